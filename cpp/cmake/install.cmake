@@ -1,0 +1,43 @@
+# What `cmake --install` gives a C++ user: headers, the library, a CMake package and a pkg-config file.
+# One component, so that a Python wheel built from the same tree can leave it out.
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+set(breccia_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/breccia)
+
+install(
+  TARGETS breccia
+  EXPORT breccia-targets
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT breccia_dev
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT breccia_dev
+  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT breccia_dev)
+install(
+  DIRECTORY ${PROJECT_SOURCE_DIR}/cpp/include/breccia
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  COMPONENT breccia_dev
+  FILES_MATCHING PATTERN "*.hpp")
+install(
+  EXPORT breccia-targets
+  NAMESPACE breccia::
+  DESTINATION ${breccia_package_dir}
+  COMPONENT breccia_dev)
+
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/breccia-config.cmake.in breccia-config.cmake
+                              INSTALL_DESTINATION ${breccia_package_dir})
+write_basic_package_version_file(breccia-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(
+  FILES ${CMAKE_CURRENT_BINARY_DIR}/breccia-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/breccia-config-version.cmake
+  DESTINATION ${breccia_package_dir}
+  COMPONENT breccia_dev)
+
+# The prefix is spelled relative to the .pc file, so the tree can be installed anywhere with --prefix.
+# APPEND keeps a directory that the builder gave as absolute.
+file(RELATIVE_PATH breccia_pc_to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" breccia_pc_to_prefix ${breccia_pc_to_prefix})
+cmake_path(APPEND breccia_pc_libdir "\${prefix}" ${CMAKE_INSTALL_LIBDIR})
+cmake_path(APPEND breccia_pc_includedir "\${prefix}" ${CMAKE_INSTALL_INCLUDEDIR})
+configure_file(${CMAKE_CURRENT_LIST_DIR}/breccia.pc.in breccia.pc @ONLY)
+install(
+  FILES ${CMAKE_CURRENT_BINARY_DIR}/breccia.pc
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+  COMPONENT breccia_dev)

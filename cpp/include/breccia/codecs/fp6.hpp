@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// OCP Microscaling Formats (MX) Specification v1.0, section 5.3.2.
+#pragma once
+
+#include "breccia/codecs/minifloat.hpp"
+
+namespace breccia {
+
+struct Float6E2M3FN : Minifloat<2, 3, 1, Specials::none> {
+    static constexpr std::string_view name = "float6_e2m3fn";
+};
+static_assert(Float6E2M3FN::decode(0b0'11'111) == 7.5F);
+
+struct Float6E3M2FN : Minifloat<3, 2, 3, Specials::none> {
+    static constexpr std::string_view name = "float6_e3m2fn";
+};
+static_assert(Float6E3M2FN::decode(0b0'111'11) == 28.0F);
+
+}  // namespace breccia

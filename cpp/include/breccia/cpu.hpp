@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which kernels run, and on how many threads.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace breccia {
+
+struct CpuInfo {
+    std::string backend;                  ///< the one in use
+    std::vector<std::string> supported;   ///< every backend this machine can run, slowest first
+    std::vector<std::string> features;    ///< instruction set extensions found
+    int threads;
+};
+CpuInfo cpu_info();
+
+/// Forces a backend, as the environment variable BRECCIA_CPU does at start-up. Throws Error when the name is unknown
+/// or the machine cannot run it. An empty name goes back to the best one.
+void set_backend(std::string_view name);
+
+/// Runs this thread's calls on one backend for as long as the object lives; "portable" is the reference.
+class BackendScope {
+public:
+    explicit BackendScope(std::string_view name);
+    ~BackendScope();
+    BackendScope(const BackendScope&) = delete;
+    BackendScope& operator=(const BackendScope&) = delete;
+
+private:
+    const void* previous_;
+};
+
+/// Threads a call may use, the caller's included; at first BRECCIA_NUM_THREADS or the number of processors this
+/// process may run on. Results do not depend on it.
+void set_num_threads(int count);
+int num_threads();
+
+}  // namespace breccia

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Codes without scales: encode, decode, pack and unpack contiguous runs with the kernels of the current backend.
+#pragma once
+
+#include <span>
+
+#include "breccia/codecs/registry.hpp"
+
+namespace breccia {
+
+/// One code per byte. Spans must be of equal length; throws Error otherwise.
+void encode(std::span<const float> x, Format format, std::span<std::uint8_t> codes);
+void decode(std::span<const std::uint8_t> codes, Format format, std::span<float> x);
+
+/// Two 4-bit codes per byte, element 2i in the low nibble; an odd last element leaves the high nibble zero.
+void pack(std::span<const std::uint8_t> codes, std::span<std::uint8_t> packed);
+void unpack(std::span<const std::uint8_t> packed, std::span<std::uint8_t> codes);
+
+}  // namespace breccia

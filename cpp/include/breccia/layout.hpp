@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A layout is plain data: how a scale array maps onto a data array. Every layout is a grid of blocks over the last two
+// axes; the kinds differ in the block's shape and in the shapes a scale array may have.
+#pragma once
+
+#include <optional>
+
+#include "breccia/array.hpp"
+
+namespace breccia {
+
+enum class LayoutKind : std::uint8_t { per_tensor, per_block_k, per_channel, per_block_mn };
+
+constexpr std::string_view name_of(LayoutKind kind) {
+    constexpr std::string_view names[] = {"PerTensor", "PerBlockK", "PerChannel", "PerBlockMN"};
+    return names[static_cast<int>(kind)];
+}
+
+/// Block grid of one (rows, columns) matrix in storage order: columns are the axis along which codes are packed.
+struct BlockGrid {
+    std::int64_t rows = 0, cols = 0;              // of the matrix
+    std::int64_t block_rows = 1, block_cols = 1;  // of a block; at least 1 even where the matrix is empty
+    [[nodiscard]] std::int64_t grid_rows() const { return (rows + block_rows - 1) / block_rows; }
+    [[nodiscard]] std::int64_t grid_cols() const { return (cols + block_cols - 1) / block_cols; }
+};
+
+struct Layout {
+    LayoutKind kind = LayoutKind::per_tensor;
+    std::int64_t block_m = 1;  ///< along axis -2 (PerBlockMN)
+    std::int64_t block_n = 1;  ///< along axis -1 (PerBlockMN); the block size of PerBlockK
+    int axis = -1;             ///< the axis blocks and packed codes run along: -1, or -2 in a transposed view
+
+    static Layout per_tensor() { return {}; }
+    static Layout per_block_k(std::int64_t block_size, int axis = -1);
+    static Layout per_channel(int axis = -1);
+    static Layout per_block_mn(std::int64_t block_m, std::int64_t block_n, int axis = -1);
+
+    [[nodiscard]] Layout transposed() const;
+    /// Blocks of a logical shape, in storage order (axes swapped back when axis is -2).
+    [[nodiscard]] BlockGrid grid(const Shape& logical_shape) const;
+    /// The scale shape `cast` produces for a logical shape.
+    [[nodiscard]] Shape scale_shape(const Shape& logical_shape) const;
+    /// Throws Error unless a scale of `scale_shape` fits data of `logical_shape`.
+    void validate(const Shape& logical_shape, const Shape& scale_shape) const;
+
+    friend bool operator==(const Layout&, const Layout&) = default;
+};
+
+}  // namespace breccia

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A recipe is plain data: element format, scale format, layout and scale rule. The named recipes are the rows of
+// catalogue.hpp.
+#pragma once
+
+#include "breccia/layout.hpp"
+
+namespace breccia {
+
+/// How a block's scale follows from its statistics. Arithmetic: scale_rules.hpp.
+enum class ScaleRule : std::uint8_t {
+    divide,       ///< s = amax / max, codes = encode(x / s): torchao Float8Tensor, and the integer formats
+    multiply,     ///< m = max / amax, codes = encode(x * m), stored 1 / m: TransformerEngine's FP8
+    mx_rceil,     ///< E8M0 of amax / max rounded up: TransformerEngine, cuBLAS, torchao RCEIL
+    mx_floor,     ///< exponent(amax) - emax: OCP MX v1.0 section 6.3, torchao FLOOR
+    mx_ceil,      ///< one more unless amax is a power of two: torchao CEIL
+    mx_even,      ///< amax rounded to the element's precision first: torchao EVEN
+    nvfp4_te,     ///< E4M3 of amax * (2688 / global amax) / 6: TransformerEngine
+    nvfp4_torchao,///< the same as a division, clamped to [2^-6, 448]: torchao
+    asymmetric    ///< s = (max - min) / levels with an integer zero point
+};
+
+enum class ScaleSearch : std::uint8_t { amax, mse };
+
+/// The types a scale array can have. Codes (e8m0, e4m3) are stored as bytes.
+enum class ScaleType : std::uint8_t { float32, float64, float16, bfloat16, e8m0, e4m3 };
+
+constexpr bool is_coded(ScaleType type) { return type >= ScaleType::e8m0; }
+constexpr ElementType element_type(ScaleType type) {
+    if (is_coded(type)) return ElementType::uint8();
+    return static_cast<DType>(type);
+}
+constexpr Format format_of_scale(ScaleType type) {
+    return type == ScaleType::e8m0 ? format_of<Float8E8M0FNU> : format_of<Float8E4M3FN>;
+}
+
+struct Recipe {
+    std::string_view name = {};  ///< the catalogue's name, e.g. "MXFP8BlockScaling"
+    Format element{};
+    ScaleType scale = ScaleType::float32;
+    Layout layout = {};  ///< PerTensor, PerBlockK, …; block_n = 0 stands for the whole row
+    ScaleRule rule = ScaleRule::divide;
+    ScaleSearch search = ScaleSearch::amax;
+    bool two_level = false;  ///< a float32 global scale over the block scales
+    bool ragged = false;     ///< the last block of an axis may be short
+    int margin = 0;          ///< the scale is multiplied by 2^margin (DelayedScaling)
+
+    [[nodiscard]] bool has_zero_point() const { return rule == ScaleRule::asymmetric; }
+
+    friend bool operator==(const Recipe&, const Recipe&) = default;
+};
+
+}  // namespace breccia

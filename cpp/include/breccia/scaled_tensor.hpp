@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "breccia/recipe.hpp"
+
+namespace breccia {
+
+/// The optional parts of a ScaledTensor.
+struct Extras {
+    std::optional<Array> zero_point;    ///< shaped like the scale; value = (code - zero_point) * scale
+    std::optional<Array> global_scale;  ///< float32; one number, or one per matrix of a batch
+    std::optional<Shape> shape;         ///< the logical shape, where packed data leaves it open
+    DType original_dtype = DType::float32;
+};
+
+/// An immutable block-scaled tensor: value = (decode(data) - zero_point) * scale * global_scale.
+///
+/// The constructor checks every invariant once; nothing downstream checks again. Arrays may be owned or borrowed,
+/// of any strides; copies and transposed views share them.
+class ScaledTensor {
+public:
+    /// Throws Error when an array has the wrong type or shape for the recipe and layout.
+    ScaledTensor(Array data, Array scale, Recipe recipe, Layout layout, Extras extras = {});
+
+    [[nodiscard]] const Array& data() const { return data_; }
+    [[nodiscard]] const Array& scale() const { return scale_; }
+    [[nodiscard]] const std::optional<Array>& zero_point() const { return extras_.zero_point; }
+    [[nodiscard]] const std::optional<Array>& global_scale() const { return extras_.global_scale; }
+    [[nodiscard]] const Recipe& recipe() const { return recipe_; }
+    [[nodiscard]] const Layout& layout() const { return layout_; }
+    [[nodiscard]] DType original_dtype() const { return extras_.original_dtype; }
+
+    [[nodiscard]] const Shape& shape() const { return shape_; }  ///< logical: counts values, not bytes
+    [[nodiscard]] bool is_packed() const { return packed_; }
+    [[nodiscard]] ScaleType scale_type() const { return scale_type_; }
+    /// Bytes of data, scale, zero point and global scale.
+    [[nodiscard]] std::int64_t nbytes() const;
+
+    /// The last two axes swapped; shares all memory.
+    [[nodiscard]] ScaledTensor transposed() const;
+
+private:
+    void check_data();
+    void check_scale();
+    void check_zero_point() const;
+    void check_global_scale() const;
+    void resolve_shape();
+
+    Array data_, scale_;
+    Recipe recipe_;
+    Layout layout_;
+    Extras extras_;
+    Shape shape_;
+    ScaleType scale_type_ = ScaleType::float32;
+    bool packed_ = false;
+};
+
+}  // namespace breccia

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "breccia/array.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <new>
+
+#include "breccia/error.hpp"
+
+namespace breccia {
+
+Format parse_format(std::string_view name) {
+    if (const auto format = find_format(name)) return *format;
+    std::string known;
+    for (const FormatInfo& format : format_table) known += (known.empty() ? "'" : ", '") + std::string(format.name) + "'";
+    throw_value("format must be one of " + known + ", got '" + std::string(name) + "'");
+}
+
+ElementType ElementType::parse(std::string_view name) {
+    for (int i = 0; i < dtype_count; ++i)
+        if (name == name_of(static_cast<DType>(i))) return static_cast<DType>(i);
+    if (name == "uint8") return uint8();
+    if (name == "int8") return int8();
+    if (name == "uint16") return uint16();
+    if (name == "float4_e2m1fn_x2") return packed_codes(format_of<Float4E2M1FN>);
+    if (const auto format = find_format(name)) return codes(*format);
+    return {};
+}
+
+std::size_t ElementType::size() const {
+    if (is_number()) return size_of(dtype());
+    return is_half_word() ? 2 : 1;
+}
+
+std::string ElementType::name() const {
+    switch (kind_) {
+        case Kind::number: return std::string(name_of(dtype()));
+        case Kind::byte: return index_ == 0 ? "uint8" : "int8";
+        case Kind::half_word: return "uint16";
+        case Kind::codes: return std::string(info(format()).name);
+        case Kind::packed: return std::string(info(format()).name) + "_x2";
+        case Kind::unknown: break;
+    }
+    return "unknown";
+}
+
+std::string to_string(const Shape& shape) {
+    std::string text = "(";
+    for (std::size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+    return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+std::int64_t element_count(const Shape& shape, std::size_t item_size) {
+    if (std::ranges::any_of(shape, [](std::int64_t n) { return n < 0; }))
+        throw_value("shape " + to_string(shape) + " must not have a negative extent");
+    if (std::ranges::find(shape, 0) != shape.end()) return 0;
+    std::int64_t count = 1;
+    for (const std::int64_t extent : shape) {
+        if (extent > std::numeric_limits<std::int64_t>::max() / static_cast<std::int64_t>(item_size) / count)
+            throw_value("shape " + to_string(shape) + " must have fewer than 2^63 bytes");
+        count *= extent;
+    }
+    return count;
+}
+
+Shape contiguous_strides(const Shape& shape, std::size_t item_size) {
+    Shape strides(shape.size());
+    auto stride = static_cast<std::int64_t>(item_size);
+    for (std::size_t i = shape.size(); i-- > 0;) {
+        strides[i] = stride;
+        stride *= std::max<std::int64_t>(shape[i], 1);
+    }
+    return strides;
+}
+
+Array Array::allocate(ElementType type, Shape shape) {
+    const auto bytes = static_cast<std::size_t>(element_count(shape, type.size())) * type.size();
+    constexpr std::align_val_t cache_line{64};
+    std::shared_ptr<void> memory(::operator new(bytes, cache_line),
+                                 [](void* p) { ::operator delete(p, cache_line); });
+    Array array = borrow(memory.get(), type, std::move(shape));
+    array.owner = std::move(memory);
+    return array;
+}
+
+Array Array::borrow(void* data, ElementType type, Shape shape) {
+    Shape strides = contiguous_strides(shape, type.size());
+    return {data, type, std::move(shape), std::move(strides), nullptr};
+}
+
+bool Array::is_contiguous() const {
+    if (size() == 0) return true;
+    const Shape expected = contiguous_strides(shape, type.size());
+    for (std::size_t i = 0; i < shape.size(); ++i)
+        if (shape[i] != 1 && strides[i] != expected[i]) return false;
+    return true;
+}
+
+Array Array::transposed() const {
+    Array result = *this;
+    const std::size_t n = rank();
+    if (n >= 2) {
+        std::swap(result.shape[n - 1], result.shape[n - 2]);
+        std::swap(result.strides[n - 1], result.strides[n - 2]);
+    }
+    return result;
+}
+
+}  // namespace breccia

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <immintrin.h>
+
+#include "backends/begin.hpp"
+#include "backends/region.hpp"
+
+BRECCIA_TARGET_BEGIN("avx2,fma,f16c,bmi2")
+namespace breccia::avx2 {
+namespace {
+#include "backends/avx2/vec.hpp"
+#include "kernels/all.inl.hpp"
+}  // namespace
+
+extern constinit const KernelTable kernels;
+constinit const KernelTable kernels = make_table("avx2");
+
+}  // namespace breccia::avx2
+BRECCIA_TARGET_END

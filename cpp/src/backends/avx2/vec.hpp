@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The vector vocabulary in AVX2, FMA and F16C: 16 lanes are two registers.
+
+struct F {
+    __m256 lo, hi;
+};
+struct I {
+    __m256i lo, hi;
+};
+using Mask = I;  // all ones or all zeros per lane
+
+BRECCIA_INLINE __m256i lane_numbers() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+
+BRECCIA_INLINE F f_set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+BRECCIA_INLINE I i_set(std::int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+BRECCIA_INLINE F f_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+BRECCIA_INLINE F f_load_n(const float* p, std::int64_t n) {
+    const __m256i count = _mm256_set1_epi32(static_cast<std::int32_t>(n));
+    const __m256i in_lo = _mm256_cmpgt_epi32(count, lane_numbers());
+    const __m256i in_hi = _mm256_cmpgt_epi32(count, _mm256_add_epi32(lane_numbers(), _mm256_set1_epi32(8)));
+    return {_mm256_maskload_ps(p, in_lo), _mm256_maskload_ps(p + 8, in_hi)};
+}
+BRECCIA_INLINE void f_store(float* p, F x) {
+    _mm256_storeu_ps(p, x.lo);
+    _mm256_storeu_ps(p + 8, x.hi);
+}
+BRECCIA_INLINE I i_load(const std::int32_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
+BRECCIA_INLINE void i_store(std::int32_t* p, I x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.lo);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.hi);
+}
+BRECCIA_INLINE I widen_bytes(__m128i bytes) {
+    return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+BRECCIA_INLINE I i_load_bytes(const std::uint8_t* p) {
+    return widen_bytes(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+BRECCIA_INLINE I i_load_nibbles(const std::uint8_t* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    const __m128i low = _mm_and_si128(bytes, _mm_set1_epi8(15));
+    const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
+    return widen_bytes(_mm_unpacklo_epi8(low, high));
+}
+BRECCIA_INLINE __m128i narrow_to_bytes(I x) {
+    // Packing works within 128-bit halves: a permutation puts the quarters back in order.
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(x.lo, x.hi), 0b11'01'10'00);
+    return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+BRECCIA_INLINE void i_store_bytes(std::uint8_t* p, I x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow_to_bytes(x));
+}
+BRECCIA_INLINE void i_store_bytes_n(std::uint8_t* p, I x, std::int64_t n) {
+    alignas(16) std::uint8_t bytes[16];
+    _mm_store_si128(reinterpret_cast<__m128i*>(bytes), narrow_to_bytes(x));
+    for (std::int64_t i = 0; i < n; ++i) p[i] = bytes[i];
+}
+BRECCIA_INLINE void i_store_nibbles(std::uint8_t* p, I x) {
+    const __m128i pairs = _mm_maddubs_epi16(narrow_to_bytes(x), _mm_set1_epi16(0x1001));  // even + 16 * odd
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(pairs, pairs));
+}
+
+BRECCIA_INLINE F f_add(F a, F b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+BRECCIA_INLINE F f_sub(F a, F b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+BRECCIA_INLINE F f_mul(F a, F b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+BRECCIA_INLINE F f_multiply_add(F a, F b, F c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+BRECCIA_INLINE F f_min(F a, F b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+BRECCIA_INLINE F f_max(F a, F b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+
+BRECCIA_INLINE I as_bits(F x) { return {_mm256_castps_si256(x.lo), _mm256_castps_si256(x.hi)}; }
+BRECCIA_INLINE F as_float(I x) { return {_mm256_castsi256_ps(x.lo), _mm256_castsi256_ps(x.hi)}; }
+BRECCIA_INLINE I i_add(I a, I b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+BRECCIA_INLINE I i_sub(I a, I b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+BRECCIA_INLINE I i_and(I a, I b) { return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)}; }
+BRECCIA_INLINE I i_or(I a, I b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+BRECCIA_INLINE I i_xor(I a, I b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
+BRECCIA_INLINE I i_min(I a, I b) { return {_mm256_min_epi32(a.lo, b.lo), _mm256_min_epi32(a.hi, b.hi)}; }
+BRECCIA_INLINE I i_max(I a, I b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
+template <int Count>
+BRECCIA_INLINE I i_shr(I x) {
+    return {_mm256_srli_epi32(x.lo, Count), _mm256_srli_epi32(x.hi, Count)};
+}
+BRECCIA_INLINE Mask i_less(I a, I b) { return {_mm256_cmpgt_epi32(b.lo, a.lo), _mm256_cmpgt_epi32(b.hi, a.hi)}; }
+BRECCIA_INLINE I i_select(Mask m, I yes, I no) {
+    return {_mm256_blendv_epi8(no.lo, yes.lo, m.lo), _mm256_blendv_epi8(no.hi, yes.hi, m.hi)};
+}
+
+BRECCIA_INLINE std::int32_t i_max_lane(I x) {
+    const __m256i x8 = _mm256_max_epi32(x.lo, x.hi);
+    __m128i x4 = _mm_max_epi32(_mm256_castsi256_si128(x8), _mm256_extracti128_si256(x8, 1));
+    x4 = _mm_max_epi32(x4, _mm_shuffle_epi32(x4, 0b01'00'11'10));
+    x4 = _mm_max_epi32(x4, _mm_shuffle_epi32(x4, 0b10'11'00'01));
+    return _mm_cvtsi128_si32(x4);
+}
+BRECCIA_INLINE float f_max_lane(F x) {
+    const __m256 x8 = _mm256_max_ps(x.lo, x.hi);
+    __m128 x4 = _mm_max_ps(_mm256_castps256_ps128(x8), _mm256_extractf128_ps(x8, 1));
+    x4 = _mm_max_ps(x4, _mm_movehl_ps(x4, x4));
+    return _mm_cvtss_f32(_mm_max_ss(x4, _mm_movehdup_ps(x4)));
+}
+BRECCIA_INLINE float f_sum(F x) {
+    const __m256 x8 = _mm256_add_ps(x.lo, x.hi);
+    const __m128 x4 = _mm_add_ps(_mm256_castps256_ps128(x8), _mm256_extractf128_ps(x8, 1));
+    const __m128 x2 = _mm_add_ps(x4, _mm_movehl_ps(x4, x4));
+    return _mm_cvtss_f32(_mm_add_ss(x2, _mm_movehdup_ps(x2)));
+}
+
+template <int Bits>
+BRECCIA_INLINE F f_lookup(const float* table, I index) {
+    return {_mm256_i32gather_ps(table, index.lo, 4), _mm256_i32gather_ps(table, index.hi, 4)};
+}
+
+BRECCIA_INLINE F f_load_as(const float* p) { return f_load(p); }
+BRECCIA_INLINE F f_load_as(const Float16* p) {
+    const auto* halves = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+BRECCIA_INLINE F f_load_as(const BFloat16* p) {
+    const auto* halves = reinterpret_cast<const __m128i*>(p);
+    const auto widen = [](__m128i x) BRECCIA_INLINE_LAMBDA {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+    };
+    return {widen(_mm_loadu_si128(halves)), widen(_mm_loadu_si128(halves + 1))};
+}
+BRECCIA_INLINE void f_store_as(float* p, F x) { f_store(p, x); }
+BRECCIA_INLINE void f_store_as(Float16* p, F x) {
+    auto* halves = reinterpret_cast<__m128i*>(p);
+    _mm_storeu_si128(halves, _mm256_cvtps_ph(x.lo, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(halves + 1, _mm256_cvtps_ph(x.hi, _MM_FROUND_TO_NEAREST_INT));
+}
+BRECCIA_INLINE void f_store_as(BFloat16* p, F x) {
+    const I bits = as_bits(x);
+    const I odd = i_and(i_shr<16>(bits), i_set(1));
+    const I rounded = i_shr<16>(i_add(bits, i_add(odd, i_set(0x7FFF))));
+    const I quiet = i_or(i_shr<16>(bits), i_set(0x40));
+    const Mask nan = i_less(i_set(0x7F80'0000), i_and(bits, i_set(0x7FFF'FFFF)));
+    const I result = i_select(nan, quiet, rounded);
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(result.lo, result.hi), 0b11'01'10'00);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+}
+
+/// Correctly rounded x / value; see the AVX-512 Divisor for why one Newton step is enough.
+class Divisor {
+public:
+    BRECCIA_INLINE_MEMBER Divisor(float value, bool ordinary)
+        : value_(f_set(value)), reciprocal_(f_set(1.0F / value)) {
+        const std::uint32_t exponent = bits_of(value) >> 23 & 255U;
+        newton_ = ordinary && exponent > 127 - 80 && exponent < 127 + 80;
+    }
+    BRECCIA_INLINE_MEMBER F value() const { return value_; }
+    BRECCIA_INLINE_MEMBER F divide(F x) const {
+        if (!newton_) return {_mm256_div_ps(x.lo, value_.lo), _mm256_div_ps(x.hi, value_.hi)};
+        return {newton(x.lo), newton(x.hi)};
+    }
+
+private:
+    BRECCIA_INLINE_MEMBER __m256 newton(__m256 x) const {
+        const __m256 quotient = _mm256_mul_ps(x, reciprocal_.lo);
+        const __m256 remainder = _mm256_fnmadd_ps(quotient, value_.lo, x);
+        return _mm256_fmadd_ps(remainder, reciprocal_.lo, quotient);
+    }
+
+    F value_, reciprocal_;
+    bool newton_;
+};
+
+inline constexpr int gemm_rows_a = 2, gemm_rows_b = 2;

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <immintrin.h>
+
+#include "backends/begin.hpp"
+#include "backends/region.hpp"
+
+BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2")
+namespace breccia::avx512 {
+namespace {
+#include "backends/avx512/vec.hpp"
+#include "kernels/all.inl.hpp"
+}  // namespace
+
+extern constinit const KernelTable kernels;
+constinit const KernelTable kernels = make_table("avx512");
+
+}  // namespace breccia::avx512
+BRECCIA_TARGET_END

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The reference backend: the shared kernels over plain C++, for every machine.
+#include "backends/begin.hpp"
+
+namespace breccia::portable {
+namespace {
+#include "backends/portable/vec.hpp"
+#include "kernels/all.inl.hpp"
+}  // namespace
+
+extern constinit const KernelTable kernels;
+constinit const KernelTable kernels = make_table("portable");
+
+}  // namespace breccia::portable

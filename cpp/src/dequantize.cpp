@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+
+#include "breccia/error.hpp"
+#include "breccia/ops.hpp"
+#include "output.hpp"
+#include "quantize.hpp"
+#include "threads.hpp"
+
+namespace breccia {
+
+void dequantize_into(const ScaledTensor& scaled, const Array& out) {
+    const Shape& shape = scaled.shape();
+    check_output(out, shape);
+    check_no_overlap(out, scaled.data());
+    check_no_overlap(out, scaled.scale());
+    const KernelTable& table = kernels();
+    const Shape batch = batch_shape(shape);
+    const BlockGrid grid = scaled.layout().grid(shape);
+    constexpr std::int64_t piece = 4096;
+    const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid.cols, 1));
+    parallel_for(element_count(batch) * grid.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+        Scratch scratch;
+        for (std::int64_t i = begin; i < end; ++i) {
+            const std::int64_t index = i / grid.rows, row = i % grid.rows;
+            const ScaledMatrix matrix = scaled_matrix(scaled, batch, index);
+            const OutputMatrix target = output_matrix(out, scaled.layout().axis, batch, index);
+            for (std::int64_t col = 0; col < grid.cols; col += piece) {
+                const std::int64_t n = std::min(piece, grid.cols - col);
+                float* direct = target.in_place(row, col, n);
+                if (direct != nullptr) {
+                    matrix.read(table, row, col, n, scratch, direct);
+                } else {
+                    scratch.values.resize(piece);
+                    matrix.read(table, row, col, n, scratch, scratch.values.data());
+                    target.write(table, row, col, n, scratch.values.data());
+                }
+            }
+        }
+    });
+}
+
+Array dequantize(const ScaledTensor& scaled, DType dtype) {
+    Array out = Array::allocate(dtype, scaled.shape());
+    dequantize_into(scaled, out);
+    return out;
+}
+
+}  // namespace breccia

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which backend runs: the last row of the table this machine supports, unless BRECCIA_CPU or set_backend says otherwise.
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <string>
+
+#include "breccia/cpu.hpp"
+#include "breccia/error.hpp"
+#include "kernel_table.hpp"
+#include "threads.hpp"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#define BRECCIA_X86 1
+#if defined(_MSC_VER)
+#include <immintrin.h>
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+#endif
+
+namespace breccia {
+namespace portable {
+extern constinit const KernelTable kernels;
+}
+#ifdef BRECCIA_X86
+namespace avx2 {
+extern constinit const KernelTable kernels;
+}
+namespace avx512 {
+extern constinit const KernelTable kernels;
+}
+#endif
+
+namespace {
+
+struct Features {
+    bool avx2 = false, avx512 = false, avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false;
+    bool avx512_fp16 = false, amx_bf16 = false, amx_int8 = false;
+};
+
+#ifdef BRECCIA_X86
+struct Registers {
+    std::uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+Registers cpuid(std::uint32_t leaf, std::uint32_t subleaf) {
+    Registers r;
+#if defined(_MSC_VER)
+    int values[4];
+    __cpuidex(values, static_cast<int>(leaf), static_cast<int>(subleaf));
+    r = {static_cast<std::uint32_t>(values[0]), static_cast<std::uint32_t>(values[1]),
+         static_cast<std::uint32_t>(values[2]), static_cast<std::uint32_t>(values[3])};
+#else
+    __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
+#endif
+    return r;
+}
+
+// The register files the operating system saves on a context switch.
+std::uint64_t enabled_state() {
+#if defined(_MSC_VER)
+    return _xgetbv(0);
+#else
+    std::uint32_t low = 0, high = 0;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return static_cast<std::uint64_t>(high) << 32 | low;
+#endif
+}
+
+bool has(std::uint32_t word, int bit) { return (word >> bit & 1U) != 0; }
+
+Features detect() {
+    Features f;
+    const Registers basic = cpuid(1, 0);
+    if (!has(basic.ecx, 27)) return f;  // OSXSAVE
+    const std::uint64_t state = enabled_state();
+    constexpr std::uint64_t ymm = 0x6, zmm = 0xE6, tiles = 0x6'0000;
+    const Registers extended = cpuid(7, 0);
+    const Registers more = cpuid(7, 1);
+    f.avx2 = (state & ymm) == ymm && has(basic.ecx, 12) && has(basic.ecx, 28) && has(basic.ecx, 29) &&
+             has(extended.ebx, 5) && has(extended.ebx, 8);
+    f.avx512 = f.avx2 && (state & zmm) == zmm && has(extended.ebx, 16) && has(extended.ebx, 17) &&
+               has(extended.ebx, 30) && has(extended.ebx, 31);
+    f.avx512_vbmi = f.avx512 && has(extended.ecx, 1);
+    f.avx512_vnni = f.avx512 && has(extended.ecx, 11);
+    f.avx512_fp16 = f.avx512 && has(extended.edx, 23);
+    f.avx512_bf16 = f.avx512 && has(more.eax, 5);
+    const bool amx = f.avx512 && (state & tiles) == tiles && has(extended.edx, 24);
+    f.amx_bf16 = amx && has(extended.edx, 22);
+    f.amx_int8 = amx && has(extended.edx, 25);
+    return f;
+}
+#else
+Features detect() { return {}; }
+#endif
+
+const Features& features() {
+    static const Features found = detect();
+    return found;
+}
+
+struct Backend {
+    const KernelTable* table;
+    bool (*supported)();
+};
+
+constexpr Backend backends[] = {
+    {&portable::kernels, [] { return true; }},
+#ifdef BRECCIA_X86
+    {&avx2::kernels, [] { return features().avx2; }},
+    {&avx512::kernels, [] { return features().avx512; }},
+#endif
+};
+
+const KernelTable* best_backend() {
+    const KernelTable* best = nullptr;
+    for (const Backend& backend : backends)
+        if (backend.supported()) best = backend.table;
+    return best;
+}
+
+const KernelTable* find_backend(std::string_view name, const std::string& who) {
+    std::string known;
+    for (const Backend& backend : backends) {
+        if (backend.table->name == name) {
+            if (backend.supported()) return backend.table;
+            throw_value(who + " must name a backend this machine can run, got '" + std::string(name) + "'");
+        }
+        known += (known.empty() ? "'" : ", '") + std::string(backend.table->name) + "'";
+    }
+    throw_value(who + " must be one of " + known + ", got '" + std::string(name) + "'");
+}
+
+std::atomic<const KernelTable*> chosen{nullptr};
+thread_local const KernelTable* chosen_here = nullptr;
+
+}  // namespace
+
+const KernelTable& kernels() {
+    if (chosen_here != nullptr) return *chosen_here;
+    const KernelTable* table = chosen.load(std::memory_order_relaxed);
+    if (table == nullptr) {
+        const char* forced = std::getenv("BRECCIA_CPU");
+        table = forced != nullptr && *forced != '\0' ? find_backend(forced, "BRECCIA_CPU") : best_backend();
+        chosen.store(table, std::memory_order_relaxed);
+    }
+    return *table;
+}
+
+BackendScope::BackendScope(std::string_view name) : previous_(chosen_here) {
+    chosen_here = find_backend(name, "backend");
+}
+BackendScope::~BackendScope() { chosen_here = static_cast<const KernelTable*>(previous_); }
+
+void set_backend(std::string_view name) {
+    chosen.store(name.empty() ? best_backend() : find_backend(name, "backend"), std::memory_order_relaxed);
+}
+
+CpuInfo cpu_info() {
+    CpuInfo info{.backend = std::string(kernels().name), .supported = {}, .features = {}, .threads = num_threads()};
+    for (const Backend& backend : backends)
+        if (backend.supported()) info.supported.emplace_back(backend.table->name);
+    const Features& f = features();
+    const std::pair<bool, const char*> names[] = {
+        {f.avx2, "avx2"},
+        {f.avx512, "avx512"},
+        {f.avx512_vbmi, "avx512_vbmi"},
+        {f.avx512_vnni, "avx512_vnni"},
+        {f.avx512_bf16, "avx512_bf16"},
+        {f.avx512_fp16, "avx512_fp16"},
+        {f.amx_bf16, "amx_bf16"},
+        {f.amx_int8, "amx_int8"},
+    };
+    for (const auto& [found, name] : names)
+        if (found) info.features.emplace_back(name);
+    return info;
+}
+
+}  // namespace breccia

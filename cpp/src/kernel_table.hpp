@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a CPU backend provides: one table of function pointers, filled by folding over the codec list. Every kernel is
+// written once in kernels/ over the vector vocabulary of the backend's vec.hpp; a backend may override any entry.
+//
+// Buffers: a kernel reads and writes exactly the elements it is told of, at any alignment.
+#pragma once
+
+#include <array>
+
+#include "breccia/recipe.hpp"
+
+namespace breccia {
+
+/// The finite part of a block and what else is in it.
+struct BlockStats {
+    std::uint32_t amax_bits = 0;  ///< bits of the largest finite magnitude
+    bool has_nan = false;
+    bool has_infinity = false;
+    float min = 0, max = 0;  ///< of the finite values and zero; only where the rule needs them
+};
+
+/// How one block is encoded and decoded.
+struct BlockScale {
+    std::uint32_t stored = 0;  ///< the scale as stored: a byte, half-word or float32 pattern
+    float factor = 1;          ///< codes = encode(x * factor) or encode(x / factor)
+    bool multiply = false;
+    bool all_finite = false;  ///< the block holds neither infinities nor NaNs
+    bool poisoned = false;    ///< the block holds a NaN its format cannot: the scale is NaN, the codes are 0
+    float decoded = 1;      ///< value = (code - zero_point) * decoded; includes the global scale
+    float zero_point = 0;
+};
+
+/// All of a recipe that a block's scale depends on, and the tensor-wide numbers of two-level recipes.
+struct ScaleParams {
+    ScaleRule rule = ScaleRule::divide;
+    ScaleType type = ScaleType::float32;
+    ScaleSearch search = ScaleSearch::amax;
+    float margin_factor = 1;  // 2^margin
+    bool two_level = false;
+    float global_scale = 1;   // what is stored: global amax / (448 * 6)
+    float global_encode = 1;  // TransformerEngine's (448 * 6) / global amax
+};
+
+/// Quantize `blocks` consecutive blocks of one row, in one pass per block.
+struct QuantizeRow {
+    const float* x = nullptr;
+    std::int64_t blocks = 0;
+    std::int64_t block = 0;  ///< elements per block; even where codes are packed
+    ScaleParams params;
+    std::uint8_t* codes = nullptr;  ///< the first block's first code; on a byte boundary
+    void* scales = nullptr;         ///< consecutive, of params.type
+    std::uint8_t* zero_points = nullptr;  ///< consecutive bytes, or null
+};
+
+/// Dequantize one row, or a part of it that starts anywhere.
+struct DequantizeRow {
+    const std::uint8_t* codes = nullptr;  ///< of the row's element 0
+    std::int64_t begin = 0, count = 0;    ///< elements [begin, begin + count) of the row
+    std::int64_t block = 0;
+    const float* scales = nullptr;       ///< scales[0] is that of the block that holds element `begin`
+    const float* zero_points = nullptr;  ///< likewise, or null
+    bool packed = false;
+    float* out = nullptr;
+};
+
+struct FormatKernels {
+    BlockScale (*choose_scale)(const BlockStats&, const ScaleParams&, int candidate);
+    int (*candidates)(const ScaleParams&);
+    void (*encode)(const float* x, std::int64_t n, const BlockScale&, std::uint8_t* codes, std::int64_t offset,
+                   bool packed);  ///< writes codes [offset, offset + n)
+    float (*squared_error)(const float* x, std::int64_t n, const BlockScale&);  ///< of quantizing x so
+    void (*quantize_row)(const QuantizeRow&);
+    void (*dequantize_row)(const DequantizeRow&);
+};
+
+/// c[i, j] += sum over k of a[i, k] b[j, k], for rows of equal length k that are contiguous.
+struct DotBlock {
+    const float* a = nullptr;
+    const float* b = nullptr;
+    float* c = nullptr;
+    std::int64_t a_stride = 0, b_stride = 0, c_stride = 0;  // in floats
+    std::int64_t rows_a = 0, rows_b = 0, k = 0;
+};
+
+struct KernelTable {
+    std::string_view name;
+    BlockStats (*stats)(const float* x, std::int64_t n, bool range);
+    std::array<void (*)(const void* x, std::int64_t n, float* out), dtype_count> load;
+    std::array<void (*)(const float* x, std::int64_t n, void* out), dtype_count> store;
+    std::array<FormatKernels, Codecs::size> formats;
+    void (*dot_block)(const DotBlock&);
+
+    [[nodiscard]] const FormatKernels& operator[](Format f) const { return formats[static_cast<std::size_t>(f)]; }
+};
+
+/// The backend in use.
+const KernelTable& kernels();
+
+}  // namespace breccia

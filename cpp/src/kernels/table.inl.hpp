@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The shared kernels as a table. A backend with overrides copies it and replaces entries.
+
+static consteval KernelTable make_table(std::string_view name) {
+    return {
+        .name = name,
+        .stats = block_stats,
+        .load = {load_run<float>, load_run<double>, load_run<Float16>, load_run<BFloat16>},
+        .store = {store_run<float>, store_run<double>, store_run<Float16>, store_run<BFloat16>},
+        .formats = Codecs::map([]<Codec C>() {
+            return FormatKernels{.choose_scale = choose_scale<C>,
+                                 .candidates = candidate_count<C>,
+                                 .encode = encode_run<C>,
+                                 .squared_error = squared_error<C>,
+                                 .quantize_row = quantize_row<C>,
+                                 .dequantize_row = dequantize_row<C>};
+        }),
+        .dot_block = dot_block,
+    };
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "breccia/layout.hpp"
+
+#include <algorithm>
+
+#include "breccia/error.hpp"
+
+namespace breccia {
+namespace {
+
+void check_axis(int axis) {
+    if (axis != -1 && axis != -2) throw_value("axis must be -1 or -2, got " + std::to_string(axis));
+}
+
+// The logical shape with the last two axes in storage order: (..., rows, columns).
+Shape storage_shape(const Shape& logical, int axis) {
+    Shape shape = logical;
+    if (axis == -2 && shape.size() >= 2) std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
+    return shape;
+}
+
+}  // namespace
+
+Layout Layout::per_block_k(std::int64_t block_size, int axis) {
+    if (block_size <= 0) throw_value("block_size must be > 0, got " + std::to_string(block_size));
+    check_axis(axis);
+    return {LayoutKind::per_block_k, 1, block_size, axis};
+}
+
+Layout Layout::per_channel(int axis) {
+    check_axis(axis);
+    return {LayoutKind::per_channel, 1, 0, axis};
+}
+
+Layout Layout::per_block_mn(std::int64_t block_m, std::int64_t block_n, int axis) {
+    if (block_m <= 0 || block_n <= 0)
+        throw_value("block_m and block_n must be > 0, got (" + std::to_string(block_m) + ", " + std::to_string(block_n) +
+                    ")");
+    check_axis(axis);
+    return {LayoutKind::per_block_mn, block_m, block_n, axis};
+}
+
+Layout Layout::transposed() const {
+    Layout result = *this;
+    result.axis = axis == -1 ? -2 : -1;
+    if (kind == LayoutKind::per_block_mn) std::swap(result.block_m, result.block_n);
+    return result;
+}
+
+BlockGrid Layout::grid(const Shape& logical_shape) const {
+    const Shape shape = storage_shape(logical_shape, axis);
+    BlockGrid grid;
+    grid.cols = shape.empty() ? 1 : shape.back();
+    grid.rows = shape.size() < 2 ? 1 : shape[shape.size() - 2];
+    switch (kind) {
+        case LayoutKind::per_tensor:
+            grid.block_rows = std::max<std::int64_t>(grid.rows, 1);
+            grid.block_cols = std::max<std::int64_t>(grid.cols, 1);
+            break;
+        case LayoutKind::per_block_k: grid.block_cols = block_n; break;
+        case LayoutKind::per_channel: grid.block_cols = std::max<std::int64_t>(grid.cols, 1); break;
+        case LayoutKind::per_block_mn:
+            grid.block_rows = axis == -1 ? block_m : block_n;
+            grid.block_cols = axis == -1 ? block_n : block_m;
+            break;
+    }
+    return grid;
+}
+
+Shape Layout::scale_shape(const Shape& logical_shape) const {
+    if (kind == LayoutKind::per_tensor) return {};
+    const BlockGrid blocks = grid(logical_shape);
+    Shape shape = storage_shape(logical_shape, axis);
+    shape.back() = kind == LayoutKind::per_channel ? 1 : blocks.grid_cols();
+    if (shape.size() >= 2) shape[shape.size() - 2] = blocks.grid_rows();
+    return storage_shape(shape, axis);
+}
+
+void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) const {
+    const std::string who(name_of(kind));
+    if (kind == LayoutKind::per_tensor) {
+        if (element_count(scale_shape) != 1)
+            throw_value("PerTensor requires a scalar scale (ndim=0), got ndim=" + std::to_string(scale_shape.size()) +
+                        " with shape=" + to_string(scale_shape));
+        return;
+    }
+    if (logical_shape.empty() || (logical_shape.size() < 2 && kind != LayoutKind::per_block_k))
+        throw_value(who + ": data must be at least 2-D, got " + std::to_string(logical_shape.size()) + "-D");
+    if (axis == -2 && logical_shape.size() < 2) throw_value(who + ": axis=-2 needs data of at least 2-D");
+    if (kind == LayoutKind::per_block_k) {
+        const std::int64_t extent = storage_shape(logical_shape, axis).back();
+        if (extent % block_n != 0)
+            throw_value("PerBlockK: data.shape[" + std::to_string(axis) + "]=" + std::to_string(extent) +
+                        " must be divisible by block_size=" + std::to_string(block_n));
+    }
+    const Shape expected = this->scale_shape(logical_shape);
+    if (scale_shape == expected) return;
+    if (kind == LayoutKind::per_channel) {
+        // One scale per row may drop the axis it is constant along.
+        Shape dropped = expected;
+        dropped.erase(dropped.end() + axis);
+        if (scale_shape == dropped) return;
+        throw_value("PerChannel: scale.shape must be one of [" + to_string(dropped) + ", " + to_string(expected) +
+                    "], got " + to_string(scale_shape));
+    }
+    throw_value(who + ": scale.shape must be " + to_string(expected) + ", got " + to_string(scale_shape));
+}
+
+}  // namespace breccia

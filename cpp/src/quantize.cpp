@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "quantize.hpp"
+
+#include <algorithm>
+#include <mutex>
+
+#include "threads.hpp"
+
+namespace breccia {
+namespace {
+
+// Long runs go through the kernels in pieces that stay in the first-level cache.
+constexpr std::int64_t piece = 4096;
+
+void merge(BlockStats& total, const BlockStats& part) {
+    total.amax_bits = std::max(total.amax_bits, part.amax_bits);
+    total.has_nan |= part.has_nan;
+    total.has_infinity |= part.has_infinity;
+    total.min = std::min(total.min, part.min);
+    total.max = std::max(total.max, part.max);
+}
+
+// The scale that stores exactly as `scale` in a type, if there is one.
+std::optional<BlockScale> exactly(float scale, ScaleType type) {
+    BlockScale s;
+    s.factor = s.decoded = scale;
+    switch (type) {
+        case ScaleType::float32: s.stored = bits_of(scale); return s;
+        case ScaleType::float16: {
+            const Float16 half = to_float16(scale);
+            s.stored = half.bits;
+            return to_float(half) == scale ? std::optional(s) : std::nullopt;
+        }
+        case ScaleType::bfloat16: {
+            const BFloat16 half = to_bfloat16(scale);
+            s.stored = half.bits;
+            return to_float(half) == scale ? std::optional(s) : std::nullopt;
+        }
+        case ScaleType::e8m0: {
+            s.stored = Float8E8M0FNU::encode(scale);
+            return Float8E8M0FNU::decode(static_cast<std::uint8_t>(s.stored)) == scale ? std::optional(s)
+                                                                                       : std::nullopt;
+        }
+        default: return std::nullopt;
+    }
+}
+
+class Quantizer {
+public:
+    Quantizer(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out)
+        : source_(source),
+          recipe_(recipe),
+          out_(out),
+          kernels_(kernels()),
+          format_(kernels_[recipe.element]),
+          grid_(recipe.layout.grid(shape)),
+          matrices_(element_count(batch_shape(shape))),
+          packed_(is_packed(recipe.element)),
+          row_bytes_(packed_ ? (grid_.cols + 1) / 2 : grid_.cols) {
+        params_.rule = recipe.rule;
+        params_.type = recipe.scale;
+        params_.search = recipe.search;
+        params_.margin_factor = exp2i(recipe.margin);
+        params_.two_level = recipe.two_level;
+        needs_range_ = recipe.rule == ScaleRule::asymmetric;
+    }
+
+    void run() {
+        if (recipe_.two_level) set_global_scale();
+        if (recipe_.layout.kind == LayoutKind::per_tensor) return quantize_whole();
+        const bool whole_bytes = !packed_ || grid_.block_cols % 2 == 0;
+        if (grid_.block_rows == 1 && grid_.block_cols <= 2 * piece && whole_bytes && !source_.may_be_exact())
+            quantize_rows();
+        else
+            quantize_tiles();
+    }
+
+private:
+    [[nodiscard]] std::uint8_t* row_codes(std::int64_t matrix, std::int64_t row) const {
+        return out_.data.as<std::uint8_t>() + (matrix * grid_.rows + row) * row_bytes_;
+    }
+    [[nodiscard]] std::int64_t block_index(std::int64_t matrix, std::int64_t block_row) const {
+        return (matrix * grid_.grid_rows() + block_row) * grid_.grid_cols();
+    }
+    [[nodiscard]] std::byte* scale_at(std::int64_t block) const {
+        return out_.scale.as<std::byte>() + block * static_cast<std::int64_t>(out_.scale.type.size());
+    }
+    [[nodiscard]] std::uint8_t* zero_point_at(std::int64_t block) const {
+        return out_.zero_point ? out_.zero_point->as<std::uint8_t>() + block : nullptr;
+    }
+
+    // Calls body(row pointer, row, first column, count) for every piece of a block.
+    template <class F>
+    void for_each_piece(const BlockRange& b, Scratch& scratch, F body) const {
+        for (std::int64_t row = b.begin_row; row < b.end_row; ++row)
+            for (std::int64_t col = b.begin_col; col < b.end_col; col += piece) {
+                const std::int64_t n = std::min(piece, b.end_col - col);
+                body(source_.read(b.matrix, row, col, n, scratch), row, col, n);
+            }
+    }
+
+    BlockStats stats_of(const BlockRange& b, Scratch& scratch) const {
+        BlockStats stats;
+        for_each_piece(b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) {
+            merge(stats, kernels_.stats(x, n, needs_range_));
+        });
+        return stats;
+    }
+
+    template <class F>
+    void for_each_row(F body) const {
+        const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid_.cols, 1));
+        parallel_for(matrices_ * grid_.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+            Scratch scratch;
+            for (std::int64_t i = begin; i < end; ++i)
+                body(BlockRange{i / grid_.rows, i % grid_.rows, i % grid_.rows + 1, 0, grid_.cols}, scratch);
+        });
+    }
+
+    BlockStats tensor_stats() const {
+        BlockStats total;
+        std::mutex mutex;
+        for_each_row([&](const BlockRange& row, Scratch& scratch) {
+            const BlockStats stats = stats_of(row, scratch);
+            const std::lock_guard lock(mutex);
+            merge(total, stats);
+        });
+        return total;
+    }
+
+    // TransformerEngine's compute_global_encode_scaling_factor_FP4, and torchao's per_tensor_amax_to_scale for the
+    // number that is stored.
+    void set_global_scale() {
+        const float amax = float_from_bits(tensor_stats().amax_bits);
+        constexpr float range = Float8E4M3FN::max * Float4E2M1FN::max;
+        const float encode = range / amax;
+        if (amax == 0) {
+            params_.global_encode = params_.global_scale = 1;
+        } else if (!is_finite(encode)) {  // a tensor of subnormals
+            params_.global_encode = std::numeric_limits<float>::max();
+            params_.global_scale = 1 / params_.global_encode;
+        } else {
+            params_.global_encode = encode;
+            params_.global_scale = amax / range;
+        }
+        *out_.global_scale->as<float>() = params_.global_scale;
+    }
+
+    void write_scale(std::int64_t block, const BlockScale& s) const {
+        std::byte* p = scale_at(block);
+        for (std::size_t i = 0; i < out_.scale.type.size(); ++i) p[i] = static_cast<std::byte>(s.stored >> 8 * i);
+        if (auto* zero_point = zero_point_at(block))
+            *zero_point = static_cast<std::uint8_t>(static_cast<int>(s.zero_point));
+    }
+
+    void encode(const BlockRange& b, const BlockScale& s, Scratch& scratch) const {
+        for_each_piece(b, scratch, [&](const float* x, std::int64_t row, std::int64_t col, std::int64_t n) {
+            format_.encode(x, n, s, row_codes(b.matrix, row), col, packed_);
+        });
+    }
+
+    // One scale for the whole tensor: statistics of every row, then every row's codes.
+    void quantize_whole() const {
+        const BlockStats stats = tensor_stats();
+        BlockScale best = format_.choose_scale(stats, params_, 0);
+        if (searches(stats)) {
+            double best_error = tensor_error(best);
+            for (int candidate = 1; candidate < format_.candidates(params_); ++candidate) {
+                const BlockScale other = format_.choose_scale(stats, params_, candidate);
+                const double error = tensor_error(other);
+                if (error < best_error) {
+                    best_error = error;
+                    best = other;
+                }
+            }
+        }
+        write_scale(0, best);
+        for_each_row([&](const BlockRange& row, Scratch& scratch) { encode(row, best, scratch); });
+    }
+
+    [[nodiscard]] bool searches(const BlockStats& stats) const {
+        return params_.search == ScaleSearch::mse && !stats.has_nan && !stats.has_infinity && stats.amax_bits != 0;
+    }
+
+    // Rows are added in order whichever thread computed them.
+    double tensor_error(const BlockScale& s) const {
+        std::vector<double> errors(static_cast<std::size_t>(matrices_ * grid_.rows));
+        for_each_row([&](const BlockRange& row, Scratch& scratch) {
+            errors[static_cast<std::size_t>(row.matrix * grid_.rows + row.begin_row)] = block_error(row, s, scratch);
+        });
+        double total = 0;
+        for (const double error : errors) total += error;
+        return total;
+    }
+
+    float block_error(const BlockRange& b, const BlockScale& s, Scratch& scratch) const {
+        float total = 0;
+        for_each_piece(b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) {
+            total += format_.squared_error(x, n, s);
+        });
+        return total;
+    }
+
+    // Blocks along a row: one pass over the data.
+    void quantize_rows() const {
+        const std::int64_t blocks = grid_.grid_cols();
+        const std::int64_t step = std::max<std::int64_t>(1, piece / grid_.block_cols);
+        for_each_row([&](const BlockRange& row, Scratch& scratch) {
+            const std::int64_t first = block_index(row.matrix, row.begin_row);
+            for (std::int64_t block = 0; block < blocks; block += step) {
+                const std::int64_t count = std::min(step, blocks - block);
+                const std::int64_t col = block * grid_.block_cols;
+                format_.quantize_row(
+                    {.x = source_.read(row.matrix, row.begin_row, col, count * grid_.block_cols, scratch),
+                     .blocks = count,
+                     .block = grid_.block_cols,
+                     .params = params_,
+                     .codes = row_codes(row.matrix, row.begin_row) + (packed_ ? col / 2 : col),
+                     .scales = scale_at(first + block),
+                     .zero_points = zero_point_at(first + block)});
+            }
+        });
+    }
+
+    // Blocks of several rows, long blocks, odd blocks of packed codes, and blocks that may keep a scale.
+    void quantize_tiles() const {
+        const std::int64_t grid_rows = grid_.grid_rows(), grid_cols = grid_.grid_cols();
+        const std::int64_t per_unit = std::max<std::int64_t>(1, grid_.block_rows * grid_.cols);
+        const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / per_unit);
+        parallel_for(matrices_ * grid_rows, grain, [&](std::int64_t begin, std::int64_t end) {
+            Scratch scratch;
+            for (std::int64_t i = begin; i < end; ++i) {
+                const std::int64_t matrix = i / grid_rows, block_row = i % grid_rows;
+                for (std::int64_t block_col = 0; block_col < grid_cols; ++block_col) {
+                    const BlockRange b{.matrix = matrix,
+                                       .begin_row = block_row * grid_.block_rows,
+                                       .end_row = std::min((block_row + 1) * grid_.block_rows, grid_.rows),
+                                       .begin_col = block_col * grid_.block_cols,
+                                       .end_col = std::min((block_col + 1) * grid_.block_cols, grid_.cols)};
+                    const BlockScale s = choose_scale(b, scratch);
+                    write_scale(block_index(matrix, block_row) + block_col, s);
+                    encode(b, s, scratch);
+                }
+            }
+        });
+    }
+
+    BlockScale choose_scale(const BlockRange& b, Scratch& scratch) const {
+        const BlockStats stats = stats_of(b, scratch);
+        if (source_.may_be_exact() && !stats.has_nan && !stats.has_infinity)
+            if (const auto exact = exact_scale(b, stats, scratch)) return *exact;
+        BlockScale best = format_.choose_scale(stats, params_, 0);
+        if (!searches(stats)) return best;
+        float best_error = block_error(b, best, scratch);
+        for (int candidate = 1; candidate < format_.candidates(params_); ++candidate) {
+            const BlockScale other = format_.choose_scale(stats, params_, candidate);
+            const float error = block_error(b, other, scratch);
+            if (error < best_error) {
+                best_error = error;
+                best = other;
+            }
+        }
+        return best;
+    }
+
+    std::optional<BlockScale> exact_scale(const BlockRange& b, const BlockStats& stats, Scratch& scratch) const {
+        std::vector<float> scales;
+        source_.exact_scales(b, float_from_bits(stats.amax_bits), scales);
+        for (const float scale : scales) {
+            std::optional<BlockScale> s = exactly(scale, recipe_.scale);
+            if (!s) continue;
+            s->all_finite = true;
+            if (loses_nothing(b, *s, scratch)) return s;
+        }
+        return std::nullopt;
+    }
+
+    [[nodiscard]] bool loses_nothing(const BlockRange& b, const BlockScale& s, Scratch& scratch) const {
+        std::uint8_t codes[piece];
+        float values[piece];
+        bool equal = true;
+        for_each_piece(b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) {
+            if (!equal) return;
+            format_.encode(x, n, s, codes, 0, false);
+            format_.dequantize_row(
+                {.codes = codes, .begin = 0, .count = n, .block = n, .scales = &s.decoded, .out = values});
+            // As bits, so that the sign of a zero counts; but integers have only one zero.
+            const bool one_zero = info(recipe_.element).family == CodecFamily::integer;
+            equal = std::equal(x, x + n, values, [&](float given, float kept) {
+                return one_zero ? given == kept : bits_of(given) == bits_of(kept);
+            });
+        });
+        return equal;
+    }
+
+    const RowSource& source_;
+    const Recipe& recipe_;
+    const CastOutput& out_;
+    const KernelTable& kernels_;
+    const FormatKernels& format_;
+    BlockGrid grid_;
+    std::int64_t matrices_;
+    bool packed_;
+    std::int64_t row_bytes_;
+    ScaleParams params_;
+    bool needs_range_ = false;
+};
+
+}  // namespace
+
+void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out) {
+    Quantizer(source, shape, recipe, out).run();
+}
+
+}  // namespace breccia

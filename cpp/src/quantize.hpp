@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loop behind cast and requantize: rows of float32 from any source, quantized block by block.
+#pragma once
+
+#include "breccia/ops.hpp"
+#include "views.hpp"
+
+namespace breccia {
+
+/// Rows [begin_row, end_row) by columns [begin_col, end_col) of one matrix.
+struct BlockRange {
+    std::int64_t matrix = 0, begin_row = 0, end_row = 0, begin_col = 0, end_col = 0;
+};
+
+class RowSource {
+public:
+    virtual ~RowSource() = default;
+    /// Elements [begin, begin + n) of a row, valid until the next call with the same scratch.
+    virtual const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
+                              Scratch& scratch) const = 0;
+    /// Whether a block may be encoded without loss by a scale from `exact_scales`.
+    [[nodiscard]] virtual bool may_be_exact() const { return false; }
+    /// Scales worth trying before the recipe's rule, best first; `amax` is the block's.
+    virtual void exact_scales(const BlockRange& /*block*/, float /*amax*/, std::vector<float>& /*scales*/) const {}
+};
+
+/// `shape` is the tensor's; `out` has the shapes of plan_cast(shape, recipe).
+void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out);
+
+/// Elements worth giving to a thread of their own.
+inline constexpr std::int64_t parallel_grain = 1 << 16;
+
+}  // namespace breccia

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "breccia/scaled_tensor.hpp"
+
+#include "breccia/error.hpp"
+
+namespace breccia {
+namespace {
+
+// Bytes a row of n values takes when two share a byte.
+std::int64_t packed_extent(std::int64_t n) { return (n + 1) / 2; }
+
+std::int64_t bytes_of(const Array& array) {
+    return array.size() * static_cast<std::int64_t>(array.type.size());
+}
+
+}  // namespace
+
+ScaledTensor::ScaledTensor(Array data, Array scale, Recipe recipe, Layout layout, Extras extras)
+    : data_(std::move(data)),
+      scale_(std::move(scale)),
+      recipe_(std::move(recipe)),
+      layout_(layout),
+      extras_(std::move(extras)) {
+    check_data();
+    check_scale();
+    resolve_shape();
+    layout_.validate(shape_, scale_.shape);
+    check_zero_point();
+    check_global_scale();
+}
+
+void ScaledTensor::check_data() {
+    if (data_.rank() < 1) throw_value("data must be at least 1-D, got 0-D");
+    const FormatInfo& element = info(recipe_.element);
+    const ElementType type = data_.type;
+    if (type.is_codes() || type.is_packed_codes()) {
+        if (type.format() == recipe_.element) return;
+    } else if (type.is_byte()) {
+        return;
+    }
+    throw_type("data must hold " + std::string(element.name) + " codes (uint8 or " + std::string(element.name) +
+               ") for " + std::string(recipe_.name) + ", got dtype " + type.name());
+}
+
+void ScaledTensor::check_scale() {
+    const ElementType type = scale_.type;
+    const bool coded = is_coded(recipe_.scale);
+    if (type.is_number()) {
+        scale_type_ = static_cast<ScaleType>(type.dtype());
+        // Codes read as numbers would be off by orders of magnitude, but numbers are numbers whatever their width.
+        if (!coded || recipe_.element == format_of<Float8E4M3FN> || recipe_.element == format_of<Float8E5M2>) return;
+    } else if (coded && (type == ElementType::uint8() ||
+                         (type.is_codes() && type.format() == format_of_scale(recipe_.scale)))) {
+        scale_type_ = recipe_.scale;
+        return;
+    } else if (type.is_codes() && type.format() == format_of<Float8E8M0FNU>) {
+        scale_type_ = ScaleType::e8m0;
+        return;
+    } else if (recipe_.scale == ScaleType::bfloat16 && type.is_half_word()) {
+        scale_type_ = ScaleType::bfloat16;
+        return;
+    }
+    const std::string wanted =
+        coded ? "uint8 or " + std::string(info(format_of_scale(recipe_.scale)).name) + " codes"
+              : "a float32, float16 or bfloat16 array";
+    throw_type("scale must be " + wanted + " for " + std::string(recipe_.name) + ", got dtype " + type.name());
+}
+
+// Whether 4-bit data is packed follows from its type where that says so, else from the logical shape where it was
+// given, else from which reading fits the scale; packed where both do.
+void ScaledTensor::resolve_shape() {
+    const ElementType type = data_.type;
+    const bool may_pack = breccia::is_packed(recipe_.element) && !type.is_codes() && type != ElementType::int8();
+    const std::size_t pack_axis = data_.rank() - static_cast<std::size_t>(-layout_.axis);
+    if (data_.rank() < 2 && layout_.axis == -2) throw_value("layout: axis=-2 needs data of at least 2-D");
+
+    Shape as_packed = data_.shape;
+    if (may_pack) as_packed[pack_axis] *= 2;
+
+    if (extras_.shape) {
+        const Shape& wanted = *extras_.shape;
+        Shape stored = wanted;
+        if (may_pack && stored.size() == data_.rank()) stored[pack_axis] = packed_extent(stored[pack_axis]);
+        packed_ = may_pack && stored == data_.shape;
+        if (!packed_ && (wanted != data_.shape || type.is_packed_codes()))
+            throw_value("shape " + to_string(wanted) + " must be the logical shape of data, whose stored shape is " +
+                        to_string(data_.shape));
+        shape_ = wanted;
+        return;
+    }
+    const auto fits = [&](const Shape& shape) {
+        try {
+            layout_.validate(shape, scale_.shape);
+            return true;
+        } catch (const Error&) {
+            return false;
+        }
+    };
+    packed_ = may_pack && (type.is_packed_codes() || fits(as_packed) || !fits(data_.shape));
+    shape_ = packed_ ? as_packed : data_.shape;
+    if (!packed_ || type.is_packed_codes()) return;
+    // An odd number of groups of odd size leaves the last nibble of a row unused.
+    Shape odd = as_packed;
+    odd[pack_axis] -= 1;
+    if (!fits(as_packed) && odd[pack_axis] > 0 && fits(odd)) shape_ = odd;
+    if (!fits(shape_)) {
+        packed_ = false;  // so that the layout's message speaks of the shape the user passed
+        shape_ = data_.shape;
+    }
+}
+
+void ScaledTensor::check_zero_point() const {
+    const auto& zero_point = extras_.zero_point;
+    if (!zero_point) {
+        if (recipe_.has_zero_point())
+            throw_value("zero_point is required for " + std::string(recipe_.name) + "(symmetric=False)");
+        return;
+    }
+    if (info(recipe_.element).family != CodecFamily::integer)
+        throw_value("zero_point must be None for " + std::string(recipe_.name) + ": only integer codes have one");
+    if (zero_point->shape != scale_.shape)
+        throw_value("zero_point.shape (" + to_string(zero_point->shape) + ") must match scale.shape (" +
+                    to_string(scale_.shape) + ")");
+    const ElementType type = zero_point->type;
+    const bool integers = type.is_codes() && info(type.format()).family == CodecFamily::integer;
+    if (!type.is_byte() && !type.is_number() && !integers)
+        throw_type("zero_point must be an integer or float array, got dtype " + type.name());
+}
+
+void ScaledTensor::check_global_scale() const {
+    const auto& global = extras_.global_scale;
+    if (!global) return;
+    if (global->type != ElementType(DType::float32))
+        throw_type("global_scale must be a float32 array, got dtype " + global->type.name());
+    if (global->size() == 1) return;
+    Shape per_matrix = shape_;
+    if (per_matrix.size() >= 2) {
+        per_matrix[per_matrix.size() - 1] = 1;
+        per_matrix[per_matrix.size() - 2] = 1;
+    }
+    if (global->shape != per_matrix)
+        throw_value("global_scale.shape must be () or " + to_string(per_matrix) + ", got " + to_string(global->shape));
+}
+
+std::int64_t ScaledTensor::nbytes() const {
+    std::int64_t total = bytes_of(data_) + bytes_of(scale_);
+    if (extras_.zero_point) total += bytes_of(*extras_.zero_point);
+    if (extras_.global_scale) total += bytes_of(*extras_.global_scale);
+    return total;
+}
+
+ScaledTensor ScaledTensor::transposed() const {
+    if (data_.rank() < 2) return *this;
+    ScaledTensor result = *this;
+    result.data_ = data_.transposed();
+    if (layout_.kind != LayoutKind::per_tensor) {
+        // A scale without its constant axis gets it back, so that there are two axes to swap.
+        const auto restore = [&](Array array) {
+            if (array.rank() < data_.rank()) {
+                const auto at = static_cast<std::ptrdiff_t>(data_.rank()) + layout_.axis;
+                array.shape.insert(array.shape.begin() + at, 1);
+                array.strides.insert(array.strides.begin() + at, 0);
+            }
+            return array.transposed();
+        };
+        result.scale_ = restore(scale_);
+        if (extras_.zero_point) result.extras_.zero_point = restore(*extras_.zero_point);
+    }
+    result.layout_ = layout_.transposed();
+    std::swap(result.shape_[result.shape_.size() - 1], result.shape_[result.shape_.size() - 2]);
+    if (extras_.shape) result.extras_.shape = result.shape_;
+    return result;
+}
+
+}  // namespace breccia

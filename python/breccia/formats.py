@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Element formats without scales: codes to numbers and back.
+
+Names are those of ml_dtypes. Codes are ``uint8``, one per byte; ``pack`` puts two 4-bit codes into a
+byte, the element of even index in the low nibble.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breccia import _core
+
+__all__ = ["FormatInfo", "decode", "encode", "finfo", "names", "pack", "unpack"]
+
+
+@dataclass(frozen=True)
+class FormatInfo:
+    """Limits of a format.
+
+    Attributes:
+        name: ml_dtypes name.
+        bits: bits of a code.
+        max: largest finite value.
+        min: most negative finite value (smallest value where there is no sign).
+        smallest: smallest positive value.
+        has_nan: whether a code is NaN.
+        mantissa_bits: explicit significand bits (0 for integers and ``float8_e8m0fnu``).
+        max_exponent: exponent of ``max``; the OCP MX specification's emax.
+    """
+
+    name: str
+    bits: int
+    max: float
+    min: float
+    smallest: float
+    has_nan: bool
+    mantissa_bits: int
+    max_exponent: int
+
+
+def names() -> list[str]:
+    """Names of all formats."""
+    return _core.format_names()
+
+
+def finfo(fmt: str) -> FormatInfo:
+    """Limits of a format.
+
+    Raises:
+        ValueError: there is no such format.
+    """
+    return FormatInfo(**_core.format_info(fmt))
+
+
+def encode(x: Any, fmt: str) -> NDArray[np.uint8]:
+    """Codes of the values nearest to ``x``, ties to even, in the shape of ``x``.
+
+    Values are rounded from float32 directly (float64 input is rounded to float32 first). Finite
+    overflow and infinities saturate to the largest finite value. A NaN becomes the format's NaN with
+    its sign; in the formats without one it becomes the zero of the opposite sign, as in ml_dtypes,
+    and integer 0.
+
+    Raises:
+        TypeError: ``x`` is not an array of real numbers.
+        ValueError: there is no such format.
+    """
+    array = np.asarray(x)
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise TypeError(f"x must be an array of real numbers, got dtype {array.dtype}")
+    return _core.encode(array.astype(np.float32), fmt)
+
+
+def decode(codes: Any, fmt: str) -> NDArray[np.float32]:
+    """Values of codes, exact in float32, in the shape of ``codes``. Bits above the format's are ignored.
+
+    Raises:
+        TypeError: ``codes`` is not an array of bytes.
+        ValueError: there is no such format.
+    """
+    return _core.decode(_bytes(codes, "codes"), fmt)
+
+
+def pack(codes: Any) -> NDArray[np.uint8]:
+    """Two 4-bit codes per byte along the last axis, element 2i in the low nibble. An odd last element
+    leaves its high nibble zero. Shape ``(..., n)`` becomes ``(..., (n + 1) // 2)``."""
+    array = _bytes(codes, "codes")
+    if array.ndim == 0:
+        raise ValueError("codes must be at least 1-D, got 0-D")
+    n = array.shape[-1]
+    if n % 2:
+        array = np.concatenate([array, np.zeros((*array.shape[:-1], 1), np.uint8)], axis=-1)
+    return _core.pack(array).reshape(*array.shape[:-1], (n + 1) // 2)
+
+
+def unpack(packed: Any, n: int | None = None) -> NDArray[np.uint8]:
+    """The inverse of `pack`: ``n`` codes per row of packed bytes (default: two per byte).
+
+    Raises:
+        ValueError: ``n`` does not fit the number of bytes.
+    """
+    array = _bytes(packed, "packed")
+    if array.ndim == 0:
+        raise ValueError("packed must be at least 1-D, got 0-D")
+    stored = array.shape[-1]
+    n = 2 * stored if n is None else n
+    if (n + 1) // 2 != stored or n < 0:
+        raise ValueError(f"n must be {2 * stored} or {max(2 * stored - 1, 0)} for {stored} bytes a row, got {n}")
+    return _core.unpack(array, 2 * array.size).reshape(*array.shape[:-1], 2 * stored)[..., :n]
+
+
+def _bytes(x: Any, argument: str) -> NDArray[np.uint8]:
+    array = np.asarray(x)
+    if array.dtype.itemsize != 1 or array.dtype.kind not in "uifV":
+        raise TypeError(f"{argument} must be a uint8 array, got dtype {array.dtype}")
+    return np.ascontiguousarray(array).view(np.uint8).reshape(array.shape)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codes and scales back to numbers: (decode(code) - zero point) * scale * global scale, in float32, then rounded once."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .codecs import decode_element, decode_scale
+from .runtime import HW, launch
+
+
+@triton.jit
+def dequantize_kernel(
+    code_ptr, scale_ptr, zero_ptr, global_ptr, out_ptr, M, K, code_stride, s_row, s_col, k_tiles,
+    FMT: tl.constexpr, SFMT: tl.constexpr, SM: tl.constexpr, G: tl.constexpr, PACKED: tl.constexpr,
+    ZERO: tl.constexpr, GLOBAL: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, HW: tl.constexpr,
+):  # fmt: skip
+    """G == 0: one scale for the whole row. SM == 0: one for all rows."""
+    pid = tl.program_id(0)
+    m0 = (pid // k_tiles) * BM
+    k0 = (pid % k_tiles) * BK
+    rows = m0 + tl.arange(0, BM)
+    cols = k0 + tl.arange(0, BK)
+    live = (rows < M)[:, None]
+    inside = live & (cols < K)[None, :]
+    if PACKED:
+        half = k0 // 2 + tl.arange(0, BK // 2)
+        at = rows.to(tl.int64)[:, None] * code_stride + half[None, :]
+        byte = tl.load(code_ptr + at, mask=live & (half < (K + 1) // 2)[None, :], other=0)
+        raw = tl.reshape(tl.join(byte & 0xF, byte >> 4), [BM, BK])
+    else:
+        raw = tl.load(code_ptr + rows.to(tl.int64)[:, None] * code_stride + cols[None, :], mask=inside, other=0)
+        if (FMT == "e4m3") and HW:
+            raw = raw.to(tl.float8e4nv, bitcast=True)
+        elif (FMT == "e5m2") and HW:
+            raw = raw.to(tl.float8e5, bitcast=True)
+    v = decode_element(raw, FMT, HW)
+    # One load and one decode per scale where a tile holds whole blocks, then broadcast.
+    GK: tl.constexpr = BK if G == 0 else (G if G < BK else BK)
+    if SM == 0:
+        srow = tl.zeros([BM], tl.int64)
+    else:
+        srow = (rows // SM).to(tl.int64)
+    if G == 0:
+        scol = tl.zeros([1], tl.int32)
+    else:
+        scol = (k0 + tl.arange(0, BK // GK) * GK) // G
+    smask = live & (scol * (G if G > 0 else 1) < K)[None, :]
+    sat = srow[:, None] * s_row + scol[None, :] * s_col
+    sraw = tl.load(scale_ptr + sat, mask=smask, other=0)
+    if (SFMT == "e4m3") and HW:
+        sraw = sraw.to(tl.float8e4nv, bitcast=True)
+    s = decode_scale(sraw, SFMT, HW)
+    v = tl.reshape(v, [BM, BK // GK, GK])
+    if ZERO:
+        v = v - tl.expand_dims(tl.load(zero_ptr + sat, mask=smask, other=0).to(tl.float32), 2)
+    v = v * tl.expand_dims(s, 2)
+    if GLOBAL:
+        v = v * tl.load(global_ptr)
+    v = tl.reshape(v, [BM, BK]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + rows.to(tl.int64)[:, None] * K + cols[None, :], v, mask=inside)
+
+
+def dequantize(
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    fmt: str,
+    sfmt: str,
+    shape: tuple[int, int],
+    block: tuple[int, int],
+    packed: bool,
+    dtype: torch.dtype = torch.float32,
+    zero_point: torch.Tensor | None = None,
+    global_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A 2-D tensor from its codes. `block` is (rows, columns) per scale, 0 for all of them; columns a power of two."""
+    rows, cols = shape
+    out = torch.empty(shape, dtype=dtype, device=codes.device)
+    if out.numel() == 0:
+        return out
+    codes = codes.view(torch.uint8) if codes.dtype != torch.uint8 else codes
+    codes = codes if codes.stride(-1) == 1 else codes.contiguous()
+    scale = scale.view(torch.uint8) if sfmt in ("e8m0", "e4m3") and scale.dtype != torch.uint8 else scale
+    sm, g = block
+    s_row, s_col = (scale.stride(0), scale.stride(1)) if scale.ndim == 2 else (0, 0)
+    bk = min(256, max(16, triton.next_power_of_2(cols)))
+    bm = 4096 // bk
+    k_tiles = triton.cdiv(cols, bk)
+    launch(
+        dequantize_kernel, (k_tiles * triton.cdiv(rows, bm),), codes,
+        codes, scale, scale if zero_point is None else zero_point, scale if global_scale is None else global_scale, out,
+        rows, cols, codes.stride(0), s_row, s_col, k_tiles,
+        FMT=fmt, SFMT=sfmt, SM=sm, G=g, PACKED=packed, ZERO=zero_point is not None, GLOBAL=global_scale is not None,
+        BM=bm, BK=bk, HW=HW, num_warps=4,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs: find the framework of the arguments, hand over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from breccia import frameworks
+from breccia.recipes import ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["cast", "dequantize", "linear", "matmul", "requantize"]
+
+
+def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
+    """Quantize.
+
+    Args:
+        x: float32, float64, float16 or bfloat16 array of any strides. Block recipes need
+            ``x.ndim >= 2`` and ``x.shape[-1]`` divisible by the block size (tiles of
+            ``Float8BlockScaling(block_m > 1)`` may be short at the edges).
+        recipe: what to quantize to.
+
+    Returns:
+        ScaledTensor of logical shape ``x.shape``.
+
+    Raises:
+        TypeError: ``x`` is not an array of floats, or ``recipe`` is not a recipe.
+        ValueError: the shape does not suit the recipe.
+
+    Special values: the scale follows from the finite elements of a block. NaN stays NaN where the
+    format has one; elsewhere the block's scale becomes NaN. Infinities saturate.
+    """
+    return frameworks.of(x).cast(x, _recipe(recipe, "recipe"))
+
+
+def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: Any = None) -> Any:
+    """Recover the values, (decode(data) - zero_point) · scale · global_scale.
+
+    Args:
+        scaled: a ScaledTensor.
+        dtype: float32 (default), float64, float16 or bfloat16, as a name or a dtype. Values are made
+            in float32 and rounded once more to ``dtype``, ties to even.
+        out: array of the logical shape to write to and return; ``dtype`` is then that of ``out``.
+
+    Raises:
+        TypeError: ``scaled`` is not a ScaledTensor, or ``dtype`` is not one of the four.
+        ValueError: ``out`` has another shape, is read-only, or overlaps the operand.
+    """
+    return frameworks.of(_scaled(scaled, "scaled").data).dequantize(scaled, dtype, out)
+
+
+def matmul(a: Any, b: Any, out_dtype: Any = np.float32) -> Any:
+    """Scaled product ``a @ b`` with NumPy's broadcasting of leading axes.
+
+    Args:
+        a: ScaledTensor or array of shape ``(..., M, K)``.
+        b: ScaledTensor or array of shape ``(..., K, N)``; ``w.T`` for a weight stored ``(N, K)``.
+        out_dtype: float32, float64, float16 or bfloat16.
+
+    Returns:
+        Array ``(..., M, N)``. Products accumulate in float32; with u = 2^-24 the error against the
+        exact product of the dequantized operands is at most (K / 256 + 24) · u · Σ|a||b|, plus the
+        rounding to ``out_dtype``.
+
+    Raises:
+        TypeError: an operand is neither, or has an unsupported dtype.
+        ValueError: the shapes do not match.
+    """
+    return frameworks.common(a, b).matmul(a, b, out_dtype)
+
+
+def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32) -> Any:
+    """``x @ w.T + bias`` for a weight stored as checkpoints do.
+
+    Args:
+        x: ScaledTensor or array ``(..., K)``.
+        w: ScaledTensor or array ``(N, K)``.
+        bias: array ``(N,)`` or None.
+        out_dtype: see `matmul`.
+
+    Returns:
+        Array ``(..., N)``.
+    """
+    if len(w.shape) != 2:
+        raise ValueError(f"w must be 2-D (N, K), got shape {tuple(w.shape)}")
+    vector = len(x.shape) == 1
+    if vector and isinstance(x, ScaledTensor):
+        raise ValueError(f"x must be at least 2-D where it is a ScaledTensor, got shape {x.shape}")
+    y = matmul(x[None] if vector else x, w.mT if isinstance(w, ScaledTensor) else w.T, out_dtype)
+    y = y[0] if vector else y
+    return y if bias is None else y + bias
+
+
+def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
+    """Convert to another recipe, block by block, without a float copy of the whole tensor.
+
+    Each target block keeps a scale that loses nothing when there is one (the source's own where the
+    target's blocks refine it, or a power of two); otherwise the bytes equal
+    ``cast(dequantize(scaled), recipe)``. Already of that recipe and layout: returned as it is.
+
+    Raises:
+        TypeError: ``scaled`` is not a ScaledTensor, or ``recipe`` is not a recipe.
+        ValueError: the shape does not suit the recipe.
+    """
+    _recipe(recipe, "recipe")
+    _scaled(scaled, "scaled")
+    if scaled.recipe == recipe and scaled.layout == recipe.layout:
+        return scaled
+    return frameworks.of(scaled.data).requantize(scaled, recipe)
+
+
+def _recipe(recipe: Any, argument: str) -> ScalingRecipe:
+    if not isinstance(recipe, ScalingRecipe):
+        raise TypeError(f"{argument} must be a ScalingRecipe (see breccia.recipes), got {type(recipe).__name__}")
+    return recipe
+
+
+def _scaled(scaled: Any, argument: str) -> ScaledTensor:
+    if not isinstance(scaled, ScaledTensor):
+        raise TypeError(f"{argument} must be a ScaledTensor, got {type(scaled).__name__}")
+    return scaled

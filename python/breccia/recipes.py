@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to quantize to: element format, scale format, block shape and scale rule, as plain data.
+
+Every recipe is a frozen dataclass: hashable, comparable, picklable, and JSON-serializable through
+`ScalingRecipe.to_dict` and `from_dict`. Fields are checked on construction: a wrong value raises
+``ValueError`` and a wrong type ``TypeError``, with the field, its value and what it must be. The
+arithmetic of every rule is in docs/numerics.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from breccia import _core, layouts
+
+__all__ = [
+    "DelayedScaling",
+    "Float8BlockScaling",
+    "Float8CurrentScaling",
+    "INT4Scaling",
+    "INT8Scaling",
+    "MXFP4BlockScaling",
+    "MXFP6BlockScaling",
+    "MXFP8BlockScaling",
+    "NVFP4BlockScaling",
+    "ScalingRecipe",
+    "all_recipes",
+    "from_dict",
+]
+
+
+@dataclass(frozen=True)
+class ScalingRecipe:
+    """Base of all recipes."""
+
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        if type(self) is ScalingRecipe:
+            raise TypeError("ScalingRecipe is abstract: use one of breccia.recipes.all_recipes()")
+        # Not a field: the core's form of the recipe, made once.
+        object.__setattr__(self, "_spec", _core.Recipe(type(self).__name__, _fields(self)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(_fields(self).values())
+
+    @property
+    def element(self) -> str:
+        """Format of the data codes, by its ml_dtypes name."""
+        return _spec(self).element
+
+    @property
+    def layout(self) -> layouts.Layout:
+        """Layout of the scales `breccia.cast` makes."""
+        return layouts.from_spec(_spec(self).layout)
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{"name": ..., field: value, ...}``, of JSON types only."""
+        return {"name": self.name, **_fields(self)}
+
+
+@dataclass(frozen=True)
+class DelayedScaling(ScalingRecipe):
+    """FP8 with one float32 scale per tensor, TransformerEngine's training recipe.
+
+    ``amax_history_len`` and ``margin`` describe the training loop's amax history; a single
+    `breccia.cast` has no history and uses the tensor's own amax, times 2^``margin``.
+    ``scale_rule``: "torchao" divides by amax / 448, "transformer_engine" multiplies by 448 / amax and
+    stores the reciprocal; they differ in rare last bits.
+    """
+
+    name: ClassVar[str] = "delayed"
+    fp8_format: str = "E4M3"
+    amax_history_len: int = 16
+    margin: int = 0
+    scale_rule: str = "torchao"
+
+
+@dataclass(frozen=True)
+class Float8CurrentScaling(ScalingRecipe):
+    """FP8 with a float32 scale amax / max: one per tensor (shape ``()``), or one per row
+    (``granularity="row"``, shape ``(..., M, 1)``)."""
+
+    name: ClassVar[str] = "current"
+    fp8_format: str = "E4M3"
+    granularity: str = "tensor"
+    scale_rule: str = "torchao"
+    scale_search: str = "amax"
+
+
+@dataclass(frozen=True)
+class Float8BlockScaling(ScalingRecipe):
+    """FP8 with a scale per ``block_k`` elements of a row (DeepSeek-V3 activations: 1 × 128), or per
+    ``block_m`` × ``block_k`` tile (DeepSeek-V3 weights: 128 × 128; tiles at the edges may be short).
+
+    ``scale_format``: "fp32", "bf16", or "e8m0" for powers of two rounded up (DeepSeek-V3.1's ue8m0).
+    """
+
+    name: ClassVar[str] = "block"
+    fp8_format: str = "E4M3"
+    block_k: int = 128
+    block_m: int = 1
+    scale_format: str = "fp32"
+    scale_search: str = "amax"
+
+
+@dataclass(frozen=True)
+class MXFP8BlockScaling(ScalingRecipe):
+    """OCP MX v1.0 MXFP8: an E8M0 scale per 32 elements of a row.
+
+    ``scale_rounding``: "rceil" rounds amax / max up (TransformerEngine, cuBLAS; nothing saturates),
+    "floor" is the specification's section 6.3 (torchao's default), "ceil" and "even" are torchao's.
+    """
+
+    name: ClassVar[str] = "mxfp8"
+    fp8_format: str = "E4M3"
+    block_size: int = 32
+    scale_rounding: str = "rceil"
+    scale_search: str = "amax"
+
+
+@dataclass(frozen=True)
+class MXFP6BlockScaling(ScalingRecipe):
+    """OCP MX v1.0 MXFP6, one code per byte: an E8M0 scale per 32 elements of a row."""
+
+    name: ClassVar[str] = "mxfp6"
+    fp6_format: str = "E2M3"
+    block_size: int = 32
+    scale_rounding: str = "rceil"
+    scale_search: str = "amax"
+
+
+@dataclass(frozen=True)
+class MXFP4BlockScaling(ScalingRecipe):
+    """OCP MX v1.0 MXFP4, two codes per byte: an E8M0 scale per 32 elements of a row."""
+
+    name: ClassVar[str] = "mxfp4"
+    fp4_format: str = "E2M1"
+    block_size: int = 32
+    scale_rounding: str = "rceil"
+    scale_search: str = "amax"
+
+
+@dataclass(frozen=True)
+class NVFP4BlockScaling(ScalingRecipe):
+    """NVIDIA NVFP4, two codes per byte: an E4M3 scale per 16 elements of a row and, with
+    ``two_level``, a float32 ``global_scale`` = amax / (448 · 6) over them.
+
+    Without the second level, ordinary weights (σ ≈ 0.02) put the block scales among E4M3's subnormals.
+    ``scale_search="mse"`` picks the block scale of least squared error among nine neighbours, which
+    include "four over six". ``scale_rule``: "transformer_engine" keeps subnormal block scales,
+    "torchao" clamps them to 2^-6.
+    """
+
+    name: ClassVar[str] = "nvfp4"
+    fp4_format: str = "E2M1"
+    block_size: int = 16
+    scale_format: str = "E4M3"
+    two_level: bool = True
+    scale_search: str = "amax"
+    scale_rule: str = "transformer_engine"
+
+
+@dataclass(frozen=True)
+class INT4Scaling(ScalingRecipe):
+    """INT4, two codes per byte, a scale per ``group_size`` elements of a row (GPTQ, AWQ).
+
+    Signed codes are -8 … 7 with scale amax / 7. Unsigned codes are 0 … 15: with ``symmetric=False``
+    each group has an integer zero point, value = (code - zero_point) · scale; with ``symmetric=True``
+    the zero point is 0, for data that is not negative (negative values saturate to 0). Codes are made
+    with the scale as stored in ``scale_dtype``. ``scale_search="mse"`` may store a negative scale,
+    which gives the larger side of the data the code -8.
+    """
+
+    name: ClassVar[str] = "int4"
+    group_size: int = 128
+    signed: bool = True
+    scale_dtype: str = "fp16"
+    symmetric: bool = True
+    scale_search: str = "amax"
+
+
+@dataclass(frozen=True)
+class INT8Scaling(ScalingRecipe):
+    """INT8 with a scale amax / 127 per row (``group_size=None``) or per ``group_size`` elements of a
+    row; with ``symmetric=False`` also an int8 zero point."""
+
+    name: ClassVar[str] = "int8"
+    group_size: int | None = None
+    scale_dtype: str = "fp32"
+    symmetric: bool = True
+    scale_search: str = "amax"
+
+
+def all_recipes() -> list[type[ScalingRecipe]]:
+    """Every recipe class."""
+    return ScalingRecipe.__subclasses__()
+
+
+def from_dict(fields: dict[str, Any]) -> ScalingRecipe:
+    """The inverse of `ScalingRecipe.to_dict`. ``name`` may also be a class name.
+
+    Raises:
+        ValueError: the name is not that of a recipe, or a field has a wrong value.
+        TypeError: a field is unknown or of the wrong type.
+    """
+    rest = dict(fields)
+    name = rest.pop("name", None)
+    for recipe in all_recipes():
+        if name in (recipe.name, recipe.__name__):
+            return recipe(**rest)
+    known = ", ".join(repr(recipe.name) for recipe in all_recipes())
+    raise ValueError(f"name must be one of {known}, got {name!r}")
+
+
+def _fields(recipe: ScalingRecipe) -> dict[str, Any]:
+    return {f.name: getattr(recipe, f.name) for f in dataclasses.fields(recipe)}
+
+
+def _spec(recipe: ScalingRecipe) -> _core.Recipe:
+    spec: _core.Recipe = recipe._spec  # type: ignore[attr-defined]
+    return spec

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "register.hpp"
+
+namespace breccia::python {
+namespace {
+
+// `with BackendScope(name):` around core calls of this thread.
+class PyBackendScope {
+public:
+    explicit PyBackendScope(std::string name) : name_(std::move(name)) {}
+    void enter() { scope_ = std::make_unique<BackendScope>(name_); }
+    void exit() { scope_.reset(); }
+
+private:
+    std::string name_;
+    std::unique_ptr<BackendScope> scope_;
+};
+
+}  // namespace
+
+void register_cpu(py::module_& m) {
+    m.def("cpu_info", [] {
+        const CpuInfo found = cpu_info();
+        py::dict result;
+        result["backend"] = found.backend;
+        result["supported"] = found.supported;
+        result["features"] = found.features;
+        result["threads"] = found.threads;
+        return result;
+    });
+    m.def("set_backend", &set_backend, py::arg("name"));
+    m.def("set_num_threads", &set_num_threads, py::arg("count"));
+    m.def("num_threads", &num_threads);
+    py::class_<PyBackendScope>(m, "BackendScope")
+        .def(py::init<std::string>(), py::arg("name"))
+        .def("__enter__", &PyBackendScope::enter)
+        .def("__exit__", [](PyBackendScope& scope, const py::args&) { scope.exit(); });
+}
+
+}  // namespace breccia::python

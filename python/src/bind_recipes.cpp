@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/operators.h>
+
+#include "register.hpp"
+
+namespace breccia::python {
+namespace {
+
+FieldValue field_value(py::handle value) {
+    if (value.is_none()) return std::monostate{};
+    if (py::isinstance<py::bool_>(value)) return value.cast<bool>();
+    if (py::isinstance<py::int_>(value)) {
+        const auto number = PyLong_AsLongLong(value.ptr());
+        if (number == -1 && PyErr_Occurred() != nullptr) {
+            PyErr_Clear();
+            throw_value("a field must fit in 64 bits, got " + py::str(value).cast<std::string>());
+        }
+        return std::int64_t{number};
+    }
+    // Anything else is quoted back by the check that refuses it.
+    return py::str(value).cast<std::string>();
+}
+
+py::object to_python(const FieldValue& value) {
+    return std::visit(
+        [](const auto& v) -> py::object {
+            if constexpr (std::is_same_v<std::decay_t<decltype(v)>, std::monostate>)
+                return py::none();
+            else
+                return py::cast(v);
+        },
+        value);
+}
+
+}  // namespace
+
+void register_recipes(py::module_& m) {
+    py::class_<Layout>(m, "Layout")
+        .def_static("per_tensor", &Layout::per_tensor)
+        .def_static("per_block_k", &Layout::per_block_k, py::arg("block_size"), py::arg("axis") = -1)
+        .def_static("per_channel", &Layout::per_channel, py::arg("axis") = -1)
+        .def_static("per_block_mn", &Layout::per_block_mn, py::arg("block_m"), py::arg("block_n"), py::arg("axis") = -1)
+        .def_property_readonly("kind", [](const Layout& l) { return name_of(l.kind); })
+        .def_readonly("block_m", &Layout::block_m)
+        .def_readonly("block_n", &Layout::block_n)
+        .def_readonly("axis", &Layout::axis)
+        .def_property_readonly("T", &Layout::transposed)
+        .def("scale_shape", [](const Layout& l, const Shape& shape) { return py::tuple(py::cast(l.scale_shape(shape))); })
+        .def("validate", &Layout::validate, py::arg("shape"), py::arg("scale_shape"))
+        .def(py::self == py::self);
+
+    py::class_<Recipe>(m, "Recipe")
+        .def(py::init([](std::string_view name, const py::dict& fields) {
+                 Fields values;
+                 for (const auto& [key, value] : fields)
+                     values.emplace(py::str(key).cast<std::string>(), field_value(value));
+                 return make_recipe(name, values);
+             }),
+             py::arg("name"), py::arg("fields"))
+        .def_readonly("name", &Recipe::name)
+        .def_property_readonly("element", [](const Recipe& r) { return info(r.element).name; })
+        .def_readonly("layout", &Recipe::layout)
+        .def_readonly("two_level", &Recipe::two_level)
+        .def_property_readonly("has_zero_point", &Recipe::has_zero_point)
+        .def(py::self == py::self);
+
+    m.def("catalogue", [] {
+        // [(name, short name, {field: default})], from which Python's recipe classes are checked.
+        py::list rows;
+        for (const RecipeRow& row : catalogue()) {
+            py::dict fields;
+            for (const FieldSpec& field : row.fields)
+                fields[py::str(std::string(field.name))] = to_python(field.default_value());
+            rows.append(py::make_tuple(row.name, row.short_name, fields));
+        }
+        return rows;
+    });
+}
+
+}  // namespace breccia::python

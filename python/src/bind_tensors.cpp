@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "register.hpp"
+
+namespace breccia::python {
+namespace {
+
+py::tuple shape_tuple(const Shape& shape) {
+    py::tuple result(shape.size());
+    for (std::size_t i = 0; i < shape.size(); ++i) result[i] = py::int_(shape[i]);
+    return result;
+}
+
+}  // namespace
+
+void register_tensors(py::module_& m) {
+    py::class_<Array>(m, "Array")
+        .def(py::init([](std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype) {
+                 Array array{reinterpret_cast<void*>(pointer), ElementType::parse(dtype), std::move(shape),
+                             std::move(strides), nullptr};
+                 if (array.type.is_unknown()) throw_type("dtype '" + std::string(dtype) + "' is not supported");
+                 if (array.strides.size() != array.rank())
+                     throw_value("strides must have one entry per axis, got " + to_string(array.strides));
+                 return array;
+             }),
+             py::arg("pointer"), py::arg("shape"), py::arg("strides"), py::arg("dtype"));
+
+    py::class_<ScaledTensor>(m, "ScaledTensor")
+        .def(py::init([](py::handle data, py::handle scale, const Recipe& recipe, const Layout& layout,
+                         py::handle zero_point, py::handle global_scale, std::optional<Shape> shape,
+                         std::string_view original_dtype) {
+                 return ScaledTensor(to_array(data, "data", true), to_array(scale, "scale", true), recipe, layout,
+                                     {.zero_point = to_optional_array(zero_point, "zero_point", true),
+                                      .global_scale = to_optional_array(global_scale, "global_scale", true),
+                                      .shape = std::move(shape),
+                                      .original_dtype = parse_dtype(original_dtype)});
+             }),
+             py::arg("data"), py::arg("scale"), py::arg("recipe"), py::arg("layout"), py::arg("zero_point"),
+             py::arg("global_scale"), py::arg("shape"), py::arg("original_dtype"))
+        .def_property_readonly("shape", [](const ScaledTensor& t) { return shape_tuple(t.shape()); })
+        .def_property_readonly("nbytes", &ScaledTensor::nbytes)
+        .def_property_readonly("is_packed", &ScaledTensor::is_packed)
+        .def_property_readonly("original_dtype", [](const ScaledTensor& t) { return name_of(t.original_dtype()); })
+        .def_property_readonly("layout", &ScaledTensor::layout)
+        .def_property_readonly("T", &ScaledTensor::transposed);
+}
+
+}  // namespace breccia::python

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "buffers.hpp"
+
+namespace breccia::python {
+namespace {
+
+// NumPy's numbers for its own types; fixed since 1.0. Extension types (ml_dtypes) go by name.
+ElementType element_type(const py::dtype& dtype) {
+    switch (dtype.num()) {
+        case 1: return ElementType::int8();
+        case 2: return ElementType::uint8();
+        case 4: return ElementType::uint16();
+        case 11: return DType::float32;
+        case 12: return DType::float64;
+        case 23: return DType::float16;
+        default: return dtype.num() < 24 ? ElementType() : ElementType::parse(py::str(dtype.attr("name")).cast<std::string>());
+    }
+}
+
+py::dtype numpy_dtype(ElementType type) {
+    if (type.is_number() && type.dtype() == DType::bfloat16)
+        return py::dtype::from_args(py::module_::import("ml_dtypes").attr("bfloat16"));
+    return py::dtype(type.name());
+}
+
+std::shared_ptr<const void> hold(py::handle object) {
+    auto* reference = new py::object(py::reinterpret_borrow<py::object>(object));
+    return {reference, [](const py::object* held) {
+                const py::gil_scoped_acquire gil;
+                delete held;
+            }};
+}
+
+Array from_numpy(const py::array& array, const char* argument) {
+    const py::dtype dtype = array.dtype();
+    const char order = dtype.byteorder();
+    if (order != '=' && order != '|') throw_type(std::string(argument) + " must have the machine's byte order");
+    Array result;
+    result.type = element_type(dtype);
+    if (result.type.is_unknown())
+        throw_type(std::string(argument) + " has the unsupported dtype " + py::str(dtype).cast<std::string>());
+    result.data = const_cast<void*>(array.data());
+    const auto rank = static_cast<std::size_t>(array.ndim());
+    result.shape.assign(array.shape(), array.shape() + rank);
+    result.strides.assign(array.strides(), array.strides() + rank);
+    return result;
+}
+
+}  // namespace
+
+Array to_array(py::handle object, const char* argument, bool keep) {
+    Array array;
+    if (py::isinstance<py::array>(object))
+        array = from_numpy(py::reinterpret_borrow<py::array>(object), argument);
+    else if (py::isinstance<Array>(object))
+        array = object.cast<const Array&>();
+    else
+        throw_type(std::string(argument) + " must be array-like with .shape and .dtype, got " +
+                   py::str(py::type::handle_of(object).attr("__name__")).cast<std::string>());
+    if (keep) array.owner = hold(object);
+    return array;
+}
+
+std::optional<Array> to_optional_array(py::handle object, const char* argument, bool keep) {
+    if (object.is_none()) return std::nullopt;
+    return to_array(object, argument, keep);
+}
+
+Array to_output(py::handle object, const char* argument) {
+    if (py::isinstance<py::array>(object) && !py::reinterpret_borrow<py::array>(object).writeable())
+        throw_value(std::string(argument) + " must be writable, got a read-only array");
+    return to_array(object, argument);
+}
+
+std::pair<py::array, Array> allocate_numpy(ElementType type, const Shape& shape) {
+    py::array array(numpy_dtype(type), shape);
+    Array view = Array::borrow(array.mutable_data(), type, shape);
+    return {std::move(array), std::move(view)};
+}
+
+DType parse_dtype(std::string_view name) {
+    const ElementType type = ElementType::parse(name);
+    if (!type.is_number())
+        throw_type("dtype must be 'float32', 'float64', 'float16' or 'bfloat16', got '" + std::string(name) + "'");
+    return type.dtype();
+}
+
+}  // namespace breccia::python

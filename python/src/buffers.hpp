@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The only place where Python arrays become core arrays and back.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "breccia/breccia.hpp"
+
+namespace breccia::python {
+
+namespace py = pybind11;
+
+/// Reads a NumPy array (ml_dtypes included) or an `Array` a framework made. With `keep` the result shares ownership
+/// of the memory; otherwise it must not outlive `object`. Throws Error(type), naming the argument.
+Array to_array(py::handle object, const char* argument, bool keep = false);
+std::optional<Array> to_optional_array(py::handle object, const char* argument, bool keep = false);
+
+/// The same for memory that will be written.
+Array to_output(py::handle object, const char* argument);
+
+/// An uninitialised NumPy array of an element type, and a core array over its memory.
+std::pair<py::array, Array> allocate_numpy(ElementType type, const Shape& shape);
+
+DType parse_dtype(std::string_view name);
+
+}  // namespace breccia::python

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "register.hpp"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
+    m.doc() = "The compiled core of breccia.";
+    py::register_exception_translator([](std::exception_ptr thrown) {
+        try {
+            if (thrown) std::rethrow_exception(thrown);
+        } catch (const breccia::Error& error) {
+            py::set_error(error.kind() == breccia::Error::Kind::type ? PyExc_TypeError : PyExc_ValueError, error.what());
+        }
+    });
+    breccia::python::register_tensors(m);
+    breccia::python::register_recipes(m);
+    breccia::python::register_ops(m);
+    breccia::python::register_formats(m);
+    breccia::python::register_cpu(m);
+}
