@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every shared kernel, in dependency order. Included inside `namespace breccia::<target> { namespace {`, after vec.hpp.
+// clang-format off: sorting would break the order
 #include "kernels/scale_rules.inl.hpp"
 #include "kernels/encode.inl.hpp"
 #include "kernels/quantize.inl.hpp"
@@ -8,3 +9,4 @@
 #include "kernels/convert.inl.hpp"
 #include "kernels/gemm.inl.hpp"
 #include "kernels/table.inl.hpp"
+// clang-format on

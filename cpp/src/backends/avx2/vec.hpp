@@ -162,7 +162,9 @@ private:
     BRECCIA_INLINE_MEMBER __m256 newton(__m256 x) const {
         const __m256 quotient = _mm256_mul_ps(x, reciprocal_.lo);
         const __m256 remainder = _mm256_fnmadd_ps(quotient, value_.lo, x);
-        return _mm256_fmadd_ps(remainder, reciprocal_.lo, quotient);
+        // The step makes +0 of a zero whose sign the first product has right.
+        const __m256 refined = _mm256_fmadd_ps(remainder, reciprocal_.lo, quotient);
+        return _mm256_or_ps(refined, _mm256_and_ps(quotient, _mm256_set1_ps(-0.0F)));
     }
 
     F value_, reciprocal_;

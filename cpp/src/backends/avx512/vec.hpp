@@ -111,7 +111,9 @@ public:
         if (!newton_) return _mm512_div_ps(x, value_);
         const F quotient = _mm512_mul_ps(x, reciprocal_);
         const F remainder = _mm512_fnmadd_ps(quotient, value_, x);
-        return _mm512_fmadd_ps(remainder, reciprocal_, quotient);
+        // The step makes +0 of a zero whose sign the first product has right.
+        const F refined = _mm512_fmadd_ps(remainder, reciprocal_, quotient);
+        return _mm512_or_ps(refined, _mm512_and_ps(quotient, _mm512_set1_ps(-0.0F)));
     }
 
 private:

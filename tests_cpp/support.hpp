@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "breccia/breccia.hpp"
+
+namespace breccia {
+
+/// Every recipe of the catalogue with default fields, and the variants whose code differs.
+inline std::vector<Recipe> all_recipes() {
+    std::vector<Recipe> recipes;
+    for (const RecipeRow& row : catalogue()) recipes.push_back(make_recipe(row.name));
+    const auto add = [&](const char* name, const Fields& fields) { recipes.push_back(make_recipe(name, fields)); };
+    using namespace std::string_literals;
+    add("Float8CurrentScaling", {{"fp8_format", "E5M2"s}});
+    add("Float8CurrentScaling", {{"granularity", "row"s}});
+    add("Float8CurrentScaling", {{"scale_rule", "transformer_engine"s}});
+    add("Float8BlockScaling", {{"block_m", std::int64_t{128}}});
+    add("Float8BlockScaling", {{"scale_format", "bf16"s}});
+    add("Float8BlockScaling", {{"scale_format", "e8m0"s}, {"scale_search", "mse"s}});
+    for (const char* rounding : {"floor", "ceil", "even"})
+        add("MXFP8BlockScaling", {{"scale_rounding", std::string(rounding)}});
+    add("MXFP6BlockScaling", {{"fp6_format", "E3M2"s}});
+    add("MXFP4BlockScaling", {{"scale_search", "mse"s}});
+    add("NVFP4BlockScaling", {{"two_level", false}});
+    add("NVFP4BlockScaling", {{"scale_rule", "torchao"s}});
+    add("NVFP4BlockScaling", {{"scale_search", "mse"s}});
+    add("INT4Scaling", {{"signed", false}, {"symmetric", false}});
+    add("INT4Scaling", {{"scale_search", "mse"s}, {"scale_dtype", "bf16"s}});
+    add("INT4Scaling", {{"group_size", std::int64_t{32}}, {"signed", false}});
+    add("INT8Scaling", {{"group_size", std::int64_t{64}}, {"symmetric", false}});
+    return recipes;
+}
+
+inline std::string describe(const Recipe& r) {
+    return std::string(r.name) + "/" + std::string(info(r.element).name) + "/rule" +
+           std::to_string(static_cast<int>(r.rule)) + "/search" + std::to_string(static_cast<int>(r.search));
+}
+
+/// Heavy-tailed values whose rows differ in size by orders of magnitude.
+inline std::vector<float> heavy_tailed(std::int64_t rows, std::int64_t cols, unsigned seed = 1, float spread = 6) {
+    std::mt19937 random(seed);
+    std::student_t_distribution<float> value(3.0F);
+    std::uniform_real_distribution<float> exponent(-spread, spread);
+    std::vector<float> x;
+    for (std::int64_t r = 0; r < rows; ++r) {
+        const float size = std::pow(10.0F, exponent(random));
+        for (std::int64_t c = 0; c < cols; ++c) x.push_back(value(random) * size);
+    }
+    return x;
+}
+
+inline Array array_of(std::vector<float>& x, Shape shape) { return Array::borrow(x.data(), DType::float32, std::move(shape)); }
+
+inline std::vector<float> to_vector(const Array& array) {
+    const auto* p = array.as<const float>();
+    return {p, p + array.size()};
+}
+
+inline bool same_bytes(const Array& a, const Array& b) {
+    return a.shape == b.shape && a.type == b.type &&
+           std::memcmp(a.data, b.data, static_cast<std::size_t>(a.size()) * a.type.size()) == 0;
+}
+
+template <class F>
+std::string message_of(Error::Kind kind, F f) {
+    try {
+        f();
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), kind) << error.what();
+        return error.what();
+    }
+    ADD_FAILURE() << "no error was thrown";
+    return {};
+}
+
+}  // namespace breccia

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support.hpp"
+
+namespace breccia {
+namespace {
+
+TEST(Cast, EveryRecipeStaysWithinItsStep) {
+    constexpr std::int64_t rows = 130, cols = 256;
+    std::vector<float> x = heavy_tailed(rows, cols, 1, 3);  // within the range of float16 scales
+    for (const Recipe& recipe : all_recipes()) {
+        SCOPED_TRACE(describe(recipe));
+        if (recipe.element == format_of<UInt4> && !recipe.has_zero_point()) continue;  // not for negative values
+        const ScaledTensor scaled = cast(array_of(x, {rows, cols}), recipe);
+        EXPECT_EQ(scaled.shape(), (Shape{rows, cols}));
+        const std::vector<float> y = to_vector(dequantize(scaled));
+        const BlockGrid grid = recipe.layout.grid({rows, cols});
+        // A block's error is at most half its coarsest step; four times that covers saturation by the search.
+        const FormatInfo& f = info(recipe.element);
+        const float step = f.family == CodecFamily::integer ? 1.0F / f.max : std::ldexp(1.0F, -f.mantissa_bits);
+        for (std::int64_t r = 0; r < rows; ++r)
+            for (std::int64_t c = 0; c < cols; ++c) {
+                float amax = 0;
+                const std::int64_t r0 = r / grid.block_rows * grid.block_rows, c0 = c / grid.block_cols * grid.block_cols;
+                for (std::int64_t i = r0; i < std::min(r0 + grid.block_rows, rows); ++i)
+                    for (std::int64_t j = c0; j < c0 + grid.block_cols; ++j)
+                        amax = std::max(amax, std::abs(x[static_cast<std::size_t>(i * cols + j)]));
+                // A two-level scale of a tiny block beside a huge one is zero.
+                if (recipe.two_level || recipe.rule == ScaleRule::nvfp4_te) amax = std::max(amax, 1e2F);
+                const auto i = static_cast<std::size_t>(r * cols + c);
+                ASSERT_LE(std::abs(x[i] - y[i]), 2 * step * amax) << r << ", " << c;
+            }
+    }
+}
+
+TEST(Cast, SpecialBlocks) {
+    const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+    for (const Recipe& recipe : all_recipes()) {
+        SCOPED_TRACE(describe(recipe));
+        const bool is_unsigned = recipe.element == format_of<UInt4>;
+        std::vector<float> x(2 * 128, 1.0F);
+        x[3] = nan;
+        x[128 + 5] = infinity;
+        x[128 + 6] = is_unsigned ? infinity : -infinity;
+        const std::vector<float> y = to_vector(dequantize(cast(array_of(x, {2, 128}), recipe)));
+        EXPECT_TRUE(std::isnan(y[3]));
+        EXPECT_TRUE(std::isfinite(y[128 + 5]) || recipe.layout.grid({2, 128}).block_rows > 1);
+        if (info(recipe.element).has_nan || recipe.layout.grid({2, 128}).block_rows == 1) {
+            EXPECT_NEAR(y[128], 1.0F, 0.15F);
+            EXPECT_GE(y[128 + 5], 0.9F);
+        }
+        std::vector<float> zeros(2 * 128, 0.0F);
+        for (const float value : to_vector(dequantize(cast(array_of(zeros, {2, 128}), recipe)))) ASSERT_EQ(value, 0.0F);
+    }
+}
+
+TEST(Cast, EmptyAndStridedInput) {
+    std::vector<float> x = heavy_tailed(256, 128);
+    for (const Recipe& recipe : all_recipes()) {
+        SCOPED_TRACE(describe(recipe));
+        EXPECT_EQ(cast(Array::allocate(DType::float32, {0, 256}), recipe).shape(), (Shape{0, 256}));
+        const Array view = array_of(x, {256, 128}).transposed();
+        Array copy = Array::allocate(DType::float32, {128, 256});
+        for (std::int64_t r = 0; r < 128; ++r)
+            for (std::int64_t c = 0; c < 256; ++c)
+                copy.as<float>()[r * 256 + c] = x[static_cast<std::size_t>(c * 128 + r)];
+        const ScaledTensor a = cast(view, recipe), b = cast(copy, recipe);
+        EXPECT_TRUE(same_bytes(a.data(), b.data()));
+        EXPECT_TRUE(same_bytes(a.scale(), b.scale()));
+    }
+}
+
+TEST(Cast, RefusesWhatDoesNotFit) {
+    std::vector<float> x(8 * 100);
+    const std::string message =
+        message_of(Error::Kind::value, [&] { cast(array_of(x, {8, 100}), make_recipe("MXFP8BlockScaling")); });
+    EXPECT_EQ(message, "MXFP8BlockScaling requires x.shape[-1] to be divisible by 32, got x.shape (8, 100)");
+    message_of(Error::Kind::value, [&] { cast(array_of(x, {800}), make_recipe("INT4Scaling")); });
+    message_of(Error::Kind::type,
+               [&] { cast(Array::allocate(ElementType::uint8(), {8, 128}), make_recipe("INT4Scaling")); });
+}
+
+TEST(Requantize, KeepsWhatItCan) {
+    std::vector<float> x = heavy_tailed(128, 256);
+    using namespace std::string_literals;
+    const auto recipe = [](const char* name, const Fields& fields = {}) { return make_recipe(name, fields); };
+    const std::pair<Recipe, Recipe> lossless[] = {
+        {recipe("Float8CurrentScaling"), recipe("Float8BlockScaling")},
+        {recipe("Float8BlockScaling", {{"block_m", std::int64_t{128}}}), recipe("Float8BlockScaling")},
+        {recipe("MXFP4BlockScaling"), recipe("MXFP8BlockScaling")},
+        {recipe("MXFP4BlockScaling"), recipe("MXFP6BlockScaling")},
+        {recipe("INT4Scaling"), recipe("INT8Scaling", {{"group_size", std::int64_t{128}}})},
+        {recipe("Float8BlockScaling", {{"scale_format", "e8m0"s}}), recipe("MXFP8BlockScaling")},
+    };
+    for (const auto& [from, to] : lossless) {
+        SCOPED_TRACE(describe(from) + " -> " + describe(to));
+        const ScaledTensor source = cast(array_of(x, {128, 256}), from);
+        EXPECT_EQ(to_vector(dequantize(requantize(source, to))), to_vector(dequantize(source)));
+    }
+}
+
+TEST(Requantize, EqualsCastOfDequantizedWhereNothingCanBeKept) {
+    std::vector<float> x = heavy_tailed(64, 256);
+    const ScaledTensor source = cast(array_of(x, {64, 256}), make_recipe("MXFP8BlockScaling"));
+    for (const char* name : {"MXFP4BlockScaling", "NVFP4BlockScaling", "INT4Scaling"}) {
+        const Recipe target = make_recipe(name);
+        const ScaledTensor a = requantize(source, target), b = cast(dequantize(source), target);
+        EXPECT_TRUE(same_bytes(a.data(), b.data())) << name;
+        EXPECT_TRUE(same_bytes(a.scale(), b.scale())) << name;
+        const ScaledTensor turned = requantize(source.transposed(), make_recipe("Float8CurrentScaling"));
+        EXPECT_EQ(turned.shape(), (Shape{256, 64}));
+    }
+}
+
+TEST(Matmul, EveryPairingIsWithinItsBound) {
+    constexpr std::int64_t m = 5, n = 130, k = 384;
+    std::vector<float> x = heavy_tailed(m, k, 2), w = heavy_tailed(n, k, 3);
+    const std::vector<Recipe> recipes = all_recipes();
+    const auto check = [&](const Operand& a, const Operand& b, const std::vector<float>& av, const std::vector<float>& bv) {
+        const std::vector<float> y = to_vector(matmul(a, b));
+        const double bound = (k / 256.0 + 24) * std::ldexp(1.0, -24);
+        for (std::int64_t i = 0; i < m; ++i)
+            for (std::int64_t j = 0; j < n; ++j) {
+                double sum = 0, size = 0;
+                for (std::int64_t l = 0; l < k; ++l) {
+                    const double product = static_cast<double>(av[static_cast<std::size_t>(i * k + l)]) *
+                                           static_cast<double>(bv[static_cast<std::size_t>(j * k + l)]);
+                    sum += product;
+                    size += std::abs(product);
+                }
+                ASSERT_LE(std::abs(static_cast<double>(y[static_cast<std::size_t>(i * n + j)]) - sum), bound * size + 1e-30);
+            }
+    };
+    for (const Recipe& left : recipes) {
+        const ScaledTensor a = cast(array_of(x, {m, k}), left);
+        const std::vector<float> a_values = to_vector(dequantize(a));
+        const Array w_array = array_of(w, {n, k}).transposed();
+        check(a, w_array, a_values, w);
+        for (const Recipe& right : {recipes[2], recipes[6], recipes[7], left}) {
+            SCOPED_TRACE(describe(left) + " x " + describe(right));
+            const ScaledTensor b = cast(array_of(w, {n, k}), right);
+            check(a, b.transposed(), a_values, to_vector(dequantize(b)));
+        }
+    }
+}
+
+TEST(Matmul, ShapesBroadcast) {
+    EXPECT_EQ(matmul_shape({2, 3}, {3, 4}), (Shape{2, 4}));
+    EXPECT_EQ(matmul_shape({5, 1, 2, 3}, {7, 3, 4}), (Shape{5, 7, 2, 4}));
+    EXPECT_EQ(message_of(Error::Kind::value, [] { matmul_shape({2, 3}, {4, 5}); }),
+              "matmul shape mismatch: a.shape[-1]=3 != b.shape[-2]=4");
+    message_of(Error::Kind::value, [] { matmul_shape({2, 2, 3}, {5, 3, 4}); });
+    message_of(Error::Kind::value, [] { matmul_shape({3}, {3, 4}); });
+    const Array a = Array::allocate(DType::float32, {2, 0}), b = Array::allocate(DType::float32, {0, 3});
+    EXPECT_EQ(to_vector(matmul(a, b)), std::vector<float>(6, 0.0F));
+}
+
+TEST(Outputs, AreChecked) {
+    std::vector<float> x(128 * 128, 1.0F);
+    const ScaledTensor scaled = cast(array_of(x, {128, 128}), make_recipe("Float8BlockScaling"));
+    message_of(Error::Kind::value, [&] { dequantize_into(scaled, Array::allocate(DType::float32, {128, 127})); });
+    message_of(Error::Kind::type, [&] { dequantize_into(scaled, Array::allocate(ElementType::uint8(), {128, 128})); });
+    Array overlapping = Array::borrow(scaled.data().data, DType::float32, {128, 128});
+    message_of(Error::Kind::value, [&] { dequantize_into(scaled, overlapping); });
+}
+
+}  // namespace
+}  // namespace breccia
