@@ -99,7 +99,7 @@ TEST(Codecs, ScaleCodecRoundsHalvesUp) {
     EXPECT_EQ(Float8E8M0FNU::encode(0.0F), 0);
     EXPECT_EQ(Float8E8M0FNU::encode(-1.0F), 255);
     EXPECT_EQ(Float8E8M0FNU::encode(std::ldexp(1.0F, -127)), 0);
-    EXPECT_EQ(Float8E8M0FNU::encode(std::ldexp(1.5F, -127)), 1);
+    EXPECT_EQ(Float8E8M0FNU::encode(std::ldexp(1.0625F, -127)), 1);
 }
 
 TEST(Codecs, NamesAreFoundAndUnknownOnesExplained) {

@@ -69,6 +69,21 @@ TEST(Cast, EmptyAndStridedInput) {
     }
 }
 
+TEST(Cast, MarginsThatOverflowSaturate) {
+    std::vector<float> x{1e38F, 0.0F, -3e38F, 1.0F};
+    for (const char* rule : {"torchao", "transformer_engine"})
+        for (const std::string& backend : cpu_info().supported) {
+            const BackendScope scope(backend);
+            const Recipe recipe =
+                make_recipe("DelayedScaling", {{"margin", std::int64_t{-126}}, {"scale_rule", std::string(rule)}});
+            const ScaledTensor scaled = cast(array_of(x, {1, 4}), recipe);
+            const auto* codes = scaled.data().as<const std::uint8_t>();
+            EXPECT_EQ(codes[0], 0b0'1111'110) << rule << backend;
+            EXPECT_EQ(codes[1], 0) << rule << backend;
+            EXPECT_EQ(codes[2], 0b1'1111'110) << rule << backend;
+        }
+}
+
 TEST(Cast, RefusesWhatDoesNotFit) {
     std::vector<float> x(8 * 100);
     const std::string message =

@@ -15,6 +15,8 @@ void dequantize_into(const ScaledTensor& scaled, const Array& out) {
     check_output(out, shape);
     check_no_overlap(out, scaled.data());
     check_no_overlap(out, scaled.scale());
+    if (scaled.zero_point()) check_no_overlap(out, *scaled.zero_point());
+    if (scaled.global_scale()) check_no_overlap(out, *scaled.global_scale());
     const KernelTable& table = kernels();
     const Shape batch = batch_shape(shape);
     const BlockGrid grid = scaled.layout().grid(shape);

@@ -13,12 +13,20 @@
 
 #if defined(__x86_64__) || defined(_M_X64)
 #define BRECCIA_X86 1
+#if !defined(_MSC_VER)
+#define BRECCIA_AMX 1
+#endif
 #if defined(_MSC_VER)
 #include <immintrin.h>
 #include <intrin.h>
 #else
 #include <cpuid.h>
 #endif
+#endif
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace breccia {
@@ -32,6 +40,11 @@ extern constinit const KernelTable kernels;
 namespace avx512 {
 extern constinit const KernelTable kernels;
 }
+#ifdef BRECCIA_AMX
+namespace amx {
+extern constinit const KernelTable kernels;
+}
+#endif
 #endif
 
 namespace {
@@ -102,6 +115,19 @@ const Features& features() {
     return found;
 }
 
+#ifdef BRECCIA_AMX
+// Linux grants a process the large tile registers on request, once for all of its threads.
+bool tiles_permitted() {
+#if defined(__linux__)
+    constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    static const bool granted = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+    return granted;
+#else
+    return false;
+#endif
+}
+#endif
+
 struct Backend {
     const KernelTable* table;
     bool (*supported)();
@@ -112,11 +138,16 @@ constexpr Backend backends[] = {
 #ifdef BRECCIA_X86
     {&avx2::kernels, [] { return features().avx2; }},
     {&avx512::kernels, [] { return features().avx512; }},
+#ifdef BRECCIA_AMX
+    {&amx::kernels, [] {
+         return features().amx_bf16 && features().avx512_bf16 && features().avx512_vbmi && tiles_permitted();
+     }},
+#endif
 #endif
 };
 
 const KernelTable* best_backend() {
-    const KernelTable* best = nullptr;
+    const KernelTable* best = &portable::kernels;
     for (const Backend& backend : backends)
         if (backend.supported()) best = backend.table;
     return best;
@@ -148,6 +179,11 @@ const KernelTable& kernels() {
         chosen.store(table, std::memory_order_relaxed);
     }
     return *table;
+}
+
+const BF16Kernels* bf16_kernels(const KernelTable& table) {
+    const bool runnable = features().avx512_bf16 && features().avx512_vbmi;
+    return runnable ? table.matmul.bf16 : nullptr;
 }
 
 BackendScope::BackendScope(std::string_view name) : previous_(chosen_here) {

@@ -9,6 +9,7 @@
 #include <array>
 
 #include "breccia/recipe.hpp"
+#include "matmul_kernels.hpp"
 
 namespace breccia {
 
@@ -26,9 +27,11 @@ struct BlockScale {
     float factor = 1;          ///< codes = encode(x * factor) or encode(x / factor)
     bool multiply = false;
     bool all_finite = false;  ///< the block holds neither infinities nor NaNs
+    bool fast_division = false;  ///< x / factor may be had by a Newton step: see encode.inl.hpp
     bool poisoned = false;    ///< the block holds a NaN its format cannot: the scale is NaN, the codes are 0
     float decoded = 1;      ///< value = (code - zero_point) * decoded; includes the global scale
     float zero_point = 0;
+    float error_unit = 1;  ///< squared errors are measured in this power of two, about 1 / amax, to stay in range
 };
 
 /// All of a recipe that a block's scale depends on, and the tensor-wide numbers of two-level recipes.
@@ -74,27 +77,21 @@ struct FormatKernels {
     void (*dequantize_row)(const DequantizeRow&);
 };
 
-/// c[i, j] += sum over k of a[i, k] b[j, k], for rows of equal length k that are contiguous.
-struct DotBlock {
-    const float* a = nullptr;
-    const float* b = nullptr;
-    float* c = nullptr;
-    std::int64_t a_stride = 0, b_stride = 0, c_stride = 0;  // in floats
-    std::int64_t rows_a = 0, rows_b = 0, k = 0;
-};
-
 struct KernelTable {
     std::string_view name;
     BlockStats (*stats)(const float* x, std::int64_t n, bool range);
     std::array<void (*)(const void* x, std::int64_t n, float* out), dtype_count> load;
     std::array<void (*)(const float* x, std::int64_t n, void* out), dtype_count> store;
     std::array<FormatKernels, Codecs::size> formats;
-    void (*dot_block)(const DotBlock&);
+    MatmulKernels matmul;
 
     [[nodiscard]] const FormatKernels& operator[](Format f) const { return formats[static_cast<std::size_t>(f)]; }
 };
 
 /// The backend in use.
 const KernelTable& kernels();
+
+/// The table's bfloat16 kernels, or null where it has none or this machine cannot run them.
+const BF16Kernels* bf16_kernels(const KernelTable& table);
 
 }  // namespace breccia

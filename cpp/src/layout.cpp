@@ -58,7 +58,10 @@ BlockGrid Layout::grid(const Shape& logical_shape) const {
             grid.block_cols = std::max<std::int64_t>(grid.cols, 1);
             break;
         case LayoutKind::per_block_k: grid.block_cols = block_n; break;
-        case LayoutKind::per_channel: grid.block_cols = std::max<std::int64_t>(grid.cols, 1); break;
+        case LayoutKind::per_channel:
+            grid.block_cols = std::max<std::int64_t>(grid.cols, 1);
+            grid.empty_grid_cols = 1;
+            break;
         case LayoutKind::per_block_mn:
             grid.block_rows = axis == -1 ? block_m : block_n;
             grid.block_cols = axis == -1 ? block_n : block_m;
@@ -71,7 +74,7 @@ Shape Layout::scale_shape(const Shape& logical_shape) const {
     if (kind == LayoutKind::per_tensor) return {};
     const BlockGrid blocks = grid(logical_shape);
     Shape shape = storage_shape(logical_shape, axis);
-    shape.back() = kind == LayoutKind::per_channel ? 1 : blocks.grid_cols();
+    shape.back() = blocks.grid_cols();
     if (shape.size() >= 2) shape[shape.size() - 2] = blocks.grid_rows();
     return storage_shape(shape, axis);
 }

@@ -1,81 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <variant>
 
+#include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
-#include "breccia/ops.hpp"
-#include "output.hpp"
+#include "gemm.hpp"
 #include "threads.hpp"
 
 namespace breccia {
 namespace {
-
-// Panels of 128 x 256 floats: two of them stay in the second-level cache.
-constexpr std::int64_t panel_rows = 128, panel_k = 256;
-
-// One operand of one product as rows of length K, K contiguous.
-class Rows {
-public:
-    // `axis` is where K lies in the operand: -1 for a, -2 for b.
-    Rows(const Operand& operand, int axis, const Shape& batch, std::int64_t index) {
-        if (const ScaledTensor* scaled = operand.scaled()) {
-            const ScaledMatrix m = scaled_matrix(*scaled, batch, index);
-            along_k_ = scaled->layout().axis == axis;
-            matrix_ = m;
-            return;
-        }
-        NumberMatrix m = number_matrix(*operand.array(), axis, batch, index);
-        const auto item = static_cast<std::int64_t>(size_of(m.dtype));
-        along_k_ = m.col_stride == item || m.row_stride != item;
-        if (!along_k_) {
-            std::swap(m.rows, m.cols);
-            std::swap(m.row_stride, m.col_stride);
-        }
-        matrix_ = m;
-    }
-
-    struct Panel {
-        const float* data;
-        std::int64_t stride;
-    };
-
-    // Rows [row, row + rows), elements [k, k + n) of each, in `buffer` unless they can be used where they are.
-    Panel read(const KernelTable& kernels, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t n,
-               Scratch& scratch, float* buffer) const {
-        if (const auto* numbers = std::get_if<NumberMatrix>(&matrix_); numbers != nullptr && along_k_) {
-            const bool plain = numbers->dtype == DType::float32 && numbers->row_stride % 4 == 0 &&
-                               numbers->col_stride == 4 &&
-                               reinterpret_cast<std::uintptr_t>(numbers->data) % alignof(float) == 0;
-            if (plain)
-                return {reinterpret_cast<const float*>(numbers->data + row * numbers->row_stride) + k,
-                        numbers->row_stride / 4};
-        }
-        if (along_k_) {
-            for (std::int64_t i = 0; i < rows; ++i) read_run(kernels, row + i, k, n, scratch, buffer + i * panel_k);
-        } else {
-            float run[panel_rows];
-            for (std::int64_t j = 0; j < n; ++j) {
-                read_run(kernels, k + j, row, rows, scratch, run);
-                for (std::int64_t i = 0; i < rows; ++i) buffer[i * panel_k + j] = run[i];
-            }
-        }
-        return {buffer, panel_k};
-    }
-
-private:
-    void read_run(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, Scratch& scratch,
-                  float* out) const {
-        if (const auto* scaled = std::get_if<ScaledMatrix>(&matrix_)) {
-            scaled->read(kernels, row, begin, n, scratch, out);
-        } else {
-            const float* x = std::get<NumberMatrix>(matrix_).read(kernels, row, begin, n, scratch.values);
-            std::copy(x, x + n, out);
-        }
-    }
-
-    std::variant<NumberMatrix, ScaledMatrix> matrix_;
-    bool along_k_ = true;
-};
 
 void check_operand(const Operand& operand, const char* name) {
     const Array* array = operand.array();
@@ -86,6 +18,16 @@ void check_operand(const Operand& operand, const char* name) {
 
 void check_overlap(const Array& out, const Operand& operand) {
     check_no_overlap(out, operand.scaled() != nullptr ? operand.scaled()->data() : *operand.array());
+}
+
+// The first kernel that takes the operands; the last of each kind takes any.
+void multiply(const Product& product, const Rows& w) {
+    constexpr std::int64_t few = 4;
+    const ScaledMatrix* codes = w.scaled_along_k();
+    if (codes != nullptr && gemv_bf16(product, *codes)) return;
+    if (product.total_rows() < few) return gemv_f32(product, w);
+    if (codes != nullptr && gemm_bf16(product, *codes)) return;
+    gemm_f32(product, w);
 }
 
 }  // namespace
@@ -113,7 +55,7 @@ Shape matmul_shape(const Shape& a, const Shape& b) {
     return shape;
 }
 
-void matmul_into(const Operand& a, const Operand& b, const Array& out) {
+void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision precision) {
     check_operand(a, "a");
     check_operand(b, "b");
     const Shape shape = matmul_shape(a.shape(), b.shape());
@@ -121,46 +63,35 @@ void matmul_into(const Operand& a, const Operand& b, const Array& out) {
     check_overlap(out, a);
     check_overlap(out, b);
     const Shape batch = batch_shape(shape);
-    const std::int64_t m = shape[shape.size() - 2], n = shape.back(), k = a.shape().back();
-    const std::int64_t n_panels = (n + panel_rows - 1) / panel_rows;
+    const std::int64_t members = element_count(batch);
+    if (element_count(shape) == 0) return;
     const KernelTable& table = kernels();
-    parallel_for(element_count(batch) * n_panels, 1, [&](std::int64_t begin, std::int64_t end) {
-        Scratch scratch;
-        std::vector<float> buffers(static_cast<std::size_t>(2 * panel_rows * panel_k + panel_rows * panel_rows));
-        float* a_buffer = buffers.data();
-        float* b_buffer = a_buffer + panel_rows * panel_k;
-        float* c_buffer = b_buffer + panel_rows * panel_k;
-        for (std::int64_t unit = begin; unit < end; ++unit) {
-            const std::int64_t index = unit / n_panels, j = unit % n_panels * panel_rows;
-            const std::int64_t cols = std::min(panel_rows, n - j);
-            const Rows rows_a(a, -1, batch, index), rows_b(b, -2, batch, index);
-            const OutputMatrix c = output_matrix(out, -1, batch, index);
-            for (std::int64_t i = 0; i < m; i += panel_rows) {
-                const std::int64_t rows = std::min(panel_rows, m - i);
-                std::fill(c_buffer, c_buffer + rows * panel_rows, 0.0F);
-                for (std::int64_t at = 0; at < k; at += panel_k) {
-                    const std::int64_t depth = std::min(panel_k, k - at);
-                    const auto panel_a = rows_a.read(table, i, rows, at, depth, scratch, a_buffer);
-                    const auto panel_b = rows_b.read(table, j, cols, at, depth, scratch, b_buffer);
-                    table.dot_block({.a = panel_a.data,
-                                     .b = panel_b.data,
-                                     .c = c_buffer,
-                                     .a_stride = panel_a.stride,
-                                     .b_stride = panel_b.stride,
-                                     .c_stride = panel_rows,
-                                     .rows_a = rows,
-                                     .rows_b = cols,
-                                     .k = depth});
-                }
-                for (std::int64_t r = 0; r < rows; ++r) c.write(table, i + r, j, cols, c_buffer + r * panel_rows);
-            }
+    const auto product_of = [&](std::int64_t begin, std::int64_t end) {
+        Product product{.table = table,
+                        .a = {},
+                        .c = {},
+                        .m = shape[shape.size() - 2],
+                        .n = shape.back(),
+                        .k = a.shape().back(),
+                        .precision = precision};
+        for (std::int64_t index = begin; index < end; ++index) {
+            product.a.emplace_back(a, -1, batch, index);
+            product.c.push_back(output_matrix(out, -1, batch, index));
         }
+        return product;
+    };
+    if (element_count(batch_shape(b.shape())) == 1)
+        return multiply(product_of(0, members), Rows(b, -2, batch, 0));
+    // Many small matrices are shared out whole (what is parallel inside then runs on its thread); a few, one by one.
+    const std::int64_t grain = members >= 4 * num_threads() ? 1 : members;
+    parallel_for(members, grain, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) multiply(product_of(i, i + 1), Rows(b, -2, batch, i));
     });
 }
 
-Array matmul(const Operand& a, const Operand& b, DType out_dtype) {
+Array matmul(const Operand& a, const Operand& b, DType out_dtype, Precision precision) {
     Array out = Array::allocate(out_dtype, matmul_shape(a.shape(), b.shape()));
-    matmul_into(a, b, out);
+    matmul_into(a, b, out, precision);
     return out;
 }
 

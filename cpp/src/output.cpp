@@ -2,6 +2,7 @@
 #include "output.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "breccia/error.hpp"
@@ -25,6 +26,21 @@ Extent extent_of(const Array& array) {
     return {base + static_cast<std::uintptr_t>(low), base + static_cast<std::uintptr_t>(high)};
 }
 
+// Whether two indices might address the same bytes: from the fastest axis outwards, each step must clear what is inside.
+bool may_share_elements(const Array& array) {
+    if (array.size() == 0) return false;
+    std::vector<std::pair<std::int64_t, std::int64_t>> axes;  // stride, extent
+    for (std::size_t i = 0; i < array.rank(); ++i)
+        if (array.shape[i] > 1) axes.emplace_back(std::abs(array.strides[i]), array.shape[i]);
+    std::ranges::sort(axes);
+    auto inside = static_cast<std::int64_t>(array.type.size());
+    for (const auto& [stride, extent] : axes) {
+        if (stride < inside) return true;
+        inside += stride * (extent - 1);
+    }
+    return false;
+}
+
 template <class T>
 void put(std::byte* p, T x) {
     std::memcpy(p, &x, sizeof x);
@@ -45,8 +61,7 @@ void check_output(const Array& out, const Shape& shape) {
     if (!out.type.is_number())
         throw_type("out must be a float32, float64, float16 or bfloat16 array, got dtype " + out.type.name());
     if (out.shape != shape) throw_value("out.shape must be " + to_string(shape) + ", got " + to_string(out.shape));
-    for (std::size_t i = 0; i < out.rank(); ++i)
-        if (out.shape[i] > 1 && out.strides[i] == 0) throw_value("out must not be a broadcast view");
+    if (may_share_elements(out)) throw_value("out must not be a view whose elements share memory");
 }
 
 void check_no_overlap(const Array& out, const Array& operand) {

@@ -66,10 +66,10 @@ public:
     }
 
     void run() {
-        if (recipe_.two_level) set_global_scale();
+        if (out_.global_scale) set_global_scale(*out_.global_scale->as<float>());
         if (recipe_.layout.kind == LayoutKind::per_tensor) return quantize_whole();
         const bool whole_bytes = !packed_ || grid_.block_cols % 2 == 0;
-        if (grid_.block_rows == 1 && grid_.block_cols <= 2 * piece && whole_bytes && !source_.may_be_exact())
+        if (grid_.block_rows == 1 && grid_.cols > 0 && grid_.block_cols <= 2 * piece && whole_bytes && !source_.may_be_exact())
             quantize_rows();
         else
             quantize_tiles();
@@ -130,7 +130,7 @@ private:
 
     // TransformerEngine's compute_global_encode_scaling_factor_FP4, and torchao's per_tensor_amax_to_scale for the
     // number that is stored.
-    void set_global_scale() {
+    void set_global_scale(float& global_scale) {
         const float amax = float_from_bits(tensor_stats().amax_bits);
         constexpr float range = Float8E4M3FN::max * Float4E2M1FN::max;
         const float encode = range / amax;
@@ -143,7 +143,7 @@ private:
             params_.global_encode = encode;
             params_.global_scale = amax / range;
         }
-        *out_.global_scale->as<float>() = params_.global_scale;
+        global_scale = params_.global_scale;
     }
 
     void write_scale(std::int64_t block, const BlockScale& s) const {
@@ -225,18 +225,19 @@ private:
     // Blocks of several rows, long blocks, odd blocks of packed codes, and blocks that may keep a scale.
     void quantize_tiles() const {
         const std::int64_t grid_rows = grid_.grid_rows(), grid_cols = grid_.grid_cols();
-        const std::int64_t per_unit = std::max<std::int64_t>(1, grid_.block_rows * grid_.cols);
+        const std::int64_t per_unit = std::max<std::int64_t>(1, std::min(grid_.block_rows, grid_.rows) * grid_.cols);
         const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / per_unit);
         parallel_for(matrices_ * grid_rows, grain, [&](std::int64_t begin, std::int64_t end) {
             Scratch scratch;
             for (std::int64_t i = begin; i < end; ++i) {
                 const std::int64_t matrix = i / grid_rows, block_row = i % grid_rows;
                 for (std::int64_t block_col = 0; block_col < grid_cols; ++block_col) {
+                    const std::int64_t row = block_row * grid_.block_rows, col = block_col * grid_.block_cols;
                     const BlockRange b{.matrix = matrix,
-                                       .begin_row = block_row * grid_.block_rows,
-                                       .end_row = std::min((block_row + 1) * grid_.block_rows, grid_.rows),
-                                       .begin_col = block_col * grid_.block_cols,
-                                       .end_col = std::min((block_col + 1) * grid_.block_cols, grid_.cols)};
+                                       .begin_row = row,
+                                       .end_row = row + std::min(grid_.block_rows, grid_.rows - row),
+                                       .begin_col = col,
+                                       .end_col = col + std::min(grid_.block_cols, grid_.cols - col)};
                     const BlockScale s = choose_scale(b, scratch);
                     write_scale(block_index(matrix, block_row) + block_col, s);
                     encode(b, s, scratch);

@@ -18,7 +18,7 @@ std::int64_t bytes_of(const Array& array) {
 ScaledTensor::ScaledTensor(Array data, Array scale, Recipe recipe, Layout layout, Extras extras)
     : data_(std::move(data)),
       scale_(std::move(scale)),
-      recipe_(std::move(recipe)),
+      recipe_(recipe),
       layout_(layout),
       extras_(std::move(extras)) {
     check_data();
@@ -31,6 +31,7 @@ ScaledTensor::ScaledTensor(Array data, Array scale, Recipe recipe, Layout layout
 
 void ScaledTensor::check_data() {
     if (data_.rank() < 1) throw_value("data must be at least 1-D, got 0-D");
+    element_count(data_.shape, 2 * data_.type.size());  // two codes per byte
     const FormatInfo& element = info(recipe_.element);
     const ElementType type = data_.type;
     if (type.is_codes() || type.is_packed_codes()) {

@@ -143,7 +143,7 @@ void register_ops(py::module_& m) {
         auto [array, view] = allocate_numpy(parse_dtype(out_dtype), matmul_shape(lhs.shape(), rhs.shape()));
         {
             const py::gil_scoped_release release;
-            matmul_into(lhs, rhs, view);
+            matmul_into(lhs, rhs, view, current_precision());
         }
         return array;
     });
@@ -153,7 +153,7 @@ void register_ops(py::module_& m) {
         const Operand lhs = left.get(), rhs = right.get();
         const Array view = to_output(out, "out");
         const py::gil_scoped_release release;
-        matmul_into(lhs, rhs, view);
+        matmul_into(lhs, rhs, view, current_precision());
     });
 }
 

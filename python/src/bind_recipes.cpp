@@ -6,14 +6,14 @@
 namespace breccia::python {
 namespace {
 
-FieldValue field_value(py::handle value) {
+FieldValue field_value(const std::string& name, py::handle value) {
     if (value.is_none()) return std::monostate{};
     if (py::isinstance<py::bool_>(value)) return value.cast<bool>();
     if (py::isinstance<py::int_>(value)) {
         const auto number = PyLong_AsLongLong(value.ptr());
         if (number == -1 && PyErr_Occurred() != nullptr) {
             PyErr_Clear();
-            throw_value("a field must fit in 64 bits, got " + py::str(value).cast<std::string>());
+            throw_value(name + " must fit in 64 bits, got " + py::str(value).cast<std::string>());
         }
         return std::int64_t{number};
     }
@@ -52,8 +52,10 @@ void register_recipes(py::module_& m) {
     py::class_<Recipe>(m, "Recipe")
         .def(py::init([](std::string_view name, const py::dict& fields) {
                  Fields values;
-                 for (const auto& [key, value] : fields)
-                     values.emplace(py::str(key).cast<std::string>(), field_value(value));
+                 for (const auto& [key, value] : fields) {
+                     const auto field = py::str(key).cast<std::string>();
+                     values.emplace(field, field_value(field, value));
+                 }
                  return make_recipe(name, values);
              }),
              py::arg("name"), py::arg("fields"))

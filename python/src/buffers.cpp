@@ -38,7 +38,10 @@ Array from_numpy(const py::array& array, const char* argument) {
     Array result;
     result.type = element_type(dtype);
     if (result.type.is_unknown())
-        throw_type(std::string(argument) + " has the unsupported dtype " + py::str(dtype).cast<std::string>());
+        throw_type(std::string(argument) +
+                   " must be an array of dtype float32, float64, float16, bfloat16, uint8, int8 or one of ml_dtypes' formats, got "
+                   "dtype " +
+                   py::str(dtype).cast<std::string>());
     result.data = const_cast<void*>(array.data());
     const auto rank = static_cast<std::size_t>(array.ndim());
     result.shape.assign(array.shape(), array.shape() + rank);

@@ -17,4 +17,5 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
     breccia::python::register_ops(m);
     breccia::python::register_formats(m);
     breccia::python::register_cpu(m);
+    breccia::python::register_prepared(m);
 }

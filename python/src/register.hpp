@@ -10,5 +10,9 @@ void register_recipes(py::module_& m);
 void register_ops(py::module_& m);
 void register_formats(py::module_& m);
 void register_cpu(py::module_& m);
+void register_prepared(py::module_& m);
+
+/// What this thread allows products to do; see PrecisionScope.
+Precision current_precision();
 
 }  // namespace breccia::python

@@ -21,8 +21,11 @@ constexpr std::string_view name_of(LayoutKind kind) {
 struct BlockGrid {
     std::int64_t rows = 0, cols = 0;              // of the matrix
     std::int64_t block_rows = 1, block_cols = 1;  // of a block; at least 1 even where the matrix is empty
-    [[nodiscard]] std::int64_t grid_rows() const { return (rows + block_rows - 1) / block_rows; }
-    [[nodiscard]] std::int64_t grid_cols() const { return (cols + block_cols - 1) / block_cols; }
+    std::int64_t empty_grid_cols = 0;             // blocks of a row without elements: 1 where a row has one scale
+    [[nodiscard]] std::int64_t grid_rows() const { return rows / block_rows + (rows % block_rows != 0 ? 1 : 0); }
+    [[nodiscard]] std::int64_t grid_cols() const {
+        return cols == 0 ? empty_grid_cols : cols / block_cols + (cols % block_cols != 0 ? 1 : 0);
+    }
 };
 
 struct Layout {

@@ -3,6 +3,7 @@
 // The verbs. Each comes in two forms: one that allocates its result and one that writes into memory of the caller's.
 #pragma once
 
+#include "breccia/prepared.hpp"
 #include "breccia/scaled_tensor.hpp"
 
 namespace breccia {
@@ -43,10 +44,11 @@ Array dequantize(const ScaledTensor& scaled, DType dtype = DType::float32);
 void requantize_into(const ScaledTensor& scaled, const Recipe& recipe, const CastOutput& out);
 ScaledTensor requantize(const ScaledTensor& scaled, const Recipe& recipe);
 
-/// One side of a product: a ScaledTensor or an array of numbers. Borrows.
+/// One side of a product: a ScaledTensor, a prepared one or an array of numbers. Borrows.
 class Operand {
 public:
     Operand(const ScaledTensor& scaled) : scaled_(&scaled) {}
+    Operand(const PreparedWeight& weight) : scaled_(&weight.tensor()) {}
     Operand(const Array& array) : array_(&array) {}
     [[nodiscard]] const ScaledTensor* scaled() const { return scaled_; }
     [[nodiscard]] const Array* array() const { return array_; }
@@ -60,10 +62,18 @@ private:
 /// Shape of a @ b with NumPy's broadcasting of the leading axes. Throws Error on a mismatch.
 Shape matmul_shape(const Shape& a, const Shape& b);
 
-/// a (..., M, K) @ b (..., K, N). Operands are dequantized block by block to float32, products accumulate in float32.
-/// Error bound, u = 2^-24, against the exact product of the dequantized operands:
-/// |error| <= (K / 16 + 2 K / 512 + 8) u * sum |a||b|, plus the rounding of the output type.
-void matmul_into(const Operand& a, const Operand& b, const Array& out);
-Array matmul(const Operand& a, const Operand& b, DType out_dtype = DType::float32);
+/// How activations enter a product.
+enum class Precision : std::uint8_t {
+    exact,  ///< as they are: products are exact or those of float32
+    fast    ///< rounded to bfloat16 where that is quicker: an error of up to 2^-8 |a||b| per product
+};
+
+/// a (..., M, K) @ b (..., K, N). Codes and their scales are never rounded to a narrower type; sums are float32.
+/// Error bound of Precision::exact, u = 2^-24, against the exact product of the dequantized operands:
+/// |error| <= (min(K, 256) + K / 256 + 8) u * sum |a||b|, plus the rounding of the output type. The result does not
+/// depend on the number of threads.
+void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision precision = Precision::exact);
+Array matmul(const Operand& a, const Operand& b, DType out_dtype = DType::float32,
+             Precision precision = Precision::exact);
 
 }  // namespace breccia

@@ -1,16 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decoding by a table the codec's own decode fills at compile time, then (value - zero_point) * scale.
-
-template <class C>
-struct DecodeTable {
-    alignas(64) float values[1 << C::bits];
-    constexpr DecodeTable() : values() {
-        for (int code = 0; code < 1 << C::bits; ++code) values[code] = C::decode(static_cast<std::uint8_t>(code));
-    }
-};
-template <class C>
-inline constexpr DecodeTable<C> decode_table{};
+// (decode(code) - zero_point) * scale.
 
 template <class C>
 static void dequantize_run(const std::uint8_t* codes, std::int64_t offset, std::int64_t n, bool packed, float scale,
@@ -22,8 +12,8 @@ static void dequantize_run(const std::uint8_t* codes, std::int64_t offset, std::
     if (!packed) {
         const F scale_f32x16 = f_set(scale), zero_f32x16 = f_set(zero_point);
         for (; i + lanes <= n; i += lanes) {
-            const I code = i_and(i_load_bytes(codes + offset + i), i_set(mask));
-            f_store(out + i, f_mul(f_sub(f_lookup<C::bits>(table, code), zero_f32x16), scale_f32x16));
+            const I code = i_load_bytes(codes + offset + i);
+            f_store(out + i, f_mul(f_sub(f_decode<C>(code), zero_f32x16), scale_f32x16));
         }
         for (; i < n; ++i) out[i] = value(codes[offset + i]);
         return;
@@ -36,7 +26,7 @@ static void dequantize_run(const std::uint8_t* codes, std::int64_t offset, std::
     const F scale_f32x16 = f_set(scale), zero_f32x16 = f_set(zero_point);
     for (; i + lanes <= n; i += lanes) {
         const I code = i_load_nibbles(bytes + i / 2);
-        f_store(out + i, f_mul(f_sub(f_lookup<C::bits>(table, code), zero_f32x16), scale_f32x16));
+        f_store(out + i, f_mul(f_sub(f_decode<C>(code), zero_f32x16), scale_f32x16));
     }
     for (; i < n; ++i) out[i] = value(i % 2 != 0 ? bytes[i / 2] >> 4U : bytes[i / 2]);
 }

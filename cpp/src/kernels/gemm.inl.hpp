@@ -1,44 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of rows: both operands have K contiguous, as activations (M, K) and weights (N, K) do, so nothing is
-// transposed. gemm_rows_a x gemm_rows_b accumulators of 16 partial sums each keep the vector units busy.
+// The float32 panel product. One tile is gemm_rows weight rows by one vector of 16 activations, or half as many rows by
+// two, which loads less; its sums stay in registers for the whole panel.
 
-template <int Rows, int Cols>
-static void dot_tile(const DotBlock& t, std::int64_t i, std::int64_t j) {
-    F sum_f32x16[Rows][Cols];
-#pragma GCC unroll 8
+template <int Rows, int Vectors>
+static void gemm_tile(const GemmF32& g, std::int64_t row) {
+    F sum_f32x16[Rows][Vectors];
+    float* c = g.c + row * g.width;
+#pragma GCC unroll 24
     for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-        for (int c = 0; c < Cols; ++c) sum_f32x16[r][c] = f_set(0.0F);
-    const float* a = t.a + i * t.a_stride;
-    const float* b = t.b + j * t.b_stride;
-    const auto step = [&](auto load) BRECCIA_INLINE_LAMBDA {
-        F b_f32x16[Cols];
-#pragma GCC unroll 8
-        for (int c = 0; c < Cols; ++c) b_f32x16[c] = load(b + c * t.b_stride);
-#pragma GCC unroll 8
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; ++v) sum_f32x16[r][v] = f_set(0.0F);
+    const float* w = g.w + row * panel_stride_f32;
+    const float* x = g.x;
+    for (std::int64_t k = 0; k < g.k; ++k, x += 16 * Vectors, ++w) {
+        F x_f32x16[Vectors];
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; ++v) x_f32x16[v] = f_load(x + 16 * v);
+#pragma GCC unroll 24
         for (int r = 0; r < Rows; ++r) {
-            const F a_f32x16 = load(a + r * t.a_stride);
-#pragma GCC unroll 8
-            for (int c = 0; c < Cols; ++c) sum_f32x16[r][c] = f_multiply_add(a_f32x16, b_f32x16[c], sum_f32x16[r][c]);
+            const F w_f32x16 = f_set(w[r * panel_stride_f32]);
+#pragma GCC unroll 2
+            for (int v = 0; v < Vectors; ++v)
+                sum_f32x16[r][v] = f_multiply_add(w_f32x16, x_f32x16[v], sum_f32x16[r][v]);
         }
-    };
-    std::int64_t k = 0;
-    for (; k + lanes <= t.k; k += lanes) step([&](const float* p) BRECCIA_INLINE_LAMBDA { return f_load(p + k); });
-    if (k < t.k) step([&](const float* p) BRECCIA_INLINE_LAMBDA { return f_load_n(p + k, t.k - k); });
+    }
+#pragma GCC unroll 24
     for (int r = 0; r < Rows; ++r)
-        for (int c = 0; c < Cols; ++c) t.c[(i + r) * t.c_stride + j + c] += f_sum(sum_f32x16[r][c]);
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; ++v) {
+            float* to = c + r * 16 * Vectors + 16 * v;
+            f_store(to, f_add(f_load(to), sum_f32x16[r][v]));
+        }
 }
 
-template <int Rows>
-static void dot_rows(const DotBlock& t, std::int64_t i) {
-    std::int64_t j = 0;
-    for (; j + gemm_rows_b <= t.rows_b; j += gemm_rows_b) dot_tile<Rows, gemm_rows_b>(t, i, j);
-    for (; j < t.rows_b; ++j) dot_tile<Rows, 1>(t, i, j);
+static void gemm_f32(const GemmF32& g) {
+    if (g.width == 16)
+        for (std::int64_t row = 0; row < g.rows; row += gemm_rows) gemm_tile<gemm_rows, 1>(g, row);
+    else
+        for (std::int64_t row = 0; row < g.rows; row += gemm_rows / 2) gemm_tile<gemm_rows / 2, 2>(g, row);
 }
 
-static void dot_block(const DotBlock& t) {
-    std::int64_t i = 0;
-    for (; i + gemm_rows_a <= t.rows_a; i += gemm_rows_a) dot_rows<gemm_rows_a>(t, i);
-    for (; i < t.rows_a; ++i) dot_rows<1>(t, i);
+static void pack_f32(const PackRows& p) {
+    float* out = static_cast<float*>(p.out);
+    for (std::int64_t k = 0; k < p.k; k += 16) {
+        if (k + 16 <= p.k) {
+            transpose_16x16(p.x + k, p.x_stride, out + k * p.width, p.width);
+            continue;
+        }
+        for (std::int64_t j = k; j < p.k; ++j)
+            for (int i = 0; i < 16; ++i) out[j * p.width + i] = p.x[i * p.x_stride + j];
+    }
+}
+
+/// Four chains of sums, for single rows.
+static float dot(const float* a, const float* b, std::int64_t n) {
+    F sum_f32x16[4] = {f_set(0.0F), f_set(0.0F), f_set(0.0F), f_set(0.0F)};
+    std::int64_t k = 0;
+    for (; k + 4 * lanes <= n; k += 4 * lanes)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i)
+            sum_f32x16[i] = f_multiply_add(f_load(a + k + i * lanes), f_load(b + k + i * lanes), sum_f32x16[i]);
+    for (; k + lanes <= n; k += lanes) sum_f32x16[0] = f_multiply_add(f_load(a + k), f_load(b + k), sum_f32x16[0]);
+    if (k < n) sum_f32x16[1] = f_multiply_add(f_load_n(a + k, n - k), f_load_n(b + k, n - k), sum_f32x16[1]);
+    return f_sum(f_add(f_add(sum_f32x16[0], sum_f32x16[1]), f_add(sum_f32x16[2], sum_f32x16[3])));
 }

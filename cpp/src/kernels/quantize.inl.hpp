@@ -67,15 +67,21 @@ static inline BlockScale search_scale(const float* x, std::int64_t n, const Bloc
 }
 
 template <class C>
+static inline void quantize_block(const QuantizeRow& row, std::int64_t i) {
+    const float* x = row.x + i * row.block;
+    const BlockStats stats = block_stats(x, row.block, row.params.rule == ScaleRule::asymmetric);
+    const BlockScale s = search_scale<C>(x, row.block, stats, row.params);
+    write_scale(row.scales, i, s, row.params.type);
+    if (row.zero_points != nullptr) row.zero_points[i] = static_cast<std::uint8_t>(static_cast<int>(s.zero_point));
+    encode_run<C>(x, row.block, s, row.codes, i * row.block, C::bits == 4);
+}
+
+template <class C>
 static void quantize_row(const QuantizeRow& row) {
-    constexpr bool packed = C::bits == 4;
-    const bool range = row.params.rule == ScaleRule::asymmetric;
-    for (std::int64_t i = 0; i < row.blocks; ++i) {
-        const float* x = row.x + i * row.block;
-        const BlockStats stats = block_stats(x, row.block, range);
-        const BlockScale s = search_scale<C>(x, row.block, stats, row.params);
-        write_scale(row.scales, i, s, row.params.type);
-        if (row.zero_points != nullptr) row.zero_points[i] = static_cast<std::uint8_t>(static_cast<int>(s.zero_point));
-        encode_run<C>(x, row.block, s, row.codes, i * row.block, packed);
-    }
+    std::int64_t i = 0;
+    if (can_group<C>(row))
+        for (; i + lanes <= row.blocks; i += lanes)
+            if (!quantize_group<C>(row, i))
+                for (std::int64_t j = i; j < i + lanes; ++j) quantize_block<C>(row, j);
+    for (; i < row.blocks; ++i) quantize_block<C>(row, i);
 }

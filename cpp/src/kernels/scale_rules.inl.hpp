@@ -153,14 +153,14 @@ static inline BlockScale scale_of_rule(const BlockStats& stats, const ScaleParam
         case ScaleRule::mx_even: {
             const std::uint32_t code = mx_exponent<C>(amax, p.rule);
             const int moved = static_cast<int>(code) + e8m0_offsets[candidate];
-            return mx_scale(code == 0 || moved < 1 || moved > 254 ? code : static_cast<std::uint32_t>(moved), p.rule);
+            return mx_scale(moved < 1 || moved > 254 ? code : static_cast<std::uint32_t>(moved), p.rule);
         }
         case ScaleRule::nvfp4_te:
         case ScaleRule::nvfp4_torchao: {
             const std::uint32_t code = nvfp4_code(amax, p);
             const int moved = static_cast<int>(code) + e4m3_offsets[candidate];
             const int lowest = p.rule == ScaleRule::nvfp4_torchao ? 8 : 1;
-            const bool outside = code == 0 || moved < lowest || moved > Float8E4M3FN::max_code;
+            const bool outside = moved < lowest || moved > Float8E4M3FN::max_code;
             return nvfp4_scale(outside ? code : static_cast<std::uint32_t>(moved), p);
         }
         case ScaleRule::asymmetric: {
@@ -170,7 +170,8 @@ static inline BlockScale scale_of_rule(const BlockStats& stats, const ScaleParam
         }
         case ScaleRule::multiply: {
             if (amax == 0) return store_scale(1.0F, p.type);
-            const float m = minimum(C::max / amax, f32_max) / p.margin_factor;
+            const float stretch = p.margin_factor * (1.0F + 0.0625F * static_cast<float>(candidate));
+            const float m = minimum(minimum(C::max / amax, f32_max) / stretch, f32_max);
             BlockScale result = store_scale(1.0F / m, p.type);
             result.factor = m;
             result.multiply = true;
@@ -196,5 +197,12 @@ static inline BlockScale choose_scale(const BlockStats& stats, const ScaleParams
     if (!C::has_nan && stats.has_nan) return poisoned_scale(p.type);
     BlockScale result = scale_of_rule<C>(stats, p, candidate);
     result.all_finite = !stats.has_nan && !stats.has_infinity;
+    const int exponent = static_cast<int>(stats.amax_bits >> 23) - 127;
+    // A Newton step divides exactly where everything is finite, the divisor is well inside the exponent range and no
+    // quotient overflows.
+    const int divisor_exponent = static_cast<int>(bits_of(result.factor) >> 23 & 255U) - 127;
+    result.fast_division = result.all_finite && !result.multiply && divisor_exponent > -80 && divisor_exponent < 80 &&
+                           exponent - divisor_exponent < 64;
+    result.error_unit = exp2i(exponent < -126 ? 126 : (exponent > 126 ? -126 : -exponent));
     return result;
 }

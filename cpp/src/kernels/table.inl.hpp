@@ -2,7 +2,7 @@
 //
 // The shared kernels as a table. A backend with overrides copies it and replaces entries.
 
-static consteval KernelTable make_table(std::string_view name) {
+static consteval KernelTable make_table(std::string_view name, const BF16Kernels* bf16 = nullptr) {
     return {
         .name = name,
         .stats = block_stats,
@@ -16,6 +16,6 @@ static consteval KernelTable make_table(std::string_view name) {
                                  .quantize_row = quantize_row<C>,
                                  .dequantize_row = dequantize_row<C>};
         }),
-        .dot_block = dot_block,
+        .matmul = {.pack = pack_f32, .gemm = gemm_f32, .transpose = transpose_16x16, .dot = dot, .bf16 = bf16},
     };
 }

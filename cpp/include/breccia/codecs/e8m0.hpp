@@ -28,8 +28,8 @@ struct Float8E8M0FNU {
         const std::uint32_t x_bits = bits_of(x);
         if (is_nan(x)) return nan_code;
         if ((x_bits & f32_sign_bit) != 0) return (x_bits & f32_abs_mask) == 0 ? 0 : nan_code;
-        constexpr std::uint32_t half_way_to_smallest_normal = 0x0060'0000U;  // 1.5 * 2^-127, a float32 subnormal
-        if (x_bits < 0x0080'0000U) return x_bits >= half_way_to_smallest_normal ? 1 : 0;
+        // 2^-127 is a float32 subnormal; those above it go up to 2^-126 (ml_dtypes and torch agree).
+        if (x_bits < 0x0080'0000U) return x_bits > 0x0040'0000U ? 1 : 0;
         const std::uint32_t code = (x_bits + 0x0040'0000U) >> 23;
         return static_cast<std::uint8_t>(code > 254 ? 254 : code);
     }

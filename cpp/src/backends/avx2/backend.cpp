@@ -7,7 +7,9 @@
 BRECCIA_TARGET_BEGIN("avx2,fma,f16c,bmi2")
 namespace breccia::avx2 {
 namespace {
+#include "kernels/decode_table.inl.hpp"
 #include "backends/avx2/vec.hpp"
+#include "kernels/transpose.inl.hpp"
 #include "kernels/all.inl.hpp"
 }  // namespace
 

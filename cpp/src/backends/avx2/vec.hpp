@@ -45,27 +45,38 @@ BRECCIA_INLINE I i_load_nibbles(const std::uint8_t* p) {
     const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
     return widen_bytes(_mm_unpacklo_epi8(low, high));
 }
-BRECCIA_INLINE __m128i narrow_to_bytes(I x) {
+BRECCIA_INLINE __m128i narrow_to_bytes(I x, std::int32_t mask) {
+    // Packing saturates, so the lanes are cleaned first.
+    const __m256i low = _mm256_set1_epi32(mask);
+    x = {_mm256_and_si256(x.lo, low), _mm256_and_si256(x.hi, low)};
     // Packing works within 128-bit halves: a permutation puts the quarters back in order.
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(x.lo, x.hi), 0b11'01'10'00);
     return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 BRECCIA_INLINE void i_store_bytes(std::uint8_t* p, I x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow_to_bytes(x));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow_to_bytes(x, 255));
 }
 BRECCIA_INLINE void i_store_bytes_n(std::uint8_t* p, I x, std::int64_t n) {
     alignas(16) std::uint8_t bytes[16];
-    _mm_store_si128(reinterpret_cast<__m128i*>(bytes), narrow_to_bytes(x));
+    _mm_store_si128(reinterpret_cast<__m128i*>(bytes), narrow_to_bytes(x, 255));
     for (std::int64_t i = 0; i < n; ++i) p[i] = bytes[i];
 }
 BRECCIA_INLINE void i_store_nibbles(std::uint8_t* p, I x) {
-    const __m128i pairs = _mm_maddubs_epi16(narrow_to_bytes(x), _mm_set1_epi16(0x1001));  // even + 16 * odd
+    const __m128i pairs = _mm_maddubs_epi16(narrow_to_bytes(x, 15), _mm_set1_epi16(0x1001));  // even + 16 * odd
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(pairs, pairs));
 }
 
 BRECCIA_INLINE F f_add(F a, F b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 BRECCIA_INLINE F f_sub(F a, F b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 BRECCIA_INLINE F f_mul(F a, F b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+BRECCIA_INLINE F f_div(F a, F b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+BRECCIA_INLINE __m256 divide_newton(__m256 x, __m256 divisor, __m256 reciprocal) {
+    const __m256 quotient = _mm256_mul_ps(x, reciprocal);
+    return _mm256_fmadd_ps(_mm256_fnmadd_ps(quotient, divisor, x), reciprocal, quotient);
+}
+BRECCIA_INLINE F f_divide_newton(F x, F divisor, F reciprocal) {
+    return {divide_newton(x.lo, divisor.lo, reciprocal.lo), divide_newton(x.hi, divisor.hi, reciprocal.hi)};
+}
 BRECCIA_INLINE F f_multiply_add(F a, F b, F c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
@@ -86,8 +97,25 @@ BRECCIA_INLINE I i_shr(I x) {
     return {_mm256_srli_epi32(x.lo, Count), _mm256_srli_epi32(x.hi, Count)};
 }
 BRECCIA_INLINE Mask i_less(I a, I b) { return {_mm256_cmpgt_epi32(b.lo, a.lo), _mm256_cmpgt_epi32(b.hi, a.hi)}; }
+BRECCIA_INLINE Mask f_less(F a, F b) {
+    return {_mm256_castps_si256(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+            _mm256_castps_si256(_mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+}
+BRECCIA_INLINE F f_select(Mask m, F yes, F no) {
+    return {_mm256_blendv_ps(no.lo, yes.lo, _mm256_castsi256_ps(m.lo)),
+            _mm256_blendv_ps(no.hi, yes.hi, _mm256_castsi256_ps(m.hi))};
+}
 BRECCIA_INLINE I i_select(Mask m, I yes, I no) {
     return {_mm256_blendv_epi8(no.lo, yes.lo, m.lo), _mm256_blendv_epi8(no.hi, yes.hi, m.hi)};
+}
+
+template <int Count>
+BRECCIA_INLINE I i_shl(I x) {
+    return {_mm256_slli_epi32(x.lo, Count), _mm256_slli_epi32(x.hi, Count)};
+}
+BRECCIA_INLINE bool i_none(Mask m) {
+    const __m256i any = _mm256_or_si256(m.lo, m.hi);
+    return _mm256_testz_si256(any, any) != 0;
 }
 
 BRECCIA_INLINE std::int32_t i_max_lane(I x) {
@@ -110,9 +138,36 @@ BRECCIA_INLINE float f_sum(F x) {
     return _mm_cvtss_f32(_mm_add_ss(x2, _mm_movehdup_ps(x2)));
 }
 
-template <int Bits>
-BRECCIA_INLINE F f_lookup(const float* table, I index) {
-    return {_mm256_i32gather_ps(table, index.lo, 4), _mm256_i32gather_ps(table, index.hi, 4)};
+template <class C>
+BRECCIA_INLINE __m256 decode_eight(__m256i codes) {
+    const float* table = decode_table<C>.values;
+    if constexpr (C::bits == 4) {
+        // The low three bits choose the magnitude; two halves of the table by the fourth.
+        const __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(table), codes);
+        const __m256 high = _mm256_permutevar8x32_ps(_mm256_load_ps(table + 8), codes);
+        return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
+    } else if constexpr (C::bits == 8 && C::family == CodecFamily::integer) {
+        return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(codes, 24), 24));
+    } else if constexpr (C::bits == 8 && C::family == CodecFamily::minifloat) {
+        // As in AVX-512: fields moved, then rebiased by a multiplication; the codes that are not finite by gather.
+        constexpr int shift = 23 - C::mantissa_bits;
+        const __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(127)), shift);
+        const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(codes, 7), 31);
+        const __m256 value = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(magnitude, sign)),
+                                           _mm256_set1_ps(exp2i(127 - C::bias)));
+        const __m256i special = C::specials == Specials::nan_zero
+                                    ? _mm256_cmpeq_epi32(codes, _mm256_set1_epi32(C::nan_code))
+                                    : _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(C::max_code << shift));
+        if (_mm256_testz_si256(special, special) != 0) [[likely]]
+            return value;
+        return _mm256_mask_i32gather_ps(value, table, codes, _mm256_castsi256_ps(special), 4);
+    } else {
+        return _mm256_i32gather_ps(table, codes, 4);
+    }
+}
+template <class C>
+BRECCIA_INLINE F f_decode(I codes) {
+    return {decode_eight<C>(codes.lo), decode_eight<C>(codes.hi)};
 }
 
 BRECCIA_INLINE F f_load_as(const float* p) { return f_load(p); }
@@ -144,31 +199,5 @@ BRECCIA_INLINE void f_store_as(BFloat16* p, F x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
 }
 
-/// Correctly rounded x / value; see the AVX-512 Divisor for why one Newton step is enough.
-class Divisor {
-public:
-    BRECCIA_INLINE_MEMBER Divisor(float value, bool ordinary)
-        : value_(f_set(value)), reciprocal_(f_set(1.0F / value)) {
-        const std::uint32_t exponent = bits_of(value) >> 23 & 255U;
-        newton_ = ordinary && exponent > 127 - 80 && exponent < 127 + 80;
-    }
-    BRECCIA_INLINE_MEMBER F value() const { return value_; }
-    BRECCIA_INLINE_MEMBER F divide(F x) const {
-        if (!newton_) return {_mm256_div_ps(x.lo, value_.lo), _mm256_div_ps(x.hi, value_.hi)};
-        return {newton(x.lo), newton(x.hi)};
-    }
-
-private:
-    BRECCIA_INLINE_MEMBER __m256 newton(__m256 x) const {
-        const __m256 quotient = _mm256_mul_ps(x, reciprocal_.lo);
-        const __m256 remainder = _mm256_fnmadd_ps(quotient, value_.lo, x);
-        // The step makes +0 of a zero whose sign the first product has right.
-        const __m256 refined = _mm256_fmadd_ps(remainder, reciprocal_.lo, quotient);
-        return _mm256_or_ps(refined, _mm256_and_ps(quotient, _mm256_set1_ps(-0.0F)));
-    }
-
-    F value_, reciprocal_;
-    bool newton_;
-};
-
-inline constexpr int gemm_rows_a = 2, gemm_rows_b = 2;
+/// Weight rows of a matmul tile one vector wide.
+inline constexpr int gemm_rows = 6;

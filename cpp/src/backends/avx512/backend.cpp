@@ -7,12 +7,28 @@
 BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2")
 namespace breccia::avx512 {
 namespace {
+#include "kernels/decode_table.inl.hpp"
 #include "backends/avx512/vec.hpp"
+#include "backends/avx512/transpose.inl.hpp"
 #include "kernels/all.inl.hpp"
+}  // namespace
+}  // namespace breccia::avx512
+BRECCIA_TARGET_END
+
+// Called only where bf16_kernels() finds the machine to have these too.
+BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c,bmi2")
+namespace breccia::avx512 {
+namespace {
+#include "backends/avx512/bf16_vec.hpp"
+#include "backends/avx512/bf16_decode.inl.hpp"
+#include "backends/avx512/bf16_gemm.inl.hpp"
+#include "backends/avx512/bf16_gemv.inl.hpp"
+// Two products of pairs take the time of one float32 product.
+constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_bf16, 2);
 }  // namespace
 
 extern constinit const KernelTable kernels;
-constinit const KernelTable kernels = make_table("avx512");
+constinit const KernelTable kernels = make_table("avx512", &bf16);
 
 }  // namespace breccia::avx512
 BRECCIA_TARGET_END

@@ -32,13 +32,19 @@ BRECCIA_INLINE void i_store_bytes_n(std::uint8_t* p, I x, std::int64_t n) {
 }
 BRECCIA_INLINE void i_store_nibbles(std::uint8_t* p, I x) {
     // Each 64-bit lane holds an even code and, 32 bits up, its odd neighbour.
-    const I pairs = _mm512_or_si512(x, _mm512_srli_epi64(x, 28));
+    const I codes = _mm512_and_si512(x, _mm512_set1_epi32(15));
+    const I pairs = _mm512_or_si512(codes, _mm512_srli_epi64(codes, 28));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm512_cvtepi64_epi8(pairs));
 }
 
 BRECCIA_INLINE F f_add(F a, F b) { return _mm512_add_ps(a, b); }
 BRECCIA_INLINE F f_sub(F a, F b) { return _mm512_sub_ps(a, b); }
 BRECCIA_INLINE F f_mul(F a, F b) { return _mm512_mul_ps(a, b); }
+BRECCIA_INLINE F f_div(F a, F b) { return _mm512_div_ps(a, b); }
+BRECCIA_INLINE F f_divide_newton(F x, F divisor, F reciprocal) {
+    const F quotient = _mm512_mul_ps(x, reciprocal);
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(quotient, divisor, x), reciprocal, quotient);
+}
 BRECCIA_INLINE F f_multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 BRECCIA_INLINE F f_min(F a, F b) { return _mm512_min_ps(a, b); }
 BRECCIA_INLINE F f_max(F a, F b) { return _mm512_max_ps(a, b); }
@@ -57,7 +63,15 @@ BRECCIA_INLINE I i_shr(I x) {
     return _mm512_srli_epi32(x, Count);
 }
 BRECCIA_INLINE Mask i_less(I a, I b) { return _mm512_cmplt_epi32_mask(a, b); }
+BRECCIA_INLINE Mask f_less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+BRECCIA_INLINE F f_select(Mask m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
 BRECCIA_INLINE I i_select(Mask m, I yes, I no) { return _mm512_mask_blend_epi32(m, no, yes); }
+
+template <int Count>
+BRECCIA_INLINE I i_shl(I x) {
+    return _mm512_slli_epi32(x, Count);
+}
+BRECCIA_INLINE bool i_none(Mask m) { return m == 0; }
 
 BRECCIA_INLINE std::int32_t i_max_lane(I x) { return _mm512_reduce_max_epi32(x); }
 BRECCIA_INLINE float f_max_lane(F x) { return _mm512_reduce_max_ps(x); }
@@ -68,10 +82,36 @@ BRECCIA_INLINE float f_sum(F x) {
     return _mm_cvtss_f32(_mm_add_ss(x2, _mm_movehdup_ps(x2)));
 }
 
-template <int Bits>
-BRECCIA_INLINE F f_lookup(const float* table, I index) {
-    if constexpr (Bits == 4) return _mm512_permutexvar_ps(index, _mm512_load_ps(table));
-    return _mm512_i32gather_ps(index, table, 4);
+template <class C>
+BRECCIA_INLINE F f_decode(I codes) {
+    const float* table = decode_table<C>.values;
+    if constexpr (C::bits == 4) {
+        return _mm512_permutexvar_ps(codes, _mm512_load_ps(table));
+    } else if constexpr (C::bits == 6) {
+        const F magnitude = _mm512_permutex2var_ps(_mm512_load_ps(table), codes, _mm512_load_ps(table + 16));
+        const I sign = i_and(_mm512_slli_epi32(codes, 26), i_set(static_cast<std::int32_t>(f32_sign_bit)));
+        return as_float(i_or(as_bits(magnitude), sign));
+    } else if constexpr (C::family == CodecFamily::integer) {
+        return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(codes, 24), 24));
+    } else if constexpr (C::family == CodecFamily::exponent) {
+        // The exponent field is the code, but 2^-127 is a subnormal and 255 a NaN.
+        const I bits = _mm512_slli_epi32(codes, 23);
+        const I low = i_select(_mm512_testn_epi32_mask(codes, codes), i_set(0x0040'0000), bits);
+        return as_float(i_select(_mm512_cmpeq_epi32_mask(codes, i_set(255)), i_set(0x7FC0'0000), low));
+    } else {
+        // The fields moved to those of a float, which a multiplication by a power of two rebiases, subnormals included.
+        constexpr int shift = 23 - C::mantissa_bits;
+        const I magnitude = _mm512_slli_epi32(i_and(codes, i_set(C::magnitude_mask)), shift);
+        const I sign = i_and(_mm512_slli_epi32(codes, 24), i_set(static_cast<std::int32_t>(f32_sign_bit)));
+        const F value = f_mul(as_float(i_or(magnitude, sign)), f_set(exp2i(127 - C::bias)));
+        // Codes that are not finite are rare; their table entries are read one by one.
+        const Mask special = C::specials == Specials::nan_zero
+                                 ? _mm512_cmpeq_epi32_mask(codes, i_set(C::nan_code))
+                                 : _mm512_cmpgt_epi32_mask(magnitude, i_set(C::max_code << shift));
+        if (special == 0) [[likely]]
+            return value;
+        return _mm512_mask_i32gather_ps(value, special, codes, table, 4);
+    }
 }
 
 BRECCIA_INLINE F f_load_as(const float* p) { return f_load(p); }
@@ -95,30 +135,5 @@ BRECCIA_INLINE void f_store_as(BFloat16* p, F x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(i_select(nan, quiet, rounded)));
 }
 
-/// Correctly rounded x / value. `ordinary` promises that no x is an infinity or a NaN; then, for divisors well inside
-/// the exponent range, one Newton step on x * (1 / value) rounds as the division does (Markstein 1990, theorem 8: the
-/// reciprocal is correctly rounded, the remainder exact) at a third of its cost. Quotients too small for an exact
-/// remainder are below 2^-20 and encode to zero either way.
-class Divisor {
-public:
-    BRECCIA_INLINE_MEMBER Divisor(float value, bool ordinary)
-        : value_(f_set(value)), reciprocal_(f_set(1.0F / value)) {
-        const std::uint32_t exponent = bits_of(value) >> 23 & 255U;
-        newton_ = ordinary && exponent > 127 - 80 && exponent < 127 + 80;
-    }
-    BRECCIA_INLINE_MEMBER F value() const { return value_; }
-    BRECCIA_INLINE_MEMBER F divide(F x) const {
-        if (!newton_) return _mm512_div_ps(x, value_);
-        const F quotient = _mm512_mul_ps(x, reciprocal_);
-        const F remainder = _mm512_fnmadd_ps(quotient, value_, x);
-        // The step makes +0 of a zero whose sign the first product has right.
-        const F refined = _mm512_fmadd_ps(remainder, reciprocal_, quotient);
-        return _mm512_or_ps(refined, _mm512_and_ps(quotient, _mm512_set1_ps(-0.0F)));
-    }
-
-private:
-    F value_, reciprocal_;
-    bool newton_;
-};
-
-inline constexpr int gemm_rows_a = 4, gemm_rows_b = 4;
+/// Weight rows of a matmul tile one vector wide.
+inline constexpr int gemm_rows = 24;

@@ -5,7 +5,9 @@
 
 namespace breccia::portable {
 namespace {
+#include "kernels/decode_table.inl.hpp"
 #include "backends/portable/vec.hpp"
+#include "kernels/transpose.inl.hpp"
 #include "kernels/all.inl.hpp"
 }  // namespace
 

@@ -38,6 +38,7 @@ BRECCIA_INLINE void i_store(std::int32_t* p, I x) {
 }
 BRECCIA_INLINE I i_load_bytes(const std::uint8_t* p) { BRECCIA_EACH_I(p[i]); }
 BRECCIA_INLINE I i_load_nibbles(const std::uint8_t* p) { BRECCIA_EACH_I(i % 2 != 0 ? p[i / 2] >> 4 : p[i / 2] & 15); }
+/// The low bytes of the lanes; what is above them does not matter, here and in the other stores of codes.
 BRECCIA_INLINE void i_store_bytes(std::uint8_t* p, I x) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<std::uint8_t>(x.v[i]);
 }
@@ -45,12 +46,15 @@ BRECCIA_INLINE void i_store_bytes_n(std::uint8_t* p, I x, std::int64_t n) {
     for (int i = 0; i < n; ++i) p[i] = static_cast<std::uint8_t>(x.v[i]);
 }
 BRECCIA_INLINE void i_store_nibbles(std::uint8_t* p, I x) {
-    for (int i = 0; i < 8; ++i) p[i] = static_cast<std::uint8_t>(x.v[2 * i] | x.v[2 * i + 1] << 4);
+    for (int i = 0; i < 8; ++i) p[i] = static_cast<std::uint8_t>((x.v[2 * i] & 15) | (x.v[2 * i + 1] & 15) << 4);
 }
 
 BRECCIA_INLINE F f_add(F a, F b) { BRECCIA_EACH(a.v[i] + b.v[i]); }
 BRECCIA_INLINE F f_sub(F a, F b) { BRECCIA_EACH(a.v[i] - b.v[i]); }
 BRECCIA_INLINE F f_mul(F a, F b) { BRECCIA_EACH(a.v[i] * b.v[i]); }
+BRECCIA_INLINE F f_div(F a, F b) { BRECCIA_EACH(a.v[i] / b.v[i]); }
+/// See Newton in encode.inl.hpp.
+BRECCIA_INLINE F f_divide_newton(F x, F divisor, F /*reciprocal*/) { return f_div(x, divisor); }
 /// May round once or twice: for sums whose order is not part of a definition.
 BRECCIA_INLINE F f_multiply_add(F a, F b, F c) { BRECCIA_EACH(a.v[i] * b.v[i] + c.v[i]); }
 /// The second operand where either is a NaN, as x86 has it.
@@ -75,7 +79,23 @@ BRECCIA_INLINE Mask i_less(I a, I b) {
     for (int i = 0; i < 16; ++i) r.v[i] = a.v[i] < b.v[i];
     return r;
 }
+BRECCIA_INLINE Mask f_less(F a, F b) {
+    Mask r;
+    for (int i = 0; i < 16; ++i) r.v[i] = a.v[i] < b.v[i];
+    return r;
+}
+BRECCIA_INLINE F f_select(Mask m, F yes, F no) { BRECCIA_EACH(m.v[i] ? yes.v[i] : no.v[i]); }
 BRECCIA_INLINE I i_select(Mask m, I yes, I no) { BRECCIA_EACH_I(m.v[i] ? yes.v[i] : no.v[i]); }
+
+template <int Count>
+BRECCIA_INLINE I i_shl(I x) {
+    BRECCIA_EACH_I(static_cast<std::int32_t>(static_cast<std::uint32_t>(x.v[i]) << Count));
+}
+BRECCIA_INLINE bool i_none(Mask m) {
+    bool any = false;
+    for (int i = 0; i < 16; ++i) any |= m.v[i];
+    return !any;
+}
 
 BRECCIA_INLINE std::int32_t i_max_lane(I x) {
     std::int32_t r = x.v[0];
@@ -94,9 +114,10 @@ BRECCIA_INLINE float f_sum(F x) {
     return x.v[0];
 }
 
-template <int Bits>
-BRECCIA_INLINE F f_lookup(const float* table, I index) {
-    BRECCIA_EACH(table[index.v[i]]);
+/// 16 numbers from bytes, codes of a format.
+template <class C>
+BRECCIA_INLINE F f_decode(I codes) {
+    BRECCIA_EACH(decode_table<C>.values[codes.v[i] & ((1 << C::bits) - 1)]);
 }
 
 BRECCIA_INLINE F f_load_as(const float* p) { return f_load(p); }
@@ -110,15 +131,5 @@ BRECCIA_INLINE void f_store_as(BFloat16* p, F x) {
     for (int i = 0; i < 16; ++i) p[i] = to_bfloat16(x.v[i]);
 }
 
-/// Correctly rounded x / value. `ordinary` promises that no x is an infinity or a NaN.
-class Divisor {
-public:
-    BRECCIA_INLINE_MEMBER Divisor(float value, bool /*ordinary*/) : value_(f_set(value)) {}
-    BRECCIA_INLINE_MEMBER F value() const { return value_; }
-    BRECCIA_INLINE_MEMBER F divide(F x) const { BRECCIA_EACH(x.v[i] / value_.v[i]); }
-
-private:
-    F value_;
-};
-
-inline constexpr int gemm_rows_a = 2, gemm_rows_b = 2;
+/// Weight rows of a matmul tile one vector wide.
+inline constexpr int gemm_rows = 2;

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The drivers of the matmul kernels: what matmul.cpp has checked, cut into panels.
+#pragma once
+
+#include "breccia/ops.hpp"
+#include "output.hpp"
+#include "rows.hpp"
+
+namespace breccia {
+
+/// Matrices of activations that meet one weight: c[i] = a[i] @ w^T for every i, `m` rows each.
+struct Product {
+    const KernelTable& table;  // the caller's: a worker thread has no BackendScope
+    std::vector<Rows> a;
+    std::vector<OutputMatrix> c;
+    std::int64_t m = 0, n = 0, k = 0;
+    Precision precision = Precision::exact;
+
+    [[nodiscard]] std::int64_t total_rows() const { return static_cast<std::int64_t>(a.size()) * m; }
+    /// Elements [at, at + count) of `rows` activations, counted over all matrices, to rows of `out` `stride` apart.
+    void read(const KernelTable& table, std::int64_t row, std::int64_t rows, std::int64_t at, std::int64_t count,
+              Scratch& scratch, float* out, std::int64_t stride) const;
+    /// Products [begin, begin + count) of an activation.
+    void write(const KernelTable& table, std::int64_t row, std::int64_t begin, std::int64_t count, const float* x) const;
+};
+
+/// Reads packed weights in place for a few activations. False, with nothing written, where the layout, the format, the
+/// machine or the activations' range do not allow that.
+bool gemv_bf16(const Product& product, const ScaledMatrix& w);
+
+/// Dequantizes one weight row at a time.
+void gemv_f32(const Product& product, const Rows& w);
+
+/// Panels of codes decoded to bfloat16, scales applied to sums. False as above.
+bool gemm_bf16(const Product& product, const ScaledMatrix& w);
+
+/// Panels dequantized to float32: any operands.
+void gemm_f32(const Product& product, const Rows& w);
+
+}  // namespace breccia

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Panels of codes in bfloat16. A scale goes into the codes where their product is exact in bfloat16 (powers of two,
+// E4M3 times E2M1), otherwise it multiplies the float32 sums of its block.
+#include <atomic>
+
+#include "panels.hpp"
+
+namespace breccia {
+namespace {
+
+enum class Scaling : std::uint8_t { none, into_codes, onto_sums };
+
+// What a block-scaled operand asks of the panel product.
+struct Plan {
+    Scaling scaling = Scaling::none;
+    std::int64_t block = 0;  // elements of K to a scale on sums; 0: one for all of K
+};
+
+Plan plan_of(const ScaledMatrix& m, std::int64_t k) {
+    const std::int64_t block = m.grid.block_cols;
+    if (block >= k) return {.scaling = Scaling::onto_sums};
+    const bool e2m1 = m.element == format_of<Float4E2M1FN>;
+    const bool exact = (m.scale_type == ScaleType::e4m3 && e2m1) || m.scale_type == ScaleType::e8m0;
+    const bool in_chunks = block % 16 == 0 && (panel_k % block == 0 || block % panel_k == 0);
+    if (exact && in_chunks && m.zero_point == nullptr &&
+        (m.scale_type == ScaleType::e4m3 || powers_of_two_are_ordinary(m)))
+        return {.scaling = Scaling::into_codes};
+    if (block % 32 == 0) return {.scaling = Scaling::onto_sums, .block = block};
+    return {};
+}
+
+// K cut so that no chunk crosses a scale's block unless it holds it whole.
+std::vector<Chunk> chunks_of(std::int64_t k, std::int64_t block) {
+    std::vector<Chunk> chunks;
+    for (std::int64_t at = 0; at < k; at += chunks.back().count) {
+        std::int64_t count = std::min(panel_k, k - at);
+        if (block > panel_k)
+            count = std::min(count, block - at % block);
+        else if (block > 0)
+            count = std::min(count, panel_k / block * block);
+        chunks.push_back({.k = at, .count = count});
+    }
+    return chunks;
+}
+
+// Activations of one call, packed, and their scales for sums: [panel][block][activation], or none.
+struct Activations {
+    std::vector<std::uint16_t> x;
+    std::int64_t term_stride = 0;
+    std::vector<float> scales;
+};
+
+// Fills `out` with blocks' scales of one operand row, repeated where the product's blocks are finer.
+void scales_of_row(const KernelTable& table, const ScaledMatrix& m, const Plan& plan, std::int64_t row,
+                   std::int64_t block, std::int64_t blocks, std::vector<float>& scratch, float* out) {
+    if (plan.scaling == Scaling::into_codes) {
+        std::fill_n(out, blocks, m.global_scale);
+        return;
+    }
+    const std::int64_t own = m.grid.grid_cols();
+    scratch.resize(static_cast<std::size_t>(own));
+    read_scales(table, m, row / m.grid.block_rows, 0, own, scratch.data());
+    for (std::int64_t i = 0; i < blocks; ++i)
+        out[i] = scratch[static_cast<std::size_t>(plan.block == 0 ? 0 : i * block / plan.block)] * m.global_scale;
+}
+
+struct Setup {
+    const KernelTable& table;
+    const BF16Kernels& bf16;
+    const Product& product;
+    const ScaledMatrix& w;
+    Plan plan;
+    const ScaledMatrix* a = nullptr;  // where activations are codes whose scales stay apart
+    Plan a_plan;
+    std::int64_t block = 0;  // of scales on sums; 0: one
+    std::int64_t blocks = 1;
+    std::vector<Chunk> chunks;
+    int terms = 1;  // bfloat16 numbers that make up an activation
+};
+
+// Leaves what rounding to bfloat16 loses.
+void subtract_rounded(std::vector<float>& x) {
+    for (float& value : x) value -= to_float(to_bfloat16(value));
+}
+
+bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations& out) {
+    std::int64_t padded_k = s.chunks.back().k + round_up(s.chunks.back().count, 32);
+    out.term_stride = grid.padded * padded_k;
+    out.x.resize(static_cast<std::size_t>(s.terms * out.term_stride));
+    if (s.a != nullptr) out.scales.resize(static_cast<std::size_t>(grid.padded * s.blocks));
+    std::atomic<bool> ordinary{true};
+    parallel_for(grid.padded / 16, 1, [&](std::int64_t begin, std::int64_t end) {
+        Scratch scratch;
+        std::vector<float> group, row_scales(static_cast<std::size_t>(s.blocks));
+        for (std::int64_t g = begin; g < end; ++g) {
+            const std::int64_t rows = std::min<std::int64_t>(16, grid.rows - g * 16);
+            group.assign(static_cast<std::size_t>(16 * panel_k), 0.0F);
+            for (const Chunk& chunk : s.chunks) {
+                if (s.a == nullptr) {
+                    s.product.read(s.table, first + g * 16, rows, chunk.k, chunk.count, scratch, group.data(), panel_k);
+                } else {
+                    ScaledMatrix plain = *s.a;
+                    plain.global_scale = 1;
+                    if (s.a_plan.scaling == Scaling::onto_sums) {
+                        static constexpr float one = 1;
+                        plain.scale = reinterpret_cast<const std::byte*>(&one);
+                        plain.scale_type = ScaleType::float32;
+                        plain.scale_row_stride = plain.scale_col_stride = 0;
+                    }
+                    for (std::int64_t i = 0; i < rows; ++i)
+                        plain.read(s.table, first + g * 16 + i, chunk.k, chunk.count, scratch,
+                                   group.data() + i * panel_k);
+                }
+                const std::int64_t pairs = round_up(chunk.count, 32) / 2;
+                std::uint16_t* to = out.x.data() + chunk.k * grid.padded + 2 * packed_offset(g, pairs);
+                for (int term = 0; term < s.terms; ++term) {
+                    if (term > 0) subtract_rounded(group);
+                    const bool in_range = s.bf16.pack({.x = group.data(),
+                                                       .x_stride = panel_k,
+                                                       .k = chunk.count,
+                                                       .out = to + term * out.term_stride,
+                                                       .width = grid.width(g / 2)});
+                    if (term == 0 && !in_range) ordinary = false;  // the other terms may be smaller: they are exact
+                }
+            }
+            if (s.a == nullptr) continue;
+            for (std::int64_t i = 0; i < 16; ++i) {
+                std::fill(row_scales.begin(), row_scales.end(), 0.0F);
+                if (i < rows)
+                    scales_of_row(s.table, *s.a, s.a_plan, first + g * 16 + i, s.block, s.blocks, scratch.scales,
+                                  row_scales.data());
+                float* to = out.scales.data() + packed_offset(g, s.blocks) + i;
+                for (std::int64_t b = 0; b < s.blocks; ++b)
+                    to[b * grid.width(g / 2)] = row_scales[static_cast<std::size_t>(b)];
+            }
+        }
+    });
+    return ordinary;
+}
+
+// The part of a weight panel's work that a thread keeps its buffers for.
+struct BF16Panels {
+    const Setup& s;
+    const PanelGrid& grid;
+    const Activations& activations;
+    std::vector<std::uint16_t> panel;
+    std::vector<float> scales, row_scales = {};
+    std::vector<std::uint8_t> zero_points = {};
+
+    // Scales and zero points of the codes themselves, for the rows and blocks of a chunk.
+    void read_blocks(std::int64_t j, std::int64_t rows, const Chunk& chunk, std::int64_t blocks) {
+        const std::int64_t block = s.w.grid.block_cols, begin = chunk.k / block;
+        for (std::int64_t r = 0; r < rows; ++r) {
+            const std::int64_t at = (j + r) / s.w.grid.block_rows;
+            if (s.plan.scaling == Scaling::into_codes) {
+                row_scales.resize(static_cast<std::size_t>(rows * blocks));
+                read_scales(s.table, s.w, at, begin, blocks, row_scales.data() + r * blocks);
+            }
+            if (s.w.zero_point == nullptr) continue;
+            zero_points.resize(static_cast<std::size_t>(rows * blocks));
+            for (std::int64_t b = 0; b < blocks; ++b)
+                zero_points[static_cast<std::size_t>(r * blocks + b)] =
+                    static_cast<std::uint8_t>(static_cast<std::int8_t>(s.w.zero_point_at(at, begin + b)));
+        }
+    }
+
+    [[nodiscard]] const std::uint8_t* codes_at(std::int64_t row, std::int64_t k) const {
+        return s.w.data + row * s.w.row_stride + (s.w.packed ? k / 2 : k);
+    }
+
+    void run(std::int64_t j, std::int64_t rows, std::int64_t padded_rows, float* c) {
+        for (std::int64_t r = 0; r < rows; ++r)
+            scales_of_row(s.table, s.w, s.plan, j + r, s.block, s.blocks, row_scales, scales.data() + r * s.blocks);
+        for (std::size_t i = 0; i < s.chunks.size(); ++i) {
+            const Chunk& chunk = s.chunks[i];
+            const bool last = i + 1 == s.chunks.size();
+            const Chunk& next = s.chunks[last ? 0 : i + 1];
+            const std::int64_t next_row = last ? j + rows : j;
+            const std::int64_t own_block = s.w.grid.block_cols;
+            const std::int64_t blocks = (chunk.k + chunk.count - 1) / own_block - chunk.k / own_block + 1;
+            read_blocks(j, rows, chunk, blocks);
+            s.bf16.decode[static_cast<std::size_t>(s.w.element)](
+                {.codes = codes_at(j, chunk.k),
+                 .row_stride = s.w.row_stride,
+                 .rows = rows,
+                 .k = chunk.count,
+                 .out = panel.data(),
+                 .block = own_block,
+                 .scales = s.plan.scaling == Scaling::into_codes ? row_scales.data() : nullptr,
+                 .zero_points = s.w.zero_point != nullptr ? zero_points.data() : nullptr,
+                 .stride = blocks});
+            const std::int64_t pairs = round_up(chunk.count, 32) / 2;
+            const std::int64_t block_pairs = s.block > 0 && s.block < chunk.count ? s.block / 2 : pairs;
+            const std::int64_t first_block = s.block > 0 ? chunk.k / s.block : 0;
+            for (std::int64_t part = 0; part < grid.count() * s.terms; ++part) {
+                const std::int64_t p = part / s.terms, term = part % s.terms;
+                s.bf16.gemm({.w = panel.data(),
+                             .x = activations.x.data() + term * activations.term_stride + chunk.k * grid.padded +
+                                  2 * p * panel_width * pairs,
+                             .c = c + p * panel_width * padded_rows,
+                             .rows = padded_rows,
+                             .width = grid.width(p),
+                             .pairs = pairs,
+                             .block_pairs = block_pairs,
+                             .w_scales = scales.data() + first_block,
+                             .w_scale_stride = s.blocks,
+                             .x_scales = s.a != nullptr ? activations.scales.data() + p * panel_width * s.blocks +
+                                                              first_block * grid.width(p)
+                                                        : nullptr,
+                             .next = part == 0 ? codes_at(next_row, next.k) : nullptr,
+                             .next_stride = s.w.row_stride,
+                             .next_rows = std::min(rows, s.product.n - next_row),
+                             .next_bytes = s.w.packed ? next.count / 2 : next.count});
+            }
+        }
+    }
+};
+
+// Codes of activations that can be taken without their scales.
+const ScaledMatrix* scaled_activations(const Product& product, Plan& plan) {
+    const ScaledMatrix* a = product.a.front().scaled_along_k();
+    if (a == nullptr || product.a.size() != 1 || product.precision == Precision::fast) return nullptr;
+    plan = plan_of(*a, product.k);
+    const bool exact_codes = info(a->element).family != CodecFamily::exponent && a->zero_point == nullptr;
+    return exact_codes && plan.scaling != Scaling::none ? a : nullptr;
+}
+
+}  // namespace
+
+bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
+    const KernelTable& table = product.table;
+    const BF16Kernels* bf16 = bf16_kernels(table);
+    if (bf16 == nullptr || bf16->decode[static_cast<std::size_t>(w.element)] == nullptr || product.k == 0 ||
+        w.col_stride != 1 || w.packed != is_packed(w.element) || !zero_points_are_small(w))
+        return false;
+    Setup s{.table = table, .bf16 = *bf16, .product = product, .w = w, .plan = plan_of(w, product.k), .a_plan = {}, .chunks = {}};
+    if (s.plan.scaling == Scaling::none) return false;
+    s.a = scaled_activations(product, s.a_plan);
+    if (s.a == nullptr && product.precision != Precision::fast) s.terms = product.a.front().bfloat16_terms();
+    if (s.terms > bf16->max_terms) return false;
+    s.block = s.plan.block;
+    if (s.a != nullptr && s.a_plan.block > 0) {
+        const std::int64_t fine = s.block == 0 ? s.a_plan.block : std::min(s.block, s.a_plan.block);
+        if (s.block % fine != 0 || s.a_plan.block % fine != 0) return false;
+        s.block = fine;
+    }
+    if (w.zero_point != nullptr && w.grid.block_cols < product.k && panel_k % w.grid.block_cols != 0 &&
+        w.grid.block_cols % panel_k != 0)
+        return false;
+    s.blocks = s.block == 0 ? 1 : (product.k + s.block - 1) / s.block;
+    s.chunks = chunks_of(product.k, s.block);
+    for (std::int64_t first = 0; first < product.total_rows(); first += rows_at_once) {
+        const PanelGrid grid(std::min(rows_at_once, product.total_rows() - first));
+        Activations activations;
+        if (!pack(s, first, grid, activations)) return false;
+        for_weight_panels(table, product, first, grid, [&](std::int64_t at_once) {
+            return BF16Panels{.s = s,
+                              .grid = grid,
+                              .activations = activations,
+                              .panel = std::vector<std::uint16_t>(static_cast<std::size_t>(at_once * panel_stride_bf16)),
+                              .scales = std::vector<float>(static_cast<std::size_t>(at_once * s.blocks))};
+        });
+    }
+    return true;
+}
+
+}  // namespace breccia

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A few activations by a packed weight. An activation that is not a bfloat16 number is the sum of two or three that
+// are: the products stay exact.
+#include <algorithm>
+#include <cstring>
+
+#include "gemm.hpp"
+#include "threads.hpp"
+
+namespace breccia {
+namespace {
+
+// Blocks of codes as the kernel takes them: whole steps to a scale, or whole scales to a step.
+bool supported_block(std::int64_t block, std::int64_t k, bool packed) {
+    const std::int64_t step = gemv_step(packed);
+    return block >= k || block % step == 0 || (step % block == 0 && block >= 16);
+}
+
+// Whether zero points come one to so many steps, as bytes in a row.
+bool supported_zero_points(const ScaledMatrix& w, std::int64_t k) {
+    if (w.zero_point == nullptr) return true;
+    const bool one = w.grid.block_cols >= k;
+    return zero_points_are_small(w) && (one || (w.grid.block_cols % gemv_step(true) == 0 && w.zero_col_stride == 1));
+}
+
+// One step's worth of elements in the order the kernel decodes codes.
+void reorder(const std::uint16_t* from, bool packed, std::uint16_t* to) {
+    if (packed) {
+        for (std::int64_t part = 0; part < 4; ++part)
+            for (std::int64_t i = 0; i < 32; ++i) to[part * 32 + i] = from[4 * i + part];
+    } else {
+        for (std::int64_t run = 0; run < 8; ++run) std::memcpy(to + run % 2 * 32 + run / 2 * 8, from + run * 8, 16);
+    }
+}
+
+bool all_ordinary(const std::vector<float>& x) {
+    bool ordinary = true;
+    for (const float value : x) {
+        const float magnitude = abs(value);
+        ordinary &= (magnitude <= exp2i(100)) & ((magnitude >= exp2i(-100)) | (magnitude == 0));
+    }
+    return ordinary;
+}
+
+// The bfloat16 terms of an activation, most significant first, in the kernel's order; `x` is left with what `most` terms
+// do not hold. Returns how many are not all zero. x.size() is a multiple of the step.
+int split(const KernelTable& table, std::vector<float>& x, bool packed, int most, std::uint16_t* terms) {
+    const auto n = static_cast<std::int64_t>(x.size()), step = gemv_step(packed);
+    std::vector<std::uint16_t> term(x.size());
+    for (int t = 0;; ++t) {
+        std::uint32_t any = 0;
+        for (const float value : x) any |= bits_of(value);
+        if (t > 0 && (t == most || (any & f32_abs_mask) == 0)) return t;
+        table.store[static_cast<std::size_t>(DType::bfloat16)](x.data(), n, term.data());
+        for (std::size_t i = 0; i < x.size(); ++i) x[i] -= float_from_bits(static_cast<std::uint32_t>(term[i]) << 16);
+        for (std::int64_t k = 0; k < n; k += step) reorder(term.data() + k, packed, terms + t * n + k);
+    }
+}
+
+}  // namespace
+
+bool gemv_bf16(const Product& product, const ScaledMatrix& w) {
+    const KernelTable& table = product.table;
+    const BF16Kernels* bf16 = bf16_kernels(table);
+    const auto kernel = bf16 != nullptr ? bf16->gemv[static_cast<std::size_t>(w.element)] : nullptr;
+    const std::int64_t rows = product.total_rows(), k = product.k;
+    const std::int64_t scale_size = is_coded(w.scale_type) ? 1 : static_cast<std::int64_t>(size_of(static_cast<DType>(w.scale_type)));
+    if (kernel == nullptr || rows > max_gemv_vectors || k == 0 || w.col_stride != 1 ||
+        w.packed != is_packed(w.element) || !supported_block(w.grid.block_cols, k, w.packed) ||
+        (w.grid.grid_cols() > 1 && w.scale_col_stride != scale_size) || !supported_zero_points(w, k))
+        return false;
+
+    const std::int64_t padded_k = (k + gemv_step(w.packed) - 1) / gemv_step(w.packed) * gemv_step(w.packed);
+    const int most = product.precision == Precision::fast ? 1 : 3;
+    std::vector<std::uint16_t> terms(static_cast<std::size_t>(rows * most * padded_k));
+    int used = 1;
+    {
+        Scratch scratch;
+        std::vector<float> row(static_cast<std::size_t>(padded_k));
+        for (std::int64_t i = 0; i < rows; ++i) {
+            std::fill(row.begin(), row.end(), 0.0F);
+            product.read(table, i, 1, 0, k, scratch, row.data(), k);
+            if (!all_ordinary(row)) return false;
+            used = std::max(used, split(table, row, w.packed, most, terms.data() + i * most * padded_k));
+        }
+    }
+    if (rows * used > max_gemv_vectors) return false;
+    // The kernel comes for some numbers of vectors; the rest are rows of zeros.
+    std::int64_t vectors = rows * used;
+    if (vectors == 5 || vectors == 7) ++vectors;
+    std::vector<std::uint16_t> x(static_cast<std::size_t>(vectors * padded_k));
+    for (std::int64_t i = 0; i < rows * used; ++i)
+        std::copy_n(terms.data() + (i / used * most + i % used) * padded_k, padded_k, x.data() + i * padded_k);
+
+    constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
+    const std::int64_t grain = std::max<std::int64_t>(8, bytes_per_task / std::max<std::int64_t>(w.row_stride, 1));
+    parallel_for(product.n, grain, [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t n = end - begin;
+        std::vector<float> buffer(static_cast<std::size_t>(n * (vectors + 1) + 4 * w.grid.grid_cols()));
+        float* sums = buffer.data();
+        float* line = sums + n * vectors;
+        kernel({.codes = w.data + begin * w.row_stride,
+                .row_stride = w.row_stride,
+                .rows = n,
+                .k = k,
+                .block = std::min(w.grid.block_cols, k),
+                .first_row = begin,
+                .block_rows = w.grid.block_rows,
+                .scales = w.scale,
+                .scale_type = w.scale_type,
+                .scale_row_stride = w.scale_row_stride,
+                .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point),
+                .zero_row_stride = w.zero_row_stride,
+                .scale_scratch = line + n,
+                .x = x.data(),
+                .vectors = vectors,
+                .out = sums});
+        for (std::int64_t i = 0; i < rows; ++i) {
+            for (std::int64_t j = 0; j < n; ++j) {
+                const float* parts = sums + j * vectors + i * used;
+                float sum = parts[0];
+                for (int t = 1; t < used; ++t) sum += parts[t];
+                line[j] = sum * w.global_scale;
+            }
+            product.write(table, i, begin, n, line);
+        }
+    });
+    return true;
+}
+
+}  // namespace breccia

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The matmul kernels of a backend. A weight is N rows of K contiguous codes; activations are M rows. Products come out
+// as c[n][m]: weights are broadcast, activations lie across the lanes, so that weights are never transposed.
+//
+// Panels: `rows` weight rows by at most panel_k elements are decoded once into a buffer that stays in the second-level
+// cache, and all activations run over it. Activations are packed once per call, `width` (16 or 32) of them abreast.
+#pragma once
+
+#include <array>
+
+#include "breccia/recipe.hpp"
+
+namespace breccia {
+
+inline constexpr std::int64_t panel_k = 256;
+/// Elements between the rows of a decoded panel. Not a power of two: its rows would share a few cache sets.
+inline constexpr std::int64_t panel_stride_f32 = 272, panel_stride_bf16 = 288;
+/// Decoded panels have a multiple of this many rows, of which those past the end hold anything.
+inline constexpr std::int64_t row_multiple = 96;
+/// Activations side by side in a full panel.
+inline constexpr std::int64_t panel_width = 32;
+
+/// c[n][m] += sum over k of w[n][k] x[k][m], in float32.
+struct GemmF32 {
+    const float* w = nullptr;  ///< rows panel_stride_f32 apart
+    const float* x = nullptr;  ///< [k][width]
+    float* c = nullptr;        ///< [rows][width]
+    std::int64_t rows = 0, width = 0, k = 0;
+};
+
+/// c[n][m] += sum over blocks of (sum over the block of w[n][k] x[k][m]) * w_scales[n][block] * x_scales[block][m].
+struct GemmBF16 {
+    const std::uint16_t* w = nullptr;  ///< rows panel_stride_bf16 apart
+    const std::uint16_t* x = nullptr;  ///< [pairs][width][2]: two consecutive k of one activation are neighbours
+    float* c = nullptr;                ///< [rows][width]
+    std::int64_t rows = 0, width = 0;
+    std::int64_t pairs = 0, block_pairs = 0;  ///< multiples of 16
+    const float* w_scales = nullptr;
+    std::int64_t w_scale_stride = 0;  ///< between rows
+    const float* x_scales = nullptr;  ///< or null
+    /// Codes that the next panel will be decoded from, to be brought to the second-level cache meanwhile, or null: rows
+    /// so short and so far apart are beyond what hardware prefetches.
+    const std::uint8_t* next = nullptr;
+    std::int64_t next_stride = 0, next_rows = 0, next_bytes = 0;
+};
+
+/// Sixteen rows of activations, each zero-padded to a multiple of 32 elements, to `x` above.
+struct PackRows {
+    const float* x = nullptr;
+    std::int64_t x_stride = 0, k = 0;
+    void* out = nullptr;
+    std::int64_t width = 0;
+};
+
+/// Rows of codes to bfloat16, each zero-padded to a multiple of 64 elements.
+struct DecodeBF16 {
+    const std::uint8_t* codes = nullptr;
+    std::int64_t row_stride = 0, rows = 0, k = 0;
+    std::uint16_t* out = nullptr;  ///< rows panel_stride_bf16 apart
+    std::int64_t block = 0;        ///< of `scales` and `zero_points`
+    /// Multiplied in where the product is exact in bfloat16 (powers of two; E4M3 times E2M1), else null. [rows][stride]
+    const float* scales = nullptr;
+    const std::uint8_t* zero_points = nullptr;  ///< 4-bit codes only; or null. [rows][stride]
+    std::int64_t stride = 0;
+};
+
+/// out[n][v] = sum over k of w[n][k] x[v][k] for a few activations, reading the codes in place.
+struct Gemv {
+    const std::uint8_t* codes = nullptr;
+    std::int64_t row_stride = 0, rows = 0, k = 0;
+    std::int64_t block = 0;         ///< elements per scale; whole steps, or 16, 32 … in a step
+    std::int64_t first_row = 0, block_rows = 1;  ///< row i takes scales of row (first_row + i) / block_rows
+    const std::byte* scales = nullptr;
+    ScaleType scale_type = ScaleType::float32;
+    std::int64_t scale_row_stride = 0;  ///< bytes
+    const std::uint8_t* zero_points = nullptr;  ///< 4-bit codes only; or null
+    std::int64_t zero_row_stride = 0;
+    float* scale_scratch = nullptr;   ///< four rows of scales
+    /// [vectors][padded k]. Within a step of packed codes k = 4 i + j lies at 32 j + i; of bytes, the runs of 8 of even
+    /// number come before those of odd number.
+    const std::uint16_t* x = nullptr;
+    std::int64_t vectors = 0;
+    float* out = nullptr;  ///< [rows][vectors]
+};
+
+/// Codes one step of a Gemv decodes.
+constexpr std::int64_t gemv_step(bool packed) { return packed ? 128 : 64; }
+inline constexpr std::int64_t max_gemv_vectors = 8;
+
+/// Kernels over bfloat16 dot products. Formats they do not decode have null entries.
+struct BF16Kernels {
+    int max_terms;  ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
+    bool (*pack)(const PackRows&);  ///< rounds to nearest; whether every number was zero or of ordinary size
+    void (*gemm)(const GemmBF16&);
+    std::array<void (*)(const DecodeBF16&), Codecs::size> decode;
+    std::array<void (*)(const Gemv&), Codecs::size> gemv;
+};
+
+struct MatmulKernels {
+    void (*pack)(const PackRows&);
+    void (*gemm)(const GemmF32&);
+    /// out[j][i] = in[i][j], 16 by 16; strides in floats.
+    void (*transpose)(const float* in, std::int64_t in_stride, float* out, std::int64_t out_stride);
+    float (*dot)(const float* a, const float* b, std::int64_t n);
+    const BF16Kernels* bf16;  ///< may need more than the backend does: ask bf16_kernels()
+};
+
+}  // namespace breccia

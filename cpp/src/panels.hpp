@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loops around the panel kernels, common to float32 and bfloat16: activations are packed once, each panel of weights
+// is decoded once and meets all of them, sums are turned on the way out.
+#pragma once
+
+#include <algorithm>
+
+#include "gemm.hpp"
+#include "threads.hpp"
+
+namespace breccia {
+
+/// Activations that are packed, and weight rows that are decoded, at a time.
+inline constexpr std::int64_t rows_at_once = 512;
+
+struct Chunk {
+    std::int64_t k = 0, count = 0;
+};
+
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+/// Where things lie for `rows` activations: panels of 32 abreast, the last one maybe of 16.
+struct PanelGrid {
+    std::int64_t rows, padded;
+    explicit PanelGrid(std::int64_t n) : rows(n), padded(round_up(n, 16)) {}
+    [[nodiscard]] std::int64_t count() const { return (padded + panel_width - 1) / panel_width; }
+    [[nodiscard]] std::int64_t width(std::int64_t panel) const {
+        return std::min(panel_width, padded - panel * panel_width);
+    }
+};
+
+/// Element offset of activation group `group` (16 rows) of a chunk with `units` steps.
+constexpr std::int64_t packed_offset(std::int64_t group, std::int64_t units) {
+    return group / 2 * panel_width * units + group % 2 * 16;
+}
+
+/// Calls product(begin_n, rows, c) for panels of weights; it must leave c[panel][row][activation], zeroed here, full.
+template <class PanelProduct>
+void for_weight_panels(const KernelTable& table, const Product& product, std::int64_t first, const PanelGrid& grid,
+                       PanelProduct panel_product) {
+    // Small panels leave more of them to share among threads; large ones read the activations less often.
+    const std::int64_t at_once = grid.padded <= 32 ? row_multiple : 2 * row_multiple;
+    const std::int64_t panels = (product.n + at_once - 1) / at_once;
+    parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
+        const auto sums = static_cast<std::size_t>(at_once * grid.padded);
+        std::vector<float> buffer(sums + static_cast<std::size_t>(16 * at_once));
+        float* c = buffer.data();
+        float* turned = c + sums;
+        auto state = panel_product(at_once);
+        for (std::int64_t unit = begin; unit < end; ++unit) {
+            const std::int64_t j = unit * at_once, rows = std::min(at_once, product.n - j);
+            const std::int64_t padded_rows = round_up(rows, row_multiple);
+            std::fill(c, c + padded_rows * grid.padded, 0.0F);
+            state.run(j, rows, padded_rows, c);
+            for (std::int64_t m = 0; m < grid.rows; m += 16) {
+                const float* from = c + m / panel_width * panel_width * padded_rows + m % panel_width;
+                const std::int64_t width = grid.width(m / panel_width);
+                for (std::int64_t i = 0; i < rows; i += 16)
+                    table.matmul.transpose(from + i * width, width, turned + i, at_once);
+                for (std::int64_t r = 0; r < std::min<std::int64_t>(16, grid.rows - m); ++r)
+                    product.write(table, first + m + r, j, rows, turned + r * at_once);
+            }
+        }
+    });
+}
+
+}  // namespace breccia

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One operand of a product as rows of length K in float32, whatever its type, strides and scaling.
+#pragma once
+
+#include <variant>
+
+#include "breccia/ops.hpp"
+#include "views.hpp"
+
+namespace breccia {
+
+class Rows {
+public:
+    /// `axis` is where K lies in the operand: -1 for a, -2 for b. `index` counts the matrices of the batch.
+    Rows(const Operand& operand, int axis, const Shape& batch, std::int64_t index);
+
+    /// Elements [k, k + n) of `rows` rows, to rows of `out` that are `stride` apart.
+    void read(const KernelTable& kernels, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t n,
+              Scratch& scratch, float* out, std::int64_t stride) const;
+
+    /// The matrix of a ScaledTensor whose codes and scales run along K, else null.
+    [[nodiscard]] const ScaledMatrix* scaled_along_k() const {
+        return along_k_ ? std::get_if<ScaledMatrix>(&matrix_) : nullptr;
+    }
+    /// How many bfloat16 numbers add up to an element, exactly.
+    [[nodiscard]] int bfloat16_terms() const {
+        const auto* numbers = std::get_if<NumberMatrix>(&matrix_);
+        if (numbers != nullptr && numbers->dtype == DType::bfloat16) return 1;
+        return numbers != nullptr && numbers->dtype == DType::float16 ? 2 : 3;
+    }
+
+private:
+    void read_run(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, Scratch& scratch,
+                  float* out) const;
+
+    std::variant<NumberMatrix, ScaledMatrix> matrix_;
+    bool along_k_ = true;
+};
+
+/// Scales [first, first + n) of a row of blocks as float32, without the global scale.
+void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t block_row, std::int64_t first,
+                 std::int64_t n, float* out);
+
+/// Whether there are no zero points, or 4-bit codes have them as bytes of -8 ... 15, which kernels look up.
+bool zero_points_are_small(const ScaledMatrix& m);
+
+/// Whether E8M0 scales are all within 2^-60 ... 2^60, where their products with codes are ordinary bfloat16 numbers.
+bool powers_of_two_are_ordinary(const ScaledMatrix& m);
+
+}  // namespace breccia
