@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run by test_backends.py in a process of its own: prints which backend ran, and a digest of what every
+operation gave."""
+
+import hashlib
+
+import breccia
+import cases
+import numpy as np
+import oracles
+
+
+def digest():
+    sha = hashlib.sha256()
+
+    def add(array):
+        if array is not None:
+            sha.update(np.ascontiguousarray(oracles.bits(np.asarray(array))).tobytes())
+
+    for name in breccia.formats.names():
+        add(breccia.formats.encode(oracles.interesting_floats(name)[::3], name))
+        add(breccia.formats.decode(np.arange(1 << oracles.width(name), dtype=np.uint8).repeat(3), name))
+    for recipe in cases.RECIPES.values():
+        for kind in ("normal", "lognormal", "sparse", "ties"):
+            x = cases.heavy_tailed(kind, cases.shape_for(recipe, rows=17, blocks=3))
+            x[3, 4], x[5, 1], x[9, 7] = np.nan, np.inf, -np.inf
+            scaled = breccia.cast(x, recipe)
+            again = breccia.requantize(scaled, breccia.Float8CurrentScaling(granularity="row"))
+            for part in (
+                scaled.data,
+                scaled.scale,
+                scaled.zero_point,
+                scaled.global_scale,
+                again.data,
+                again.scale,
+            ):
+                add(part)
+            add(breccia.dequantize(scaled))
+            add(breccia.dequantize(scaled, dtype="bfloat16"))
+            add(breccia.dequantize(scaled.T, dtype="float16"))
+    return sha.hexdigest()
+
+
+def largest_matmul_error():
+    """In units of the documented bound."""
+    from test_ops import bound
+
+    worst = 0.0
+    for recipe in cases.RECIPES.values():
+        w = breccia.cast(cases.normal((37, 256), seed=1), recipe)
+        for rows in (1, 5, 33):
+            x = cases.normal((rows, 256), seed=2)
+            a, b = x.astype(np.float64), breccia.dequantize(w).astype(np.float64).T
+            worst = max(worst, (np.abs(breccia.matmul(x, w.T) - a @ b) / bound(a, b)).max())
+    return worst
+
+
+if __name__ == "__main__":
+    print(breccia.cpu_info()["backend"], digest(), largest_matmul_error())

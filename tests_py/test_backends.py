@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every backend this machine can run, and any number of threads, gives the same bytes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import breccia
+import pytest
+
+HERE = Path(__file__).parent
+
+
+SUPPORTED = breccia.cpu_info()["supported"]
+
+
+def run(**environment):
+    return subprocess.run(
+        [sys.executable, HERE / "backend_digest.py"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def result(**environment):
+    done = run(**environment)
+    assert done.returncode == 0, done.stderr
+    backend, digest, error = done.stdout.split()
+    return backend, digest, float(error)
+
+
+@pytest.fixture(scope="module")
+def portable():
+    return result(BRECCIA_CPU="portable")
+
+
+def test_portable_is_always_there():
+    assert SUPPORTED[0] == "portable"
+    assert breccia.cpu_info()["backend"] in SUPPORTED
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_backend_equals_portable(name, portable):
+    backend, digest, error = portable if name == "portable" else result(BRECCIA_CPU=name)
+    assert backend == name
+    assert digest == portable[1]
+    assert error <= 1
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_threads_change_nothing(threads, portable):
+    assert result(BRECCIA_NUM_THREADS=threads)[1] == portable[1]
+
+
+@pytest.mark.parametrize("name", ["nonsense", "AVX2"])
+def test_unknown_backend_raises(name):
+    done = run(BRECCIA_CPU=name)
+    assert done.returncode != 0
+    assert "BRECCIA_CPU" in done.stderr
+    assert "portable" in done.stderr  # the names there are
+    assert done.returncode > 0, "raised, not crashed"
+
+
+def test_backends_can_be_changed_while_running():
+    before = breccia.cpu_info()["backend"]
+    try:
+        for name in SUPPORTED:
+            breccia.set_backend(name)
+            assert breccia.cpu_info()["backend"] == name
+        with pytest.raises(ValueError, match="portable"):
+            breccia.set_backend("nonsense")
+        assert breccia.cpu_info()["backend"] == SUPPORTED[-1], "a refused name changes nothing"
+    finally:
+        breccia.set_backend(before)
+
+
+def test_number_of_threads():
+    before = breccia.num_threads()
+    try:
+        breccia.set_num_threads(3)
+        assert breccia.num_threads() == breccia.cpu_info()["threads"] == 3
+        for bad in (0, -1):
+            with pytest.raises(ValueError, match="must be >= 1"):
+                breccia.set_num_threads(bad)
+    finally:
+        breccia.set_num_threads(before)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes and layouts are data that checks itself."""
+
+import json
+
+import breccia
+import cases
+import numpy as np
+import oracles
+import pytest
+from breccia import PerBlockK, PerBlockMN, PerChannel, PerTensor, recipes
+
+
+def u8(*shape):
+    return np.zeros(shape, np.uint8)
+
+
+def f32(*shape):
+    return np.ones(shape, np.float32)
+
+
+# --- layouts ------------------------------------------------------------------------------------------------
+
+MISFITS = {
+    "PerTensor with many scales": (PerTensor(), u8(4, 8), f32(4), "PerTensor requires a scalar scale"),
+    "PerBlockK, K not a multiple": (
+        PerBlockK(128),
+        u8(4, 100),
+        f32(4, 1),
+        "data.shape.-1.=100 must be divisible by block_size=128",
+    ),
+    "PerBlockK, scale of another shape": (
+        PerBlockK(128),
+        u8(4, 256),
+        f32(4, 1),
+        r"scale\.shape must be \(4, 2\), got \(4, 1\)",
+    ),
+    "PerBlockK, scale transposed": (PerBlockK(128), u8(4, 256), f32(2, 4), r"scale\.shape must be \(4, 2\)"),
+    "PerChannel of 1-D": (PerChannel(), u8(4), f32(4), "at least 2-D|ndim >= 2"),
+    "PerChannel, one scale too few": (PerChannel(), u8(4, 8), f32(3), r"scale\.shape must be one of"),
+    "PerBlockMN of 1-D": (PerBlockMN(1, 32), u8(32), u8(1), "at least 2-D|ndim >= 2"),
+    "PerBlockMN, scale of another shape": (
+        PerBlockMN(128, 128),
+        u8(200, 256),
+        f32(1, 2),
+        r"scale\.shape must be \(2, 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("layout", "data", "scale", "sentence"), MISFITS.values(), ids=MISFITS.keys())
+def test_layout_validate(layout, data, scale, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        layout.validate(data, scale)
+
+
+@pytest.mark.parametrize("size", [0, -1, -(1 << 40)])
+def test_layout_sizes_must_be_positive(size):
+    with pytest.raises(ValueError, match="block_size must be > 0"):
+        PerBlockK(size)
+    with pytest.raises(ValueError, match="must be > 0"):
+        PerBlockMN(size, 32)
+    with pytest.raises(ValueError, match="must be > 0"):
+        PerBlockMN(1, size)
+
+
+@pytest.mark.parametrize("size", ["128", 1.5, None, [128]])
+def test_layout_sizes_must_be_integers(size):
+    with pytest.raises(TypeError):
+        PerBlockK(size)
+
+
+# --- recipes ------------------------------------------------------------------------------------------------
+
+BAD_FIELDS = {
+    "fp8_format": (
+        ["E3M4", "e4m3", "", None],
+        [breccia.DelayedScaling, breccia.Float8CurrentScaling, breccia.Float8BlockScaling],
+    ),
+    "amax_history_len": ([0, -1], [breccia.DelayedScaling]),
+    "granularity": (["channel", ""], [breccia.Float8CurrentScaling]),
+    "block_k": ([0, -128], [breccia.Float8BlockScaling]),
+    "block_m": ([0, -1], [breccia.Float8BlockScaling]),
+    "scale_format": (["fp8", "E5M2"], [breccia.Float8BlockScaling, breccia.NVFP4BlockScaling]),
+    "block_size": (
+        [16, 64, 0],
+        [breccia.MXFP8BlockScaling, breccia.MXFP6BlockScaling, breccia.MXFP4BlockScaling],
+    ),
+    "scale_rounding": (["nearest", "RCEIL"], [breccia.MXFP8BlockScaling]),
+    "fp6_format": (["E2M1"], [breccia.MXFP6BlockScaling]),
+    "fp4_format": (["E3M0"], [breccia.MXFP4BlockScaling, breccia.NVFP4BlockScaling]),
+    "scale_rule": (["ao"], [breccia.NVFP4BlockScaling]),
+    "scale_search": (["mae"], [breccia.NVFP4BlockScaling, breccia.INT4Scaling]),
+    "group_size": ([0, -1], [breccia.INT4Scaling, breccia.INT8Scaling]),
+    "scale_dtype": (["fp8", "float16"], [breccia.INT4Scaling, breccia.INT8Scaling]),
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "classes"), [(f, v, c) for f, (v, c) in BAD_FIELDS.items()], ids=BAD_FIELDS
+)
+def test_recipe_fields_are_checked(field, values, classes):
+    for cls in classes:
+        for value in values:
+            with pytest.raises((ValueError, TypeError), match=f"{field}.*got"):
+                cls(**{field: value})
+
+
+def test_nvfp4_block_size_is_fixed():
+    with pytest.raises(ValueError, match="NVFP4 block_size is fixed at 16, got 32"):
+        breccia.NVFP4BlockScaling(block_size=32)
+
+
+def test_signed_int4_has_no_zero_point():
+    with pytest.raises(ValueError, match="signed=False"):
+        breccia.INT4Scaling(symmetric=False)
+
+
+@pytest.mark.parametrize("size", ["128", 128.0, True, [1], 1 << 64, -(1 << 64)])
+def test_block_sizes_must_be_integers_of_a_sane_size(size):
+    with pytest.raises((TypeError, ValueError), match="block_k"):
+        breccia.Float8BlockScaling(block_k=size)
+
+
+def test_unknown_field():
+    with pytest.raises(TypeError, match="block_n"):
+        breccia.Float8BlockScaling(block_n=128)
+
+
+def test_every_recipe_class_is_tested():
+    assert set(recipes.all_recipes()) == {type(recipe) for recipe in cases.RECIPES.values()}
+
+
+def test_positional_defaults_of_the_recipes():
+    """The published positional order; new fields come after."""
+    assert breccia.DelayedScaling("E5M2", 32, 1) == breccia.DelayedScaling(
+        fp8_format="E5M2", amax_history_len=32, margin=1
+    )
+    assert breccia.Float8CurrentScaling("E5M2") == breccia.Float8CurrentScaling(fp8_format="E5M2")
+    assert breccia.Float8BlockScaling("E5M2", 64) == breccia.Float8BlockScaling(fp8_format="E5M2", block_k=64)
+    assert breccia.MXFP8BlockScaling("E5M2", 32) == breccia.MXFP8BlockScaling(fp8_format="E5M2")
+    assert breccia.NVFP4BlockScaling("E2M1", 16, "E4M3") == breccia.NVFP4BlockScaling()
+    int4 = breccia.INT4Scaling(32, False, "bf16")
+    assert int4 == breccia.INT4Scaling(group_size=32, signed=False, scale_dtype="bf16")
+
+
+@cases.ALL
+def test_dict_round_trip(recipe):
+    """Through JSON, as a checkpoint's metadata holds it; the class name is as good as the short one."""
+    fields = json.loads(json.dumps(recipe.to_dict()))
+    assert recipes.from_dict(fields) == recipe
+    assert recipes.from_dict(fields | {"name": type(recipe).__name__}) == recipe
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"name": "fp9"}, ValueError),
+        ({}, ValueError),
+        ({"name": "block", "block_k": 0}, ValueError),
+        ({"name": "block", "block_q": 1}, TypeError),
+    ],
+)
+def test_from_dict_checks(fields, error):
+    with pytest.raises(error):
+        recipes.from_dict(fields)
+
+
+@cases.ALL
+def test_element_and_layout(recipe):
+    assert recipe.element == oracles.element_format(recipe)
+    scaled = breccia.cast(cases.normal(cases.shape_for(recipe)), recipe)
+    assert recipe.layout == scaled.layout
+    assert recipe.layout.scale_shape(scaled.shape) == scaled.scale.shape
+
+
+def test_the_base_classes_are_abstract():
+    with pytest.raises(TypeError, match="abstract"):
+        recipes.ScalingRecipe()
+    with pytest.raises(TypeError, match="abstract"):
+        breccia.Layout().validate(u8(4, 8), f32())
