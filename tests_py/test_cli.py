@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import breccia
 import numpy as np
 import pytest
-
-import breccia
 from breccia.checkpoint import save_arrays
 from breccia.cli import main
 
@@ -93,6 +92,7 @@ def test_png_without_matplotlib_names_the_extra(
 
 def test_every_command_has_json() -> None:
     for command in ("demo", "convert", "inspect", "verify", "plot", "doctor"):
-        out = subprocess.run([sys.executable, "-m", "breccia", command, "--help"], capture_output=True, text=True)
-        assert out.returncode == 0
+        out = subprocess.run(
+            [sys.executable, "-m", "breccia", command, "--help"], capture_output=True, text=True, check=True
+        )
         assert "--json" in out.stdout

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doors to other libraries' tensors and checkpoint formats: one module each, the same verbs.
+
+``from_<format>`` makes a ScaledTensor of foreign buffers, ``to_<format>`` the reverse; both move bytes
+and quantize nothing. Peers are imported when a function needs them: an ImportError names the extra.
+docs/formats.md is the map of what each format stores.
+
+The names in the ``__all__`` of every module here are names of this package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+
+@cache
+def modules() -> dict[str, ModuleType]:
+    """Every bridge, by the name of its format."""
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
+    found = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {module.NAME: module for module in found}
+
+
+@cache
+def _home() -> dict[str, ModuleType]:
+    homes = {name: module for module in modules().values() for name in module.__all__}
+    return homes | {"OutsideTensor": importlib.import_module(f"{__name__}._common")}
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") or name not in _home():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_home()[name], name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_home()])

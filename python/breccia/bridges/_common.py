@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the bridges share: bytes of foreign arrays, nibbles, tiled scales, and how a bridge describes
+tensors of a checkpoint without reading them."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor, _spec
+from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, INT4Scaling, ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+FP8_CODES = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
+SCALE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "uint16": "bf16", "float32": "fp32"}
+STORED_SCALES = {"float16": "F16", "bfloat16": "BF16", "uint16": "BF16", "float32": "F32"}
+
+
+def require(module: str, extra: str) -> Any:
+    """Import a peer.
+
+    Raises:
+        ImportError: it is not installed; the message names the extra that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{module} is needed here: pip install breccia[{extra}] ({error})") from error
+
+
+def as_numpy(x: Any, argument: str) -> Array:
+    """A CPU array of any framework as NumPy's, sharing memory where the framework can.
+
+    Raises:
+        TypeError: it is not an array.
+    """
+    if isinstance(x, np.ndarray):
+        return x
+    if type(x).__module__.partition(".")[0] == "torch" and hasattr(x, "detach"):
+        return _from_torch(x)
+    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        raise TypeError(f"{argument} must be an array, got {type(x).__name__}")
+    return np.asarray(x)
+
+
+def _from_torch(x: Any) -> Array:
+    import torch
+
+    x = x.detach().cpu()
+    name = str(x.dtype).removeprefix("torch.")
+    if name == "float4_e2m1fn_x2":
+        raw: Array = x.contiguous().view(torch.uint8).numpy()
+        return raw
+    if name.startswith("float8") or name == "bfloat16":
+        width = torch.uint8 if name.startswith("float8") else torch.int16
+        # A 0-D tensor cannot change its type's width; through 1-D it can.
+        plain: Array = x.contiguous().reshape(-1).view(width).numpy().reshape(tuple(x.shape))
+        try:
+            import ml_dtypes
+        except ImportError:
+            return plain.view(np.uint8 if name.startswith("float8") else np.uint16)
+        return plain.view(getattr(ml_dtypes, name))
+    array: Array = x.numpy()
+    return array
+
+
+def to_torch(array: Array, dtype: str | None = None) -> Any:
+    """A NumPy array as torch's, ml_dtypes' types included; ``dtype`` reads codes as that torch type."""
+    import torch
+
+    array = np.ascontiguousarray(array) if array.ndim else array.copy()
+    name = dtype or (array.dtype.name if array.dtype.name.startswith(("float8", "bfloat16")) else None)
+    if not array.flags.writeable:
+        array = array.copy()
+    if name is None:
+        return torch.from_numpy(array)
+    width = np.uint8 if array.dtype.itemsize == 1 else np.int16
+    return torch.from_numpy(array.reshape(-1).view(width)).view(getattr(torch, name)).reshape(array.shape)
+
+
+def in_torch(made: ScaledTensor, device: Any, recipe: ScalingRecipe | None) -> ScaledTensor:
+    """A tensor read from torch's buffers, back in torch and on their device, with another recipe's name if
+    one is given."""
+    if recipe is not None:
+        made = ScaledTensor(
+            made.data,
+            made.scale,
+            recipe,
+            made.layout,
+            made.zero_point,
+            global_scale=made.global_scale,
+            shape=made.shape,
+        )
+    made = made.to("torch")
+    return made if device is None or str(device) == "cpu" else made.to(device)
+
+
+def codes(x: Any, argument: str) -> Array:
+    """An array of one-byte items as ``uint8``.
+
+    Raises:
+        TypeError: its items are wider.
+    """
+    array = as_numpy(x, argument)
+    if array.dtype.itemsize != 1:
+        raise TypeError(f"{argument} must have one-byte items, got dtype {array.dtype}")
+    return array if array.dtype == np.uint8 else np.ascontiguousarray(array).view(np.uint8).reshape(array.shape)
+
+
+def words(x: Any, argument: str) -> Array:
+    """An array of 32-bit words as little-endian bytes, four per word along the last axis.
+
+    Raises:
+        TypeError: its items are not 32-bit integers.
+    """
+    array = as_numpy(x, argument)
+    if array.dtype.kind not in "iu" or array.dtype.itemsize != 4:
+        raise TypeError(f"{argument} must be an int32 or uint32 array, got dtype {array.dtype}")
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).view(np.uint8)
+
+
+def from_words(packed: Array, dtype: str = "<i4") -> Array:
+    """The inverse of `words`: rows are filled up with zeros to whole words."""
+    missing = -packed.shape[-1] % 4
+    if missing:
+        packed = np.pad(packed, [(0, 0)] * (packed.ndim - 1) + [(0, missing)])
+    return np.ascontiguousarray(packed).view(dtype)
+
+
+def get(parts: Mapping[str, Any], name: str, bridge: str) -> Array:
+    """A part that must be there.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if name not in parts:
+        raise ValueError(f"{bridge}: {name!r} must be among the tensors, got {', '.join(sorted(parts)) or 'none'}")
+    return as_numpy(parts[name], name)
+
+
+def unpack_nibbles(packed: Array, n: int) -> Array:
+    """``n`` codes per row, one per byte."""
+    both = np.stack([packed & 15, packed >> 4], axis=-1)
+    return both.reshape(*packed.shape[:-1], -1)[..., :n]
+
+
+def pack_nibbles(values: Array) -> Array:
+    """Two codes per byte, the even element low; an odd row's last high nibble is zero."""
+    if values.shape[-1] % 2:
+        values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, 1)])
+    packed: Array = values[..., ::2] | (values[..., 1::2] << 4)
+    return packed
+
+
+def check_upright(scaled: ScaledTensor, argument: str = "scaled") -> None:
+    """Checkpoints store rows.
+
+    Raises:
+        ValueError: the tensor is a transposed view.
+    """
+    if _spec(scaled.layout).axis != -1:
+        raise ValueError(f"{argument} must not be a transposed view: pass .mT of it")
+
+
+def float32(array: Array) -> Array:
+    """Scales as float32; bfloat16 may come as ``uint16``."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)
+
+
+def packed_codes(scaled: ScaledTensor) -> Array:
+    """4-bit data as packed bytes, whichever way the tensor stores it."""
+    data = codes(scaled.data, "data")
+    check_upright(scaled)
+    return np.ascontiguousarray(data) if scaled.is_packed else pack_nibbles(data & 15)
+
+
+def row_blocks(group_size: int, columns: int) -> Layout:
+    """One scale per ``group_size`` elements of a row, the last group short where it must be."""
+    return PerBlockK(group_size) if columns % group_size == 0 else PerBlockMN(1, group_size)
+
+
+def group_size_of(columns: int, groups: int, argument: str) -> int:
+    """Elements per scale of a row.
+
+    Raises:
+        ValueError: no size that checkpoints use gives that number of groups.
+    """
+    if groups > 0 and columns % groups == 0:
+        return columns // groups
+    for size in (16, 32, 64, 128, 256, 512, 1024):
+        if -(-columns // size) == groups:
+            return size
+    raise ValueError(f"{argument} must have one entry per group of {columns} columns, got {groups}")
+
+
+def fp8_recipe(
+    fp8_format: str, shape: tuple[int, ...], scale_shape: tuple[int, ...], scale_dtype: str
+) -> tuple[ScalingRecipe, Layout, tuple[int, ...]]:
+    """Recipe, layout and the scale's shape in that layout, for an FP8 weight and the shape its scale
+    is stored in.
+
+    Raises:
+        ValueError: the scale's shape fits no granularity.
+    """
+    rows, columns = (shape[-2], shape[-1]) if len(shape) > 1 else (1, shape[-1])
+    if math.prod(scale_shape) == 1 and rows * columns != 1:
+        return Float8CurrentScaling(fp8_format=fp8_format), PerTensor(), scale_shape
+    batch = shape[:-2]
+    scale_format = SCALE_NAMES.get(scale_dtype, "e8m0")
+    scale_format = "fp32" if scale_format == "fp16" else scale_format
+    if scale_shape in ((*batch, rows, 1), (*batch, rows)):
+        return Float8CurrentScaling(fp8_format=fp8_format, granularity="row"), PerChannel(), scale_shape
+    if len(scale_shape) == len(batch) + 4 and scale_shape[-3] == scale_shape[-1] == 1:  # (N/128, 1, K/128, 1)
+        scale_shape = (*batch, scale_shape[-4], scale_shape[-2])
+    if scale_shape[:-1] == (*batch, rows):
+        size = group_size_of(columns, scale_shape[-1], "scale")
+        recipe = Float8BlockScaling(fp8_format=fp8_format, block_k=size, scale_format=scale_format)
+        return recipe, row_blocks(size, columns), scale_shape
+    for size in (128, 64, 256, 32, 16, 512):
+        if scale_shape == (*batch, -(-rows // size), -(-columns // size)):
+            recipe = Float8BlockScaling(fp8_format=fp8_format, block_k=size, block_m=size, scale_format=scale_format)
+            return recipe, PerBlockMN(size, size), scale_shape
+    raise ValueError(
+        f"scale.shape must be that of one scale per tensor, row, block of a row or square tile of {shape}, "
+        f"got {scale_shape}"
+    )
+
+
+def int4_from_offset(
+    packed: Array,
+    scale: Array,
+    zero_point: Array | None,
+    shape: tuple[int, ...],
+    group_size: int | None = None,
+) -> ScaledTensor:
+    """INT4 stored in offset binary, value = (code - zero) · scale with zero = 8 where there is no
+    ``zero_point``: signed codes without zero point, or unsigned ones with."""
+    columns = shape[-1]
+    size = group_size or group_size_of(columns, scale.shape[-1], "scale")
+    name = SCALE_NAMES[scale.dtype.name]
+    symmetric = zero_point is None
+    recipe = INT4Scaling(group_size=size, signed=symmetric, scale_dtype=name, symmetric=symmetric)
+    data = packed[..., : (columns + 1) // 2]
+    if symmetric:
+        data = data ^ np.uint8(0x88)
+        if columns % 2:
+            data[..., -1] &= 15
+    return ScaledTensor(data, scale, recipe, row_blocks(size, columns), zero_point, shape=shape)
+
+
+def offset_codes(scaled: ScaledTensor) -> Array:
+    """Packed offset-binary codes of an INT4 tensor: signed codes plus 8, unsigned ones as they are."""
+    packed = packed_codes(scaled)
+    if scaled.recipe.element == "int4":
+        packed = packed ^ np.uint8(0x88)
+        if scaled.shape[-1] % 2:
+            packed[..., -1] &= 15
+    return packed
+
+
+def integer_zero_point(scaled: ScaledTensor, argument: str = "zero_point") -> Array | None:
+    """The zero point as ``uint8``, on the scale of unsigned 4-bit codes.
+
+    Raises:
+        ValueError: it is not whole or out of range.
+    """
+    if scaled.zero_point is None:
+        return None
+    zero = as_numpy(scaled.zero_point, argument)
+    whole = zero if zero.dtype.kind in "iu" else zero.astype(np.float32)
+    if zero.dtype.kind not in "iu" and not np.array_equal(whole, np.rint(whole)):
+        raise ValueError(f"{argument} must be whole numbers for this format, got fractions")
+    whole = whole.astype(np.int16) + (8 if scaled.recipe.element == "int4" else 0)
+    if whole.size and (whole.min() < 0 or whole.max() > 16):
+        raise ValueError(f"{argument} must be from 0 to 16, got {whole.min()} to {whole.max()}")
+    result: Array = whole.astype(np.uint8)
+    return result
+
+
+def unswizzle(scale: Array, rows: int, columns: int) -> Array:
+    """Undo cuBLAS's 128 × 4 tiling of block scales (docs/formats.md): (rows, columns) in row order."""
+    tiles_m, tiles_k = -(-rows // 128), -(-columns // 4)
+    if scale.size != tiles_m * tiles_k * 512:
+        raise ValueError(
+            f"scale must have {tiles_m * tiles_k * 512} bytes for {rows} x {columns} tiled scales, got {scale.size}"
+        )
+    tiles = scale.reshape(tiles_m, tiles_k, 32, 4, 4).transpose(0, 3, 2, 1, 4)
+    return np.ascontiguousarray(tiles.reshape(tiles_m * 128, tiles_k * 4)[:rows, :columns])
+
+
+def swizzle(scale: Array) -> Array:
+    """The inverse of `unswizzle`, flat; what pads the last tiles is zero."""
+    rows, columns = scale.shape
+    tiles_m, tiles_k = -(-rows // 128), -(-columns // 4)
+    padded = np.zeros((tiles_m * 128, tiles_k * 4), np.uint8)
+    padded[:rows, :columns] = codes(scale, "scale")
+    return np.ascontiguousarray(padded.reshape(tiles_m, 4, 32, tiles_k, 4).transpose(0, 3, 2, 1, 4)).reshape(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class OutsideTensor:
+    """A foreign tensor that has one thing more than a ScaledTensor can say.
+
+    value = (dequantize(scaled) + bias of the block)[..., columns] where each is given: ``bias`` is a
+    zero point in the float domain (MLX, GGUF Q4_1, torchao Int4Tensor), shaped like the scale;
+    ``columns`` the places at which activation-ordered columns are stored (GPTQ).
+    """
+
+    scaled: ScaledTensor
+    bias: Array | None = None
+    columns: Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Logical shape."""
+        return self.scaled.shape
+
+    def dequantize(self, dtype: Any = "float32") -> Array:
+        """The values, made in float32 and rounded once to ``dtype``."""
+        from breccia.ops import dequantize
+
+        values: Array = dequantize(self.scaled)
+        if self.bias is not None:
+            size = -(-self.shape[-1] // self.bias.shape[-1])
+            size = getattr(self.scaled.layout, "block_size", size)
+            values += np.repeat(float32(self.bias), size, axis=-1)[..., : self.shape[-1]]
+        if self.columns is not None:
+            values = values[..., self.columns]
+        return values if dtype == "float32" else values.astype(float_dtype(dtype))
+
+
+def float_dtype(dtype: Any) -> Any:
+    """A dtype by its name, bfloat16 being ml_dtypes'."""
+    if dtype == "bfloat16":
+        return require("ml_dtypes", "ml_dtypes").bfloat16
+    return dtype

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a bridge describes tensors of a checkpoint that are not read yet, or not made yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from breccia import _core
+from breccia.bridges._common import Array, float_dtype
+from breccia.layouts import Layout
+from breccia.recipes import INT8Scaling, ScalingRecipe
+from breccia.recipes import _spec as recipe_spec
+from breccia.scaled_tensor import ScaledTensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stored tensor: the header's dtype and shape, and how to make it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    make: Callable[[], Array]
+
+
+def part(array: Array, dtype: str) -> Part:
+    """A part that is there already. ``dtype`` is the header's."""
+    return Part(dtype, tuple(array.shape), lambda: array)
+
+
+def materialize(parts: Mapping[str, Part]) -> dict[str, Array]:
+    """The arrays, typed as their headers say."""
+    from breccia.checkpoint.dtypes import numpy_dtype
+
+    result = {}
+    for name, value in parts.items():
+        array = np.ascontiguousarray(value.make()).reshape(value.shape)
+        wanted = numpy_dtype(value.dtype)
+        result[name] = array if array.dtype == wanted else array.view(wanted)
+    return result
+
+
+@dataclass(frozen=True)
+class Found:
+    """One logical tensor of a checkpoint, known from headers alone.
+
+    Attributes:
+        name: of the logical tensor, such as ``model.layers.0.mlp.up_proj.weight``.
+        format: the bridge that reads it, or "plain".
+        kind: which of the bridge's formats.
+        parts: role → name of the stored tensor.
+        shape: logical.
+        recipe: None where the values have no ScaledTensor form.
+        layout: of the scales.
+        scale_dtype: NumPy name of the scales' dtype.
+        dtype: header's dtype of a plain tensor.
+        options: passed on to the bridge.
+        findings: what looks wrong.
+    """
+
+    name: str
+    format: str
+    kind: str
+    parts: dict[str, str]
+    shape: tuple[int, ...]
+    recipe: ScalingRecipe | None = None
+    layout: Layout | None = None
+    scale_dtype: str = "uint8"
+    dtype: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
+
+    def ghost(self) -> ScaledTensor:
+        """A ScaledTensor of this shape, recipe and layout whose memory was never touched."""
+        assert self.recipe is not None
+        assert self.layout is not None
+        return ghost(self.shape, self.recipe, self.layout, self.scale_dtype, global_scale="global_scale" in self.parts)
+
+
+def ghost(
+    shape: tuple[int, ...],
+    recipe: ScalingRecipe,
+    layout: Layout | None = None,
+    scale_dtype: str | None = None,
+    *,
+    global_scale: bool = False,
+) -> ScaledTensor:
+    """What casting a tensor of that shape would give, as to shapes and types; the memory is never
+    touched, so that its size costs nothing."""
+
+    layout = layout or recipe.layout
+    spec = recipe_spec(recipe)
+    if scale_dtype is None:
+        plan = _core.plan_cast(list(shape), spec)
+        scale_dtype = str(plan["scale"][1])  # type: ignore[index]
+        global_scale = plan["global_scale"] is not None
+        scale_dtype = "uint8" if scale_dtype.startswith("float8") else scale_dtype
+    four = recipe.element in ("float4_e2m1fn", "int4", "uint4")
+    stored = (*shape[:-1], (shape[-1] + 1) // 2) if four else shape
+    scale_shape = layout.scale_shape(shape)
+    width = {"bfloat16": "uint16"}.get(scale_dtype, scale_dtype)
+    scale = np.empty(scale_shape, width)
+    if scale_dtype == "bfloat16" and getattr(recipe, "scale_format", getattr(recipe, "scale_dtype", "")) != "bf16":
+        scale = np.empty(scale_shape, float_dtype("bfloat16"))
+    asymmetric = getattr(recipe, "symmetric", True) is False
+    return ScaledTensor(
+        np.empty(stored, np.uint8),
+        scale,
+        recipe,
+        layout,
+        np.empty(scale_shape, np.int8 if isinstance(recipe, INT8Scaling) else np.uint8) if asymmetric else None,
+        global_scale=np.empty((), np.float32) if global_scale else None,
+        shape=shape,
+    )

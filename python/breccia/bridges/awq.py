@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AWQ checkpoints (GEMM): (K, N / 8) words whose nibbles hold columns 0, 2, 4, 6, 1, 3, 5, 7."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges._common import (
+    SCALE_NAMES,
+    STORED_SCALES,
+    Array,
+    as_numpy,
+    from_words,
+    get,
+    integer_zero_point,
+    offset_codes,
+    pack_nibbles,
+    row_blocks,
+    unpack_nibbles,
+    words,
+)
+from breccia.bridges._parts import Found, Part, materialize
+from breccia.recipes import INT4Scaling, ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+NAME = "awq"
+PEER = None
+EXTRA = ""
+RECIPES: dict[str, ScalingRecipe] = {"int4": INT4Scaling(signed=False, symmetric=False)}
+_PLACES = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column in nibble i
+_NIBBLES = np.argsort(_PLACES)  # nibble of column i
+_NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+__all__ = ["from_awq", "to_awq"]
+
+
+def from_awq(parts: Mapping[str, Any]) -> ScaledTensor:
+    """The tensors of one module: ``qweight`` (K, N / 8), ``qzeros`` (K / g, N / 8), ``scales`` (K / g, N).
+
+    Raises:
+        ValueError: a tensor is missing or has a shape that does not fit.
+    """
+    qweight, qzeros, scales = (get(parts, role, NAME) for role in ("qweight", "qzeros", "scales"))
+    columns, rows = qweight.shape[0], qweight.shape[1] * 8
+    groups = scales.shape[0]
+    if scales.shape != (groups, rows) or qzeros.shape != (groups, rows // 8) or groups == 0 or columns % groups:
+        raise ValueError(
+            f"{NAME}: qweight (K, N / 8), qzeros (K / g, N / 8) and scales (K / g, N) must fit, "
+            f"got {qweight.shape}, {qzeros.shape}, {scales.shape}"
+        )
+    size = columns // groups
+    recipe = INT4Scaling(group_size=size, signed=False, symmetric=False, scale_dtype=SCALE_NAMES[scales.dtype.name])
+    return ScaledTensor(
+        pack_nibbles(_spread(qweight).T),
+        np.ascontiguousarray(scales.T),
+        recipe,
+        row_blocks(size, columns),
+        np.ascontiguousarray(_spread(qzeros).T),
+        shape=(rows, columns),
+    )
+
+
+def _spread(packed: Array) -> Array:
+    nibbles = unpack_nibbles(words(packed, "qweight"), packed.shape[1] * 8)
+    return nibbles.reshape(packed.shape[0], -1, 8)[..., _NIBBLES].reshape(packed.shape[0], -1)
+
+
+def _gather(values: Array) -> Array:
+    nibbles = values.reshape(values.shape[0], -1, 8)[..., _PLACES].reshape(values.shape[0], -1)
+    return from_words(pack_nibbles(nibbles))
+
+
+def to_awq(scaled: ScaledTensor) -> dict[str, Array]:
+    """The inverse of `from_awq`. Symmetric tensors get zero points of 8.
+
+    Raises:
+        ValueError: the tensor is not INT4, or its rows are not a multiple of 8.
+    """
+    return materialize(lay_out(scaled))
+
+
+def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
+    """`to_awq`, each tensor made when it is asked for."""
+    if not carries(scaled.recipe):
+        raise ValueError(f"scaled must be INT4Scaling, got {scaled.recipe}")
+    rows, columns = scaled.shape
+    if rows % 8:
+        raise ValueError(f"scaled must have a multiple of 8 rows, got shape {scaled.shape}")
+    scale = as_numpy(scaled.scale, "scale")
+    groups = scale.shape[-1]
+
+    def qzeros() -> Array:
+        zero = integer_zero_point(scaled)
+        if zero is None:
+            zero = np.full((rows, groups), 8 if scaled.recipe.element == "int4" else 0, np.uint8)
+        if zero.size and zero.max() > 15:
+            raise ValueError(f"zero_point must be from 0 to 15, got {zero.max()}")
+        return _gather(zero.T)
+
+    return {
+        "qweight": Part("I32", (columns, rows // 8), lambda: _gather(unpack_nibbles(offset_codes(scaled), columns).T)),
+        "qzeros": Part("I32", (groups, rows // 8), qzeros),
+        "scales": Part(STORED_SCALES[scale.dtype.name], (groups, rows), lambda: np.ascontiguousarray(scale.T)),
+    }
+
+
+def carries(recipe: ScalingRecipe) -> bool:
+    """Whether the format holds a recipe's bytes as they are."""
+    return isinstance(recipe, INT4Scaling)
+
+
+def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
+    """Recognise the weight that ``name`` belongs to, from the headers alone."""
+    if not name.endswith(".qweight"):
+        return None
+    prefix = name.removesuffix("qweight")
+    qweight, qzeros, scales = entries[name], entries.get(prefix + "qzeros"), entries.get(prefix + "scales")
+    if qzeros is None or scales is None or qweight.shape[1] != qzeros.shape[1]:
+        return None
+    if scales.shape[1] != qweight.shape[1] * 8:
+        return None
+    rows, columns = scales.shape[1], qweight.shape[0]
+    dtype, size = _NUMPY[scales.dtype], columns // scales.shape[0]
+    recipe = INT4Scaling(group_size=size, signed=False, symmetric=False, scale_dtype=SCALE_NAMES[dtype])
+    parts = {role: prefix + role for role in ("qweight", "qzeros", "scales")}
+    return Found(
+        prefix + "weight",
+        NAME,
+        "gemm 4 bits",
+        parts,
+        (rows, columns),
+        recipe,
+        row_blocks(size, columns),
+        dtype,
+    )
+
+
+def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says of a checkpoint written here."""
+    return {
+        "quantization_config": {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": getattr(recipe, "group_size", 128),
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": ignored,
+        }
+    }

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bitsandbytes' 4-bit weights (NF4, FP4), readable: codes of a 16-entry codebook, the even element in
+the **high** nibble, absmax per block, itself perhaps quantized."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges._common import (
+    Array,
+    codes,
+    get,
+)
+from breccia.bridges._parts import Found
+from breccia.recipes import ScalingRecipe
+
+NAME = "bitsandbytes"
+PEER = None
+EXTRA = ""
+RECIPES: dict[str, ScalingRecipe] = {}
+
+__all__ = ["from_bitsandbytes"]
+
+
+def from_bitsandbytes(parts: Mapping[str, Any], dtype: Any = "float32") -> Array:
+    """The values of a weight. Its codebooks have no ScaledTensor form.
+
+    Args:
+        parts: ``weight``, ``absmax``, ``quant_map``, ``quant_state`` and, where absmax is quantized,
+            ``nested_absmax`` and ``nested_quant_map``.
+        dtype: of the result.
+
+    Raises:
+        ValueError: a tensor is missing, or the state is not JSON of the known form.
+    """
+    state = _state(get(parts, "quant_state", NAME))
+    shape, size = tuple(int(n) for n in state["shape"]), int(state["blocksize"])
+    packed = codes(get(parts, "weight", NAME), "weight").reshape(-1)
+    count = math.prod(shape)
+    if packed.size != (count + 1) // 2:
+        raise ValueError(f"{NAME}: weight must have {(count + 1) // 2} bytes for shape {shape}, got {packed.size}")
+    absmax = get(parts, "absmax", NAME).reshape(-1)
+    if absmax.dtype == np.uint8:
+        inner = int(state["nested_blocksize"])
+        nested = get(parts, "nested_absmax", NAME).reshape(-1)
+        values = get(parts, "nested_quant_map", NAME)[absmax] * np.repeat(nested, inner)[: absmax.size]
+        absmax = (values + np.float32(state["nested_offset"])).astype(np.float32)
+    if absmax.size != -(-count // size):
+        raise ValueError(f"{NAME}: absmax must have {-(-count // size)} entries for shape {shape}, got {absmax.size}")
+    book = get(parts, "quant_map", NAME).astype(np.float32).reshape(-1)
+    if book.size != 16:
+        raise ValueError(f"{NAME}: quant_map must have 16 entries, got {book.size}")
+    both = np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)[:count]
+    result: Array = (book[both] * np.repeat(absmax, size)[:count]).reshape(shape)
+    return result if dtype == "float32" else result.astype(dtype)
+
+
+def _state(raw: Array) -> dict[str, Any]:
+    try:
+        state = json.loads(bytes(codes(raw, "quant_state")).decode())
+        keys = {"shape", "blocksize"}
+        if not isinstance(state, dict) or not keys <= set(state):
+            raise ValueError("shape and blocksize must be there")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{NAME}: quant_state must be bitsandbytes' JSON: {error}") from None
+    return state
+
+
+def load(parts: Mapping[str, Any]) -> Array:
+    """See `from_bitsandbytes`."""
+    return from_bitsandbytes(parts)
+
+
+def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
+    """Recognise the weight that ``name`` belongs to, from the headers alone."""
+    weight, mark, kind = name.partition(".quant_state.bitsandbytes__")
+    if not mark or weight not in entries or weight + ".absmax" not in entries:
+        return None
+    parts = {"weight": weight, "quant_state": name}
+    for role in ("absmax", "quant_map", "nested_absmax", "nested_quant_map"):
+        if f"{weight}.{role}" in entries:
+            parts[role] = f"{weight}.{role}"
+    count = math.prod(entries[weight].shape) * 2
+    # The logical shape is in quant_state's bytes, which are not a header.
+    return Found(weight, NAME, kind, parts, (count,), findings=("the shape is in quant_state: shown flat",))

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSeek's FP8 checkpoints: V3 and everything that copied it (Qwen3-FP8, GLM-FP8, Kimi-K2), V4's
+E8M0 scales and its experts, MXFP4 in tensors that call themselves I8.
+
+``weight_scale_inv`` multiplies, despite its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from breccia.bridges._common import (
+    STORED_SCALES,
+    Array,
+    as_numpy,
+    check_upright,
+    codes,
+    get,
+    packed_codes,
+    row_blocks,
+)
+from breccia.bridges._parts import Found, Part, materialize, part
+from breccia.layouts import Layout, PerBlockK, PerBlockMN
+from breccia.recipes import Float8BlockScaling, MXFP4BlockScaling, ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+NAME = "deepseek"
+PEER = None
+EXTRA = ""
+RECIPES: dict[str, ScalingRecipe] = {
+    "block": Float8BlockScaling(block_m=128, block_k=128),
+    "block-ue8m0": Float8BlockScaling(block_m=128, block_k=128, scale_format="e8m0"),
+    "mxfp4": MXFP4BlockScaling(),
+}
+SEED_RECIPES: tuple[ScalingRecipe, ...] = (Float8BlockScaling(),)
+
+__all__ = ["from_deepseek", "from_deepseek_v3", "to_deepseek", "to_deepseek_v3"]
+
+
+def from_deepseek_v3(data: Any, scale: Any, block_k: int = 128, fp8_format: str = "E4M3") -> ScaledTensor:
+    """Wrap a weight and its scales, without copying.
+
+    Args:
+        data: FP8 codes ``(..., M, K)``; or int8 holding packed FP4 ``(..., M, K / 2)``, as V4's experts do.
+        scale: ``(ceil(M / 128), ceil(K / 128))`` tiles as in the checkpoints (edges may be short), or
+            ``(M, K / block_k)``, one per block of a row; float32, bfloat16 or E8M0.
+        block_k: block size along K, and along M where scales are tiles.
+        fp8_format: "E4M3" or "E5M2".
+
+    Raises:
+        ValueError: the scale's shape is neither.
+        TypeError: wrong dtypes.
+    """
+    for argument, array in (("data", data), ("scale", scale)):
+        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+            raise TypeError(f"{argument} must be an array, got {type(array).__name__}")
+    if len(data.shape) < 2:
+        raise ValueError(f"data must be at least 2-D, got shape {tuple(data.shape)}")
+    dtype = str(scale.dtype).removeprefix("torch.")
+    if str(data.dtype).removeprefix("torch.") == "int8":
+        return ScaledTensor(codes(data, "data"), codes(scale, "scale"), MXFP4BlockScaling(), PerBlockMN(1, 32))
+    recipe, layout = _block(tuple(data.shape), tuple(scale.shape), dtype, block_k, fp8_format)
+    return ScaledTensor(data, scale, recipe, layout)
+
+
+def _block(
+    shape: tuple[int, ...], scale_shape: tuple[int, ...], scale_dtype: str, block_k: int, fp8_format: str
+) -> tuple[ScalingRecipe, Layout]:
+    batch, rows, columns = shape[:-2], shape[-2], shape[-1]
+    scale_format = {"float32": "fp32", "bfloat16": "bf16", "uint16": "bf16"}.get(scale_dtype, "e8m0")
+    tiles = (*batch, -(-rows // block_k), -(-columns // block_k))
+    per_row = (*batch, rows, -(-columns // block_k))
+    if scale_shape == per_row:
+        recipe = Float8BlockScaling(fp8_format=fp8_format, block_k=block_k, scale_format=scale_format)
+        return recipe, row_blocks(block_k, columns)
+    if scale_shape == tiles:
+        recipe = Float8BlockScaling(fp8_format=fp8_format, block_k=block_k, block_m=block_k, scale_format=scale_format)
+        return recipe, PerBlockMN(block_k, block_k)
+    raise ValueError(
+        f"scale.shape must be {tiles} (tiles) or {per_row} (blocks of rows) for data of shape {shape}, "
+        f"got {scale_shape}"
+    )
+
+
+def to_deepseek_v3(scaled: ScaledTensor) -> tuple[Any, Any]:
+    """``(data, scale)`` as DeepSeek stores them, without copying.
+
+    Raises:
+        ValueError: the tensor is neither block-scaled FP8 nor MXFP4.
+    """
+    if not carries(scaled.recipe):
+        raise ValueError(f"scaled must be Float8BlockScaling or MXFP4BlockScaling, got {scaled.recipe}")
+    check_upright(scaled)
+    if isinstance(scaled.recipe, MXFP4BlockScaling):
+        return packed_codes(scaled).view("int8"), scaled.scale
+    return scaled.data, scaled.scale
+
+
+def from_deepseek(parts: Mapping[str, Any]) -> ScaledTensor:
+    """The tensors of one module, by the last part of their names: ``weight`` with ``weight_scale_inv``
+    (V3) or ``scale`` (V4)."""
+    name = "weight_scale_inv" if "weight_scale_inv" in parts else "scale"
+    scale = get(parts, name, NAME)
+    weight = get(parts, "weight", NAME)
+    fp8_format = "E5M2" if weight.dtype.name == "float8_e5m2" else "E4M3"
+    return from_deepseek_v3(weight, scale, fp8_format=fp8_format)
+
+
+def to_deepseek(scaled: ScaledTensor) -> dict[str, Array]:
+    """The inverse of `from_deepseek`: V3's names for float scales, V4's for E8M0."""
+    return materialize(lay_out(scaled))
+
+
+def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
+    """`to_deepseek`, each tensor made when it is asked for."""
+    data, scale = to_deepseek_v3(scaled)
+    if isinstance(scaled.recipe, MXFP4BlockScaling):
+        return {"weight": part(data, "I8"), "scale": part(codes(scale, "scale"), "F8_E8M0")}
+    stored = "F8_E5M2" if scaled.recipe.element == "float8_e5m2" else "F8_E4M3"
+    weight = part(codes(data, "data"), stored)
+    scale = as_numpy(scale, "scale")
+    if scale.dtype.itemsize == 1:
+        return {"weight": weight, "scale": part(codes(scale, "scale"), "F8_E8M0")}
+    return {"weight": weight, "weight_scale_inv": part(scale, STORED_SCALES[scale.dtype.name])}
+
+
+def carries(recipe: ScalingRecipe) -> bool:
+    """Whether the format holds a recipe's bytes as they are."""
+    if isinstance(recipe, Float8BlockScaling):
+        return recipe.block_k == 128 and recipe.block_m in (1, 128)
+    return isinstance(recipe, MXFP4BlockScaling)
+
+
+def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
+    """Recognise the weight that ``name`` belongs to, from the headers alone."""
+    entry = entries[name]
+    if name.endswith("_scale_inv"):
+        weight = name.removesuffix("_scale_inv")
+        role = "weight_scale_inv"
+    elif name.endswith(".scale") and entry.dtype == "F8_E8M0":
+        weight, role = name.removesuffix("scale") + "weight", "scale"
+    else:
+        return None
+    stored = entries.get(weight)
+    if stored is None or len(stored.shape) < 2 or math.prod(entry.shape) == 1:
+        return None
+    parts = {"weight": weight, role: name}
+    if stored.dtype == "I8" and entry.dtype == "F8_E8M0":
+        shape = (*stored.shape[:-1], stored.shape[-1] * 2)
+        if entry.shape != (*shape[:-1], -(-shape[-1] // 32)):
+            return None
+        return Found(weight, NAME, "FP4 experts", parts, shape, MXFP4BlockScaling(), PerBlockMN(1, 32))
+    if stored.dtype not in ("F8_E4M3", "F8_E5M2"):
+        return None
+    dtype = {"F32": "float32", "BF16": "bfloat16", "F8_E8M0": "uint8"}.get(entry.dtype)
+    if dtype is None:
+        return None
+    block = (context.get("quantization_config") or {}).get("weight_block_size") or [128, 128]
+    recipe, layout = _block(
+        stored.shape, entry.shape, dtype, int(block[-1]), "E5M2" if stored.dtype == "F8_E5M2" else "E4M3"
+    )
+    findings: tuple[str, ...] = ()
+    if isinstance(layout, PerBlockK) and (context.get("quantization_config") or {}).get("weight_block_size"):
+        findings = (f"scale {entry.shape} is per row although config.json says weight_block_size {block}",)
+    kind = "FP8 tiles" if isinstance(layout, PerBlockMN) and layout.block_m > 1 else "FP8 row blocks"
+    return Found(weight, NAME, kind, parts, stored.shape, recipe, layout, dtype, findings=findings)
+
+
+def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says of a checkpoint written here."""
+    result: dict[str, Any] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": ignored,
+    }
+    if isinstance(recipe, Float8BlockScaling) and recipe.scale_format == "e8m0":
+        result["scale_fmt"] = "ue8m0"
+    return {"quantization_config": result}

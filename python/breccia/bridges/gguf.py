@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF's block types (ggml). Q8_0, Q4_0, MXFP4 and NVFP4 are ScaledTensors, Q4_1 has a float minimum;
+Q5_0, Q5_1 and the K-quants are readable.
+
+A row is a run of blocks, each with its scale in front of its codes. Nibbles are split in halves: the
+first half of a block's elements is in the low ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges._common import (
+    Array,
+    OutsideTensor,
+    as_numpy,
+    codes,
+    offset_codes,
+    packed_codes,
+    unpack_nibbles,
+)
+from breccia.bridges._parts import Part, materialize
+from breccia.layouts import PerBlockK, PerBlockMN
+from breccia.recipes import INT4Scaling, INT8Scaling, MXFP4BlockScaling, NVFP4BlockScaling, ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+NAME = "gguf"
+PEER = "gguf"
+EXTRA = "gguf"
+RECIPES: dict[str, ScalingRecipe] = {
+    "q8_0": INT8Scaling(group_size=32, scale_dtype="fp16"),
+    "q4_0": INT4Scaling(group_size=32, scale_dtype="fp16"),
+    "mxfp4": MXFP4BlockScaling(),
+    "nvfp4": NVFP4BlockScaling(),
+}
+
+# Type name -> (number, elements per block, bytes per block): ggml.h.
+TYPES: dict[str, tuple[int, int, int]] = {
+    "F32": (0, 1, 4),
+    "F16": (1, 1, 2),
+    "Q4_0": (2, 32, 18),
+    "Q4_1": (3, 32, 20),
+    "Q5_0": (6, 32, 22),
+    "Q5_1": (7, 32, 24),
+    "Q8_0": (8, 32, 34),
+    "Q2_K": (10, 256, 84),
+    "Q3_K": (11, 256, 110),
+    "Q4_K": (12, 256, 144),
+    "Q5_K": (13, 256, 176),
+    "Q6_K": (14, 256, 210),
+    "I8": (24, 1, 1),
+    "I16": (25, 1, 2),
+    "I32": (26, 1, 4),
+    "I64": (27, 1, 8),
+    "F64": (28, 1, 8),
+    "BF16": (30, 1, 2),
+    "MXFP4": (39, 32, 17),
+    "NVFP4": (40, 64, 36),
+}
+NUMBERS = {number: name for name, (number, _, _) in TYPES.items()}
+RECIPE_OF: dict[str, ScalingRecipe] = {name.upper(): recipe for name, recipe in RECIPES.items()}
+
+__all__ = ["dequantize_gguf", "from_gguf", "to_gguf"]
+
+
+def _blocks(raw: Any, kind: str) -> Array:
+    data = codes(raw, "raw")
+    if kind not in TYPES:
+        raise ValueError(f"kind must be one of {', '.join(TYPES)}, got {kind!r}")
+    _, _, size = TYPES[kind]
+    if data.ndim == 0 or data.shape[-1] % size:
+        raise ValueError(f"raw must have rows of whole {kind} blocks of {size} bytes, got shape {data.shape}")
+    return data.reshape(*data.shape[:-1], data.shape[-1] // size, size)
+
+
+def _half(blocks: Array, kind: str, name: str) -> Array:
+    """A little-endian float16 field."""
+    at = {"d": 0, "m": 2}[name]
+    _ = kind
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0]
+
+
+def _flat(per_block: Array) -> Array:
+    return per_block.reshape(*per_block.shape[:-2], -1)
+
+
+def _split_to_pairs(halves: Array) -> Array:
+    """Nibbles split in halves of a block to neighbours in a byte."""
+    n = halves.shape[-1]
+    both = np.concatenate([halves & 15, halves >> 4], axis=-1)
+    pairs: Array = (both[..., ::2] | (both[..., 1::2] << 4)).reshape(*halves.shape[:-1], n)
+    return pairs
+
+
+def _pairs_to_split(pairs: Array) -> Array:
+    n = pairs.shape[-1]
+    both = unpack_nibbles(pairs, 2 * n)
+    halves: Array = both[..., :n] | (both[..., n:] << 4)
+    return halves
+
+
+def from_gguf(raw: Any, kind: str, global_scale: Any = None) -> ScaledTensor | OutsideTensor:
+    """A tensor of blocks.
+
+    Args:
+        raw: its bytes, ``(..., row bytes)``, as gguf-py's reader gives them.
+        kind: "Q8_0", "Q4_0", "Q4_1", "MXFP4" or "NVFP4".
+        global_scale: NVFP4's, which GGUF keeps in a tensor of its own (``*.scale``).
+
+    Raises:
+        ValueError: another kind (see `dequantize_gguf`), or rows that are not whole blocks.
+    """
+    blocks = _blocks(raw, kind)
+    columns = blocks.shape[-2] * TYPES[kind][1]
+    shape = (*blocks.shape[:-2], columns)
+    match kind:
+        case "Q8_0":
+            return ScaledTensor(_flat(blocks[..., 2:]), _half(blocks, kind, "d"), RECIPES["q8_0"], PerBlockK(32))
+        case "Q4_0":
+            data = _flat(_split_to_pairs(blocks[..., 2:])) ^ np.uint8(0x88)
+            return ScaledTensor(data, _half(blocks, kind, "d"), RECIPES["q4_0"], PerBlockK(32), shape=shape)
+        case "Q4_1":
+            recipe = INT4Scaling(group_size=32, signed=False)
+            data = _flat(_split_to_pairs(blocks[..., 4:]))
+            scaled = ScaledTensor(data, _half(blocks, kind, "d"), recipe, PerBlockK(32), shape=shape)
+            return OutsideTensor(scaled, bias=_half(blocks, kind, "m"))
+        case "MXFP4":
+            data = _flat(_split_to_pairs(blocks[..., 1:]))
+            scale = np.ascontiguousarray(blocks[..., 0])
+            return ScaledTensor(data, scale, MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
+        case "NVFP4":
+            groups = blocks[..., 4:].reshape(*blocks.shape[:-1], 4, 8)
+            data = _flat(_flat(_split_to_pairs(groups)))
+            second = None if global_scale is None else np.asarray(as_numpy(global_scale, "global_scale"), np.float32)
+            second = second.reshape(()) if second is not None and second.size == 1 else second
+            return ScaledTensor(
+                data,
+                _flat(np.ascontiguousarray(blocks[..., :4])),
+                NVFP4BlockScaling(two_level=second is not None),
+                PerBlockMN(1, 16),
+                global_scale=second,
+                shape=shape,
+            )
+    raise ValueError(f"kind must be Q8_0, Q4_0, Q4_1, MXFP4 or NVFP4, got {kind}: use dequantize_gguf for its values")
+
+
+def to_gguf(scaled: ScaledTensor | OutsideTensor) -> dict[str, Array]:
+    """The inverse of `from_gguf`: ``{kind: blocks}`` and, for two-level NVFP4, ``scale``.
+
+    Raises:
+        ValueError: no block type has the tensor's recipe, or its rows are not whole blocks.
+    """
+    return materialize(lay_out(scaled))
+
+
+def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
+    """`to_gguf`, each tensor made when it is asked for."""
+    if isinstance(scaled, OutsideTensor):
+        return {"Q4_1": _q4_1(scaled)}
+    recipe = scaled.recipe
+    kind = next((name for name, row in RECIPE_OF.items() if carries_as(recipe, row)), None)
+    if kind is None:
+        raise ValueError(f"scaled must be Q8_0, Q4_0, MXFP4 or NVFP4's recipe, got {recipe}")
+    _, size, nbytes = TYPES[kind]
+    if scaled.shape[-1] % size:
+        raise ValueError(f"scaled must have a multiple of {size} columns for {kind}, got shape {scaled.shape}")
+    stored = (*scaled.shape[:-1], scaled.shape[-1] // size * nbytes)
+    result = {kind: Part("U8", stored, lambda: _MAKE[kind](scaled).reshape(stored))}
+    if kind == "NVFP4" and scaled.global_scale is not None:
+        second = as_numpy(scaled.global_scale, "global_scale")
+        result["scale"] = Part("F32", (second.size,), lambda: second.reshape(-1))
+    return result
+
+
+def _join(*columns: Array) -> Array:
+    return np.concatenate([c.view(np.uint8) for c in columns], axis=-1)
+
+
+def _scale16(scaled: ScaledTensor) -> Array:
+    return np.ascontiguousarray(as_numpy(scaled.scale, "scale").astype("<f2"))[..., None]
+
+
+def _q8_0(scaled: ScaledTensor) -> Array:
+    data = codes(scaled.data, "data").reshape(*scaled.scale.shape, 32)
+    return _join(_scale16(scaled), np.ascontiguousarray(data))
+
+
+def _q4_0(scaled: ScaledTensor) -> Array:
+    return _join(_scale16(scaled), _pairs_to_split(offset_codes(scaled).reshape(*scaled.scale.shape, 16)))
+
+
+def _q4_1(outside: OutsideTensor) -> Part:
+    scaled, bias = outside.scaled, outside.bias
+    if bias is None or outside.columns is not None or scaled.scale.shape[-1] * 32 != scaled.shape[-1]:
+        raise ValueError("scaled must have a float minimum per 32 elements and columns in order for Q4_1")
+    if bias.dtype != np.float16 or scaled.scale.dtype != np.float16:
+        raise ValueError(f"scale and bias must be float16 for Q4_1, got {scaled.scale.dtype} and {bias.dtype}")
+
+    def make() -> Array:
+        pairs = _pairs_to_split(packed_codes(scaled).reshape(*scaled.scale.shape, 16))
+        blocks = _join(_scale16(scaled), np.ascontiguousarray(bias.astype("<f2"))[..., None], pairs)
+        return blocks.reshape(*scaled.shape[:-1], -1)
+
+    return Part("U8", (*scaled.shape[:-1], scaled.shape[-1] // 32 * 20), make)
+
+
+def _mxfp4(scaled: ScaledTensor) -> Array:
+    pairs = packed_codes(scaled).reshape(*scaled.scale.shape, 16)
+    return _join(codes(scaled.scale, "scale")[..., None], _pairs_to_split(pairs))
+
+
+def _nvfp4(scaled: ScaledTensor) -> Array:
+    scale = codes(scaled.scale, "scale")
+    lead = (*scale.shape[:-1], scale.shape[-1] // 4)
+    pairs = _pairs_to_split(packed_codes(scaled).reshape(*lead, 4, 8)).reshape(*lead, 32)
+    return _join(np.ascontiguousarray(scale).reshape(*lead, 4), pairs)
+
+
+_MAKE: dict[str, Callable[[ScaledTensor], Array]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
+}
+
+
+def carries_as(recipe: ScalingRecipe, row: ScalingRecipe) -> bool:
+    """Whether two recipes have the same value grid: they may differ in how scales are found."""
+    if type(recipe) is not type(row) or recipe.element != row.element:
+        return False
+    same = ("group_size", "signed", "symmetric", "scale_dtype")
+    return all(getattr(recipe, f, None) == getattr(row, f, None) for f in same)
+
+
+def carries(recipe: ScalingRecipe) -> bool:
+    """Whether a block type holds a recipe's bytes as they are."""
+    return any(carries_as(recipe, row) for row in RECIPES.values())
+
+
+def kind_of(recipe: ScalingRecipe) -> str:
+    """The block type of a recipe."""
+    return next(name for name, row in RECIPE_OF.items() if carries_as(recipe, row))
+
+
+def dequantize_gguf(raw: Any, kind: str) -> Array:
+    """The values of a tensor of blocks as float32, for every kind in `TYPES` that has blocks.
+
+    Raises:
+        ValueError: an unknown kind, or rows that are not whole blocks.
+    """
+    if kind in ("Q8_0", "Q4_0", "MXFP4", "NVFP4", "Q4_1"):
+        from breccia.ops import dequantize
+
+        made = from_gguf(raw, kind)
+        return made.dequantize() if isinstance(made, OutsideTensor) else dequantize(made)
+    blocks = _blocks(raw, kind)
+    if kind not in _VALUES:
+        raise ValueError(f"kind must be a block type, got {kind}")
+    return _flat(_VALUES[kind](blocks).astype(np.float32))
+
+
+def _f16(blocks: Array, at: int) -> Array:
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2").astype(np.float32)
+
+
+def _halves(packed: Array) -> Array:
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _q5(blocks: Array, at: int) -> Array:
+    high = np.unpackbits(np.ascontiguousarray(blocks[..., at : at + 4]), axis=-1, bitorder="little")
+    values: Array = _halves(blocks[..., at + 4 :]) | (high << 4)
+    return values
+
+
+def _q5_0(blocks: Array) -> Array:
+    return _f16(blocks, 0) * (_q5(blocks, 2).astype(np.float32) - 16)
+
+
+def _q5_1(blocks: Array) -> Array:
+    return _f16(blocks, 0) * _q5(blocks, 4).astype(np.float32) + _f16(blocks, 2)
+
+
+def _planes(packed: Array, bits: int) -> Array:
+    """``bits``-wide fields, 32 bytes at a time: field j of the 32 bytes is elements 32 j … 32 j + 31."""
+    runs = packed.reshape(*packed.shape[:-1], -1, 1, 32)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    fields = (runs >> shifts) & np.uint8((1 << bits) - 1)
+    return fields.reshape(*packed.shape[:-1], -1)
+
+
+def _per(values: Array, count: int) -> Array:
+    return np.repeat(values, count, axis=-1)
+
+
+def _six_bit(blocks: Array) -> tuple[Array, Array]:
+    """The eight 6-bit scales and minima of Q4_K and Q5_K."""
+    s = blocks[..., 4:16]
+    low, mid, high = s[..., 0:4], s[..., 4:8], s[..., 8:12]
+    scale = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=-1)
+    least = np.concatenate([mid & 63, (high >> 4) | (mid >> 6 << 4)], axis=-1)
+    return scale.astype(np.float32), least.astype(np.float32)
+
+
+def _k45(blocks: Array, q: Array) -> Array:
+    scale, least = _six_bit(blocks)
+    return _per(_f16(blocks, 0) * scale, 32) * q.astype(np.float32) - _per(_f16(blocks, 2) * least, 32)
+
+
+def _q4_k(blocks: Array) -> Array:
+    return _k45(blocks, _planes(blocks[..., 16:144], 4))
+
+
+def _q5_k(blocks: Array) -> Array:
+    return _k45(blocks, _planes(blocks[..., 48:176], 4) | (_planes(blocks[..., 16:48], 1) << 4))
+
+
+def _q6_k(blocks: Array) -> Array:
+    low = blocks[..., 0:128].reshape(*blocks.shape[:-1], 2, 1, 64)
+    low = ((low >> np.array([[0], [4]], np.uint8)) & 15).reshape(*blocks.shape[:-1], 256)
+    q = (low | (_planes(blocks[..., 128:192], 2) << 4)).astype(np.float32) - 32
+    scale = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).astype(np.float32)
+    return _per(_f16(blocks, 208) * scale, 16) * q
+
+
+def _q2_k(blocks: Array) -> Array:
+    s = blocks[..., 0:16]
+    scale = _f16(blocks, 80) * (s & 15).astype(np.float32)
+    least = _f16(blocks, 82) * (s >> 4).astype(np.float32)
+    return _per(scale, 16) * _planes(blocks[..., 16:80], 2).astype(np.float32) - _per(least, 16)
+
+
+def _q3_k(blocks: Array) -> Array:
+    low, high = blocks[..., 96:104], blocks[..., 104:108]
+    upper = np.concatenate([(high >> shift) & 3 for shift in (0, 2, 4, 6)], axis=-1)
+    scale = (_halves(low) | (upper << 4)).astype(np.float32) - 32
+    q = _planes(blocks[..., 32:96], 2).astype(np.float32) - 4 * (1 - _planes(blocks[..., 0:32], 1).astype(np.float32))
+    values: Array = _per(_f16(blocks, 108) * scale, 16) * q
+    return values
+
+
+_VALUES: dict[str, Callable[[Array], Array]] = {
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+
+
+def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+    """GGUF files carry their own metadata."""
+    return {}

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA ModelOpt's exported checkpoints: NVFP4, FP8, MXFP8, FP8 tiles and INT4-AWQ.
+
+``weight_scale_2`` multiplies. INT4 is packed along the output axis, the even row in the low nibble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges._common import (
+    STORED_SCALES,
+    Array,
+    as_numpy,
+    check_upright,
+    codes,
+    fp8_recipe,
+    get,
+    group_size_of,
+    pack_nibbles,
+    packed_codes,
+    row_blocks,
+    unpack_nibbles,
+)
+from breccia.bridges._parts import Found, Part, materialize, part
+from breccia.layouts import PerBlockMN, PerChannel, PerTensor
+from breccia.recipes import (
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    INT4Scaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    ScalingRecipe,
+)
+from breccia.scaled_tensor import ScaledTensor
+
+NAME = "modelopt"
+PEER = None
+EXTRA = ""
+RECIPES: dict[str, ScalingRecipe] = {
+    "nvfp4": NVFP4BlockScaling(),
+    "fp8": Float8CurrentScaling(),
+    "fp8-channel": Float8CurrentScaling(granularity="row"),
+    "fp8-block": Float8BlockScaling(block_m=128),
+    "mxfp8": MXFP8BlockScaling(),
+    "int4": INT4Scaling(scale_dtype="fp32"),
+}
+_NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+__all__ = ["from_modelopt", "to_modelopt"]
+
+
+def from_modelopt(parts: Mapping[str, Any], kind: str | None = None) -> ScaledTensor:
+    """The tensors of one module, by the last part of their names.
+
+    Args:
+        parts: ``weight``, ``weight_scale`` and, for NVFP4, ``weight_scale_2``.
+        kind: "nvfp4", "fp8", "mxfp8" or "int4"; told from the dtypes if None.
+
+    Raises:
+        ValueError: a tensor is missing or has a shape that does not fit.
+    """
+    weight = get(parts, "weight", NAME)
+    scale = get(parts, "weight_scale", NAME)
+    if kind is None:
+        if weight.dtype == np.uint8:
+            kind = "nvfp4" if scale.dtype.itemsize == 1 else "int4"
+        else:
+            kind = "mxfp8" if scale.dtype.itemsize == 1 else "fp8"
+    if kind == "nvfp4":
+        second = np.asarray(get(parts, "weight_scale_2", NAME), np.float32)
+        second = second.reshape(()) if second.size == 1 else second.reshape(*weight.shape[:-2], 1, 1)
+        shape = (*weight.shape[:-1], weight.shape[-1] * 2)
+        recipe = NVFP4BlockScaling()
+        return ScaledTensor(
+            weight, codes(scale, "weight_scale"), recipe, PerBlockMN(1, 16), global_scale=second, shape=shape
+        )
+    if kind == "mxfp8":
+        return ScaledTensor(
+            codes(weight, "weight"), codes(scale, "weight_scale"), MXFP8BlockScaling(), PerBlockMN(1, 32)
+        )
+    if kind == "int4":
+        return _int4(weight, scale)
+    fp8_format = "E5M2" if weight.dtype.name == "float8_e5m2" else "E4M3"
+    recipe8, layout, scale_shape = fp8_recipe(fp8_format, weight.shape, scale.shape, scale.dtype.name)
+    return ScaledTensor(codes(weight, "weight"), scale.reshape(scale_shape), recipe8, layout)
+
+
+def _int4(weight: Array, scale: Array) -> ScaledTensor:
+    rows, columns = weight.shape[-2] * 2, weight.shape[-1]
+    by_row = unpack_nibbles(np.swapaxes(weight, -1, -2), rows)
+    size = group_size_of(columns, scale.shape[-1], "weight_scale")
+    dtype = {"float16": "fp16", "float32": "fp32"}.get(scale.dtype.name, "bf16")
+    return ScaledTensor(
+        pack_nibbles(np.swapaxes(by_row, -1, -2)),
+        scale,
+        INT4Scaling(group_size=size, scale_dtype=dtype),
+        row_blocks(size, columns),
+        shape=(*weight.shape[:-2], rows, columns),
+    )
+
+
+def to_modelopt(scaled: ScaledTensor) -> dict[str, Array]:
+    """The inverse of `from_modelopt`.
+
+    Raises:
+        ValueError: the format has no place for such a tensor.
+    """
+    return materialize(lay_out(scaled))
+
+
+def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
+    """`to_modelopt`, each tensor made when it is asked for."""
+    recipe = scaled.recipe
+    check_upright(scaled)
+    scale = as_numpy(scaled.scale, "scale")
+    if isinstance(recipe, NVFP4BlockScaling):
+        second = (
+            np.ones((), np.float32) if scaled.global_scale is None else as_numpy(scaled.global_scale, "global_scale")
+        )
+        second = second.reshape(()) if second.size == 1 else second
+        return {
+            "weight": part(packed_codes(scaled), "U8"),
+            "weight_scale": part(codes(scale, "scale"), "F8_E4M3"),
+            "weight_scale_2": part(second, "F32"),
+        }
+    stored = "F8_E5M2" if recipe.element == "float8_e5m2" else "F8_E4M3"
+    if isinstance(recipe, MXFP8BlockScaling):
+        return {
+            "weight": part(codes(scaled.data, "data"), stored),
+            "weight_scale": part(codes(scale, "scale"), "U8"),
+        }
+    if isinstance(recipe, INT4Scaling) and recipe.signed:
+        rows, columns = scaled.shape[-2:]
+        if rows % 2:
+            raise ValueError(f"scaled must have an even number of rows for {NAME}'s INT4, got shape {scaled.shape}")
+
+        def packed() -> Array:
+            by_row = np.swapaxes(unpack_nibbles(packed_codes(scaled), columns), -1, -2)
+            return np.swapaxes(pack_nibbles(by_row), -1, -2)
+
+        return {
+            "weight": Part("U8", (*scaled.shape[:-2], rows // 2, columns), packed),
+            "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
+        }
+    if carries(recipe) and scale.dtype.itemsize > 1:
+        if isinstance(scaled.layout, PerTensor):
+            scale = scale.reshape(())
+        if isinstance(scaled.layout, PerChannel) and scale.ndim == scaled.ndim:
+            scale = scale[..., 0]
+        return {
+            "weight": part(codes(scaled.data, "data"), stored),
+            "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
+        }
+    raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
+
+
+def carries(recipe: ScalingRecipe) -> bool:
+    """Whether the format holds a recipe's bytes as they are."""
+    if isinstance(recipe, Float8BlockScaling):
+        return recipe.scale_format != "e8m0" and recipe.block_m > 1
+    if isinstance(recipe, INT4Scaling):
+        return recipe.signed
+    return isinstance(recipe, (NVFP4BlockScaling, MXFP8BlockScaling, Float8CurrentScaling, DelayedScaling))
+
+
+def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
+    """Recognise the weight that ``name`` belongs to, from the headers alone."""
+    if not name.endswith("weight_scale"):
+        return None
+    prefix = name.removesuffix("weight_scale")
+    weight, scale = entries.get(prefix + "weight"), entries[name]
+    if weight is None or len(weight.shape) < 2:
+        return None
+    parts = {"weight": weight.name, "weight_scale": name}
+    findings: list[str] = []
+    if prefix + "pre_quant_scale" in entries:
+        findings.append("pre_quant_scale multiplies the layer's input: it stays a tensor of its own")
+    if weight.dtype == "U8" and scale.dtype == "F8_E4M3":
+        shape = (*weight.shape[:-1], weight.shape[-1] * 2)
+        if prefix + "weight_scale_2" not in entries:
+            return None
+        parts["weight_scale_2"] = parts["global_scale"] = prefix + "weight_scale_2"
+        if scale.shape != (*shape[:-1], shape[-1] // 16):
+            findings.append(f"weight_scale {scale.shape} is not (..., N, K / 16): tiled (swizzled) scales?")
+        return _found(prefix, "nvfp4", parts, shape, NVFP4BlockScaling(), PerBlockMN(1, 16), "uint8", findings)
+    method = (context.get("quantization_config") or {}).get("quant_method")
+    if method != "modelopt":
+        return None
+    if weight.dtype == "U8" and scale.dtype in _NUMPY:
+        shape = (*weight.shape[:-2], weight.shape[-2] * 2, weight.shape[-1])
+        size = group_size_of(shape[-1], scale.shape[-1], name)
+        short = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}[scale.dtype]
+        recipe = INT4Scaling(group_size=size, scale_dtype=short)
+        dtype = _NUMPY[scale.dtype]
+        return _found(prefix, "int4", parts, shape, recipe, row_blocks(size, shape[-1]), dtype, findings)
+    if weight.dtype not in ("F8_E4M3", "F8_E5M2"):
+        return None
+    fp8 = "E4M3" if weight.dtype == "F8_E4M3" else "E5M2"
+    if scale.dtype in ("U8", "F8_E8M0"):
+        mx = MXFP8BlockScaling(fp8_format=fp8)
+        return _found(prefix, "mxfp8", parts, weight.shape, mx, PerBlockMN(1, 32), "uint8", findings)
+    recipe8, layout, _ = fp8_recipe(fp8, weight.shape, scale.shape, _NUMPY[scale.dtype])
+    return _found(prefix, "fp8", parts, weight.shape, recipe8, layout, _NUMPY[scale.dtype], findings)
+
+
+def _found(
+    prefix: str,
+    kind: str,
+    parts: dict[str, str],
+    shape: tuple[int, ...],
+    recipe: Any,
+    layout: Any,
+    dtype: str,
+    findings: list[str],
+) -> Found:
+    return Found(
+        prefix + "weight",
+        NAME,
+        kind,
+        parts,
+        shape,
+        recipe,
+        layout,
+        dtype,
+        options={"kind": kind},
+        findings=tuple(findings),
+    )
+
+
+def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json and hf_quant_config.json say of a checkpoint written here."""
+    match recipe:
+        case NVFP4BlockScaling():
+            algorithm: dict[str, Any] = {"quant_algo": "NVFP4", "group_size": 16}
+        case MXFP8BlockScaling():
+            algorithm = {"quant_algo": "MXFP8", "group_size": 32}
+        case INT4Scaling():
+            algorithm = {"quant_algo": "W4A16_AWQ", "group_size": recipe.group_size, "has_zero_point": False}
+        case Float8BlockScaling():
+            algorithm = {"quant_algo": "FP8_PB_WO", "group_size": 128}
+        case _:
+            row = getattr(recipe, "granularity", "tensor") == "row"
+            algorithm = {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN" if row else "FP8"}
+    producer = {"name": "modelopt", "version": "0.47.0"}
+    quantization = {**algorithm, "kv_cache_quant_algo": None, "exclude_modules": ignored}
+    return {
+        "quantization_config": {
+            "quant_method": "modelopt",
+            "producer": producer,
+            **algorithm,
+            "ignore": ignored,
+        },
+        "hf_quant_config": {"producer": producer, "quantization": quantization},
+    }

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""breccia's own files: plain safetensors whose metadata says what belongs together.
+
+A tensor ``w`` is stored as ``w.data``, ``w.scale`` and, where it has them, ``w.zero_point`` and
+``w.global_scale``; the header's metadata has ``w.config``, the recipe and layout as JSON. Files of
+breccia up to 0.1.3 have the same names, 4-bit codes one per byte, and load.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from breccia import layouts, recipes
+from breccia.bridges._common import (
+    FP8_CODES,
+    STORED_SCALES,
+    Array,
+    as_numpy,
+    check_upright,
+    codes,
+    packed_codes,
+)
+from breccia.bridges._parts import Found, Part, part
+from breccia.checkpoint.safetensors_file import SafetensorsFile, SafetensorsWriter
+from breccia.layouts import Layout
+from breccia.recipes import ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+NAME = "breccia"
+PEER = None
+EXTRA = ""
+RECIPES: dict[str, ScalingRecipe] = {}
+ROLES = ("data", "scale", "zero_point", "global_scale")
+
+__all__ = ["load_safetensors", "save_safetensors"]
+
+
+def save_safetensors(
+    tensors: Mapping[str, ScaledTensor],
+    path: str | os.PathLike[str],
+    extra_metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors to a file, which appears only when it is complete.
+
+    Args:
+        tensors: name → ScaledTensor.
+        path: the file; replaced if it is there.
+        extra_metadata: strings to add to the header.
+
+    Raises:
+        TypeError: a value is not a ScaledTensor, or metadata is not strings.
+        ValueError: a tensor is a transposed view, or a name of ``extra_metadata`` is taken.
+    """
+    metadata = dict(extra_metadata or {})
+    for key, text in metadata.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise TypeError(f"extra_metadata must map strings to strings, got {key!r}: {text!r}")
+    parts: dict[str, Part] = {}
+    for name, scaled in tensors.items():
+        if not isinstance(scaled, ScaledTensor):
+            raise TypeError(f"tensors[{name!r}] must be a ScaledTensor, got {type(scaled).__name__}")
+        if f"{name}.config" in metadata:
+            raise ValueError(f"extra_metadata must not have {name + '.config'!r}: it describes a tensor")
+        stored, text = store(name, scaled)
+        parts |= stored
+        metadata[f"{name}.config"] = text
+    plan = {name: (p.dtype, p.shape) for name, p in parts.items()}
+    with SafetensorsWriter(path, plan, metadata) as writer:
+        for name, p in parts.items():
+            writer.write(name, p.make())
+
+
+def store(name: str, scaled: ScaledTensor) -> tuple[dict[str, Part], str]:
+    """Stored tensors of a logical one, by full name, and its entry in the header's metadata."""
+    check_upright(scaled, f"tensors[{name!r}]")
+    element = scaled.recipe.element
+    four = element in ("float4_e2m1fn", "int4", "uint4")
+    data = packed_codes(scaled) if four else codes(scaled.data, f"tensors[{name!r}].data")
+    stored = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}.get(element, "U8")
+    parts = {f"{name}.data": part(np.ascontiguousarray(data), stored)}
+    for role in ROLES[1:]:
+        value = getattr(scaled, role)
+        if value is not None:
+            array = as_numpy(value, f"tensors[{name!r}].{role}")
+            parts[f"{name}.{role}"] = part(np.ascontiguousarray(array).reshape(array.shape), _stored(array))
+    config = {
+        "recipe": {"name": scaled.recipe.name, "fields": _fields(scaled.recipe)},
+        "layout": {"name": scaled.layout.name, "fields": _fields(scaled.layout, "axis")},
+        "shape": list(scaled.shape),
+        "original_dtype": scaled.original_dtype,
+    }
+    return parts, json.dumps(config)
+
+
+def _stored(array: Array) -> str:
+    name = array.dtype.name
+    if name == "float8_e8m0fnu":
+        return "F8_E8M0"
+    if name in FP8_CODES:
+        return "F8_E4M3" if name == "float8_e4m3fn" else "F8_E5M2"
+    named = {"uint8": "U8", "int8": "I8", "float64": "F64", "uint4": "U8", "int4": "I8"}
+    return STORED_SCALES.get(name) or named[name]
+
+
+def _fields(value: ScalingRecipe | Layout, without: str = "") -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name != without}
+
+
+def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int, ...] | None, str]:
+    """Recipe, layout, shape (None in files of 0.1.3) and original dtype of a ``.config``.
+
+    Raises:
+        ValueError: it is not JSON of that form.
+    """
+    try:
+        config = json.loads(text)
+        recipe = recipes.from_dict({"name": config["recipe"]["name"], **config["recipe"]["fields"]})
+        kinds = {kind.name: kind for kind in layouts.Layout.__subclasses__()}
+        layout = kinds[config["layout"]["name"]](**config["layout"]["fields"])
+        shape = config.get("shape")
+        if shape is not None and not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)):
+            raise ValueError(f"shape must be a list of numbers, got {shape!r}")
+        return (
+            recipe,
+            layout,
+            None if shape is None else tuple(shape),
+            str(config.get("original_dtype", "float32")),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"metadata {name + '.config'!r} must describe a recipe and a layout: {error}") from None
+
+
+def load_safetensors(path: str | os.PathLike[str], framework: str = "numpy") -> dict[str, ScaledTensor]:
+    """Every ScaledTensor of a file, viewing the mapped file. Other tensors of it are passed over.
+
+    Args:
+        path: a file of `save_safetensors`, of this version or breccia 0.1.3.
+        framework: "numpy", "torch", "jax" or "mlx"; NumPy's arrays are read-only views of the file.
+
+    Raises:
+        ValueError: the file is not valid, or metadata and tensors do not fit.
+    """
+    file = SafetensorsFile(path)
+    result = {}
+    for key, text in file.metadata.items():
+        name = key.removesuffix(".config")
+        if name == key or f"{name}.data" not in file.entries or f"{name}.scale" not in file.entries:
+            continue
+        parts = {role: file[f"{name}.{role}"] for role in ROLES if f"{name}.{role}" in file.entries}
+        try:
+            scaled = load(parts, config=text, name=name)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{file.path}: tensor {name!r}: {error}") from None
+        result[name] = scaled if framework == "numpy" else scaled.to(framework)
+    return result
+
+
+def load(parts: Mapping[str, Array], *, config: str, name: str = "") -> ScaledTensor:
+    """The logical tensor of its stored ones, by role."""
+    recipe, layout, shape, original = parse_config(config, name)
+    data, scale = parts["data"], parts["scale"]
+    if data.dtype.itemsize == 1 and data.dtype != np.uint8 and recipe.element not in data.dtype.name:
+        data = data.view(np.uint8)
+    if data.dtype.kind in "iuf" and data.dtype.itemsize > 1:
+        raise TypeError(f"data must have one-byte items, got {data.dtype}")
+    return ScaledTensor(
+        data,
+        scale,
+        recipe,
+        layout,
+        parts.get("zero_point"),
+        global_scale=parts.get("global_scale"),
+        shape=shape,
+        original_dtype=original,
+    )
+
+
+def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Found]:
+    """The logical tensors that a header's metadata describes."""
+    found = []
+    for key, text in metadata.items():
+        name = key.removesuffix(".config")
+        if name == key or f"{name}.data" not in entries or f"{name}.scale" not in entries:
+            continue
+        recipe, layout, shape, _ = parse_config(text, name)
+        parts = {role: f"{name}.{role}" for role in ROLES if f"{name}.{role}" in entries}
+        data, scale = entries[parts["data"]], entries[parts["scale"]]
+        dtype = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(scale.dtype, "uint8")
+        findings: tuple[str, ...] = ()
+        if shape is None:
+            shape = data.shape
+            if recipe.element in ("float4_e2m1fn", "int4", "uint4"):
+                findings = ("4-bit codes are one per byte, as breccia 0.1.3 wrote them",)
+        found.append(
+            Found(
+                name,
+                NAME,
+                recipe.name,
+                parts,
+                tuple(shape),
+                recipe,
+                layout,
+                dtype,
+                options={"config": text},
+                findings=findings,
+            )
+        )
+    return found
+
+
+def carries(recipe: ScalingRecipe) -> bool:
+    """Every recipe."""
+    return True
+
+
+def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says of a checkpoint written here."""
+    return {"quantization_config": {"quant_method": "breccia", "recipe": recipe.to_dict(), "ignore": ignored}}

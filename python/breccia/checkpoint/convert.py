@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converting a whole checkpoint: planned from headers, one tensor at a time, there when complete.
+
+All work is done in ``.NAME.partial`` beside the output, with a journal of what is on disk: a killed
+conversion goes on where it was when the same command runs again. An error removes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from breccia.bridges import gguf
+from breccia.checkpoint import outputs
+from breccia.checkpoint.execute import Workers, execute
+from breccia.checkpoint.gguf_file import GgufFile, GgufWriter
+from breccia.checkpoint.planned_file import PlannedWriter, sync_directory
+from breccia.checkpoint.progress import Progress
+from breccia.checkpoint.safetensors_file import SafetensorsWriter
+from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.targets import Choice, Target, choose, gguf_kind, parse_target
+
+__all__ = ["convert"]
+
+_SYNC_EVERY = 256 << 20  # bytes between two entries of the journal
+
+
+def convert(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    to: str,
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    scale_search: str | None = None,
+    group_size: int | None = None,
+    progress: bool = False,
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Convert a checkpoint. Peak memory is below twice the largest tensor plus 256 MiB.
+
+    Args:
+        source: a safetensors file, a directory of them (with index and config.json), or a GGUF file.
+        destination: a file, or a directory where the source is one; must not be there.
+        to: a float dtype, recipe, or format, perhaps with a recipe; see `target_names`.
+        include: patterns of names to quantize, instead of all weights but embeddings, norms and routers.
+        exclude: patterns of names to leave alone.
+        scale_search: "mse" searches block scales for the least error.
+        group_size: of INT4.
+        progress: draw a line on a terminal.
+        threads: how many to use (default: one per core).
+
+    Returns:
+        What was done, of JSON types.
+
+    Raises:
+        ValueError: the source is not valid, or the target unknown.
+        FileExistsError: the destination is there.
+        OSError: the disk is full or the like; nothing is left behind.
+    """
+    target = parse_target(
+        to, scale_search=scale_search, group_size=group_size, include=tuple(include), exclude=tuple(exclude)
+    )
+    destination = Path(destination)
+    if destination.exists():
+        raise FileExistsError(f"destination must not be there, {destination} is")
+    checkpoint = Checkpoint(source)
+    job = _Job(checkpoint, destination, target, progress, threads)
+    try:
+        return job.run()
+    finally:
+        checkpoint.close()
+
+
+class _Job:
+    def __init__(
+        self, checkpoint: Checkpoint, destination: Path, target: Target, show: bool, threads: int | None
+    ) -> None:
+        self.checkpoint, self.destination, self.target = checkpoint, destination, target
+        self._quantized = {f.name for f in checkpoint.found if f.format != "plain"}
+        self.work = destination.parent / f".{destination.name}.partial"
+        self.choices = [
+            choose(checkpoint.refined(found), target) for found in checkpoint.found if not self._dropped(found.name)
+        ]
+        self.files = self._files()
+        total = sum(sum(_nbytes(d, s) for d, s in c.outputs.values()) for c in self.choices)
+        self.progress = Progress(total, show)
+        self.threads = threads
+        self.into_directory = checkpoint.path.is_dir() and target.format != "gguf"
+
+    def _dropped(self, name: str) -> bool:
+        """Scales of activations belong to the format that was quantized for them."""
+        if name.endswith(".pre_quant_scale") and self.target.format != "modelopt":
+            raise ValueError(
+                f"tensor {name!r} must be folded into the layer before first: it scales the layer's input, "
+                f"and only --to modelopt keeps it"
+            )
+        if not name.endswith((".input_scale", ".input_global_scale")):
+            return False
+        weight = name.rpartition(".")[0] + ".weight"
+        return weight in self._quantized and self.target.format != "modelopt"
+
+    def _files(self) -> list[tuple[str, list[Choice]]]:
+        """Output files and what goes into each: as the source's, where it has several."""
+        if not self.checkpoint.path.is_dir() or self.target.format == "gguf":
+            return [(self.destination.name, self.choices)]
+        by_file: dict[str, list[Choice]] = {f.path.name: [] for f in self.checkpoint.files}
+        for choice in self.choices:
+            main = next(iter(choice.found.parts.values()))
+            by_file[self.checkpoint.home[main].path.name].append(choice)
+        return [(name, choices) for name, choices in by_file.items() if choices]
+
+    def run(self) -> dict[str, Any]:
+        begin = time.monotonic()
+        self.destination.parent.mkdir(parents=True, exist_ok=True)
+        done = self._start()
+        workers = Workers(self.threads)
+        try:
+            for name, choices in self.files:
+                self._write(name, choices, done, workers)
+            self._finish()
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt):
+                shutil.rmtree(self.work, ignore_errors=True)
+            raise
+        finally:
+            workers.close()
+        self.progress.finish()
+        return self._report(time.monotonic() - begin)
+
+    def _start(self) -> set[str]:
+        """Tensors that are on disk from an earlier run of the same conversion."""
+        identity = [self.target.spelled, repr(self.target)]
+        for file in self.checkpoint.files:
+            stat = file.path.stat()
+            identity += [str(file.path.resolve()), str(stat.st_size), str(stat.st_mtime_ns)]
+        mark = hashlib.sha256("\0".join(identity).encode()).hexdigest()
+        journal = self.work / "journal"
+        if journal.is_file():
+            lines = journal.read_text("utf-8").split("\n")[:-1]  # the last line may be half a line
+            if lines and lines[0] == mark:
+                return set(lines[1:])
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir()
+        journal.write_text(mark + "\n", "utf-8")
+        return set()
+
+    def _write(self, name: str, choices: list[Choice], done: set[str], workers: Workers) -> None:
+        path = self.work / name
+        if path.exists() and f"file {name}" in done:
+            self.progress.skip(sum(sum(_nbytes(d, s) for d, s in c.outputs.values()) for c in choices))
+            return
+        writer = self._writer(path, choices, resume=bool(done))
+        pending: list[str] = []
+        written = 0
+
+        def record() -> None:
+            writer.sync()
+            with (self.work / "journal").open("a", encoding="utf-8") as journal:
+                journal.writelines(line + "\n" for line in pending)
+                journal.flush()
+                os.fsync(journal.fileno())
+            pending.clear()
+
+        try:
+            for choice in choices:
+                nbytes = sum(_nbytes(d, s) for d, s in choice.outputs.values())
+                if f"tensor {choice.found.name}" in done:
+                    for output in choice.outputs:
+                        writer.skip(output)
+                    self.progress.skip(nbytes)
+                    continue
+                execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add)
+                pending.append(f"tensor {choice.found.name}")
+                written += nbytes
+                if written >= _SYNC_EVERY:
+                    record()
+                    written = 0
+            writer.commit()
+        except BaseException:
+            writer.close()
+            raise
+        pending.append(f"file {name}")
+        with (self.work / "journal").open("a", encoding="utf-8") as journal:
+            journal.writelines(line + "\n" for line in pending)
+
+    def _writer(self, path: Path, choices: list[Choice], resume: bool) -> PlannedWriter:
+        plan: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for choice in choices:
+            for name, spec in choice.outputs.items():
+                if name in plan:
+                    raise ValueError(f"tensor {name!r} must be written once: {choice.found.name!r} gives it too")
+                plan[name] = spec
+        if self.target.format == "gguf":
+            fields = outputs.gguf_fields(self.checkpoint)
+            kinds = {n: (d if d in gguf.TYPES else gguf_kind(d), s) for n, (d, s) in plan.items()}
+            return GgufWriter(path, kinds, fields, resume=resume)
+        metadata = {"format": "pt"}
+        for choice in choices:
+            metadata |= choice.metadata
+        if self.target.format == "torchao":
+            metadata["tensor_names"] = json.dumps([c.found.name for c in choices])
+        if not self.into_directory:
+            said = outputs.quantization_config(self.checkpoint, self.target, self.choices)
+            if said:
+                metadata["quantization_config"] = json.dumps(said)
+        return SafetensorsWriter(path, plan, metadata, resume=resume)
+
+    def _finish(self) -> None:
+        if self.into_directory:
+            outputs.write_companions(self.checkpoint, self.work, self.target, self.choices, dict(self.files))
+            (self.work / "journal").unlink()
+            self.work.replace(self.destination)
+        else:
+            (self.work / self.destination.name).replace(self.destination)
+            shutil.rmtree(self.work)
+        sync_directory(self.destination.parent)
+
+    def _report(self, seconds: float) -> dict[str, Any]:
+        actions: dict[str, int] = {}
+        for choice in self.choices:
+            actions[choice.action] = actions.get(choice.action, 0) + 1
+        read = sum(f.path.stat().st_size for f in self.checkpoint.files)
+        return {
+            "source": str(self.checkpoint.path),
+            "destination": str(self.destination),
+            "to": self.target.spelled,
+            "tensors": actions,
+            "bytes_read": read,
+            "bytes_written": self.progress.total,
+            "seconds": round(seconds, 3),
+            "notes": [f"{c.found.name}: {c.note}" for c in self.choices if c.note],
+        }
+
+
+def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return outputs.stored_bytes(dtype, shape)
+
+
+def is_gguf(checkpoint: Checkpoint) -> bool:
+    """Whether the source is a GGUF file."""
+    return isinstance(checkpoint.files[0], GgufFile)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doing what was chosen for one tensor: pieces of rows through reused memory where values are made,
+bytes as they are where they are kept."""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from breccia import _core, ops
+from breccia.bridges._common import OutsideTensor
+from breccia.checkpoint.planned_file import PlannedWriter
+from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.targets import Choice, Target, target_parts
+from breccia.layouts import PerBlockMN, PerTensor
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["execute"]
+
+_PIECE = 4 << 20  # bytes of output at a time: several fit in a cache, and writing them costs few calls
+_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+
+Array = Any
+Done = Callable[[int], None]
+
+
+class Workers:
+    """Threads that turn pieces into bytes and write them, each with memory of its own."""
+
+    def __init__(self, count: int | None = None) -> None:
+        self.count = count or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self.count)
+        self._memory: queue.SimpleQueue[np.ndarray[Any, Any]] = queue.SimpleQueue()
+        for _ in range(self.count):
+            self._memory.put(np.empty(_PIECE, np.uint8))
+
+    def each(self, work: Callable[[Any, np.ndarray[Any, Any]], None], pieces: Iterator[Any]) -> None:
+        """Run ``work(piece, memory)`` for every piece; the first error is raised."""
+
+        def run(piece: Any) -> None:
+            memory = self._memory.get()
+            try:
+                work(piece, memory)
+            finally:
+                self._memory.put(memory)
+
+        for _ in self._pool.map(run, pieces):
+            pass
+
+    def close(self) -> None:
+        """Wait for the threads."""
+        self._pool.shutdown()
+
+
+def execute(
+    checkpoint: Checkpoint, choice: Choice, target: Target, writer: PlannedWriter, workers: Workers, done: Done
+) -> None:
+    """Write one tensor.
+
+    Raises:
+        ValueError: its bytes do not fit its format; the message names it.
+    """
+    found = choice.found
+    match choice.action:
+        case "copy":
+            _copy(checkpoint.home[found.parts["weight"]].raw(found.parts["weight"]), found.name, writer, workers, done)
+        case "float":
+            dtype, _ = choice.outputs[found.name]
+            _floats(checkpoint.load(found), found.name, dtype, writer, workers, done)
+        case "repack":
+            _store(checkpoint.load(found), choice, target, writer, done)
+        case "requantize":
+            assert choice.recipe is not None
+            scaled = checkpoint.load(found)
+            assert isinstance(scaled, ScaledTensor)
+            _store(ops.requantize(scaled, choice.recipe), choice, target, writer, done)
+        case "cast":
+            assert choice.recipe is not None
+            values = checkpoint.load(found)
+            if isinstance(values, OutsideTensor):
+                values = values.dequantize()
+            elif isinstance(values, ScaledTensor):
+                values = ops.dequantize(values)
+            elif values.dtype == np.uint16:
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            _store(ops.cast(values, choice.recipe), choice, target, writer, done)
+    checkpoint.release(found)
+
+
+def _copy(raw: Array, name: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
+    def work(at: int, _: Array) -> None:
+        piece = raw[at : at + 4 * _PIECE]
+        writer.write(name, piece, at)
+        done(piece.nbytes)
+
+    workers.each(work, iter(range(0, max(raw.size, 1), 4 * _PIECE)))
+
+
+def _store(scaled: Any, choice: Choice, target: Target, writer: PlannedWriter, done: Done) -> None:
+    parts, _ = target_parts(target, choice.found.name, scaled)
+    for name, p in parts.items():
+        array = np.asarray(p.make())
+        writer.write(name, array)
+        done(array.nbytes)
+
+
+def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
+    size = _SIZES[dtype]
+    if isinstance(values, OutsideTensor):
+        values = values.dequantize()
+    if not isinstance(values, ScaledTensor):
+        flat = values.reshape(-1)
+        count = _PIECE // 4
+
+        def convert(at: int, memory: Array) -> None:
+            piece = _as_dtype(flat[at : at + count], dtype)
+            writer.write(name, piece, at * size)
+            done(piece.nbytes)
+
+        workers.each(convert, iter(range(0, max(flat.size, 1), count)))
+        return
+
+    def decode(piece: tuple[int, ScaledTensor], memory: Array) -> None:
+        at, part = piece
+        count = math.prod(part.shape)
+        buffer = memory if count * size <= memory.nbytes else np.empty(count * size, np.uint8)
+        out = buffer[: count * size]
+        view = _core.Array(
+            out.__array_interface__["data"][0], list(part.shape), _strides(part.shape, size), _NAMES[dtype]
+        )
+        _core.dequantize_into(part._core, view)
+        writer.write(name, out, at * size)
+        done(out.nbytes)
+
+    workers.each(decode, _pieces(values, size))
+
+
+def _strides(shape: tuple[int, ...], size: int) -> list[int]:
+    strides = [size] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return strides
+
+
+def _as_dtype(values: Array, dtype: str) -> Array:
+    if values.dtype == np.uint16:  # bfloat16 without ml_dtypes
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    if dtype != "BF16":
+        with np.errstate(over="ignore"):
+            return values.astype(_NAMES[dtype])
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    if nan.any():
+        rounded[nan] = (bits[nan] >> 16).astype(np.uint16) | 0x40
+    return rounded
+
+
+def _pieces(scaled: ScaledTensor, size: int) -> Iterator[tuple[int, ScaledTensor]]:
+    """Runs of whole rows of blocks, with the number of the first element of each."""
+    shape = scaled.shape
+    if len(shape) < 2 or math.prod(shape) * size <= _PIECE:
+        yield 0, scaled
+        return
+    matrix = shape[-2] * shape[-1]
+    tile = scaled.layout.block_m if isinstance(scaled.layout, PerBlockMN) else 1
+    step = max(_PIECE // (shape[-1] * size) // tile * tile, tile)
+    for index in np.ndindex(*shape[:-2]):
+        flat = int(np.ravel_multi_index(index, shape[:-2])) if index else 0
+        for row in range(0, shape[-2], step):
+            stop = min(row + step, shape[-2])
+            yield flat * matrix + row * shape[-1], _rows(scaled, index, row, stop, tile)
+
+
+def cut_rows(scaled: ScaledTensor, start: int, stop: int) -> ScaledTensor:
+    """Rows of a 2-D tensor; ``start`` must be where a row of blocks begins."""
+    tile = scaled.layout.block_m if isinstance(scaled.layout, PerBlockMN) else 1
+    return _rows(scaled, (), start, stop, tile)
+
+
+def _rows(scaled: ScaledTensor, index: tuple[int, ...], row: int, stop: int, tile: int) -> ScaledTensor:
+    shape = scaled.shape
+
+    def cut(array: Any) -> Any:
+        if array is None or isinstance(scaled.layout, PerTensor):
+            return array
+        return array[index][row // tile : -(-stop // tile)]
+
+    second = scaled.global_scale
+    if second is not None and second.size > 1:
+        second = second[index]
+    return ScaledTensor(
+        scaled.data[index][row:stop],
+        cut(scaled.scale),
+        scaled.recipe,
+        scaled.layout,
+        cut(scaled.zero_point),
+        global_scale=second,
+        shape=(stop - row, shape[-1]),
+    )

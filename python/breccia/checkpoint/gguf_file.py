@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF files, versions 2 and 3, little-endian: metadata, tensor table, aligned blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges.gguf import NUMBERS, TYPES
+from breccia.checkpoint.planned_file import PlannedWriter
+from breccia.checkpoint.safetensors_file import Entry
+
+__all__ = ["GgufFile", "GgufWriter"]
+
+_MAGIC = b"GGUF"
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+_MAX_NAME = 65_536
+
+
+class _Cursor:
+    """Reads numbers from a buffer and never past its end."""
+
+    def __init__(self, buffer: mmap.mmap, where: str) -> None:
+        self.buffer, self.at, self.where = buffer, 0, where
+
+    def take(self, count: int) -> bytes:
+        if count < 0 or self.at + count > len(self.buffer):
+            raise ValueError(f"{self.where}: file must have {self.at + count} bytes, as its header says")
+        self.at += count
+        return self.buffer[self.at - count : self.at]
+
+    def number(self, code: str) -> Any:
+        return struct.unpack(code, self.take(struct.calcsize(code)))[0]
+
+    def text(self) -> str:
+        raw = self.take(self.number("<Q"))
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.where}: strings must be UTF-8: {error}") from None
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind == _STRING:
+            return self.text()
+        if kind != _ARRAY or depth > 4:
+            raise ValueError(f"{self.where}: metadata types must be 0 to 12, got {kind}")
+        inner, count = self.number("<I"), self.number("<Q")
+        if inner in _SCALARS:
+            code = _SCALARS[inner]
+            return list(struct.unpack(f"<{count}{code[1]}", self.take(_bounded(self, count) * struct.calcsize(code))))
+        return [self.value(inner, depth + 1) for _ in range(_bounded(self, count))]
+
+
+def _bounded(cursor: _Cursor, count: int) -> int:
+    if count > len(cursor.buffer):  # each item takes a byte at least
+        raise ValueError(f"{cursor.where}: counts must fit in the file, got {count}")
+    return count
+
+
+class GgufFile:
+    """Entries of a GGUF file, their raw bytes and the metadata, in ``fields`` as (type, value).
+
+    An entry's shape is in bytes along the last axis, in rows as NumPy counts them; ``kinds`` has the
+    block types and ``shapes`` the logical shapes.
+
+    Raises:
+        ValueError: the file is not valid; the message names file and tensor.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.metadata: dict[str, str] = {}
+        self.entries: dict[str, Entry] = {}
+        self.kinds: dict[str, str] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.fields: dict[str, tuple[int, Any]] = {}
+        where = str(self.path)
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < 24 or file.read(4) != _MAGIC:
+                raise ValueError(f"{where}: file must begin with GGUF and have at least 24 bytes")
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        cursor = _Cursor(self._map, where)
+        cursor.take(4)
+        version = cursor.number("<I")
+        if version not in (2, 3):
+            raise ValueError(f"{where}: version must be 2 or 3, got {version}")
+        tensors, fields = _bounded(cursor, cursor.number("<Q")), _bounded(cursor, cursor.number("<Q"))
+        for _ in range(fields):
+            key = cursor.text()
+            if key in self.fields:
+                raise ValueError(f"{where}: metadata {key!r} must appear once")
+            kind = cursor.number("<I")
+            self.fields[key] = (kind, cursor.value(kind))
+        table = [self._info(cursor) for _ in range(tensors)]
+        alignment = self.fields.get("general.alignment", (4, 32))[1]
+        if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
+            raise ValueError(f"{where}: general.alignment must be a multiple of 8, got {alignment!r}")
+        start = -(-cursor.at // alignment) * alignment
+        for name, kind_name, shape, offset in table:
+            self._add(name, kind_name, shape, start + offset, size)
+        end = start
+        for entry in sorted(self.entries.values(), key=lambda e: e.start):
+            if entry.start < end:
+                raise ValueError(f"{where}: tensor {entry.name!r}: offset must be past the tensor before it")
+            end = entry.stop
+
+    def _info(self, cursor: _Cursor) -> tuple[str, str, tuple[int, ...], int]:
+        name = cursor.text()
+        axes = cursor.number("<I")
+        if len(name) > _MAX_NAME or axes > 8:
+            raise ValueError(f"{cursor.where}: tensor {name[:80]!r}: must have at most 8 axes, got {axes}")
+        shape = tuple(cursor.number("<Q") for _ in range(axes))[::-1]
+        number, offset = cursor.number("<I"), cursor.number("<Q")
+        if number not in NUMBERS:
+            raise ValueError(
+                f"{cursor.where}: tensor {name!r}: type must be one of {', '.join(TYPES)}, got number {number}"
+            )
+        return name, NUMBERS[number], shape, offset
+
+    def _add(self, name: str, kind: str, shape: tuple[int, ...], start: int, size: int) -> None:
+        where = f"{self.path}: tensor {name!r}"
+        if name in self.entries:
+            raise ValueError(f"{where} must appear once")
+        _, block, nbytes = TYPES[kind]
+        columns = shape[-1] if shape else 1
+        if columns % block:
+            raise ValueError(f"{where}: rows must be whole {kind} blocks of {block}, got shape {shape}")
+        total = math.prod(shape) // block * nbytes
+        if start + total > size:
+            raise ValueError(f"{where}: file must have {start + total} bytes for it, it has {size}")
+        plain = {"F32": "F32", "F16": "F16", "BF16": "BF16", "F64": "F64", "I8": "I8", "I16": "I16", "I32": "I32"}
+        stored = shape if block == 1 else (*shape[:-1], columns // block * nbytes)
+        dtype = plain.get(kind, "I64" if kind == "I64" else "U8")
+        self.entries[name] = Entry(name, dtype, stored, start, start + total)
+        self.kinds[name], self.shapes[name] = kind, shape
+
+    def raw(self, name: str) -> np.ndarray[Any, Any]:
+        """A tensor's bytes, flat."""
+        entry = self.entries[name]
+        return np.frombuffer(self._map, np.uint8, entry.nbytes, entry.start)
+
+    def release(self, name: str) -> None:
+        """Nothing to do: GGUF conversions read one tensor at a time."""
+
+    def close(self) -> None:
+        """Let go of the mapping."""
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+class GgufWriter(PlannedWriter):
+    """Writes a GGUF file from a plan.
+
+    Args:
+        path: where the complete file appears.
+        plan: name → (block type, logical shape).
+        fields: metadata, key → (type number, value).
+        resume: keep what an earlier, killed writer of the same plan left.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        plan: Mapping[str, tuple[str, tuple[int, ...]]],
+        fields: Mapping[str, tuple[int, Any]],
+        *,
+        resume: bool = False,
+    ) -> None:
+        header = bytearray(_MAGIC + struct.pack("<IQQ", 3, len(plan), len(fields)))
+        for key, (kind, value) in fields.items():
+            header += _text(key) + struct.pack("<I", kind) + _value(kind, value)
+        at, offsets = 0, {}
+        for name, (kind_name, shape) in plan.items():
+            number, block, nbytes = TYPES[kind_name]
+            header += _text(name) + struct.pack("<I", len(shape))
+            header += struct.pack(f"<{len(shape)}Q", *shape[::-1]) + struct.pack("<IQ", number, at)
+            length = math.prod(shape) // block * nbytes
+            offsets[name] = (at, at + length)
+            at += -(-length // 32) * 32
+        header += bytes(-len(header) % 32)
+        base = len(header)
+        spans = {name: (base + begin, base + end) for name, (begin, end) in offsets.items()}
+        super().__init__(path, bytes(header), spans, base + at, resume=resume)
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(kind: int, value: Any) -> bytes:
+    if kind in _SCALARS:
+        return struct.pack(_SCALARS[kind], value)
+    if kind == _STRING:
+        return _text(value)
+    inner = _STRING if value and isinstance(value[0], str) else 6 if value and isinstance(value[0], float) else 5
+    return struct.pack("<IQ", inner, len(value)) + b"".join(_value(inner, item) for item in value)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One look tells which layers suffer: a row per quantized tensor, with its scales' histogram and, where
+there is a reference, its error. HTML needs nothing; PNG needs matplotlib."""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges._common import OutsideTensor, codes, float32, require
+from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.verify import compare
+from breccia.formats import decode
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["measure", "plot"]
+
+_BINS = 24
+
+
+def measure(path: str | os.PathLike[str], reference: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
+    """Per quantized tensor: histogram of log2 of its scales, share of codes at the largest value, and
+    the SQNR against a reference checkpoint. JSON types only."""
+    checkpoint = Checkpoint(path)
+    known = None if reference is None else Checkpoint(reference)
+    originals = {} if known is None else {f.name: f for f in known.found}
+    rows = []
+    for found in checkpoint.found:
+        if found.format == "plain":
+            continue
+        tensor = checkpoint.load(found)
+        scaled = tensor.scaled if isinstance(tensor, OutsideTensor) else tensor
+        row: dict[str, Any] = {"name": found.name, "format": f"{found.format} {found.kind}", "sqnr_db": None}
+        if isinstance(scaled, ScaledTensor):
+            scales = np.abs(_scales(scaled)).reshape(-1)
+            logs = np.log2(scales[np.isfinite(scales) & (scales > 0)])
+            low, high = (math.floor(logs.min()), math.ceil(logs.max())) if logs.size else (0, 1)
+            counts, _ = np.histogram(logs, bins=_BINS, range=(low, max(high, low + 1)))
+            row |= {
+                "scales": counts.tolist(),
+                "low": low,
+                "high": max(high, low + 1),
+                "zeros": int((scales == 0).sum()),
+            }
+        original = originals.get(found.name)
+        if known is not None and original is not None and original.shape == found.shape:
+            row["sqnr_db"] = compare(found.name, known.load(original), tensor).sqnr_db
+        rows.append(row)
+        checkpoint.release(found)
+    return rows
+
+
+def _scales(scaled: ScaledTensor) -> np.ndarray[Any, Any]:
+    scale = np.asarray(scaled.scale)
+    if scale.dtype.itemsize == 1:
+        scale = decode(codes(scale, "scale"), "float8_e4m3fn" if scaled.recipe.name == "nvfp4" else "float8_e8m0fnu")
+    scale = float32(scale) if scale.dtype != np.float32 else scale
+    return scale if scaled.global_scale is None else scale * np.asarray(scaled.global_scale, np.float32).reshape(-1)[0]
+
+
+def plot(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    reference: str | os.PathLike[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Draw a checkpoint's quantized tensors to ``out``, an .html, .svg or .png file.
+
+    Raises:
+        ImportError: PNG without matplotlib.
+        ValueError: another kind of file, or nothing is quantized.
+    """
+    kind = Path(out).suffix.lower()
+    if kind not in (".html", ".svg", ".png"):
+        raise ValueError(f"out must end in .html, .svg or .png, got {str(out)!r}")
+    if kind == ".png":
+        require("matplotlib", "plot")
+    rows = measure(path, reference)
+    if not rows:
+        raise ValueError(f"path must have quantized tensors, {path} has none")
+    if kind == ".png":
+        _png(rows, Path(out), str(path))
+        return rows
+    picture = _svg(rows)
+    if kind == ".html":
+        title = html.escape(str(path))
+        picture = (
+            f"<!doctype html><meta charset=utf-8><title>{title}</title>"
+            f"<body style='font-family:sans-serif'><h1>{title}</h1>{picture}</body>\n"
+        )
+    Path(out).write_text(picture, "utf-8")
+    return rows
+
+
+def _colour(sqnr: float | None) -> str:
+    if sqnr is None or math.isnan(sqnr):
+        return "#88a"
+    share = min(max((sqnr - 10) / 25, 0.0), 1.0)  # red at 10 dB, green at 35
+    return f"hsl({round(share * 120)},65%,45%)"
+
+
+def _svg(rows: list[dict[str, Any]]) -> str:
+    height, label, chart, bar = 22, 460, 300, 260
+    errors = [r["sqnr_db"] for r in rows if r["sqnr_db"] is not None and math.isfinite(r["sqnr_db"])]
+    most = max([*errors, 1.0])
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{label + chart + bar + 90}" '
+        f'height="{height * (len(rows) + 2)}" '
+        f'font-family="monospace" font-size="12">',
+        f'<text x="{label}" y="14">log2 of scales</text><text x="{label + chart + 20}" y="14">SQNR dB</text>',
+    ]
+    for i, row in enumerate(rows):
+        y = height * (i + 1)
+        name = row["name"] if len(row["name"]) <= 58 else "…" + row["name"][-57:]
+        parts.append(f'<text x="0" y="{y + 15}">{html.escape(name)}<title>{html.escape(row["format"])}</title></text>')
+        top = max([*row.get("scales", []), 1])
+        width = chart / _BINS
+        for k, count in enumerate(row.get("scales", [])):
+            tall = (height - 4) * count / top
+            if count:
+                parts.append(
+                    f'<rect x="{label + k * width:.1f}" y="{y + height - 2 - tall:.1f}" width="{width - 1:.1f}" '
+                    f'height="{tall:.1f}" fill="#557"><title>2^{row["low"]} to 2^{row["high"]}</title></rect>'
+                )
+        if row["sqnr_db"] is not None:
+            value = row["sqnr_db"]
+            long = bar * min(value / most, 1) if math.isfinite(value) and value > 0 else bar * (value > 0)
+            x = label + chart + 20
+            parts.append(
+                f'<rect x="{x}" y="{y + 3}" width="{long:.1f}" height="{height - 7}" fill="{_colour(value)}"/>'
+                f'<text x="{x + bar + 8}" y="{y + 15}">{value:.1f}</text>'
+            )
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _png(rows: list[dict[str, Any]], out: Path, title: str) -> None:
+    figure_module = require("matplotlib.figure", "plot")
+    figure = figure_module.Figure(figsize=(14, 1.5 + 0.24 * len(rows)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    figure.suptitle(title)
+    grid = np.array([[c / max([*r.get("scales", []), 1]) for c in r.get("scales", [0] * _BINS)] for r in rows])
+    left.imshow(grid, aspect="auto", cmap="magma", interpolation="nearest")
+    left.set_yticks(range(len(rows)), [r["name"][-60:] for r in rows], fontsize=7)
+    left.set_xlabel("log2 of scales, each tensor's range")
+    errors = [r["sqnr_db"] if r["sqnr_db"] is not None and math.isfinite(r["sqnr_db"]) else 0.0 for r in rows]
+    right.barh(range(len(rows)), errors)
+    right.set_xlabel("SQNR dB against the reference")
+    figure.savefig(out, dpi=120)

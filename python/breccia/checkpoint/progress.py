@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A line on a terminal: how far, how fast, how long still."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Counts bytes; draws on standard error where that is a terminal and it was asked to.
+
+    Args:
+        total: bytes to do.
+        show: whether to draw at all.
+    """
+
+    def __init__(self, total: int, show: bool) -> None:
+        self.total, self.done = total, 0
+        self._show = show and sys.stderr.isatty()
+        self._start = self._drawn = time.monotonic()
+        self._skipped = 0
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        """Count bytes as done."""
+        with self._lock:
+            self.done += nbytes
+            now = time.monotonic()
+            if self._show and now - self._drawn >= 0.1:
+                self._drawn = now
+                self._draw(now)
+
+    def skip(self, nbytes: int) -> None:
+        """Count bytes as done by an earlier run, which says nothing of this one's speed."""
+        self._skipped += nbytes
+        self.add(nbytes)
+
+    def finish(self) -> None:
+        """Draw for the last time."""
+        if self._show:
+            self._draw(time.monotonic())
+            sys.stderr.write("\n")
+
+    def _draw(self, now: float) -> None:
+        share = self.done / self.total if self.total else 1.0
+        rate = (self.done - self._skipped) / max(now - self._start, 1e-9)
+        left = (self.total - self.done) / rate if rate else 0.0
+        bar = "█" * int(share * 24)
+        sys.stderr.write(f"\r{bar:<24} {share:4.0%}  {rate / 1e6:8.1f} MB/s  {_clock(left)} left ")
+        sys.stderr.flush()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion can write, and how each logical tensor gets there: decided from headers alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from types import ModuleType
+from typing import Any
+
+from breccia import bridges, recipes
+from breccia.bridges import gguf
+from breccia.bridges._parts import Found, Part, ghost
+from breccia.checkpoint.source import is_float
+from breccia.recipes import ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["FLOATS", "Choice", "Target", "parse_target", "target_names"]
+
+FLOATS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
+# Weights that quantized checkpoints leave alone; patterns of names, matched as in a shell.
+EXCLUDED = (
+    "*embed*",
+    "*lm_head*",
+    "*norm*",
+    "*router*",
+    "*.gate.weight",
+    "*.gate.e_score*",
+    "*shared_expert_gate*",
+    "*rotary*",
+    "*conv*",
+    "*position*",
+    "output.weight",
+    "token_embd*",
+)
+_HOW_SCALES_ARE_FOUND = frozenset(
+    {
+        "scale_search",
+        "scale_rule",
+        "scale_rounding",
+        "scale_dtype",
+        "scale_format",
+        "two_level",
+        "margin",
+        "amax_history_len",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to write: a float dtype, or a bridge's format with a recipe.
+
+    ``recipe`` is None where the format was named without one: what the source has is kept if the format
+    can hold it, and the format's first recipe is used if not.
+    """
+
+    spelled: str
+    float_dtype: str = ""
+    format: str = ""
+    recipe: ScalingRecipe | None = None
+    default: ScalingRecipe | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> ModuleType:
+        """The bridge that writes the format."""
+        return bridges.modules()[self.format]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What happens to one tensor: "copy", "float", "repack", "requantize" or "cast", and what it gives."""
+
+    found: Found
+    action: str
+    outputs: dict[str, tuple[str, tuple[int, ...]]]
+    recipe: ScalingRecipe | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+def target_names() -> list[str]:
+    """Everything `parse_target` understands, formats with their recipes."""
+    names = [*FLOATS, *(r.name for r in recipes.all_recipes())]
+    for name, module in bridges.modules().items():
+        if hasattr(module, "lay_out") or name == "torchao":
+            names += [name, *(f"{name}:{key}" for key in module.RECIPES)]
+    return names
+
+
+def parse_target(
+    spelled: str,
+    *,
+    scale_search: str | None = None,
+    group_size: int | None = None,
+    include: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
+) -> Target:
+    """A target as the command line spells it: ``bf16``, ``nvfp4``, ``modelopt`` or ``modelopt:fp8``.
+
+    Raises:
+        ValueError: there is none of that name, or it has no such option.
+    """
+    patterns: dict[str, Any] = {"include": include, "exclude": exclude}
+    if spelled in FLOATS:
+        return Target(spelled, float_dtype=FLOATS[spelled], **patterns)
+    name, _, key = spelled.partition(":")
+    options = {"scale_search": scale_search, "group_size": group_size}
+    for kind in recipes.all_recipes():
+        if name == kind.name and not key:
+            base = kind()
+            if name == "block":
+                base = recipes.Float8BlockScaling(block_m=128)
+            return Target(spelled, format="breccia", recipe=_with(base, options), **patterns)
+    module = bridges.modules().get(name)
+    if module is None or not (hasattr(module, "lay_out") or name in ("torchao", "breccia")):
+        raise ValueError(f"--to must be one of {', '.join(target_names())}, got {spelled!r}")
+    if key and key not in module.RECIPES:
+        raise ValueError(f"--to {name}: must be followed by one of {', '.join(module.RECIPES)}, got {key!r}")
+    default = next(iter(module.RECIPES.values()), recipes.NVFP4BlockScaling())
+    recipe = module.RECIPES[key] if key else None
+    if recipe is None and any(v is not None for v in options.values()):
+        recipe = default
+    return Target(
+        spelled, format=name, recipe=None if recipe is None else _with(recipe, options), default=default, **patterns
+    )
+
+
+def _with(recipe: ScalingRecipe, options: Mapping[str, Any]) -> ScalingRecipe:
+    given = {k: v for k, v in options.items() if v is not None}
+    known = {f.name for f in dataclasses.fields(recipe)}
+    for name in given:
+        if name not in known:
+            raise ValueError(f"--{name.replace('_', '-')} must be left out: {type(recipe).__name__} has no {name}")
+    return dataclasses.replace(recipe, **given)
+
+
+def same_grid(a: ScalingRecipe, b: ScalingRecipe) -> bool:
+    """Whether two recipes store the same values, however their scales are found."""
+    if type(a) is not type(b):
+        return {type(a), type(b)} <= {recipes.DelayedScaling, recipes.Float8CurrentScaling} and (
+            getattr(a, "granularity", "tensor") == getattr(b, "granularity", "tensor") and a.element == b.element
+        )
+    return all(
+        getattr(a, f.name) == getattr(b, f.name) for f in dataclasses.fields(a) if f.name not in _HOW_SCALES_ARE_FOUND
+    )
+
+
+def wanted(found: Found, target: Target) -> bool:
+    """Whether patterns and shape let a tensor be quantized."""
+    if target.include and not any(fnmatchcase(found.name, p) for p in target.include):
+        return False
+    if any(fnmatchcase(found.name, p) for p in target.exclude):
+        return False
+    if not target.include and any(fnmatchcase(found.name.lower(), p) for p in EXCLUDED):
+        return False
+    weight = found.name.endswith("weight") or len(found.shape) > 2
+    return weight and len(found.shape) >= 2 and min(found.shape[-2:]) >= 16
+
+
+def choose(found: Found, target: Target) -> Choice:
+    """What to do with one tensor.
+
+    Raises:
+        ValueError: its name cannot be written in the target's format.
+    """
+    if found.format == "plain" and not is_float(found):
+        return _copy(found, target)
+    if target.float_dtype:
+        dtype = target.float_dtype
+        if found.dtype == dtype or (found.format == "plain" and found.dtype == "F64"):
+            return _copy(found, target)
+        return Choice(found, "float", {found.name: (dtype, _float_shape(found))})
+    if found.format == "plain":
+        recipe = target.recipe or target.default
+        if not wanted(found, target) or recipe is None:
+            return _copy(found, target)
+        return _quantize(found, "cast", recipe, target)
+    if found.recipe is not None and _holds(found, target):
+        return _outputs(found, "repack", found.ghost(), target)
+    recipe = target.recipe or target.default
+    assert recipe is not None
+    return _quantize(found, "requantize" if found.recipe is not None else "cast", recipe, target)
+
+
+def _holds(found: Found, target: Target) -> bool:
+    recipe = found.recipe
+    assert recipe is not None
+    if target.recipe is not None and not same_grid(recipe, target.recipe):
+        return False
+    if not target.module.carries(recipe):
+        return False
+    try:
+        target_parts(target, found.name, found.ghost())
+    except ValueError:
+        return False
+    return True
+
+
+def _float_shape(found: Found) -> tuple[int, ...]:
+    return found.shape
+
+
+def _copy(found: Found, target: Target) -> Choice:
+    name = found.parts["weight"] if found.format == "plain" else found.name
+    metadata = {name: json.dumps({"_type": "Tensor"})} if target.format == "torchao" else {}
+    return Choice(found, "copy", {name: (found.dtype, found.shape)}, metadata=metadata)
+
+
+def _quantize(found: Found, action: str, recipe: ScalingRecipe, target: Target) -> Choice:
+    try:
+        return _outputs(found, action, ghost(found.shape, recipe), target, recipe)
+    except ValueError as error:
+        note = f"left as it is: {error}"
+        if found.format == "plain":
+            return dataclasses.replace(_copy(found, target), note=note)
+        # What cannot be written in the new format must not stay in the old one, which nothing would read.
+        metadata = {found.name: json.dumps({"_type": "Tensor"})} if target.format == "torchao" else {}
+        note = f"written as bf16: {error}"
+        return Choice(found, "float", {found.name: ("BF16", found.shape)}, metadata=metadata, note=note)
+
+
+def _outputs(
+    found: Found, action: str, scaled: ScaledTensor, target: Target, recipe: ScalingRecipe | None = None
+) -> Choice:
+    parts, metadata = target_parts(target, found.name, scaled)
+    outputs = {name: (p.dtype, p.shape) for name, p in parts.items()}
+    return Choice(found, action, outputs, recipe or found.recipe, metadata)
+
+
+def target_parts(target: Target, name: str, scaled: ScaledTensor) -> tuple[dict[str, Part], dict[str, str]]:
+    """Stored tensors by full name, and entries of the header's metadata.
+
+    Raises:
+        ValueError: the format has no place for such a tensor.
+    """
+    module = target.module
+    if target.format == "breccia":
+        parts, text = module.store(name, scaled)
+        return parts, {f"{name}.config": text}
+    if target.format == "torchao":
+        parts, text = module.store(name, scaled)
+        return parts, {name: text}
+    roles = getattr(module, "lay_out_for_checkpoint", module.lay_out)(scaled)
+    if target.format == "gguf":
+        kind = next(iter(roles))
+        second = {stored_name(name, "scale"): roles["scale"]} if "scale" in roles else {}
+        block = Part(kind, scaled.shape, roles[kind].make)  # GGUF's table has types and logical shapes
+        return {name: block, **second}, {}
+    spell = getattr(module, "stored_name", stored_name)
+    return {spell(name, role): p for role, p in roles.items()}, {}
+
+
+def stored_name(name: str, role: str) -> str:
+    """``X.weight`` and ``weight_scale`` give ``X.weight_scale``; so does ``X``."""
+    return (name.removesuffix("weight") if name.endswith("weight") else name + ".") + role
+
+
+def gguf_kind(dtype: str) -> str:
+    """The GGUF type of a plain tensor.
+
+    Raises:
+        ValueError: GGUF has none.
+    """
+    if dtype not in gguf.TYPES:
+        raise ValueError(f"dtype must be one GGUF has, got {dtype}")
+    return dtype

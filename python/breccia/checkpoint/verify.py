@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How close two checkpoints are, tensor by tensor, and which classic mistake would explain a bad one."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from breccia import ops
+from breccia.bridges._common import (
+    OutsideTensor,
+    codes,
+    swizzle,
+    unswizzle,
+)
+from breccia.bridges._parts import Found
+from breccia.checkpoint.source import Checkpoint, is_float
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["Difference", "compare", "diagnose", "render", "verify"]
+
+_ROWS = 256  # at a time: a few megabytes
+_SAMPLE = 512  # rows and columns looked at for a diagnosis
+_GAIN = 6.0  # decibels by which undoing a mistake must improve on leaving it
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one tensor against its reference.
+
+    Attributes:
+        sqnr_db: signal to quantization noise, infinite where equal, NaN where the reference is zero.
+        cosine: of the two tensors as vectors.
+        max_error: largest absolute difference.
+        equal: whether every value is the same.
+        mistake: what would explain a bad one, "" where nothing does.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sqnr_db: float
+    cosine: float
+    max_error: float
+    equal: bool
+    mistake: str = ""
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self.signal = self.other = self.noise = self.dot = self.worst = 0.0
+        self.equal = True
+
+    def add(self, a: Any, b: Any) -> None:
+        x, y = a.astype(np.float64).reshape(-1), b.astype(np.float64).reshape(-1)
+        error = x - y
+        both_nan = np.isnan(x) & np.isnan(y)
+        if both_nan.any():
+            x, y, error = (np.where(both_nan, 0, v) for v in (x, y, error))
+        self.equal &= bool(np.array_equal(x, y))
+        self.signal += float(x @ x)
+        self.other += float(y @ y)
+        self.dot += float(x @ y)
+        self.noise += float(error @ error)
+        if error.size:
+            worst = float(np.abs(error).max())
+            self.worst = worst if math.isnan(worst) else max(self.worst, worst)
+
+    @property
+    def sqnr(self) -> float:
+        if self.equal:
+            return math.inf
+        if not math.isfinite(self.noise):
+            return -math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal > 0 and self.noise > 0 else math.nan
+
+    @property
+    def cosine(self) -> float:
+        norm = math.sqrt(self.signal) * math.sqrt(self.other)
+        return self.dot / norm if norm else float(self.equal)
+
+
+def values(tensor: Any) -> Any:
+    """Any loaded tensor as floats."""
+    if isinstance(tensor, OutsideTensor):
+        return tensor.dequantize()
+    if isinstance(tensor, ScaledTensor):
+        return ops.dequantize(tensor)
+    if tensor.dtype == np.uint16:
+        return (tensor.astype(np.uint32) << 16).view(np.float32)
+    return tensor
+
+
+def _rows(tensor: Any, start: int, stop: int) -> Any:
+    from breccia.checkpoint.execute import cut_rows
+
+    if isinstance(tensor, ScaledTensor) and tensor.ndim == 2:
+        return values(cut_rows(tensor, start, stop))
+    if isinstance(tensor, (ScaledTensor, OutsideTensor)):
+        return None
+    return values(tensor[start:stop])
+
+
+def compare(name: str, reference: Any, tensor: Any) -> Difference:
+    """One tensor against its reference: arrays, ScaledTensors or OutsideTensors of one shape.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    shape = tuple(reference.shape)
+    if (
+        tuple(tensor.shape) != shape
+        and math.prod(tensor.shape) == math.prod(shape)
+        and 1 in (len(shape), len(tensor.shape))
+    ):
+        shape = max(shape, tuple(tensor.shape), key=len)
+        reference, tensor = values(reference).reshape(shape), values(tensor).reshape(shape)
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"tensor {name!r}: shape must be {shape}, got {tuple(tensor.shape)}")
+    sums = _Sums()
+    if len(shape) == 2 and _rows(reference, 0, 0) is not None and _rows(tensor, 0, 0) is not None:
+        for start in range(0, shape[0], _ROWS):
+            stop = min(start + _ROWS, shape[0])
+            sums.add(_rows(reference, start, stop), _rows(tensor, start, stop))
+    else:
+        sums.add(values(reference), values(tensor))
+    mistake = ""
+    if not sums.equal and not sums.sqnr > 12 and isinstance(tensor, ScaledTensor):
+        mistake = diagnose(reference, tensor)
+    return Difference(name, shape, sums.sqnr, sums.cosine, sums.worst, sums.equal, mistake)
+
+
+def diagnose(reference: Any, tensor: ScaledTensor) -> str:
+    """The classic mistake whose undoing brings a tensor to its reference, "" where none does."""
+    wanted = np.asarray(values(reference), np.float32)
+    if wanted.ndim != 2 or wanted.size > 1 << 26:
+        return ""
+    sums = _Sums()
+    sums.add(wanted, values(tensor))
+    best, name = (sums.sqnr if math.isfinite(sums.sqnr) else -math.inf), ""
+    floor = best + _GAIN
+    for label, undo in _MISTAKES.items():
+        try:
+            with np.errstate(all="ignore"):
+                candidate = undo(tensor, wanted)
+        except (ValueError, TypeError):
+            continue
+        if candidate is None:
+            continue
+        sums = _Sums()
+        sums.add(wanted, candidate)
+        if sums.sqnr > max(best + 0.5, floor, 3.0):
+            best, name = sums.sqnr, label
+    return name
+
+
+def _with(tensor: ScaledTensor, **changes: Any) -> Any:
+    fields = {"data": tensor.data, "scale": tensor.scale, "zero_point": tensor.zero_point}
+    fields |= {"global_scale": tensor.global_scale, **changes}
+    return values(
+        ScaledTensor(
+            fields["data"],
+            fields["scale"],
+            tensor.recipe,
+            tensor.layout,
+            fields["zero_point"],
+            global_scale=fields["global_scale"],
+            shape=tensor.shape,
+        )
+    )
+
+
+def _reciprocal_scale(t: ScaledTensor, _: Any) -> Any:
+    if t.scale.dtype.itemsize > 1:
+        return _with(t, scale=(1 / np.asarray(t.scale, np.float32)).astype(t.scale.dtype))
+    if getattr(t.recipe, "name", "").startswith("mx"):
+        return _with(t, scale=np.uint8(254) - codes(t.scale, "scale"))
+    return None
+
+
+def _reciprocal_global_scale(t: ScaledTensor, _: Any) -> Any:
+    if t.global_scale is None:
+        return None
+    return _with(t, global_scale=(1 / np.asarray(t.global_scale, np.float32)).astype(np.float32))
+
+
+def _swapped_nibbles(t: ScaledTensor, _: Any) -> Any:
+    if not t.is_packed:
+        return None
+    data = codes(t.data, "data")
+    return _with(t, data=(data >> 4) | (data << 4))
+
+
+def _transposed_scale(t: ScaledTensor, _: Any) -> Any:
+    if t.scale.ndim != 2:
+        return None
+    flat = np.ascontiguousarray(t.scale).reshape(t.scale.shape[::-1])
+    return _with(t, scale=np.ascontiguousarray(flat.T))
+
+
+def _swizzled_scale(t: ScaledTensor, _: Any) -> Any:
+    if t.scale.ndim != 2 or t.scale.dtype.itemsize > 1 or t.scale.shape[0] % 128 or t.scale.shape[1] % 4:
+        return None
+    return _with(t, scale=unswizzle(codes(t.scale, "scale").reshape(-1), *t.scale.shape))
+
+
+def _unswizzled_twice(t: ScaledTensor, _: Any) -> Any:
+    if t.scale.ndim != 2 or t.scale.dtype.itemsize > 1 or t.scale.shape[0] % 128 or t.scale.shape[1] % 4:
+        return None
+    return _with(t, scale=swizzle(t.scale).reshape(t.scale.shape))
+
+
+def _wrong_global_scale(t: ScaledTensor, wanted: Any) -> Any:
+    """One factor for the whole tensor, fitted."""
+    got = values(t).astype(np.float64)
+    power = float((got * got).sum())
+    return None if not power else (got * (float((got * wanted).sum()) / power)).astype(np.float32)
+
+
+def _zero_point(shift: int) -> Callable[[ScaledTensor, Any], Any]:
+    def undo(t: ScaledTensor, _: Any) -> Any:
+        if t.recipe.element not in ("int4", "uint4", "int8"):
+            return None
+        zero = np.zeros(t.scale.shape, np.float32) if t.zero_point is None else np.asarray(t.zero_point, np.float32)
+        return _with(t, zero_point=zero + np.float32(shift))
+
+    return undo
+
+
+_MISTAKES: dict[str, Callable[[ScaledTensor, Any], Any]] = {
+    "reciprocal scale": _reciprocal_scale,
+    "reciprocal global scale": _reciprocal_global_scale,
+    "swapped nibbles": _swapped_nibbles,
+    "transposed scale": _transposed_scale,
+    "swizzled scale": _swizzled_scale,
+    "scale unswizzled twice": _unswizzled_twice,
+    "zero point too high by one": _zero_point(-1),
+    "zero point too low by one": _zero_point(1),
+    "zero point of 8 missing": _zero_point(8),
+    "missing or wrong global scale": _wrong_global_scale,
+}
+
+
+def verify(a: str | os.PathLike[str], b: str | os.PathLike[str], *, min_sqnr_db: float = 12.0) -> dict[str, Any]:
+    """Compare checkpoint ``b`` with its reference ``a``. JSON types only.
+
+    Args:
+        a: the reference.
+        b: what is to be judged.
+        min_sqnr_db: a tensor below it fails.
+
+    Returns:
+        ``ok``, and per tensor SQNR, cosine, largest error and the likely mistake.
+
+    Raises:
+        ValueError: a checkpoint is not valid.
+    """
+    first, second = Checkpoint(a), Checkpoint(b)
+    others = {_canonical(f): f for f in second.found}
+    results, failed, missing = [], [], []
+    for found in first.found:
+        other = others.pop(_canonical(found), None)
+        if other is None:
+            if not found.name.endswith(("_scale", ".scale")):
+                missing.append(found.name)
+            continue
+        if not _comparable(found) or not _comparable(other):
+            plain = found.format == other.format == "plain"
+            if not plain or first.array(found.name).tobytes() != second.array(other.name).tobytes():
+                failed.append(found.name)
+            continue
+        difference = compare(found.name, first.load(found), second.load(other))
+        first.release(found)
+        second.release(other)
+        results.append(difference)
+        if not difference.equal and not difference.sqnr_db >= min_sqnr_db:
+            failed.append(found.name)
+    report = {
+        "reference": str(first.path),
+        "checked": str(second.path),
+        "ok": not failed and not missing,
+        "min_sqnr_db": min_sqnr_db,
+        "failed": failed,
+        "missing": missing,
+        "extra": [f.name for f in others.values()],
+        "tensors": [
+            {
+                "name": d.name,
+                "shape": list(d.shape),
+                "sqnr_db": d.sqnr_db if math.isfinite(d.sqnr_db) else str(d.sqnr_db),
+                "cosine": d.cosine,
+                "max_error": d.max_error if math.isfinite(d.max_error) else str(d.max_error),
+                "equal": d.equal,
+                "mistake": d.mistake,
+            }
+            for d in results
+        ],
+    }
+    first.close()
+    second.close()
+    return report
+
+
+def _canonical(found: Found) -> str:
+    """Experts' matrices have ``.weight`` in some formats and not in others."""
+    return found.name.removesuffix(".weight")
+
+
+def _comparable(found: Found) -> bool:
+    return found.format != "plain" or is_float(found)
+
+
+def render(report: dict[str, Any], every: bool = False) -> str:
+    """The report as a table: tensors that differ, worst first."""
+    rows = [t for t in report["tensors"] if every or not t["equal"]]
+    rows.sort(key=lambda t: float(t["sqnr_db"]))
+    lines = [f"{'SQNR dB':>8}  {'cosine':>10}  {'max error':>10}  tensor"] if rows else []
+    for t in rows:
+        mistake = f"  ← {t['mistake']}?" if t["mistake"] else ""
+        lines.append(
+            f"{float(t['sqnr_db']):>8.2f}  {t['cosine']:>10.7f}  {float(t['max_error']):>10.3g}  {t['name']}{mistake}"
+        )
+    same = sum(t["equal"] for t in report["tensors"])
+    lines.append(f"{len(report['tensors'])} tensors compared, {same} equal in every value")
+    for word in ("missing", "failed"):
+        lines += [f"! {word}: {name}" for name in report[word]]
+    lines.append("ok" if report["ok"] else f"not ok (below {report['min_sqnr_db']} dB, or missing)")
+    return "\n".join(lines)

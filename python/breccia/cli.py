@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``breccia`` command.
+
+Exit codes: 0 done, 1 a check did not pass, 2 a wrong argument or input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from breccia._version import __version__
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser("demo" in words).parse_args(words)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        return 1
+    except KeyboardInterrupt:
+        print("breccia: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        if args.json:
+            print(json.dumps({"error": str(error), "kind": type(error).__name__}))
+        print(f"breccia {args.command}: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _parser(with_demo: bool) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="breccia", description="Block-scaled low-precision tensors and checkpoints.")
+    parser.add_argument("--version", action="version", version=f"breccia {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    convert = _command(commands, "convert", _convert, "convert a checkpoint to another format, on the CPU")
+    convert.add_argument("source", metavar="IN", help="safetensors file, directory of shards, or GGUF file")
+    convert.add_argument("destination", metavar="OUT", help="file or directory to make; must not be there")
+    convert.add_argument(
+        "--to",
+        required=True,
+        metavar="RECIPE|FORMAT",
+        help="bf16, fp16, fp32, a recipe (nvfp4, mxfp8, ...), or a format, perhaps with a recipe "
+        "(compressed-tensors:nvfp4); 'list' lists them all",
+    )
+    convert.add_argument("--include", action="append", default=[], metavar="PATTERN", help="quantize only these names")
+    convert.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="leave these names alone")
+    convert.add_argument("--scale-search", choices=["amax", "mse"], help="mse searches scales of least error")
+    convert.add_argument("--group-size", type=int, metavar="N", help="elements per scale of INT4")
+    convert.add_argument("--threads", type=int, metavar="N", help="threads to use (default: one per core)")
+    convert.add_argument("--quiet", action="store_true", help="draw no progress bar")
+
+    inspect = _command(commands, "inspect", _inspect, "what a checkpoint holds, from its headers")
+    inspect.add_argument("path", metavar="PATH")
+
+    verify = _command(commands, "verify", _verify, "compare a checkpoint with its reference")
+    verify.add_argument("a", metavar="A", help="the reference")
+    verify.add_argument("b", metavar="B", help="the checkpoint to judge")
+    verify.add_argument(
+        "--min-sqnr", type=float, default=12.0, metavar="DB", help="a tensor below fails (default: %(default)s dB)"
+    )
+    verify.add_argument("--all", action="store_true", help="list equal tensors too")
+
+    plot = _command(commands, "plot", _plot, "draw scales and errors of every quantized tensor")
+    plot.add_argument("path", metavar="PATH")
+    plot.add_argument("--reference", metavar="A", help="checkpoint to measure errors against")
+    plot.add_argument(
+        "--out", metavar="FILE", default="breccia.html", help=".html, .svg or .png (default: %(default)s)"
+    )
+
+    _command(commands, "doctor", _doctor, "CPU kernels, peers found and their versions")
+
+    demo = _command(commands, "demo", _demo, "what every recipe costs and keeps on real weights")
+    if with_demo:  # its module is imported only then
+        from breccia import demo as demo_module
+
+        demo_module.add_arguments(demo)
+    return parser
+
+
+def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _print(args: argparse.Namespace, report: Any, text: str) -> None:
+    print(json.dumps(report, indent=2, default=str) if args.json else text)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from breccia.checkpoint import convert, target_names
+
+    if args.to == "list":
+        _print(args, target_names(), "\n".join(target_names()))
+        return 0
+    report = convert(
+        args.source,
+        args.destination,
+        args.to,
+        include=args.include,
+        exclude=args.exclude,
+        scale_search=args.scale_search,
+        group_size=args.group_size,
+        progress=not args.quiet and not args.json,
+        threads=args.threads,
+    )
+    tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
+    lines = [f"! {note}" for note in report["notes"]]
+    lines.append(
+        f"{report['destination']}: {report['bytes_written']:,} bytes from {report['bytes_read']:,} "
+        f"in {report['seconds']} s ({tensors})"
+    )
+    _print(args, report, "\n".join(lines))
+    return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from breccia.checkpoint.inspect import inspect, render
+
+    report = inspect(args.path)
+    _print(args, report, "" if args.json else render(report))
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from breccia.checkpoint.verify import render, verify
+
+    report = verify(args.a, args.b, min_sqnr_db=args.min_sqnr)
+    _print(args, report, "" if args.json else render(report, args.all))
+    return 0 if report["ok"] else 1
+
+
+def _plot(args: argparse.Namespace) -> int:
+    from breccia.checkpoint.plot import plot
+
+    rows = plot(args.path, args.out, args.reference)
+    _print(args, {"out": args.out, "tensors": rows}, f"{args.out}: {len(rows)} tensors")
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from breccia.checkpoint.doctor import doctor, render
+
+    report = doctor()
+    _print(args, report, render(report))
+    return 0
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from breccia import demo
+
+    return demo.run(args)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compressed-tensors 0.20's compressors on the CPU, both ways."""
+
+from typing import Any
+
+import breccia
+import numpy as np
+import pytest
+from breccia.bridges import _common, _parts, from_compressed_tensors
+from breccia.bridges import compressed_tensors as bridge
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("compressed_tensors")
+
+
+def scheme(recipe: Any) -> Any:
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    group = bridge.config(recipe, [], {})["quantization_config"]["config_groups"]["group_0"]
+    args = {k: v for k, v in group["weights"].items() if v is not None}
+    return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args)), group["format"]
+
+
+def compressor(name: str) -> Any:
+    from compressed_tensors.compressors import BaseCompressor
+
+    return BaseCompressor.get_value_from_registry(name)
+
+
+def weight() -> Any:
+    return np.random.default_rng(11).normal(0, 0.02, (256, 384)).astype(np.float32)
+
+
+@pytest.mark.parametrize("key", bridge.RECIPES)
+def test_they_decode_ours(key: str) -> None:
+    recipe = bridge.RECIPES[key]
+    scaled = breccia.cast(weight(), recipe)
+    parts = _parts.materialize(bridge.lay_out(scaled))
+    state = {role: _common.to_torch(array) for role, array in parts.items()}
+    its_scheme, name = scheme(recipe)
+    if key == "int4-asym" or "weight_zero_point" in state:
+        assert its_scheme.weights.symmetric is False
+    values = compressor(name).decompress(state, its_scheme)["weight"]
+    ours = breccia.dequantize(scaled)
+    if values.dtype == torch.bfloat16:
+        # Theirs multiplies in bfloat16: the same where scales are powers of two, one rounding more elsewhere.
+        exact = key.startswith("mx")
+        wanted = torch.from_numpy(ours).to(torch.bfloat16).float().numpy()
+        np.testing.assert_allclose(values.float().numpy(), wanted, rtol=0 if exact else 2**-7)
+    else:
+        np.testing.assert_array_equal(values.float().numpy(), ours)
+
+
+@pytest.mark.parametrize("key", bridge.RECIPES)
+def test_we_decode_theirs(key: str) -> None:
+    """They quantize with our scales, so that codes may be compared byte for byte."""
+    recipe = bridge.RECIPES[key]
+    scaled = breccia.cast(weight(), recipe)
+    parts = _parts.materialize(bridge.lay_out(scaled))
+    its_scheme, name = scheme(recipe)
+    scale = torch.from_numpy(_common.float32(np.asarray(_decoded_scale(scaled))).copy())
+    state = {"weight": torch.from_numpy(weight()), "weight_scale": scale}
+    if "weight_global_scale" in parts:
+        state["weight_global_scale"] = _common.to_torch(parts["weight_global_scale"])
+    if scaled.zero_point is not None:
+        state["weight_zero_point"] = torch.from_numpy(scaled.zero_point.astype(np.int16) - 8).to(torch.int8)
+    theirs = compressor(name).compress(state, its_scheme)
+    stored = {role: _common.as_numpy(t, role) for role, t in theirs.items()}
+    back = from_compressed_tensors(stored)
+    got = breccia.dequantize(back)
+    ours = breccia.dequantize(scaled)
+    assert (got == ours).mean() > 0.999  # theirs rounds x / scale in its own order: rare ties differ
+    again = _parts.materialize(bridge.lay_out(back))
+    for role, array in stored.items():
+        np.testing.assert_array_equal(again[role].reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8), role)
+
+
+def _decoded_scale(scaled: Any) -> Any:
+    if scaled.scale.dtype.itemsize > 1:
+        return scaled.scale.reshape(1) if scaled.scale.ndim == 0 else scaled.scale
+    fmt = "float8_e4m3fn" if scaled.recipe.name == "nvfp4" else "float8_e8m0fnu"
+    return breccia.formats.decode(scaled.scale.view(np.uint8), fmt)
+
+
+def test_reciprocals_turn_into_each_other_where_they_can() -> None:
+    x = np.float32(2688) / np.random.default_rng(0).uniform(0.01, 2, 2000).astype(np.float32)
+    exact = 0
+    for value in x:
+        multiplier = bridge.reciprocal(np.asarray(value))
+        back = np.float32(1) / multiplier
+        exact += bool(back == value)
+        assert abs(back - value) <= np.spacing(value)
+    assert exact > 0.6 * len(x)

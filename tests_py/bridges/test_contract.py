@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every bridge must do, for every bridge there is: a new one is tested on the day it appears."""
+
+import importlib
+import subprocess
+import sys
+from typing import Any
+
+import breccia
+import numpy as np
+import pytest
+from breccia import bridges
+from breccia.bridges import _common, _parts
+
+MODULES = bridges.modules()
+CHECKPOINT = {name: m for name, m in MODULES.items() if hasattr(m, "lay_out")}
+CASES = [(name, key) for name, module in CHECKPOINT.items() for key in module.RECIPES]
+
+
+def weight(shape: tuple[int, ...] = (256, 384)) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(7).normal(0, 0.02, shape).astype(np.float32)
+
+
+def reader(module: Any) -> Any:
+    return getattr(module, "from_" + module.__name__.rpartition(".")[2])
+
+
+def read(module: Any, parts: dict[str, Any]) -> Any:
+    if module.NAME == "gguf":
+        kind = next(name for name in parts if name != "scale")
+        return reader(module)(parts[kind], kind, parts.get("scale"))
+    return reader(module)(parts)
+
+
+def same_values(a: Any, b: Any) -> None:
+    def values(x: Any) -> Any:
+        return x.dequantize() if isinstance(x, _common.OutsideTensor) else breccia.dequantize(x)
+
+    np.testing.assert_array_equal(values(a).view(np.uint32), values(b).view(np.uint32))
+
+
+@pytest.mark.parametrize(("name", "key"), CASES)
+def test_round_trip_is_byte_exact(name: str, key: str) -> None:
+    module = CHECKPOINT[name]
+    recipe = module.RECIPES[key]
+    assert module.carries(recipe)
+    scaled = breccia.cast(weight(), recipe)
+    parts = _parts.materialize(module.lay_out(scaled))
+    back = read(module, parts)
+    same_values(back, scaled)
+    again = _parts.materialize(module.lay_out(back))
+    assert parts.keys() == again.keys()
+    for role, array in parts.items():
+        assert array.dtype == again[role].dtype, role
+        assert array.tobytes() == again[role].tobytes(), role
+
+
+@pytest.mark.parametrize(("name", "key"), CASES)
+def test_the_plan_of_a_ghost_is_what_is_made(name: str, key: str) -> None:
+    module = CHECKPOINT[name]
+    recipe = module.RECIPES[key]
+    planned = module.lay_out(_parts.ghost((256, 384), recipe))
+    made = module.lay_out(breccia.cast(weight(), recipe))
+    assert {k: (p.dtype, p.shape) for k, p in planned.items()} == {k: (p.dtype, p.shape) for k, p in made.items()}
+
+
+@pytest.mark.parametrize("name", CHECKPOINT)
+def test_a_missing_tensor_is_named(name: str) -> None:
+    module = CHECKPOINT[name]
+    if name == "gguf":
+        with pytest.raises(ValueError, match="kind"):
+            reader(module)(np.zeros(34, np.uint8), "Q9_9")
+        return
+    with pytest.raises(ValueError, match=rf"{name}: '\w+' must be among the tensors"):
+        reader(module)({})
+
+
+@pytest.mark.parametrize("name", CHECKPOINT)
+def test_a_recipe_without_a_place_is_refused(name: str) -> None:
+    module = CHECKPOINT[name]
+    for recipe_type in breccia.recipes.all_recipes():
+        recipe = recipe_type()
+        if any(isinstance(known, recipe_type) for known in module.RECIPES.values()):
+            continue
+        if module.carries(recipe):
+            continue
+        with pytest.raises(ValueError, match="scaled must"):
+            _parts.materialize(module.lay_out(breccia.cast(weight(), recipe)))
+
+
+@pytest.mark.parametrize("name", [name for name, m in CHECKPOINT.items() if name != "gguf"])
+def test_tensors_that_do_not_fit_are_refused(name: str) -> None:
+    module = CHECKPOINT[name]
+    parts = _parts.materialize(module.lay_out(breccia.cast(weight(), next(iter(module.RECIPES.values())))))
+    for role in parts:
+        if parts[role].ndim < 2:
+            continue
+        with pytest.raises((ValueError, TypeError)):
+            n, k = parts[role].shape[:2]
+            read(module, {**parts, role: parts[role][: max(n // 2, 1), : max(k // 3, 1)]})
+
+
+@pytest.mark.parametrize(("name", "call"), [("torchao", "to_torchao"), ("transformer_engine", "to_transformer_engine")])
+def test_a_missing_peer_names_the_extra(name: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = MODULES[name]
+    monkeypatch.setitem(sys.modules, module.PEER, None)
+    monkeypatch.setitem(sys.modules, f"{module.PEER}.pytorch", None)
+    with pytest.raises(ImportError, match=rf"pip install breccia\[{module.EXTRA}\]"):
+        getattr(module, call)(breccia.cast(weight(), breccia.Float8CurrentScaling()))
+
+
+def test_bridges_import_no_peer() -> None:
+    code = (
+        "import sys, breccia.bridges as b; b.modules();"
+        "bad = {'torch', 'jax', 'mlx', 'torchao', 'gguf', 'transformer_engine', 'compressed_tensors', 'matplotlib'};"
+        "sys.exit(str(bad & set(sys.modules)) if bad & set(sys.modules) else 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_names_of_the_modules_are_names_of_the_package() -> None:
+    for module in MODULES.values():
+        for name in module.__all__:
+            assert getattr(bridges, name) is getattr(importlib.import_module(module.__name__), name)
+    with pytest.raises(AttributeError):
+        _ = bridges.no_such_name
+
+
+def test_swizzle_round_trip() -> None:
+    for rows, columns in [(1, 1), (128, 4), (129, 5), (300, 33)]:
+        scale = np.random.default_rng(0).integers(0, 255, (rows, columns), dtype=np.uint8)
+        np.testing.assert_array_equal(_common.unswizzle(_common.swizzle(scale), rows, columns), scale)
+    flat = _common.swizzle(np.arange(200 * 7, dtype=np.int64).astype(np.uint8).reshape(200, 7))
+    r, c, tiles = 170, 6, 2
+    at = ((r // 128) * tiles + c // 4) * 512 + (r % 32) * 16 + ((r % 128) // 32) * 4 + c % 4
+    assert flat[at] == (r * 7 + c) % 256

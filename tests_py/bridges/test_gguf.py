@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ggml's blocks against gguf-py, both ways."""
+
+from pathlib import Path
+from typing import Any
+
+import breccia
+import numpy as np
+import pytest
+from breccia.bridges import _common, _parts, dequantize_gguf, from_gguf
+from breccia.bridges import gguf as bridge
+from breccia.checkpoint import SafetensorsFile, convert, save_arrays
+
+quants = pytest.importorskip("gguf.quants")
+constants = pytest.importorskip("gguf.constants")
+
+
+def kind(name: str) -> Any:
+    return constants.GGMLQuantizationType[name]
+
+
+def weight() -> Any:
+    return np.random.default_rng(5).normal(0, 0.02, (64, 512)).astype(np.float32)
+
+
+def test_types_are_theirs() -> None:
+    for name, (number, size, nbytes) in bridge.TYPES.items():
+        assert int(kind(name)) == number
+        assert constants.GGML_QUANT_SIZES[kind(name)] == (size, nbytes)
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "MXFP4"])
+def test_their_bytes_to_their_values_and_back(name: str) -> None:
+    raw = quants.quantize(weight(), kind(name))
+    made = from_gguf(raw, name)
+    values = made.dequantize() if isinstance(made, _common.OutsideTensor) else breccia.dequantize(made)
+    np.testing.assert_array_equal(values, quants.dequantize(raw, kind(name)))
+    (back,) = _parts.materialize(bridge.lay_out(made)).values()
+    assert back.tobytes() == raw.tobytes()
+
+
+@pytest.mark.parametrize("key", bridge.RECIPES)
+def test_our_bytes_are_their_values(key: str) -> None:
+    scaled = breccia.cast(weight(), bridge.RECIPES[key])
+    parts = _parts.materialize(bridge.lay_out(scaled))
+    values = quants.dequantize(parts[key.upper()], kind(key.upper()))
+    if "scale" in parts:
+        # GGUF multiplies by the tensor's scale last, and rounds once more
+        np.testing.assert_allclose(values * parts["scale"], breccia.dequantize(scaled), rtol=3e-7)
+    else:
+        np.testing.assert_array_equal(values, breccia.dequantize(scaled))
+
+
+@pytest.mark.parametrize("name", [n for n, (_, size, _) in bridge.TYPES.items() if size > 1])
+def test_any_bytes_have_their_values(name: str) -> None:
+    _, _, nbytes = bridge.TYPES[name]
+    raw = np.random.default_rng(1).integers(0, 256, (32, 4 * nbytes), dtype=np.uint8)
+    blocks = raw.reshape(32, 4, nbytes)
+    if name == "MXFP4":
+        blocks[..., 0] = 100 + blocks[..., 0] % 50
+    if name == "NVFP4":
+        blocks[..., :4] %= 0x7F
+    with np.errstate(all="ignore"):
+        wanted = quants.dequantize(raw, kind(name))
+        got = dequantize_gguf(raw, name)
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_rows_must_be_whole_blocks() -> None:
+    with pytest.raises(ValueError, match="whole Q8_0 blocks of 34 bytes"):
+        from_gguf(np.zeros((2, 33), np.uint8), "Q8_0")
+    with pytest.raises(ValueError, match="use dequantize_gguf"):
+        from_gguf(np.zeros((2, 144), np.uint8), "Q4_K")
+
+
+def test_their_reader_reads_our_file(tmp_path: Path) -> None:
+    reader = pytest.importorskip("gguf.gguf_reader")
+    w = weight()
+    save_arrays({"blk.0.w.weight": w, "blk.0.norm.weight": w[0]}, tmp_path / "a.safetensors")
+    for key, recipe in bridge.RECIPES.items():
+        convert(tmp_path / "a.safetensors", tmp_path / f"{key}.gguf", f"gguf:{key}")
+        tensors = {t.name: t for t in reader.GGUFReader(tmp_path / f"{key}.gguf").tensors}
+        values = quants.dequantize(tensors["blk.0.w.weight"].data, tensors["blk.0.w.weight"].tensor_type)
+        if key == "nvfp4":
+            values = values * tensors["blk.0.w.scale"].data
+        np.testing.assert_allclose(values, breccia.dequantize(breccia.cast(w, recipe)), rtol=3e-7)
+        np.testing.assert_array_equal(tensors["blk.0.norm.weight"].data, w[0])
+
+
+def test_we_read_their_writers_file(tmp_path: Path) -> None:
+    writer_module = pytest.importorskip("gguf.gguf_writer")
+    writer = writer_module.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
+    writer.add_float32("x.rope", 0.5)
+    w, wanted = weight(), {}
+    for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "MXFP4"):
+        raw = quants.quantize(w, kind(name))
+        writer.add_tensor(f"blk.0.{name}.weight", raw, raw_dtype=kind(name))
+        wanted[f"blk.0.{name}.weight"] = quants.dequantize(raw, kind(name))
+    writer.add_tensor("norm.weight", w[0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    convert(tmp_path / "a.gguf", tmp_path / "b.safetensors", "fp32")
+    back = SafetensorsFile(tmp_path / "b.safetensors")
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(back[name], values)
+    np.testing.assert_array_equal(back["norm.weight"], w[0])
