@@ -3,6 +3,7 @@
 // Panels of codes in bfloat16. A scale goes into the codes where their product is exact in bfloat16 (powers of two,
 // E4M3 times E2M1), otherwise it multiplies the float32 sums of its block.
 #include <atomic>
+#include <bit>
 
 #include "panels.hpp"
 
@@ -17,13 +18,17 @@ struct Plan {
     std::int64_t block = 0;  // elements of K to a scale on sums; 0: one for all of K
 };
 
+// Blocks that a panel decodes: whole ones, of a power of two, or a part of one.
+bool in_chunks(std::int64_t block, std::int64_t k) {
+    return block >= k || panel_k % block == 0 || block % panel_k == 0;
+}
+
 Plan plan_of(const ScaledMatrix& m, std::int64_t k) {
     const std::int64_t block = m.grid.block_cols;
     if (block >= k) return {.scaling = Scaling::onto_sums};
     const bool e2m1 = m.element == format_of<Float4E2M1FN>;
     const bool exact = (m.scale_type == ScaleType::e4m3 && e2m1) || m.scale_type == ScaleType::e8m0;
-    const bool in_chunks = block % 16 == 0 && (panel_k % block == 0 || block % panel_k == 0);
-    if (exact && in_chunks && m.zero_point == nullptr &&
+    if (exact && block % 16 == 0 && in_chunks(block, k) && m.zero_point == nullptr &&
         (m.scale_type == ScaleType::e4m3 || powers_of_two_are_ordinary(m)))
         return {.scaling = Scaling::into_codes};
     if (block % 32 == 0) return {.scaling = Scaling::onto_sums, .block = block};
@@ -61,8 +66,10 @@ void scales_of_row(const KernelTable& table, const ScaledMatrix& m, const Plan& 
     const std::int64_t own = m.grid.grid_cols();
     scratch.resize(static_cast<std::size_t>(own));
     read_scales(table, m, row / m.grid.block_rows, 0, own, scratch.data());
-    for (std::int64_t i = 0; i < blocks; ++i)
-        out[i] = scratch[static_cast<std::size_t>(plan.block == 0 ? 0 : i * block / plan.block)] * m.global_scale;
+    const std::int64_t repeats = plan.block == 0 ? blocks : plan.block / block;
+    for (std::int64_t i = 0, own_block = 0; i < blocks; ++own_block)
+        for (std::int64_t r = 0; r < repeats && i < blocks; ++r, ++i)
+            out[i] = scratch[static_cast<std::size_t>(own_block)] * m.global_scale;
 }
 
 struct Setup {
@@ -145,23 +152,23 @@ struct BF16Panels {
     const PanelGrid& grid;
     const Activations& activations;
     std::vector<std::uint16_t> panel;
-    std::vector<float> scales, row_scales = {};
+    std::vector<float> scales, row_scales = {}, code_scales = {};
     std::vector<std::uint8_t> zero_points = {};
 
-    // Scales and zero points of the codes themselves, for the rows and blocks of a chunk.
-    void read_blocks(std::int64_t j, std::int64_t rows, const Chunk& chunk, std::int64_t blocks) {
-        const std::int64_t block = s.w.grid.block_cols, begin = chunk.k / block;
+    // Scales and zero points of the codes themselves, for all of K.
+    void read_blocks(std::int64_t j, std::int64_t rows) {
+        const std::int64_t cols = s.w.grid.grid_cols();
+        if (s.plan.scaling == Scaling::into_codes) {
+            code_scales.resize(static_cast<std::size_t>(rows * cols));
+            for (std::int64_t r = 0; r < rows; ++r)
+                read_scales(s.table, s.w, (j + r) / s.w.grid.block_rows, 0, cols, code_scales.data() + r * cols);
+        }
+        if (s.w.zero_point == nullptr) return;
+        zero_points.resize(static_cast<std::size_t>(rows * cols));
         for (std::int64_t r = 0; r < rows; ++r) {
-            const std::int64_t at = (j + r) / s.w.grid.block_rows;
-            if (s.plan.scaling == Scaling::into_codes) {
-                row_scales.resize(static_cast<std::size_t>(rows * blocks));
-                read_scales(s.table, s.w, at, begin, blocks, row_scales.data() + r * blocks);
-            }
-            if (s.w.zero_point == nullptr) continue;
-            zero_points.resize(static_cast<std::size_t>(rows * blocks));
-            for (std::int64_t b = 0; b < blocks; ++b)
-                zero_points[static_cast<std::size_t>(r * blocks + b)] =
-                    static_cast<std::uint8_t>(static_cast<std::int8_t>(s.w.zero_point_at(at, begin + b)));
+            const std::byte* from = s.w.zero_point + (j + r) / s.w.grid.block_rows * s.w.zero_row_stride;
+            for (std::int64_t b = 0; b < cols; ++b)
+                zero_points[static_cast<std::size_t>(r * cols + b)] = static_cast<std::uint8_t>(from[b * s.w.zero_col_stride]);
         }
     }
 
@@ -172,47 +179,55 @@ struct BF16Panels {
     void run(std::int64_t j, std::int64_t rows, std::int64_t padded_rows, float* c) {
         for (std::int64_t r = 0; r < rows; ++r)
             scales_of_row(s.table, s.w, s.plan, j + r, s.block, s.blocks, row_scales, scales.data() + r * s.blocks);
+        read_blocks(j, rows);
+        // For few activations a tile's rows at a time: they stay in the first-level cache.
+        const std::int64_t step = grid.padded == 16 ? s.bf16.tile_rows : padded_rows;
         for (std::size_t i = 0; i < s.chunks.size(); ++i) {
-            const Chunk& chunk = s.chunks[i];
             const bool last = i + 1 == s.chunks.size();
-            const Chunk& next = s.chunks[last ? 0 : i + 1];
-            const std::int64_t next_row = last ? j + rows : j;
-            const std::int64_t own_block = s.w.grid.block_cols;
-            const std::int64_t blocks = (chunk.k + chunk.count - 1) / own_block - chunk.k / own_block + 1;
-            read_blocks(j, rows, chunk, blocks);
-            s.bf16.decode[static_cast<std::size_t>(s.w.element)](
-                {.codes = codes_at(j, chunk.k),
-                 .row_stride = s.w.row_stride,
-                 .rows = rows,
-                 .k = chunk.count,
-                 .out = panel.data(),
-                 .block = own_block,
-                 .scales = s.plan.scaling == Scaling::into_codes ? row_scales.data() : nullptr,
-                 .zero_points = s.w.zero_point != nullptr ? zero_points.data() : nullptr,
-                 .stride = blocks});
-            const std::int64_t pairs = round_up(chunk.count, 32) / 2;
-            const std::int64_t block_pairs = s.block > 0 && s.block < chunk.count ? s.block / 2 : pairs;
-            const std::int64_t first_block = s.block > 0 ? chunk.k / s.block : 0;
-            for (std::int64_t part = 0; part < grid.count() * s.terms; ++part) {
-                const std::int64_t p = part / s.terms, term = part % s.terms;
-                s.bf16.gemm({.w = panel.data(),
-                             .x = activations.x.data() + term * activations.term_stride + chunk.k * grid.padded +
-                                  2 * p * panel_width * pairs,
-                             .c = c + p * panel_width * padded_rows,
-                             .rows = padded_rows,
-                             .width = grid.width(p),
-                             .pairs = pairs,
-                             .block_pairs = block_pairs,
-                             .w_scales = scales.data() + first_block,
-                             .w_scale_stride = s.blocks,
-                             .x_scales = s.a != nullptr ? activations.scales.data() + p * panel_width * s.blocks +
-                                                              first_block * grid.width(p)
-                                                        : nullptr,
-                             .next = part == 0 ? codes_at(next_row, next.k) : nullptr,
-                             .next_stride = s.w.row_stride,
-                             .next_rows = std::min(rows, s.product.n - next_row),
-                             .next_bytes = s.w.packed ? next.count / 2 : next.count});
-            }
+            for (std::int64_t r = 0; r < rows; r += step)
+                multiply(j, r, std::min(step, rows - r), padded_rows, step, s.chunks[i], s.chunks[last ? 0 : i + 1],
+                         last ? rows : 0, c);
+        }
+    }
+
+    // Rows [r, r + rows) of the panel at j, one chunk of K; the codes of `next`, `down` rows on, are wanted after that.
+    void multiply(std::int64_t j, std::int64_t r, std::int64_t rows, std::int64_t padded_rows, std::int64_t step,
+                  const Chunk& chunk, const Chunk& next, std::int64_t down, float* c) {
+        const std::int64_t own_block = s.w.grid.block_cols;
+        const std::int64_t cols = s.w.grid.grid_cols(), first = r * cols + chunk.k / own_block;
+        s.bf16.decode[static_cast<std::size_t>(s.w.element)](
+            {.codes = codes_at(j + r, chunk.k),
+             .row_stride = s.w.row_stride,
+             .rows = rows,
+             .k = chunk.count,
+             .out = panel.data(),
+             // Blocks that a panel holds several of are powers of two.
+             .block_shift = cols == 1 || own_block >= panel_k ? 63 : std::countr_zero(static_cast<std::uint64_t>(own_block)),
+             .scales = s.plan.scaling == Scaling::into_codes ? code_scales.data() + first : nullptr,
+             .zero_points = s.w.zero_point != nullptr ? zero_points.data() + first : nullptr,
+             .stride = cols});
+        const std::int64_t pairs = round_up(chunk.count, 32) / 2;
+        const std::int64_t block_pairs = s.block > 0 && s.block < chunk.count ? s.block / 2 : pairs;
+        const std::int64_t first_block = s.block > 0 ? chunk.k / s.block : 0;
+        const std::int64_t next_row = j + r + down;
+        for (std::int64_t part = 0; part < grid.count() * s.terms; ++part) {
+            const std::int64_t p = part / s.terms, term = part % s.terms, width = grid.width(p);
+            const float* x_scales = activations.scales.data() + p * panel_width * s.blocks + first_block * width;
+            s.bf16.gemm({.w = panel.data(),
+                         .x = activations.x.data() + term * activations.term_stride + chunk.k * grid.padded +
+                              2 * p * panel_width * pairs,
+                         .c = c + p * panel_width * padded_rows + r * width,
+                         .rows = std::min(step, padded_rows - r),
+                         .width = width,
+                         .pairs = pairs,
+                         .block_pairs = block_pairs,
+                         .w_scales = scales.data() + r * s.blocks + first_block,
+                         .w_scale_stride = s.blocks,
+                         .x_scales = s.a != nullptr ? x_scales : nullptr,
+                         .next = part == 0 ? codes_at(next_row, next.k) : nullptr,
+                         .next_stride = s.w.row_stride,
+                         .next_rows = std::min(rows, s.product.n - next_row),
+                         .next_bytes = s.w.packed ? next.count / 2 : next.count});
         }
     }
 };
@@ -245,9 +260,7 @@ bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
         if (s.block % fine != 0 || s.a_plan.block % fine != 0) return false;
         s.block = fine;
     }
-    if (w.zero_point != nullptr && w.grid.block_cols < product.k && panel_k % w.grid.block_cols != 0 &&
-        w.grid.block_cols % panel_k != 0)
-        return false;
+    if (w.zero_point != nullptr && !in_chunks(w.grid.block_cols, product.k)) return false;
     s.blocks = s.block == 0 ? 1 : (product.k + s.block - 1) / s.block;
     s.chunks = chunks_of(product.k, s.block);
     for (std::int64_t first = 0; first < product.total_rows(); first += rows_at_once) {

@@ -58,7 +58,7 @@ struct DecodeBF16 {
     const std::uint8_t* codes = nullptr;
     std::int64_t row_stride = 0, rows = 0, k = 0;
     std::uint16_t* out = nullptr;  ///< rows panel_stride_bf16 apart
-    std::int64_t block = 0;        ///< of `scales` and `zero_points`
+    int block_shift = 0;           ///< log2 of the elements to a scale or zero point
     /// Multiplied in where the product is exact in bfloat16 (powers of two; E4M3 times E2M1), else null. [rows][stride]
     const float* scales = nullptr;
     const std::uint8_t* zero_points = nullptr;  ///< 4-bit codes only; or null. [rows][stride]
@@ -90,6 +90,7 @@ inline constexpr std::int64_t max_gemv_vectors = 8;
 
 /// Kernels over bfloat16 dot products. Formats they do not decode have null entries.
 struct BF16Kernels {
+    std::int64_t tile_rows;  ///< weight rows of a tile of 16 activations: so many are best decoded just before
     int max_terms;  ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
     bool (*pack)(const PackRows&);  ///< rounds to nearest; whether every number was zero or of ordinary size
     void (*gemm)(const GemmBF16&);

@@ -101,26 +101,27 @@ BRECCIA_INLINE GroupScale group_scales(I amax_bits, const ScaleParams& p, int ca
 }
 
 // Sums of a lane's elements in the order squared_error adds them: elements i, i + 16, … first, then halves.
-template <class C, int Half, class Scale>
-BRECCIA_INLINE F error_sum(const float* turned, std::int64_t block, const Scale& scale, F decoded, std::int64_t i) {
-    if constexpr (Half == lanes) {
+template <class C, class Scale>
+BRECCIA_INLINE F error_sum(const float* turned, std::int64_t block, const Scale& scale, F decoded) {
+    F sums_f32x16[lanes];
+    for (std::int64_t i = 0; i < lanes; ++i) {
         F sum = f_set(0.0F);
         for (std::int64_t k = i; k < block; k += lanes) {
             const F x = f_load(turned + k * lanes);
             sum = f_add(sum, squared_errors<C>(x, scale(x), decoded, 0.0F));
         }
-        return sum;
-    } else {
-        const F first = error_sum<C, 2 * Half>(turned, block, scale, decoded, i);
-        return f_add(first, error_sum<C, 2 * Half>(turned, block, scale, decoded, i + Half));
+        sums_f32x16[i] = sum;
     }
+    for (std::int64_t half = lanes / 2; half > 0; half /= 2)
+        for (std::int64_t i = 0; i < half; ++i) sums_f32x16[i] = f_add(sums_f32x16[i], sums_f32x16[i + half]);
+    return sums_f32x16[0];
 }
 
 template <class C>
 static F group_error(const float* turned, std::int64_t block, const GroupScale& s, bool multiply) {
-    if (multiply) return error_sum<C, 1>(turned, block, Multiply{s.factor_f32x16}, s.decoded_f32x16, 0);
+    if (multiply) return error_sum<C>(turned, block, Multiply{s.factor_f32x16}, s.decoded_f32x16);
     const F reciprocal = f_div(f_set(1.0F), s.factor_f32x16);
-    return error_sum<C, 1>(turned, block, Newton{s.factor_f32x16, reciprocal}, s.decoded_f32x16, 0);
+    return error_sum<C>(turned, block, Newton{s.factor_f32x16, reciprocal}, s.decoded_f32x16);
 }
 
 template <class C>

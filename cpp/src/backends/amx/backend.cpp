@@ -10,6 +10,8 @@ BRECCIA_TARGET_BEGIN(
     "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c,bmi2,amx-tile,amx-bf16")
 namespace breccia::amx {
 namespace {
+// clang-format off: sorting would break the order
+#include "kernels/decode_table.inl.hpp"
 #include "backends/avx512/vec.hpp"
 #include "backends/avx512/transpose.inl.hpp"
 #include "kernels/all.inl.hpp"
@@ -19,8 +21,9 @@ namespace {
 #include "backends/avx512/bf16_gemm.inl.hpp"
 #include "backends/avx512/bf16_gemv.inl.hpp"
 #include "backends/amx/gemm.inl.hpp"
+// clang-format on
 // Three tile products are quicker than one float32 product.
-constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_amx, 3);
+constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_amx, 48, 3);
 }  // namespace
 
 extern constinit const KernelTable kernels;

@@ -19,12 +19,14 @@ BRECCIA_TARGET_END
 BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c,bmi2")
 namespace breccia::avx512 {
 namespace {
+// clang-format off: sorting would break the order
 #include "backends/avx512/bf16_vec.hpp"
 #include "backends/avx512/bf16_decode.inl.hpp"
 #include "backends/avx512/bf16_gemm.inl.hpp"
 #include "backends/avx512/bf16_gemv.inl.hpp"
+// clang-format on
 // Two products of pairs take the time of one float32 product.
-constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_bf16, 2);
+constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_bf16, 24, 2);
 }  // namespace
 
 extern constinit const KernelTable kernels;

@@ -90,7 +90,7 @@ BRECCIA_INLINE I exponent_words(float low, float high) {
     return _mm512_mask_set1_epi16(_mm512_set1_epi16(word(low)), 0xFFFF'0000, word(high));
 }
 
-template <class C>
+template <class C, bool Scaled>
 static void decode_byte_rows(const DecodeBF16& d) {
     // Quarters of the codes are dealt out so that unpacking leaves them in order.
     const I deal = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
@@ -98,17 +98,19 @@ static void decode_byte_rows(const DecodeBF16& d) {
         const std::uint8_t* codes = d.codes + row * d.row_stride;
         std::uint16_t* out = d.out + row * panel_stride_bf16;
         const float* scales = d.scales + row * d.stride;
-        for (std::int64_t k = 0; k < d.k; k += 64) {
-            const I bytes = _mm512_maskz_loadu_epi8(first_bytes(d.k - k), codes + k);
+        const auto put = [&](std::int64_t k, I bytes) BRECCIA_INLINE_LAMBDA {
             BF16x64 w = decode_bytes<C>(_mm512_permutexvar_epi64(deal, bytes));
-            if (d.scales != nullptr) {
-                const auto scale_of = [&](std::int64_t at) { return at < d.k ? scales[at / d.block] : 1.0F; };
+            if constexpr (Scaled) {
+                const auto scale_of = [&](std::int64_t at) { return at < d.k ? scales[at >> d.block_shift] : 1.0F; };
                 w.first = add_exponent(w.first, exponent_words(scale_of(k), scale_of(k + 16)));
                 w.second = add_exponent(w.second, exponent_words(scale_of(k + 32), scale_of(k + 48)));
             }
             _mm512_storeu_si512(out + k, w.first);
             _mm512_storeu_si512(out + k + 32, w.second);
-        }
+        };
+        std::int64_t k = 0;
+        for (; k + 64 <= d.k; k += 64) put(k, _mm512_loadu_si512(codes + k));
+        if (k < d.k) put(k, _mm512_maskz_loadu_epi8(first_bytes(d.k - k), codes + k));
     }
 }
 
@@ -132,7 +134,7 @@ static void decode_nibble_rows(const DecodeBF16& d) {
         for (std::int64_t k = 0; k < d.k; k += 32) {
             const I pairs = load_pairs(codes + k / 2, (d.k - k + 1) / 2);
             const I index = _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
-            const I table = d.zero_points != nullptr ? nibble_table<C>(d.zero_points[row * d.stride + k / d.block])
+            const I table = d.zero_points != nullptr ? nibble_table<C>(d.zero_points[row * d.stride + (k >> d.block_shift)])
                                                      : no_zero_point;
             const I w = clear_past_end(_mm512_permutexvar_epi16(index, table), d.k - k);
             _mm512_storeu_si512(out + k, w);
@@ -153,8 +155,8 @@ static void decode_scaled_nibble_rows(const DecodeBF16& d) {
         for (std::int64_t k = 0; k < d.k; k += 32) {
             const I pairs = load_pairs(codes + k / 2, (d.k - k + 1) / 2);
             // A block of 16 is half of the vector's 32 codes.
-            F scale_f32x16 = f_set(scales[k / d.block]);
-            if (d.block == 16) {
+            F scale_f32x16 = f_set(scales[k >> d.block_shift]);
+            if (d.block_shift == 4) {
                 const __mmask16 two = k + 16 < d.k ? 3 : 1;
                 scale_f32x16 = _mm512_permutexvar_ps(upper_half, _mm512_maskz_loadu_ps(two, scales + k / 16));
             }
@@ -172,7 +174,7 @@ static void decode_scaled_nibble_rows(const DecodeBF16& d) {
 template <class C>
 static void decode_bf16(const DecodeBF16& d) {
     if constexpr (C::bits != 4) {
-        decode_byte_rows<C>(d);
+        d.scales != nullptr ? decode_byte_rows<C, true>(d) : decode_byte_rows<C, false>(d);
     } else if (d.scales == nullptr) {
         decode_nibble_rows<C>(d);
     } else {

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every matmul kernel of every backend this machine can run, against float64: lengths around the vectors', operands that
+// end where their memory ends, one code per byte, both precisions, prepared weights.
+#include <memory>
+
+#include "support.hpp"
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/mman.h>
+#include <unistd.h>
+#define BRECCIA_GUARD_PAGES 1
+#endif
+
+namespace breccia {
+namespace {
+
+// Memory whose last byte is followed by a page that cannot be touched; by itself at any alignment.
+class Guarded {
+public:
+    explicit Guarded(std::size_t bytes) {
+#ifdef BRECCIA_GUARD_PAGES
+        const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+        size_ = (bytes + page - 1) / page * page + page;
+        base_ = static_cast<std::byte*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        mprotect(base_ + size_ - page, page, PROT_NONE);
+        data_ = base_ + size_ - page - bytes;
+#else
+        base_ = data_ = new std::byte[bytes + 1];
+#endif
+    }
+    ~Guarded() {
+#ifdef BRECCIA_GUARD_PAGES
+        munmap(base_, size_);
+#else
+        delete[] base_;
+#endif
+    }
+    Guarded(const Guarded&) = delete;
+    Guarded& operator=(const Guarded&) = delete;
+
+    [[nodiscard]] std::byte* data() const { return data_; }
+    [[nodiscard]] Array array(ElementType type, Shape shape) const { return Array::borrow(data_, type, std::move(shape)); }
+
+private:
+    std::size_t size_ = 0;
+    std::byte *base_ = nullptr, *data_ = nullptr;
+};
+
+Array copy_to(std::vector<std::unique_ptr<Guarded>>& memory, const Array& from) {
+    const std::size_t bytes = static_cast<std::size_t>(from.size()) * from.type.size();
+    memory.push_back(std::make_unique<Guarded>(bytes));
+    std::memcpy(memory.back()->data(), from.data, bytes);
+    return memory.back()->array(from.type, from.shape);
+}
+
+// The same tensor in guarded memory.
+ScaledTensor guarded(std::vector<std::unique_ptr<Guarded>>& memory, const ScaledTensor& w) {
+    Extras extras{.zero_point = std::nullopt,
+                  .global_scale = w.global_scale(),
+                  .shape = w.shape(),
+                  .original_dtype = w.original_dtype()};
+    if (w.zero_point()) extras.zero_point = copy_to(memory, *w.zero_point());
+    return {copy_to(memory, w.data()), copy_to(memory, w.scale()), w.recipe(), w.layout(), std::move(extras)};
+}
+
+Array rounded(const std::vector<float>& x, DType dtype, const Shape& shape) {
+    const Array out = Array::allocate(dtype, shape);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+        if (dtype == DType::float32) out.as<float>()[i] = x[i];
+        if (dtype == DType::float16) out.as<Float16>()[i] = to_float16(x[i]);
+        if (dtype == DType::bfloat16) out.as<BFloat16>()[i] = to_bfloat16(x[i]);
+    }
+    return out;
+}
+
+std::vector<float> numbers_of(const Array& array) {
+    std::vector<float> x;
+    const auto* bytes = array.as<const std::byte>();
+    for (std::int64_t i = 0; i < array.size(); ++i) {
+        const std::byte* p = bytes + i * static_cast<std::int64_t>(array.type.size());
+        std::uint32_t word = 0;
+        std::memcpy(&word, p, array.type.size());
+        const auto half = static_cast<std::uint16_t>(word);
+        x.push_back(array.type.dtype() == DType::float32   ? float_from_bits(word)
+                    : array.type.dtype() == DType::float16 ? to_float(Float16{half})
+                                                           : to_float(BFloat16{half}));
+    }
+    return x;
+}
+
+struct Reference {
+    std::vector<double> product, size;
+};
+
+Reference multiply(const std::vector<float>& a, const std::vector<float>& w, std::int64_t m, std::int64_t n, std::int64_t k) {
+    Reference r;
+    for (std::int64_t i = 0; i < m; ++i)
+        for (std::int64_t j = 0; j < n; ++j) {
+            double sum = 0, size = 0;
+            for (std::int64_t l = 0; l < k; ++l) {
+                const double term = static_cast<double>(a[static_cast<std::size_t>(i * k + l)]) *
+                                    static_cast<double>(w[static_cast<std::size_t>(j * k + l)]);
+                sum += term;
+                size += std::abs(term);
+            }
+            r.product.push_back(sum);
+            r.size.push_back(size);
+        }
+    return r;
+}
+
+double bound(std::int64_t k) {
+    return (static_cast<double>(std::min<std::int64_t>(k, 256)) + static_cast<double>(k) / 256 + 8) * std::ldexp(1.0, -24);
+}
+
+void expect_close(const Array& product, const Reference& reference, double relative) {
+    const auto* y = product.as<const float>();
+    for (std::size_t i = 0; i < reference.product.size(); ++i)
+        ASSERT_LE(std::abs(static_cast<double>(y[i]) - reference.product[i]), relative * reference.size[i] + 1e-30)
+            << "element " << i;
+}
+
+std::int64_t block_of(const Recipe& recipe) {
+    return recipe.layout.kind == LayoutKind::per_block_k || recipe.layout.kind == LayoutKind::per_block_mn
+               ? recipe.layout.block_n
+               : 0;
+}
+
+// Extents of K that a recipe allows, around the steps and panels of the kernels.
+std::vector<std::int64_t> lengths(const Recipe& recipe) {
+    if (const std::int64_t block = block_of(recipe); block > 0) return {block, 3 * block, 256 + block};
+    return {1, 2, 15, 31, 63, 64, 65, 127, 129, 191, 257, 300};
+}
+
+class Backends : public testing::TestWithParam<std::string> {};
+
+TEST_P(Backends, MatmulOfEveryRecipe) {
+    const BackendScope scope(GetParam());
+    unsigned seed = 0;
+    for (const Recipe& recipe : all_recipes())
+        for (const std::int64_t k : lengths(recipe))
+            for (const std::int64_t m : {1, 2, 3, 8, 17, 33}) {
+                const std::int64_t n = std::vector<std::int64_t>{1, 7, 16, 97, 200}[++seed % 5];
+                SCOPED_TRACE(describe(recipe) + " m=" + std::to_string(m) + " n=" + std::to_string(n) + " k=" + std::to_string(k));
+                std::vector<float> x = heavy_tailed(m, k, seed, 1), w = heavy_tailed(n, k, seed + 1, 1);
+                std::vector<std::unique_ptr<Guarded>> memory;
+                const ScaledTensor b = guarded(memory, cast(array_of(w, {n, k}), recipe));
+                const std::vector<float> b_values = to_vector(dequantize(b));
+
+                // float32, float16 and bfloat16 numbers, and codes.
+                for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+                    const Array a = copy_to(memory, rounded(x, dtype, {m, k}));
+                    const std::vector<float> a_values = numbers_of(a);
+                    const Reference reference = multiply(a_values, b_values, m, n, k);
+                    Guarded result(static_cast<std::size_t>(4 * m * n));
+                    const Array y = result.array(DType::float32, {m, n});
+                    matmul_into(a, b.transposed(), y);
+                    expect_close(y, reference, bound(k));
+                    matmul_into(a, PreparedWeight(b).transposed(), y);
+                    expect_close(y, reference, bound(k));
+                    matmul_into(a, b.transposed(), y, Precision::fast);
+                    expect_close(y, reference, bound(k) + std::ldexp(1.0, -8));
+                    if (HasFatalFailure()) return;
+                }
+                const ScaledTensor a = guarded(memory, cast(array_of(x, {m, k}), recipe));
+                const Array y = matmul(a, b.transposed());
+                expect_close(y, multiply(to_vector(dequantize(a)), b_values, m, n, k), bound(k));
+                if (HasFatalFailure()) return;
+            }
+}
+
+TEST_P(Backends, MatmulReadsAnyOrder) {
+    const BackendScope scope(GetParam());
+    constexpr std::int64_t m = 19, n = 33, k = 256;
+    std::vector<float> x = heavy_tailed(k, m, 1, 1), w = heavy_tailed(k, n, 2, 1);
+    for (const Recipe& recipe : {make_recipe("Float8CurrentScaling"), make_recipe("INT8Scaling")}) {
+        // (K, N) scaled along N, and activations whose K runs across memory.
+        const ScaledTensor b = cast(array_of(w, {k, n}), recipe);
+        const Array a = array_of(x, {k, m}).transposed();
+        const std::vector<float> values = to_vector(dequantize(b));
+        std::vector<float> a_rows, b_rows;
+        for (std::int64_t i = 0; i < m; ++i)
+            for (std::int64_t l = 0; l < k; ++l) a_rows.push_back(x[static_cast<std::size_t>(l * m + i)]);
+        for (std::int64_t j = 0; j < n; ++j)
+            for (std::int64_t l = 0; l < k; ++l) b_rows.push_back(values[static_cast<std::size_t>(l * n + j)]);
+        expect_close(matmul(a, b), multiply(a_rows, b_rows, m, n, k), bound(k));
+        expect_close(matmul(a, PreparedWeight(b)), multiply(a_rows, b_rows, m, n, k), bound(k));
+    }
+}
+
+// Codes that are not numbers, at the ends of the exponent range and zero.
+TEST_P(Backends, MatmulDecodesEveryCode) {
+    const BackendScope scope(GetParam());
+    for (std::size_t f = 0; f < format_table.size(); ++f) {
+        const auto format = static_cast<Format>(f);
+        if (info(format).family == CodecFamily::exponent) continue;
+        Recipe recipe = make_recipe("Float8CurrentScaling");
+        recipe.element = format;
+        const std::int64_t codes = std::int64_t{1} << info(format).bits, k = is_packed(format) ? 2 : 1;
+        // One code to a row: (codes, 1), or packed beside a zero.
+        Array data = Array::allocate(ElementType::uint8(), {codes, 1});
+        for (std::int64_t i = 0; i < codes; ++i) data.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(i);
+        Array scale = Array::allocate(DType::float32, {});
+        *scale.as<float>() = 1;
+        const ScaledTensor w(data, scale, recipe, Layout::per_tensor(), {.zero_point = {}, .global_scale = {}, .shape = Shape{codes, k}});
+        for (const std::int64_t m : {1, 20}) {
+            Array a = Array::allocate(DType::bfloat16, {m, k});
+            for (std::int64_t i = 0; i < m * k; ++i) a.as<BFloat16>()[i] = to_bfloat16(i % k == 0 ? 1.0F : 0.0F);
+            const std::vector<float> y = to_vector(matmul(a, w.transposed()));
+            for (std::int64_t i = 0; i < codes; ++i) {
+                const float expected = info(format).decode(static_cast<std::uint8_t>(i)), got = y[static_cast<std::size_t>(i)];
+                EXPECT_TRUE(is_nan(expected) ? is_nan(got) : got == expected)
+                    << info(format).name << " code " << i << " gave " << got;
+            }
+        }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, Backends, testing::ValuesIn(cpu_info().supported), [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace breccia
