@@ -68,9 +68,7 @@ def measure(name, recipe, side, sigma, seeds):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", type=int, default=1024, help="rows and columns; a multiple of 128")
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--sigma", type=float, default=1.0)

@@ -98,9 +98,7 @@ def run(name, step, pool):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--formats", nargs="+", default=list(formats.names()), choices=list(formats.names()), metavar="NAME"
     )
@@ -118,9 +116,7 @@ def main():
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for name in options.formats:
             rows.append(run(name, options.step, pool))
-            print(
-                "{format:<16} {inputs:>13,} {mismatches:>10,} {seconds:>8.1f}".format(**rows[-1]), flush=True
-            )
+            print("{format:<16} {inputs:>13,} {mismatches:>10,} {seconds:>8.1f}".format(**rows[-1]), flush=True)
             for pattern, got, want in rows[-1]["first_mismatches"]:
                 print(f"    float32 {pattern}: code {got:#04x}, expected {want:#04x}")
     if options.json:

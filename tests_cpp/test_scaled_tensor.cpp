@@ -24,7 +24,8 @@ TEST(Layouts, ErrorsNameTheShapeThatFits) {
     EXPECT_EQ(message(Layout::per_block_k(128), {8, 256}, {8, 3}), "PerBlockK: scale.shape must be (8, 2), got (8, 3)");
     EXPECT_EQ(message(Layout::per_block_k(100), {8, 256}, {8, 2}),
               "PerBlockK: data.shape[-1]=256 must be divisible by block_size=100");
-    EXPECT_EQ(message(Layout::per_channel(), {8, 256}, {3}), "PerChannel: scale.shape must be one of [(8,), (8, 1)], got (3,)");
+    EXPECT_EQ(message(Layout::per_channel(), {8, 256}, {3}),
+              "PerChannel: scale.shape must be one of [(8,), (8, 1)], got (3,)");
     EXPECT_EQ(message(Layout::per_block_mn(1, 16), {8, 256}, {3, 3}),
               "PerBlockMN: scale.shape must be (8, 16), got (3, 3)");
     EXPECT_THAT(message(Layout::per_tensor(), {8, 256}, {2}), HasSubstr("PerTensor requires a scalar scale"));
@@ -39,7 +40,8 @@ TEST(Catalogue, ChecksFields) {
     };
     EXPECT_EQ(message(Error::Kind::value, "Float8CurrentScaling", {{"fp8_format", "E3M4"s}}),
               "fp8_format must be 'E4M3' or 'E5M2', got 'E3M4'");
-    EXPECT_EQ(message(Error::Kind::value, "Float8BlockScaling", {{"block_k", std::int64_t{0}}}), "block_k must be > 0, got 0");
+    EXPECT_EQ(message(Error::Kind::value, "Float8BlockScaling", {{"block_k", std::int64_t{0}}}),
+              "block_k must be > 0, got 0");
     EXPECT_EQ(message(Error::Kind::value, "MXFP8BlockScaling", {{"block_size", std::int64_t{16}}}),
               "MXFP8 block_size is fixed at 32 by the OCP MX spec, got 16");
     EXPECT_EQ(message(Error::Kind::value, "DelayedScaling", {{"amax_history_len", std::int64_t{0}}}),
@@ -60,12 +62,14 @@ TEST(ScaledTensor, ChecksItsParts) {
                 HasSubstr("data must hold float8_e4m3fn codes"));
     EXPECT_THAT(message_of(Error::Kind::type, [&] { ScaledTensor(bytes({8, 256}), bytes({8, 2}), fp8, block); }),
                 HasSubstr("scale must be a float32"));
-    EXPECT_THAT(message_of(Error::Kind::value,
-                           [&] { ScaledTensor(bytes({8, 256}), floats({8, 2}), fp8, block, {.zero_point = bytes({8, 2})}); }),
-                HasSubstr("zero_point must be None"));
-    EXPECT_EQ(message_of(Error::Kind::value,
-                         [&] { ScaledTensor(bytes({8, 128}), floats({8, 2}), int4, block, {.zero_point = bytes({3})}); }),
-              "zero_point.shape ((3,)) must match scale.shape ((8, 2))");
+    EXPECT_THAT(
+        message_of(Error::Kind::value,
+                   [&] { ScaledTensor(bytes({8, 256}), floats({8, 2}), fp8, block, {.zero_point = bytes({8, 2})}); }),
+        HasSubstr("zero_point must be None"));
+    EXPECT_EQ(
+        message_of(Error::Kind::value,
+                   [&] { ScaledTensor(bytes({8, 128}), floats({8, 2}), int4, block, {.zero_point = bytes({3})}); }),
+        "zero_point.shape ((3,)) must match scale.shape ((8, 2))");
 }
 
 TEST(ScaledTensor, TellsPackedFromUnpacked) {

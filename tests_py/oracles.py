@@ -196,9 +196,7 @@ def dequantized(scaled: Any) -> F32:
 # --- torchao ------------------------------------------------------------------------------------------------
 
 
-def torchao_float8(
-    x: F32, granularity: str | tuple[int, int], name: str = "float8_e4m3fn"
-) -> tuple[U8, F32, F32]:
+def torchao_float8(x: F32, granularity: str | tuple[int, int], name: str = "float8_e4m3fn") -> tuple[U8, F32, F32]:
     """(codes, scale, dequantized) of torchao's Float8Tensor; the granularity is "tensor", "row" or a block
     shape."""
     torch = pytest.importorskip("torch")

@@ -86,9 +86,7 @@ def test_every_code_is_the_nearest_under_its_scale(recipe):
     assert (np.abs(chosen - target) <= best + 1e-6 * np.abs(target) + 1e-6 * values[values > 0].min()).all()
 
 
-SEARCHED = {
-    name: recipe for name, recipe in cases.RECIPES.items() if getattr(recipe, "scale_search", None) == "mse"
-}
+SEARCHED = {name: recipe for name, recipe in cases.RECIPES.items() if getattr(recipe, "scale_search", None) == "mse"}
 
 
 def block_errors(x, scaled, width):

@@ -78,9 +78,7 @@ INVARIANTS = {
     "zero_point missing": (
         ValueError,
         "zero_point is required",
-        lambda: ScaledTensor(
-            u8(4, 64), f32(4, 1), breccia.INT4Scaling(symmetric=False, signed=False), PerBlockK(128)
-        ),
+        lambda: ScaledTensor(u8(4, 64), f32(4, 1), breccia.INT4Scaling(symmetric=False, signed=False), PerBlockK(128)),
     ),
     "recipe is a class": (
         TypeError,
@@ -134,23 +132,17 @@ INVARIANTS = {
     "global_scale of another shape": (
         ValueError,
         r"global_scale\.shape",
-        lambda: from_buffer(
-            u8(4, 8), u8(4, 1), breccia.NVFP4BlockScaling(), PerBlockMN(1, 16), global_scale=f32(3)
-        ),
+        lambda: from_buffer(u8(4, 8), u8(4, 1), breccia.NVFP4BlockScaling(), PerBlockMN(1, 16), global_scale=f32(3)),
     ),
     "shape that the data cannot have": (
         ValueError,
         "shape",
-        lambda: from_buffer(
-            u8(4, 8), u8(4, 1), breccia.NVFP4BlockScaling(), PerBlockMN(1, 16), shape=(4, 32)
-        ),
+        lambda: from_buffer(u8(4, 8), u8(4, 1), breccia.NVFP4BlockScaling(), PerBlockMN(1, 16), shape=(4, 32)),
     ),
     "negative shape": (
         ValueError,
         "shape",
-        lambda: from_buffer(
-            u8(4, 8), u8(4, 1), breccia.NVFP4BlockScaling(), PerBlockMN(1, 16), shape=(4, -16)
-        ),
+        lambda: from_buffer(u8(4, 8), u8(4, 1), breccia.NVFP4BlockScaling(), PerBlockMN(1, 16), shape=(4, -16)),
     ),
     "shape beyond 63 bits": (
         ValueError,

@@ -179,9 +179,7 @@ def test_scales_of_another_width(dtype):
 def test_zero_points_of_other_types():
     scaled = cast(cases.normal((4, 256)), breccia.INT4Scaling(symmetric=False, signed=False))
     for dtype in (np.int8, np.float32, np.float16):
-        again = from_buffer(
-            scaled.data, scaled.scale, scaled.recipe, scaled.layout, scaled.zero_point.astype(dtype)
-        )
+        again = from_buffer(scaled.data, scaled.scale, scaled.recipe, scaled.layout, scaled.zero_point.astype(dtype))
         oracles.assert_same_bits(dequantize(again), dequantize(scaled))
 
 
@@ -203,9 +201,7 @@ def test_requantize_of_batches_and_loose_codes(recipe):
     def requantized(data, pick):
         parts = [None if part is None else part[pick] for part in (data, scaled.scale, scaled.zero_point)]
         level = scaled.global_scale
-        return requantize(
-            from_buffer(*parts[:2], recipe, scaled.layout, parts[2], global_scale=level), target
-        )
+        return requantize(from_buffer(*parts[:2], recipe, scaled.layout, parts[2], global_scale=level), target)
 
     expected, one = requantize(scaled, target), requantized(scaled.data, (1, 2))
     np.testing.assert_array_equal(expected.data[1, 2], one.data)

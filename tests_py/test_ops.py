@@ -16,13 +16,11 @@ K = 256  # a multiple of every block size in cases.RECIPES
 
 
 def as_float(operand):
-    return (
-        dequantize(operand) if isinstance(operand, breccia.ScaledTensor) else np.asarray(operand, np.float32)
-    )
+    return dequantize(operand) if isinstance(operand, breccia.ScaledTensor) else np.asarray(operand, np.float32)
 
 
 def bound(a, b):
-    """The documented one: |error| <= (K / 256 + 24) u sum |a||b|."""
+    """(K / 256 + 24) u sum |a||b|: tighter than the documented bound, which must hold for any order of addition."""
     return (a.shape[-1] / 256 + 24) * U * (np.abs(a) @ np.abs(b))
 
 

@@ -48,9 +48,7 @@ def test_float8_equals_torchao(grain, fp8, kind):
     x = cases.heavy_tailed(kind, SHAPE)
     if not isinstance(grain, str):
         x = nonzero_blocks(x, *grain)
-    data, scale, back = oracles.torchao_float8(
-        x, grain, {"E4M3": "float8_e4m3fn", "E5M2": "float8_e5m2"}[fp8]
-    )
+    data, scale, back = oracles.torchao_float8(x, grain, {"E4M3": "float8_e4m3fn", "E5M2": "float8_e5m2"}[fp8])
     scaled = cast(x, GRAINS[grain](fp8))
     assert_equal_bytes(scaled, data, scale.reshape(scaled.scale.shape), "Float8Tensor")
     oracles.assert_same_bits(dequantize(scaled), back, "dequantize")
@@ -74,9 +72,7 @@ def test_margin_leaves_room():
 
 def mx_recipe(name, rounding):
     kind, letters = name[5:6], name.split("_")[1][:4].upper()
-    make = {"8": breccia.MXFP8BlockScaling, "6": breccia.MXFP6BlockScaling, "4": breccia.MXFP4BlockScaling}[
-        kind
-    ]
+    make = {"8": breccia.MXFP8BlockScaling, "6": breccia.MXFP6BlockScaling, "4": breccia.MXFP4BlockScaling}[kind]
     return make(letters, scale_rounding=rounding)
 
 

@@ -3,15 +3,14 @@
 
 import pickle
 
+import breccia
 import cases
 import ml_dtypes
 import numpy as np
 import oracles
 import pytest
-from test_ops import bound
-
-import breccia
 from breccia import PreparedWeight, ScaledTensor, cast, dequantize, linear, matmul, prepare
+from test_ops import bound
 
 K, N = 256, 37
 
@@ -25,7 +24,11 @@ def weight(recipe):
 def test_products_are_those_of_the_tensor(recipe, rows):
     w = weight(recipe)
     prepared = prepare(w)
-    for x in (cases.normal((rows, K)), cases.normal((rows, K)).astype(ml_dtypes.bfloat16), cast(cases.normal((rows, K)), recipe)):
+    for x in (
+        cases.normal((rows, K)),
+        cases.normal((rows, K)).astype(ml_dtypes.bfloat16),
+        cast(cases.normal((rows, K)), recipe),
+    ):
         np.testing.assert_array_equal(matmul(x, prepared.T), matmul(x, w.T))
         np.testing.assert_array_equal(linear(x, prepared), linear(x, w))
 
@@ -58,7 +61,12 @@ def test_weights_across_their_memory(recipe):
         return np.ascontiguousarray(array.T).T
 
     strange = ScaledTensor(
-        across(w.data), across(w.scale), w.recipe, w.layout, across(w.zero_point), global_scale=w.global_scale,
+        across(w.data),
+        across(w.scale),
+        w.recipe,
+        w.layout,
+        across(w.zero_point),
+        global_scale=w.global_scale,
         shape=w.shape,
     )
     x = cases.normal((5, K))
@@ -70,9 +78,7 @@ def test_weights_across_their_memory(recipe):
 def test_one_code_per_byte(recipe):
     w = weight(recipe)
     codes = np.stack([w.data & 15, w.data >> 4], axis=-1).reshape(N, K)
-    loose = ScaledTensor(
-        codes, w.scale, w.recipe, w.layout, w.zero_point, global_scale=w.global_scale, shape=(N, K)
-    )
+    loose = ScaledTensor(codes, w.scale, w.recipe, w.layout, w.zero_point, global_scale=w.global_scale, shape=(N, K))
     assert not loose.is_packed
     x = cases.normal((3, K))
     np.testing.assert_array_equal(linear(x, prepare(loose)), linear(x, w))
@@ -99,7 +105,9 @@ def test_fast_rounds_activations_only(recipe, rows):
     fast = matmul(x, prepare(w).T, precision="fast")
     assert (np.abs(fast - x @ values) <= 2.0**-8 * (np.abs(x) @ np.abs(values)) + bound(x, values)).all()
     rounded = x.astype(ml_dtypes.bfloat16)
-    assert (np.abs(matmul(rounded, w.T, precision="fast") - rounded.astype(np.float64) @ values) <= bound(x, values)).all()
+    assert (
+        np.abs(matmul(rounded, w.T, precision="fast") - rounded.astype(np.float64) @ values) <= bound(x, values)
+    ).all()
     np.testing.assert_array_equal(linear(x, w, precision="fast"), matmul(x, w.T, precision="fast"))
 
 

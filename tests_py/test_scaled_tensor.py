@@ -67,9 +67,7 @@ def test_layout_and_scale_shape_follow_from_the_recipe():
         (breccia.INT8Scaling(), PerChannel(), (6, 1), np.float32),
     ]:
         scaled = cast(x, recipe)
-        assert (scaled.layout, scaled.scale.shape, scaled.scale.dtype) == (layout, shape, np.dtype(dtype)), (
-            recipe
-        )
+        assert (scaled.layout, scaled.scale.shape, scaled.scale.dtype) == (layout, shape, np.dtype(dtype)), recipe
 
 
 def test_repr():
@@ -134,8 +132,7 @@ def test_transposing_batches():
 
 def rebuilt(scaled, **changes):
     parts = {
-        name: getattr(scaled, name)
-        for name in ("data", "scale", "recipe", "layout", "zero_point", "global_scale")
+        name: getattr(scaled, name) for name in ("data", "scale", "recipe", "layout", "zero_point", "global_scale")
     } | changes
     return from_buffer(
         parts["data"],

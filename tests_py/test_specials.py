@@ -92,9 +92,7 @@ def calm_fields(x, recipe, at):
     calm, plain = cast(x, recipe), cast(x, cases.amax_twin(recipe))
     hit = block_mask(calm, at)
     ids = oracles.spread(np.arange(np.asarray(calm.scale).size).reshape(np.asarray(calm.scale).shape), calm)
-    hit_scales = np.isin(np.arange(np.asarray(calm.scale).size), ids[at]).reshape(
-        np.asarray(calm.scale).shape
-    )
+    hit_scales = np.isin(np.arange(np.asarray(calm.scale).size), ids[at]).reshape(np.asarray(calm.scale).shape)
     merged = []
     for searched, unsearched in zip(fields(calm), fields(plain), strict=True):
         if searched is None or searched.shape not in (x.shape, hit_scales.shape):
@@ -149,9 +147,7 @@ def test_a_block_of_nothing_but_infinities_or_nans(recipe):
     shape = cases.shape_for(recipe)
     back = dequantize(cast(np.full(shape, np.nan, np.float32), recipe))
     assert np.isnan(back).all()
-    x = np.where(np.arange(shape[1]) % 2, np.float32(np.inf), np.float32(-np.inf)) * np.ones(
-        shape, np.float32
-    )
+    x = np.where(np.arange(shape[1]) % 2, np.float32(np.inf), np.float32(-np.inf)) * np.ones(shape, np.float32)
     back = dequantize(cast(x, recipe))
     assert not np.isnan(back).any()
     nonzero = back != 0

@@ -2,11 +2,11 @@
 //
 // cast, dequantize and requantize of a 2048 x 2048 tensor, per recipe and backend, one thread, beside memcpy.
 // Bytes per second count what is read and what is written.
-#include <benchmark/benchmark.h>
-
 #include <cstring>
 #include <memory>
 #include <random>
+
+#include <benchmark/benchmark.h>
 
 #include "breccia/breccia.hpp"
 

@@ -12,7 +12,8 @@ namespace breccia {
 Format parse_format(std::string_view name) {
     if (const auto format = find_format(name)) return *format;
     std::string known;
-    for (const FormatInfo& format : format_table) known += (known.empty() ? "'" : ", '") + std::string(format.name) + "'";
+    for (const FormatInfo& format : format_table)
+        known += (known.empty() ? "'" : ", '") + std::string(format.name) + "'";
     throw_value("format must be one of " + known + ", got '" + std::string(name) + "'");
 }
 
@@ -76,8 +77,7 @@ Shape contiguous_strides(const Shape& shape, std::size_t item_size) {
 Array Array::allocate(ElementType type, Shape shape) {
     const auto bytes = static_cast<std::size_t>(element_count(shape, type.size())) * type.size();
     constexpr std::align_val_t cache_line{64};
-    std::shared_ptr<void> memory(::operator new(bytes, cache_line),
-                                 [](void* p) { ::operator delete(p, cache_line); });
+    std::shared_ptr<void> memory(::operator new(bytes, cache_line), [](void* p) { ::operator delete(p, cache_line); });
     Array array = borrow(memory.get(), type, std::move(shape));
     array.owner = std::move(memory);
     return array;

@@ -33,8 +33,8 @@ CastPlan plan_cast(const Shape& shape, const Recipe& recipe) {
         throw_value(name + " requires x.ndim >= 2, got " + std::to_string(shape.size()));
     const BlockGrid grid = layout.grid(shape);
     if (!recipe.ragged && grid.cols % grid.block_cols != 0)
-        throw_value(name + " requires x.shape[-1] to be divisible by " + std::to_string(grid.block_cols) + ", got x.shape " +
-                    to_string(shape));
+        throw_value(name + " requires x.shape[-1] to be divisible by " + std::to_string(grid.block_cols) +
+                    ", got x.shape " + to_string(shape));
     element_count(shape, sizeof(double));
     CastPlan plan;
     plan.data_shape = shape;

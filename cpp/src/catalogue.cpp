@@ -17,10 +17,8 @@ constexpr FieldSpec mx_rounding{"scale_rounding", Kind::choice, "rceil|floor|cei
 constexpr FieldSpec scale_search{"scale_search", Kind::choice, "amax|mse"};
 constexpr FieldSpec mx_block{"block_size", Kind::fixed, "MX block_size is fixed at 32 by the OCP MX spec", 32};
 
-constexpr FieldSpec delayed_fields[] = {fp8_format,
-                                        {"amax_history_len", Kind::positive, "", 16},
-                                        {"margin", Kind::any_integer, "", 0},
-                                        fp8_rule};
+constexpr FieldSpec delayed_fields[] = {
+    fp8_format, {"amax_history_len", Kind::positive, "", 16}, {"margin", Kind::any_integer, "", 0}, fp8_rule};
 constexpr FieldSpec current_fields[] = {
     fp8_format, {"granularity", Kind::choice, "tensor|row"}, fp8_rule, scale_search};
 constexpr FieldSpec block_fields[] = {fp8_format,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which backend runs: the last row of the table this machine supports, unless BRECCIA_CPU or set_backend says otherwise.
+// Which backend runs: the last row of the table this machine supports, unless BRECCIA_CPU or set_backend says
+// otherwise.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -139,9 +140,8 @@ constexpr Backend backends[] = {
     {&avx2::kernels, [] { return features().avx2; }},
     {&avx512::kernels, [] { return features().avx512; }},
 #ifdef BRECCIA_AMX
-    {&amx::kernels, [] {
-         return features().amx_bf16 && features().avx512_bf16 && features().avx512_vbmi && tiles_permitted();
-     }},
+    {&amx::kernels,
+     [] { return features().amx_bf16 && features().avx512_bf16 && features().avx512_vbmi && tiles_permitted(); }},
 #endif
 #endif
 };

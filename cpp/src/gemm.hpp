@@ -22,7 +22,8 @@ struct Product {
     void read(const KernelTable& table, std::int64_t row, std::int64_t rows, std::int64_t at, std::int64_t count,
               Scratch& scratch, float* out, std::int64_t stride) const;
     /// Products [begin, begin + count) of an activation.
-    void write(const KernelTable& table, std::int64_t row, std::int64_t begin, std::int64_t count, const float* x) const;
+    void write(const KernelTable& table, std::int64_t row, std::int64_t begin, std::int64_t count,
+               const float* x) const;
 };
 
 /// Reads packed weights in place for a few activations. False, with nothing written, where the layout, the format, the

@@ -168,7 +168,8 @@ struct BF16Panels {
         for (std::int64_t r = 0; r < rows; ++r) {
             const std::byte* from = s.w.zero_point + (j + r) / s.w.grid.block_rows * s.w.zero_row_stride;
             for (std::int64_t b = 0; b < cols; ++b)
-                zero_points[static_cast<std::size_t>(r * cols + b)] = static_cast<std::uint8_t>(from[b * s.w.zero_col_stride]);
+                zero_points[static_cast<std::size_t>(r * cols + b)] =
+                    static_cast<std::uint8_t>(from[b * s.w.zero_col_stride]);
         }
     }
 
@@ -202,7 +203,8 @@ struct BF16Panels {
              .k = chunk.count,
              .out = panel.data(),
              // Blocks that a panel holds several of are powers of two.
-             .block_shift = cols == 1 || own_block >= panel_k ? 63 : std::countr_zero(static_cast<std::uint64_t>(own_block)),
+             .block_shift =
+                 cols == 1 || own_block >= panel_k ? 63 : std::countr_zero(static_cast<std::uint64_t>(own_block)),
              .scales = s.plan.scaling == Scaling::into_codes ? code_scales.data() + first : nullptr,
              .zero_points = s.w.zero_point != nullptr ? zero_points.data() + first : nullptr,
              .stride = cols});
@@ -249,7 +251,13 @@ bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
     if (bf16 == nullptr || bf16->decode[static_cast<std::size_t>(w.element)] == nullptr || product.k == 0 ||
         w.col_stride != 1 || w.packed != is_packed(w.element) || !zero_points_are_small(w))
         return false;
-    Setup s{.table = table, .bf16 = *bf16, .product = product, .w = w, .plan = plan_of(w, product.k), .a_plan = {}, .chunks = {}};
+    Setup s{.table = table,
+            .bf16 = *bf16,
+            .product = product,
+            .w = w,
+            .plan = plan_of(w, product.k),
+            .a_plan = {},
+            .chunks = {}};
     if (s.plan.scaling == Scaling::none) return false;
     s.a = scaled_activations(product, s.a_plan);
     if (s.a == nullptr && product.precision != Precision::fast) s.terms = product.a.front().bfloat16_terms();
@@ -268,11 +276,12 @@ bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
         Activations activations;
         if (!pack(s, first, grid, activations)) return false;
         for_weight_panels(table, product, first, grid, [&](std::int64_t at_once) {
-            return BF16Panels{.s = s,
-                              .grid = grid,
-                              .activations = activations,
-                              .panel = std::vector<std::uint16_t>(static_cast<std::size_t>(at_once * panel_stride_bf16)),
-                              .scales = std::vector<float>(static_cast<std::size_t>(at_once * s.blocks))};
+            return BF16Panels{
+                .s = s,
+                .grid = grid,
+                .activations = activations,
+                .panel = std::vector<std::uint16_t>(static_cast<std::size_t>(at_once * panel_stride_bf16)),
+                .scales = std::vector<float>(static_cast<std::size_t>(at_once * s.blocks))};
         });
     }
     return true;

@@ -58,8 +58,8 @@ void gemm_f32(const Product& product, const Rows& w) {
             for (std::int64_t g = begin; g < end; ++g)
                 for (std::int64_t k = 0; k < product.k; k += panel_k) {
                     const std::int64_t depth = std::min(panel_k, product.k - k);
-                    product.read(table, first + g * 16, std::min<std::int64_t>(16, grid.rows - g * 16), k, depth, scratch,
-                                 group.data(), panel_stride_f32);
+                    product.read(table, first + g * 16, std::min<std::int64_t>(16, grid.rows - g * 16), k, depth,
+                                 scratch, group.data(), panel_stride_f32);
                     table.matmul.pack({.x = group.data(),
                                        .x_stride = panel_stride_f32,
                                        .k = depth,
@@ -68,8 +68,8 @@ void gemm_f32(const Product& product, const Rows& w) {
                 }
         });
         for_weight_panels(table, product, first, grid, [&](std::int64_t at_once) {
-            return F32Panels{table, product, w, grid, x.data(),
-                             std::vector<float>(static_cast<std::size_t>(at_once * panel_stride_f32))};
+            return F32Panels{table, product,  w,
+                             grid,  x.data(), std::vector<float>(static_cast<std::size_t>(at_once * panel_stride_f32))};
         });
     }
 }
@@ -81,7 +81,8 @@ void gemv_f32(const Product& product, const Rows& w) {
     Scratch reading;
     product.read(table, 0, rows, 0, product.k, reading, x.data(), product.k);
     constexpr std::int64_t at_once = 16;
-    const std::int64_t grain = std::max<std::int64_t>(1, (std::int64_t{1} << 16) / std::max<std::int64_t>(product.k, 1));
+    const std::int64_t grain =
+        std::max<std::int64_t>(1, (std::int64_t{1} << 16) / std::max<std::int64_t>(product.k, 1));
     parallel_for(product.n, round_up(grain, at_once), [&](std::int64_t begin, std::int64_t end) {
         Scratch scratch;
         std::vector<float> weights(static_cast<std::size_t>(at_once * product.k));

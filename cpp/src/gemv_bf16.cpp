@@ -43,8 +43,8 @@ bool all_ordinary(const std::vector<float>& x) {
     return ordinary;
 }
 
-// The bfloat16 terms of an activation, most significant first, in the kernel's order; `x` is left with what `most` terms
-// do not hold. Returns how many are not all zero. x.size() is a multiple of the step.
+// The bfloat16 terms of an activation, most significant first, in the kernel's order; `x` is left with what `most`
+// terms do not hold. Returns how many are not all zero. x.size() is a multiple of the step.
 int split(const KernelTable& table, std::vector<float>& x, bool packed, int most, std::uint16_t* terms) {
     const auto n = static_cast<std::int64_t>(x.size()), step = gemv_step(packed);
     std::vector<std::uint16_t> term(x.size());
@@ -58,6 +58,59 @@ int split(const KernelTable& table, std::vector<float>& x, bool packed, int most
     }
 }
 
+// Activations as terms: [activation][most][stride], of which the first `used` count.
+struct Split {
+    const std::uint16_t* terms;
+    std::int64_t stride;
+    int most, used;
+};
+
+// Activations [first, first + rows) by the weight, one pass over its codes.
+void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(const Gemv&), const Split& split,
+              std::int64_t first, std::int64_t rows) {
+    const std::int64_t padded_k = split.stride, used = split.used;
+    // The kernel comes for some numbers of vectors; the rest are rows of zeros.
+    std::int64_t vectors = rows * used;
+    if (vectors == 5 || vectors == 7) ++vectors;
+    std::vector<std::uint16_t> x(static_cast<std::size_t>(vectors * padded_k));
+    for (std::int64_t i = 0; i < rows * used; ++i)
+        std::copy_n(split.terms + (i / used * split.most + i % used) * padded_k, padded_k, x.data() + i * padded_k);
+
+    constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
+    const std::int64_t grain = std::max<std::int64_t>(8, bytes_per_task / std::max<std::int64_t>(w.row_stride, 1));
+    parallel_for(product.n, grain, [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t n = end - begin;
+        std::vector<float> buffer(static_cast<std::size_t>(n * (vectors + 1) + 4 * w.grid.grid_cols()));
+        float* sums = buffer.data();
+        float* line = sums + n * vectors;
+        kernel({.codes = w.data + begin * w.row_stride,
+                .row_stride = w.row_stride,
+                .rows = n,
+                .k = product.k,
+                .block = std::min(w.grid.block_cols, product.k),
+                .first_row = begin,
+                .block_rows = w.grid.block_rows,
+                .scales = w.scale,
+                .scale_type = w.scale_type,
+                .scale_row_stride = w.scale_row_stride,
+                .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point),
+                .zero_row_stride = w.zero_row_stride,
+                .scale_scratch = line + n,
+                .x = x.data(),
+                .vectors = vectors,
+                .out = sums});
+        for (std::int64_t i = 0; i < rows; ++i) {
+            for (std::int64_t j = 0; j < n; ++j) {
+                const float* parts = sums + j * vectors + i * used;
+                float sum = parts[0];
+                for (std::int64_t t = 1; t < used; ++t) sum += parts[t];
+                line[j] = sum * w.global_scale;
+            }
+            product.write(product.table, first + i, begin, n, line);
+        }
+    });
+}
+
 }  // namespace
 
 bool gemv_bf16(const Product& product, const ScaledMatrix& w) {
@@ -65,7 +118,8 @@ bool gemv_bf16(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* bf16 = bf16_kernels(table);
     const auto kernel = bf16 != nullptr ? bf16->gemv[static_cast<std::size_t>(w.element)] : nullptr;
     const std::int64_t rows = product.total_rows(), k = product.k;
-    const std::int64_t scale_size = is_coded(w.scale_type) ? 1 : static_cast<std::int64_t>(size_of(static_cast<DType>(w.scale_type)));
+    const std::int64_t scale_size =
+        is_coded(w.scale_type) ? 1 : static_cast<std::int64_t>(size_of(static_cast<DType>(w.scale_type)));
     if (kernel == nullptr || rows > max_gemv_vectors || k == 0 || w.col_stride != 1 ||
         w.packed != is_packed(w.element) || !supported_block(w.grid.block_cols, k, w.packed) ||
         (w.grid.grid_cols() > 1 && w.scale_col_stride != scale_size) || !supported_zero_points(w, k))
@@ -85,47 +139,13 @@ bool gemv_bf16(const Product& product, const ScaledMatrix& w) {
             used = std::max(used, split(table, row, w.packed, most, terms.data() + i * most * padded_k));
         }
     }
-    if (rows * used > max_gemv_vectors) return false;
-    // The kernel comes for some numbers of vectors; the rest are rows of zeros.
-    std::int64_t vectors = rows * used;
-    if (vectors == 5 || vectors == 7) ++vectors;
-    std::vector<std::uint16_t> x(static_cast<std::size_t>(vectors * padded_k));
-    for (std::int64_t i = 0; i < rows * used; ++i)
-        std::copy_n(terms.data() + (i / used * most + i % used) * padded_k, padded_k, x.data() + i * padded_k);
-
-    constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
-    const std::int64_t grain = std::max<std::int64_t>(8, bytes_per_task / std::max<std::int64_t>(w.row_stride, 1));
-    parallel_for(product.n, grain, [&](std::int64_t begin, std::int64_t end) {
-        const std::int64_t n = end - begin;
-        std::vector<float> buffer(static_cast<std::size_t>(n * (vectors + 1) + 4 * w.grid.grid_cols()));
-        float* sums = buffer.data();
-        float* line = sums + n * vectors;
-        kernel({.codes = w.data + begin * w.row_stride,
-                .row_stride = w.row_stride,
-                .rows = n,
-                .k = k,
-                .block = std::min(w.grid.block_cols, k),
-                .first_row = begin,
-                .block_rows = w.grid.block_rows,
-                .scales = w.scale,
-                .scale_type = w.scale_type,
-                .scale_row_stride = w.scale_row_stride,
-                .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point),
-                .zero_row_stride = w.zero_row_stride,
-                .scale_scratch = line + n,
-                .x = x.data(),
-                .vectors = vectors,
-                .out = sums});
-        for (std::int64_t i = 0; i < rows; ++i) {
-            for (std::int64_t j = 0; j < n; ++j) {
-                const float* parts = sums + j * vectors + i * used;
-                float sum = parts[0];
-                for (int t = 1; t < used; ++t) sum += parts[t];
-                line[j] = sum * w.global_scale;
-            }
-            product.write(table, i, begin, n, line);
-        }
-    });
+    // Twice through the weight is still quicker than float32 panels.
+    const std::int64_t at_once = max_gemv_vectors / used;
+    if (rows > 2 * at_once) return false;
+    for (std::int64_t first = 0; first < rows; first += at_once) {
+        const Split x{.terms = terms.data() + first * most * padded_k, .stride = padded_k, .most = most, .used = used};
+        multiply(product, w, kernel, x, first, std::min(at_once, rows - first));
+    }
     return true;
 }
 

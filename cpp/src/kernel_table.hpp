@@ -26,10 +26,10 @@ struct BlockScale {
     std::uint32_t stored = 0;  ///< the scale as stored: a byte, half-word or float32 pattern
     float factor = 1;          ///< codes = encode(x * factor) or encode(x / factor)
     bool multiply = false;
-    bool all_finite = false;  ///< the block holds neither infinities nor NaNs
+    bool all_finite = false;     ///< the block holds neither infinities nor NaNs
     bool fast_division = false;  ///< x / factor may be had by a Newton step: see encode.inl.hpp
-    bool poisoned = false;    ///< the block holds a NaN its format cannot: the scale is NaN, the codes are 0
-    float decoded = 1;      ///< value = (code - zero_point) * decoded; includes the global scale
+    bool poisoned = false;       ///< the block holds a NaN its format cannot: the scale is NaN, the codes are 0
+    float decoded = 1;           ///< value = (code - zero_point) * decoded; includes the global scale
     float zero_point = 0;
     float error_unit = 1;  ///< squared errors are measured in this power of two, about 1 / amax, to stay in range
 };
@@ -51,8 +51,8 @@ struct QuantizeRow {
     std::int64_t blocks = 0;
     std::int64_t block = 0;  ///< elements per block; even where codes are packed
     ScaleParams params;
-    std::uint8_t* codes = nullptr;  ///< the first block's first code; on a byte boundary
-    void* scales = nullptr;         ///< consecutive, of params.type
+    std::uint8_t* codes = nullptr;        ///< the first block's first code; on a byte boundary
+    void* scales = nullptr;               ///< consecutive, of params.type
     std::uint8_t* zero_points = nullptr;  ///< consecutive bytes, or null
 };
 
@@ -71,7 +71,7 @@ struct FormatKernels {
     BlockScale (*choose_scale)(const BlockStats&, const ScaleParams&, int candidate);
     int (*candidates)(const ScaleParams&);
     void (*encode)(const float* x, std::int64_t n, const BlockScale&, std::uint8_t* codes, std::int64_t offset,
-                   bool packed);  ///< writes codes [offset, offset + n)
+                   bool packed);                                                ///< writes codes [offset, offset + n)
     float (*squared_error)(const float* x, std::int64_t n, const BlockScale&);  ///< of quantizing x so
     void (*quantize_row)(const QuantizeRow&);
     void (*dequantize_row)(const DequantizeRow&);

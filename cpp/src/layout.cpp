@@ -34,8 +34,8 @@ Layout Layout::per_channel(int axis) {
 
 Layout Layout::per_block_mn(std::int64_t block_m, std::int64_t block_n, int axis) {
     if (block_m <= 0 || block_n <= 0)
-        throw_value("block_m and block_n must be > 0, got (" + std::to_string(block_m) + ", " + std::to_string(block_n) +
-                    ")");
+        throw_value("block_m and block_n must be > 0, got (" + std::to_string(block_m) + ", " +
+                    std::to_string(block_n) + ")");
     check_axis(axis);
     return {LayoutKind::per_block_mn, block_m, block_n, axis};
 }

@@ -12,7 +12,8 @@ namespace {
 void check_operand(const Operand& operand, const char* name) {
     const Array* array = operand.array();
     if (array != nullptr && !array->type.is_number())
-        throw_type(std::string(name) + " must be a ScaledTensor or a float32, float64, float16 or bfloat16 array, got dtype " +
+        throw_type(std::string(name) +
+                   " must be a ScaledTensor or a float32, float64, float16 or bfloat16 array, got dtype " +
                    array->type.name());
 }
 
@@ -37,7 +38,8 @@ Shape matmul_shape(const Shape& a, const Shape& b) {
     if (b.size() < 2) throw_value("b must be at least 2-D, got shape " + to_string(b));
     const std::int64_t k_a = a.back(), k_b = b[b.size() - 2];
     if (k_a != k_b)
-        throw_value("matmul shape mismatch: a.shape[-1]=" + std::to_string(k_a) + " != b.shape[-2]=" + std::to_string(k_b));
+        throw_value("matmul shape mismatch: a.shape[-1]=" + std::to_string(k_a) +
+                    " != b.shape[-2]=" + std::to_string(k_b));
     const Shape batch_a = batch_shape(a), batch_b = batch_shape(b);
     Shape shape(std::max(batch_a.size(), batch_b.size()));
     for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -80,8 +82,7 @@ void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision
         }
         return product;
     };
-    if (element_count(batch_shape(b.shape())) == 1)
-        return multiply(product_of(0, members), Rows(b, -2, batch, 0));
+    if (element_count(batch_shape(b.shape())) == 1) return multiply(product_of(0, members), Rows(b, -2, batch, 0));
     // Many small matrices are shared out whole (what is parallel inside then runs on its thread); a few, one by one.
     const std::int64_t grain = members >= 4 * num_threads() ? 1 : members;
     parallel_for(members, grain, [&](std::int64_t begin, std::int64_t end) {

@@ -69,14 +69,14 @@ struct DecodeBF16 {
 struct Gemv {
     const std::uint8_t* codes = nullptr;
     std::int64_t row_stride = 0, rows = 0, k = 0;
-    std::int64_t block = 0;         ///< elements per scale; whole steps, or 16, 32 … in a step
+    std::int64_t block = 0;                      ///< elements per scale; whole steps, or 16, 32 … in a step
     std::int64_t first_row = 0, block_rows = 1;  ///< row i takes scales of row (first_row + i) / block_rows
     const std::byte* scales = nullptr;
     ScaleType scale_type = ScaleType::float32;
-    std::int64_t scale_row_stride = 0;  ///< bytes
+    std::int64_t scale_row_stride = 0;          ///< bytes
     const std::uint8_t* zero_points = nullptr;  ///< 4-bit codes only; or null
     std::int64_t zero_row_stride = 0;
-    float* scale_scratch = nullptr;   ///< four rows of scales
+    float* scale_scratch = nullptr;  ///< four rows of scales
     /// [vectors][padded k]. Within a step of packed codes k = 4 i + j lies at 32 j + i; of bytes, the runs of 8 of even
     /// number come before those of odd number.
     const std::uint16_t* x = nullptr;
@@ -90,8 +90,8 @@ inline constexpr std::int64_t max_gemv_vectors = 8;
 
 /// Kernels over bfloat16 dot products. Formats they do not decode have null entries.
 struct BF16Kernels {
-    std::int64_t tile_rows;  ///< weight rows of a tile of 16 activations: so many are best decoded just before
-    int max_terms;  ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
+    std::int64_t tile_rows;         ///< weight rows of a tile of 16 activations: so many are best decoded just before
+    int max_terms;                  ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
     bool (*pack)(const PackRows&);  ///< rounds to nearest; whether every number was zero or of ordinary size
     void (*gemm)(const GemmBF16&);
     std::array<void (*)(const DecodeBF16&), Codecs::size> decode;

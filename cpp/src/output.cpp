@@ -26,7 +26,8 @@ Extent extent_of(const Array& array) {
     return {base + static_cast<std::uintptr_t>(low), base + static_cast<std::uintptr_t>(high)};
 }
 
-// Whether two indices might address the same bytes: from the fastest axis outwards, each step must clear what is inside.
+// Whether two indices might address the same bytes: from the fastest axis outwards, each step must clear what is
+// inside.
 bool may_share_elements(const Array& array) {
     if (array.size() == 0) return false;
     std::vector<std::pair<std::int64_t, std::int64_t>> axes;  // stride, extent

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loops around the panel kernels, common to float32 and bfloat16: activations are packed once, each panel of weights
-// is decoded once and meets all of them, sums are turned on the way out.
+// The loops around the panel kernels, common to float32 and bfloat16: activations are packed once, each panel of
+// weights is decoded once and meets all of them, sums are turned on the way out.
 #pragma once
 
 #include <algorithm>

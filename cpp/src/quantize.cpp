@@ -69,7 +69,8 @@ public:
         if (out_.global_scale) set_global_scale(*out_.global_scale->as<float>());
         if (recipe_.layout.kind == LayoutKind::per_tensor) return quantize_whole();
         const bool whole_bytes = !packed_ || grid_.block_cols % 2 == 0;
-        if (grid_.block_rows == 1 && grid_.cols > 0 && grid_.block_cols <= 2 * piece && whole_bytes && !source_.may_be_exact())
+        if (grid_.block_rows == 1 && grid_.cols > 0 && grid_.block_cols <= 2 * piece && whole_bytes &&
+            !source_.may_be_exact())
             quantize_rows();
         else
             quantize_tiles();

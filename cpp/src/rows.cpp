@@ -7,8 +7,8 @@ namespace breccia {
 namespace {
 
 // Whether every byte of a grid, plus `shift`, lies in [low, high].
-bool bytes_within(const BlockGrid& grid, const std::byte* data, std::int64_t row_stride, std::int64_t col_stride, int shift,
-                  int low, int high) {
+bool bytes_within(const BlockGrid& grid, const std::byte* data, std::int64_t row_stride, std::int64_t col_stride,
+                  int shift, int low, int high) {
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
     const std::int64_t rows = row_stride == 0 ? 1 : grid.grid_rows(), cols = grid.grid_cols();
     const auto first = static_cast<std::uint8_t>(low - shift), span = static_cast<std::uint8_t>(high - low);
@@ -84,8 +84,8 @@ void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t
     const std::byte* p = m.scale + block_row * m.scale_row_stride + first * m.scale_col_stride;
     const bool coded = is_coded(m.scale_type);
     const std::size_t size = coded ? 1 : size_of(static_cast<DType>(m.scale_type));
-    const bool contiguous = m.scale_col_stride == static_cast<std::int64_t>(size) &&
-                            reinterpret_cast<std::uintptr_t>(p) % size == 0;
+    const bool contiguous =
+        m.scale_col_stride == static_cast<std::int64_t>(size) && reinterpret_cast<std::uintptr_t>(p) % size == 0;
     if (contiguous && coded) {
         const float one = 1;
         kernels[format_of_scale(m.scale_type)].dequantize_row({.codes = reinterpret_cast<const std::uint8_t*>(p),

@@ -9,18 +9,12 @@ namespace {
 // Bytes a row of n values takes when two share a byte.
 std::int64_t packed_extent(std::int64_t n) { return (n + 1) / 2; }
 
-std::int64_t bytes_of(const Array& array) {
-    return array.size() * static_cast<std::int64_t>(array.type.size());
-}
+std::int64_t bytes_of(const Array& array) { return array.size() * static_cast<std::int64_t>(array.type.size()); }
 
 }  // namespace
 
 ScaledTensor::ScaledTensor(Array data, Array scale, Recipe recipe, Layout layout, Extras extras)
-    : data_(std::move(data)),
-      scale_(std::move(scale)),
-      recipe_(recipe),
-      layout_(layout),
-      extras_(std::move(extras)) {
+    : data_(std::move(data)), scale_(std::move(scale)), recipe_(recipe), layout_(layout), extras_(std::move(extras)) {
     check_data();
     check_scale();
     resolve_shape();
@@ -50,8 +44,8 @@ void ScaledTensor::check_scale() {
         scale_type_ = static_cast<ScaleType>(type.dtype());
         // Codes read as numbers would be off by orders of magnitude, but numbers are numbers whatever their width.
         if (!coded || recipe_.element == format_of<Float8E4M3FN> || recipe_.element == format_of<Float8E5M2>) return;
-    } else if (coded && (type == ElementType::uint8() ||
-                         (type.is_codes() && type.format() == format_of_scale(recipe_.scale)))) {
+    } else if (coded &&
+               (type == ElementType::uint8() || (type.is_codes() && type.format() == format_of_scale(recipe_.scale)))) {
         scale_type_ = recipe_.scale;
         return;
     } else if (type.is_codes() && type.format() == format_of<Float8E8M0FNU>) {
@@ -61,9 +55,8 @@ void ScaledTensor::check_scale() {
         scale_type_ = ScaleType::bfloat16;
         return;
     }
-    const std::string wanted =
-        coded ? "uint8 or " + std::string(info(format_of_scale(recipe_.scale)).name) + " codes"
-              : "a float32, float16 or bfloat16 array";
+    const std::string wanted = coded ? "uint8 or " + std::string(info(format_of_scale(recipe_.scale)).name) + " codes"
+                                     : "a float32, float16 or bfloat16 array";
     throw_type("scale must be " + wanted + " for " + std::string(recipe_.name) + ", got dtype " + type.name());
 }
 

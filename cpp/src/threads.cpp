@@ -153,8 +153,7 @@ void set_num_threads(int count) {
 
 int num_threads() { return thread_limit(); }
 
-void parallel_for(std::int64_t count, std::int64_t grain,
-                  const std::function<void(std::int64_t, std::int64_t)>& body) {
+void parallel_for(std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body) {
     if (count <= 0) return;
     const std::int64_t pieces = (count + grain - 1) / std::max<std::int64_t>(grain, 1);
     const int threads = static_cast<int>(std::min<std::int64_t>(num_threads(), pieces));

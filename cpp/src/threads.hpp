@@ -9,7 +9,6 @@ namespace breccia {
 /// Calls body(begin, end) over [0, count) split into contiguous ranges of at least `grain`, in parallel where that
 /// pays. The caller's thread takes part. An exception thrown by a body is rethrown here. Nested calls, and calls made
 /// while another thread's is under way, run on the calling thread alone.
-void parallel_for(std::int64_t count, std::int64_t grain,
-                  const std::function<void(std::int64_t, std::int64_t)>& body);
+void parallel_for(std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
 
 }  // namespace breccia

@@ -39,7 +39,8 @@ struct GridStrides {
 
 GridStrides grid_strides(const Array& array, const Layout& layout, std::size_t data_rank) {
     if (layout.kind == LayoutKind::per_tensor) return {};
-    if (array.rank() < data_rank) return {.row = array.strides.back(), .col = 0};  // PerChannel without its constant axis
+    if (array.rank() < data_rank)
+        return {.row = array.strides.back(), .col = 0};  // PerChannel without its constant axis
     if (data_rank < 2) return {.row = 0, .col = array.strides.back()};
     const std::int64_t last = array.strides[data_rank - 1], other = array.strides[data_rank - 2];
     return layout.axis == -1 ? GridStrides{.row = other, .col = last} : GridStrides{.row = last, .col = other};
@@ -60,9 +61,7 @@ const std::byte* grid_data(const Array& array, const Layout& layout, std::size_t
 
 }  // namespace
 
-Shape batch_shape(const Shape& shape) {
-    return shape.size() <= 2 ? Shape{} : Shape(shape.begin(), shape.end() - 2);
-}
+Shape batch_shape(const Shape& shape) { return shape.size() <= 2 ? Shape{} : Shape(shape.begin(), shape.end() - 2); }
 
 std::int64_t batch_offset(const Array& array, const Shape& extents, std::int64_t index) {
     std::int64_t offset = 0;

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block-scaled low-precision tensors whose scale, recipe and layout travel with the data."""
 
-from breccia import formats, kernels, layouts, recipes
+import importlib
+from types import ModuleType
+
+from breccia import autograd, delayed, formats, frameworks, kernels, layouts, recipes
 from breccia._version import __version__
+from breccia.autograd import cast_ste, cast_ste_clipped
 from breccia.cpu import cpu_info, num_threads, set_backend, set_num_threads
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
 from breccia.ops import cast, dequantize, linear, matmul, requantize
+from breccia.options import Hadamard
+from breccia.prepared import PreparedWeight, prepare
+from breccia.quantize_model import quantize_
 from breccia.recipes import (
     DelayedScaling,
     Float8BlockScaling,
@@ -24,6 +31,7 @@ __all__ = [
     "DelayedScaling",
     "Float8BlockScaling",
     "Float8CurrentScaling",
+    "Hadamard",
     "INT4Scaling",
     "INT8Scaling",
     "Layout",
@@ -35,11 +43,16 @@ __all__ = [
     "PerBlockMN",
     "PerChannel",
     "PerTensor",
+    "PreparedWeight",
     "ScaledTensor",
     "ScalingRecipe",
     "__version__",
+    "autograd",
     "cast",
+    "cast_ste",
+    "cast_ste_clipped",
     "cpu_info",
+    "delayed",
     "dequantize",
     "formats",
     "from_buffer",
@@ -48,8 +61,18 @@ __all__ = [
     "linear",
     "matmul",
     "num_threads",
+    "prepare",
+    "quantize_",
     "recipes",
     "requantize",
     "set_backend",
     "set_num_threads",
 ]
+
+frameworks.load_imported()
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in ("bridges", "checkpoint"):  # imported on first use: most programs need neither
+        return importlib.import_module(f"breccia.{name}")
+    raise AttributeError(f"module 'breccia' has no attribute {name!r}")

@@ -72,7 +72,8 @@ def encode(x: Any, fmt: str) -> NDArray[np.uint8]:
     array = np.asarray(x)
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise TypeError(f"x must be an array of real numbers, got dtype {array.dtype}")
-    return _core.encode(array.astype(np.float32), fmt)
+    with np.errstate(over="ignore"):  # float64 beyond float32 saturates as infinity does
+        return _core.encode(array.astype(np.float32), fmt)
 
 
 def decode(codes: Any, fmt: str) -> NDArray[np.float32]:

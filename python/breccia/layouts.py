@@ -8,6 +8,8 @@ transposed view.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,18 +24,32 @@ class Layout:
 
     name: ClassVar[str] = ""
 
-    @property
-    def _spec(self) -> _core.Layout:
+    def __post_init__(self) -> None:
+        spec = self._make_spec()
+        twin = object.__new__(type(self))
+        swapped = {**_fields(self), "axis": spec.T.axis}
+        if "block_m" in swapped:
+            swapped["block_m"], swapped["block_n"] = swapped["block_n"], swapped["block_m"]
+        # Not fields: the core's form, the transposed layout and a name, made once.
+        for layout, other, core in ((self, twin, spec), (twin, self, spec.T)):
+            layout.__dict__.update(swapped if layout is twin else {}, _spec=core, _twin=other)
+            layout.__dict__["_key"] = json.dumps({"name": self.name, **_fields(layout)})
+
+    def _make_spec(self) -> _core.Layout:
         raise TypeError("Layout is abstract: use PerTensor, PerBlockK, PerChannel or PerBlockMN")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(_fields(self).values())
 
     @property
     def T(self) -> Layout:  # noqa: N802 (NumPy's name)
         """The layout of the transposed view."""
-        return from_spec(self._spec.T)
+        twin: Layout = self.__dict__["_twin"]
+        return twin
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the scale `breccia.cast` makes for a tensor of logical ``shape``."""
-        return self._spec.scale_shape(shape)
+        return _spec(self).scale_shape(shape)
 
     def validate(self, data: Any, scale: Any) -> None:
         """Check that ``scale`` fits ``data`` (one code per element).
@@ -41,7 +57,7 @@ class Layout:
         Raises:
             ValueError: it does not; the message has the shape it must have.
         """
-        self._spec.validate(data.shape, scale.shape)
+        _spec(self).validate(data.shape, scale.shape)
 
 
 @dataclass(frozen=True)
@@ -51,11 +67,8 @@ class PerTensor(Layout):
     name: ClassVar[str] = "per_tensor"
     axis: int = field(default=-1, repr=False)
 
-    def __post_init__(self) -> None:
+    def _make_spec(self) -> _core.Layout:
         _check_axis(self.axis)
-
-    @property
-    def _spec(self) -> _core.Layout:
         spec = _core.Layout.per_tensor()
         return spec if self.axis == -1 else spec.T
 
@@ -72,11 +85,7 @@ class PerBlockK(Layout):
     block_size: int = 128
     axis: int = field(default=-1, repr=False)
 
-    def __post_init__(self) -> None:
-        _ = self._spec
-
-    @property
-    def _spec(self) -> _core.Layout:
+    def _make_spec(self) -> _core.Layout:
         return _core.Layout.per_block_k(self.block_size, self.axis)
 
 
@@ -87,11 +96,7 @@ class PerChannel(Layout):
     name: ClassVar[str] = "per_channel"
     axis: int = field(default=-1, repr=False)
 
-    def __post_init__(self) -> None:
-        _ = self._spec
-
-    @property
-    def _spec(self) -> _core.Layout:
+    def _make_spec(self) -> _core.Layout:
         return _core.Layout.per_channel(self.axis)
 
 
@@ -108,11 +113,7 @@ class PerBlockMN(Layout):
     block_n: int = 32
     axis: int = field(default=-1, repr=False)
 
-    def __post_init__(self) -> None:
-        _ = self._spec
-
-    @property
-    def _spec(self) -> _core.Layout:
+    def _make_spec(self) -> _core.Layout:
         return _core.Layout.per_block_mn(self.block_m, self.block_n, self.axis)
 
 
@@ -127,6 +128,15 @@ def from_spec(spec: _core.Layout) -> Layout:
             return PerChannel(spec.axis)
         case _:
             return PerBlockMN(spec.block_m, spec.block_n, spec.axis)
+
+
+def _spec(layout: Layout) -> _core.Layout:
+    spec: _core.Layout = layout._spec  # type: ignore[attr-defined]
+    return spec
+
+
+def _fields(layout: Layout) -> dict[str, Any]:
+    return {f.name: getattr(layout, f.name) for f in dataclasses.fields(layout)}
 
 
 def _check_axis(axis: int) -> None:

@@ -7,14 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from breccia import frameworks
+from breccia import _core, frameworks
+from breccia.options import CastOptions, Hadamard
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["cast", "dequantize", "linear", "matmul", "requantize"]
 
 
-def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
+def cast(
+    x: Any,
+    recipe: ScalingRecipe,
+    *,
+    rounding: str = "nearest",
+    seed: Any = None,
+    hadamard: Hadamard | None = None,
+) -> ScaledTensor:
     """Quantize.
 
     Args:
@@ -22,6 +30,12 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
             ``x.ndim >= 2`` and ``x.shape[-1]`` divisible by the block size (tiles of
             ``Float8BlockScaling(block_m > 1)`` may be short at the edges).
         recipe: what to quantize to.
+        rounding: "nearest" (ties to even), or "stochastic": up or down with the probabilities that make
+            the expected value of a code exact. Scales are those of "nearest".
+        seed: integer (for JAX also a traced one), with "stochastic": the same seed gives the same codes
+            in every framework.
+        hadamard: a `breccia.Hadamard` transform to apply to the rows first. The result holds the
+            transformed values.
 
     Returns:
         ScaledTensor of logical shape ``x.shape``.
@@ -33,7 +47,10 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
     Special values: the scale follows from the finite elements of a block. NaN stays NaN where the
     format has one; elsewhere the block's scale becomes NaN. Infinities saturate.
     """
-    return frameworks.of(x).cast(x, _recipe(recipe, "recipe"))
+    _recipe(recipe, "recipe")
+    if rounding == "nearest" and seed is None and hadamard is None:
+        return frameworks.of(x).cast(x, recipe)
+    return frameworks.of(x).cast_with(x, recipe, CastOptions(rounding, seed, hadamard))
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: Any = None) -> Any:
@@ -52,27 +69,34 @@ def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: Any = None) ->
     return frameworks.of(_scaled(scaled, "scaled").data).dequantize(scaled, dtype, out)
 
 
-def matmul(a: Any, b: Any, out_dtype: Any = np.float32) -> Any:
+def matmul(a: Any, b: Any, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:
     """Scaled product ``a @ b`` with NumPy's broadcasting of leading axes.
 
     Args:
         a: ScaledTensor or array of shape ``(..., M, K)``.
         b: ScaledTensor or array of shape ``(..., K, N)``; ``w.T`` for a weight stored ``(N, K)``.
         out_dtype: float32, float64, float16 or bfloat16.
+        precision: "exact" takes operands as they are: products of codes with codes or bfloat16 numbers
+            are exact, others are those of float32. "fast" permits rounding activations to bfloat16,
+            an error of up to 2^-8 |a||b| per product; CPU kernels use it.
 
     Returns:
-        Array ``(..., M, N)``. Products accumulate in float32; with u = 2^-24 the error against the
-        exact product of the dequantized operands is at most (K / 256 + 24) · u · Σ|a||b|, plus the
-        rounding to ``out_dtype``.
+        Array ``(..., M, N)``. Products accumulate in float32; with u = 2^-24 the error of "exact"
+        against the exact product of the dequantized operands is at most
+        (min(K, 256) + K / 8 + 8) · u · Σ|a||b|, plus the rounding to ``out_dtype``. CPU results do
+        not depend on the number of threads.
 
     Raises:
         TypeError: an operand is neither, or has an unsupported dtype.
-        ValueError: the shapes do not match.
+        ValueError: the shapes do not match, or ``precision`` is neither.
     """
-    return frameworks.common(a, b).matmul(a, b, out_dtype)
+    if precision == "exact":
+        return frameworks.common(a, b).matmul(a, b, out_dtype)
+    with _core.PrecisionScope(precision):
+        return frameworks.common(a, b).matmul(a, b, out_dtype)
 
 
-def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32) -> Any:
+def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:
     """``x @ w.T + bias`` for a weight stored as checkpoints do.
 
     Args:
@@ -80,6 +104,7 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32) -> Any
         w: ScaledTensor or array ``(N, K)``.
         bias: array ``(N,)`` or None.
         out_dtype: see `matmul`.
+        precision: see `matmul`.
 
     Returns:
         Array ``(..., N)``.
@@ -89,7 +114,7 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32) -> Any
     vector = len(x.shape) == 1
     if vector and isinstance(x, ScaledTensor):
         raise ValueError(f"x must be at least 2-D where it is a ScaledTensor, got shape {x.shape}")
-    y = matmul(x[None] if vector else x, w.mT if isinstance(w, ScaledTensor) else w.T, out_dtype)
+    y = matmul(x[None] if vector else x, w.mT if isinstance(w, ScaledTensor) else w.T, out_dtype, precision=precision)
     y = y[0] if vector else y
     return y if bias is None else y + bias
 

@@ -10,6 +10,7 @@ arithmetic of every rule is in docs/numerics.md.
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,6 +29,7 @@ __all__ = [
     "ScalingRecipe",
     "all_recipes",
     "from_dict",
+    "scale_format",
 ]
 
 
@@ -40,8 +42,14 @@ class ScalingRecipe:
     def __post_init__(self) -> None:
         if type(self) is ScalingRecipe:
             raise TypeError("ScalingRecipe is abstract: use one of breccia.recipes.all_recipes()")
-        # Not a field: the core's form of the recipe, made once.
-        object.__setattr__(self, "_spec", _core.Recipe(type(self).__name__, _fields(self)))
+        # Not fields: the core's form of the recipe, and what a compiler that cannot look into it may need of it.
+        spec = _core.Recipe(type(self).__name__, _fields(self))
+        object.__setattr__(self, "_spec", spec)
+        object.__setattr__(self, "_layout", layouts.from_spec(spec.layout))
+        object.__setattr__(self, "_key", json.dumps(self.to_dict()))
+        object.__setattr__(
+            self, "_traits", (_core.format_info(spec.element)["bits"], spec.has_zero_point, spec.two_level)
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(_fields(self).values())
@@ -54,7 +62,8 @@ class ScalingRecipe:
     @property
     def layout(self) -> layouts.Layout:
         """Layout of the scales `breccia.cast` makes."""
-        return layouts.from_spec(_spec(self).layout)
+        layout: layouts.Layout = self._layout  # type: ignore[attr-defined]
+        return layout
 
     def to_dict(self) -> dict[str, Any]:
         """``{"name": ..., field: value, ...}``, of JSON types only."""
@@ -213,6 +222,13 @@ def from_dict(fields: dict[str, Any]) -> ScalingRecipe:
             return recipe(**rest)
     known = ", ".join(repr(recipe.name) for recipe in all_recipes())
     raise ValueError(f"name must be one of {known}, got {name!r}")
+
+
+def scale_format(recipe: ScalingRecipe) -> str | None:
+    """ml_dtypes name of the codes a recipe's scales are stored as; None where they are numbers."""
+    if hasattr(recipe, "scale_rounding") or getattr(recipe, "scale_format", "") == "e8m0":
+        return "float8_e8m0fnu"
+    return "float8_e4m3fn" if getattr(recipe, "scale_format", "") == "E4M3" else None
 
 
 def _fields(recipe: ScalingRecipe) -> dict[str, Any]:

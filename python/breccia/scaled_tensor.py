@@ -67,44 +67,72 @@ class ScaledTensor:
             raise TypeError(f"recipe must be a ScalingRecipe, got {type(recipe).__name__}")
         if not isinstance(layout, layouts.Layout):
             raise TypeError(f"layout must be a Layout, got {type(layout).__name__}")
-        read = frameworks.of(data).to_core
-        core = _core.ScaledTensor(
-            read(data, "data"),
-            read(scale, "scale"),
-            recipes._spec(recipe),
-            layout._spec,
-            None if zero_point is None else read(zero_point, "zero_point"),
-            None if global_scale is None else read(global_scale, "global_scale"),
+        core = _make_core(
+            data,
+            scale,
+            recipe,
+            layout,
+            zero_point,
+            global_scale,
             None if shape is None else list(shape),
             original_dtype,
         )
-        self._fill(core, data, scale, recipe, layout, zero_point, global_scale)
-
-    def _fill(self, core: _core.ScaledTensor, *values: Any) -> None:
-        # The class is frozen: attributes are set past its __setattr__, once.
-        self.__dict__.update(zip(_FIELDS, values, strict=True), _core=core)
+        values = (data, scale, recipe, layout, zero_point, global_scale)
+        _fill(self, values, _packing_of(core, layout), original_dtype, core)
 
     @classmethod
     def _from_core(cls, core: _core.ScaledTensor, *values: Any) -> ScaledTensor:
         """Wrap what the core has made and checked; ``values`` in the order of the fields."""
         self = object.__new__(cls)
-        self._fill(core, *values)
+        _fill(self, values, _packing_of(core, values[3]), core.original_dtype, core)
         return self
+
+    @classmethod
+    def _unchecked(cls, packing: str, original_dtype: str, *values: Any) -> ScaledTensor:
+        """Wrap parts that cannot be checked, because they are tracers or a tree's leaves, or need not
+        be. ``packing``: "one" code per byte of ``data``, "two", or "odd", two of which the last is unused."""
+        self = object.__new__(cls)
+        _fill(self, values, packing, original_dtype, None)
+        return self
+
+    @property
+    def _core(self) -> _core.ScaledTensor:
+        """The core's form, made when first asked for."""
+        core: _core.ScaledTensor | None = self.__dict__["_made"]
+        if core is None:
+            core = _make_core(
+                self.data,
+                self.scale,
+                self.recipe,
+                self.layout,
+                self.zero_point,
+                self.global_scale,
+                list(self.shape),
+                self.original_dtype,
+            )
+            self.__dict__["_made"] = core
+        return core
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Logical shape: counts values, not bytes."""
-        return self._core.shape  # type: ignore[no-any-return, attr-defined]
+        shape = list(self.data.shape)
+        packing = self.__dict__["_packing"]
+        if packing != "one":
+            axis = _axis(self.layout)
+            shape[axis] = 2 * shape[axis] - (packing == "odd")
+        return tuple(shape)
 
     @property
     def ndim(self) -> int:
         """Number of axes."""
-        return len(self.shape)
+        return len(self.data.shape)
 
     @property
     def nbytes(self) -> int:
         """Bytes of data, scale, zero point and global scale."""
-        return self._core.nbytes  # type: ignore[no-any-return, attr-defined]
+        parts = (self.data, self.scale, self.zero_point, self.global_scale)
+        return sum(int(part.nbytes) for part in parts if part is not None)
 
     @property
     def data_dtype(self) -> Any:
@@ -119,31 +147,73 @@ class ScaledTensor:
     @property
     def original_dtype(self) -> str:
         """Name of the dtype the values were cast from."""
-        return self._core.original_dtype  # type: ignore[no-any-return, attr-defined]
+        name: str = self.__dict__["_original_dtype"]
+        return name
 
     @property
     def is_packed(self) -> bool:
         """Whether a byte of ``data`` holds two codes."""
-        return self._core.is_packed  # type: ignore[no-any-return, attr-defined]
+        return bool(self.__dict__["_packing"] != "one")
+
+    @property
+    def device(self) -> Any:
+        """Device of ``data``, where its framework has devices."""
+        return getattr(self.data, "device", "cpu")
+
+    def to(self, target: Any) -> ScaledTensor:
+        """The same tensor in another framework, or on another device of its own.
+
+        Args:
+            target: ``"numpy"``, ``"torch"``, ``"jax"`` or ``"mlx"``; else a device as the framework of
+                ``data`` names it (``"cuda"``, ``torch.device``, ``jax.Device``).
+
+        Returns:
+            ScaledTensor. Between frameworks on one device the memory is shared wherever both sides can
+            (docs/frameworks.md says where); an equal target returns the tensor itself.
+
+        Raises:
+            TypeError, ValueError: no such framework or device.
+            ImportError: the framework is not installed.
+        """
+        return frameworks.move(self, target)
+
+    def view(self) -> ScaledTensor:
+        """The same memory in the framework's own low-precision dtypes: ml_dtypes for NumPy, and for torch
+        and JAX what ``breccia.cast`` returns anyway. Two codes in a byte stay ``uint8`` where the
+        framework has no dtype for them."""
+        return frameworks.convert(self, frameworks.of(self.data).native)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The dequantized values as a NumPy array.
+
+        Raises:
+            ValueError: ``copy=False``: values are made, not viewed.
+        """
+        if copy is False:
+            raise ValueError("copy=False cannot be met: the values of a ScaledTensor are made by dequantizing")
+        host = self.to("numpy")
+        known = dtype is None or getattr(dtype, "name", dtype) in ("float32", "float64", "float16", "bfloat16")
+        made = frameworks.of(host.data).dequantize(host, "float32" if dtype is None or not known else dtype, None)
+        return made if known else made.astype(dtype)
 
     @property
     def mT(self) -> ScaledTensor:  # noqa: N802 (NumPy's name)
         """The last two axes swapped: a view, no copy. A 1-D tensor is its own transpose."""
         if self.ndim < 2:
             return self
-        core: _core.ScaledTensor = self._core.T  # type: ignore[attr-defined]
         swap = frameworks.of(self.data).swap_last_axes
         per_tensor = isinstance(self.layout, layouts.PerTensor)
 
         def turn(array: Any) -> Any:
             if array is None or per_tensor:
                 return array
-            if array.ndim < self.ndim:  # one scale per row, without its constant axis
-                array = array[..., None] if self.layout._spec.axis == -1 else array[..., None, :]
+            if len(array.shape) < self.ndim:  # one scale per row, without its constant axis
+                array = array[..., None] if _axis(self.layout) == -1 else array[..., None, :]
             return swap(array)
 
-        return ScaledTensor._from_core(
-            core,
+        return ScaledTensor._unchecked(
+            self.__dict__["_packing"],
+            self.original_dtype,
             swap(self.data),
             turn(self.scale),
             self.recipe,
@@ -171,31 +241,88 @@ class ScaledTensor:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = tuple(getattr(self, name) for name in _FIELDS)
-        return _rebuild, (*values, self.shape, self.original_dtype)
+        pack = frameworks.of(self.data).to_pickle
+        arrays = tuple(None if part is None else pack(part) for part in _parts(self))
+        return _unpickle, (*arrays, self.recipe, self.layout, self.shape, self.original_dtype)
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(ScaledTensor))
 
 
-def _rebuild(
+def _fill(scaled: ScaledTensor, values: tuple[Any, ...], packing: str, original_dtype: str, core: Any) -> None:
+    # The class is frozen: attributes are set past its __setattr__, once.
+    scaled.__dict__.update(zip(_FIELDS, values, strict=True))
+    scaled.__dict__.update(_packing=packing, _original_dtype=original_dtype, _made=core)
+
+
+def _axis(layout: layouts.Layout) -> int:
+    axis: int = layout.axis  # type: ignore[attr-defined]
+    return axis
+
+
+def _packing_of(core: _core.ScaledTensor, layout: layouts.Layout) -> str:
+    return packing_for(4 if core.is_packed else 8, core.shape[_axis(layout)])
+
+
+def packing_for(bits: int, columns: int) -> str:
+    """How ``breccia.cast`` stores rows of ``columns`` codes of so many bits: see `ScaledTensor._unchecked`."""
+    if bits != 4:
+        return "one"
+    return "odd" if columns % 2 else "two"
+
+
+def _make_core(
     data: Any,
     scale: Any,
     recipe: recipes.ScalingRecipe,
     layout: layouts.Layout,
     zero_point: Any,
     global_scale: Any,
+    shape: list[int] | None,
+    original_dtype: str,
+) -> _core.ScaledTensor:
+    frameworks.same_place(data, scale=scale, zero_point=zero_point, global_scale=global_scale)
+    read = frameworks.of(data).to_core
+    return _core.ScaledTensor(
+        read(data, "data"),
+        read(scale, "scale"),
+        recipes._spec(recipe),
+        layouts._spec(layout),
+        None if zero_point is None else read(zero_point, "zero_point"),
+        None if global_scale is None else read(global_scale, "global_scale"),
+        shape,
+        original_dtype,
+    )
+
+
+def _parts(scaled: ScaledTensor) -> tuple[Any, Any, Any, Any]:
+    """The arrays: data, scale, zero_point, global_scale."""
+    return scaled.data, scaled.scale, scaled.zero_point, scaled.global_scale
+
+
+def _unpickle(
+    data: Any,
+    scale: Any,
+    zero_point: Any,
+    global_scale: Any,
+    recipe: recipes.ScalingRecipe,
+    layout: layouts.Layout,
     shape: tuple[int, ...],
     original_dtype: str,
 ) -> ScaledTensor:
-    return ScaledTensor(
-        data,
-        scale,
+    # Arrays come as (array, dtype name): not every dtype survives every pickle.
+    arrays = [
+        part if part is None else frameworks.of(part[0]).from_pickle(*part)
+        for part in (data, scale, zero_point, global_scale)
+    ]
+    return from_buffer(
+        arrays[0],
+        arrays[1],
         recipe,
         layout,
-        zero_point,
-        global_scale=global_scale,
-        shape=shape,
+        arrays[2],
+        global_scale=arrays[3],
+        shape=tuple(shape),
         original_dtype=original_dtype,
     )
 
@@ -213,4 +340,13 @@ def from_buffer(
 ) -> ScaledTensor:
     """Wrap buffers that are already quantized, without copying: see `ScaledTensor` for the arguments
     and errors."""
-    return _rebuild(data, scale, recipe, layout, zero_point, global_scale, shape, original_dtype)  # type: ignore[arg-type]
+    return ScaledTensor(
+        data,
+        scale,
+        recipe,
+        layout,
+        zero_point,
+        global_scale=global_scale,
+        shape=shape,
+        original_dtype=original_dtype,
+    )

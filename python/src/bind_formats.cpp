@@ -17,8 +17,7 @@ std::span<T> mutable_span(py::array_t<T, py::array::c_style>& array) {
 }
 template <class To, class From>
 py::array_t<To, py::array::c_style> empty_like(const From& array) {
-    return py::array_t<To, py::array::c_style>(
-        std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()));
+    return py::array_t<To, py::array::c_style>(std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()));
 }
 
 }  // namespace

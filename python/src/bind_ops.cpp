@@ -14,7 +14,8 @@ public:
         const bool half_words = plan.scale_type == ElementType(DType::bfloat16);
         out_.scale = add(half_words ? ElementType::uint16() : plan.scale_type, plan.scale_shape);
         out_.zero_point = plan.has_zero_point ? std::optional(add(plan.zero_point_type, plan.scale_shape)) : skip();
-        out_.global_scale = plan.has_global_scale ? std::optional(add(DType::float32, plan.global_scale_shape)) : skip();
+        out_.global_scale =
+            plan.has_global_scale ? std::optional(add(DType::float32, plan.global_scale_shape)) : skip();
     }
 
     [[nodiscard]] const CastOutput& out() const { return out_; }

@@ -10,8 +10,7 @@ thread_local Precision precision_here = Precision::exact;
 // carry one more argument.
 class PyPrecisionScope {
 public:
-    explicit PyPrecisionScope(std::string_view name)
-        : precision_(name == "fast" ? Precision::fast : Precision::exact) {
+    explicit PyPrecisionScope(std::string_view name) : precision_(name == "fast" ? Precision::fast : Precision::exact) {
         if (name != "fast" && name != "exact")
             throw_value("precision must be 'exact' or 'fast', got '" + std::string(name) + "'");
     }

@@ -45,7 +45,8 @@ void register_recipes(py::module_& m) {
         .def_readonly("block_n", &Layout::block_n)
         .def_readonly("axis", &Layout::axis)
         .def_property_readonly("T", &Layout::transposed)
-        .def("scale_shape", [](const Layout& l, const Shape& shape) { return py::tuple(py::cast(l.scale_shape(shape))); })
+        .def("scale_shape",
+             [](const Layout& l, const Shape& shape) { return py::tuple(py::cast(l.scale_shape(shape))); })
         .def("validate", &Layout::validate, py::arg("shape"), py::arg("scale_shape"))
         .def(py::self == py::self);
 

@@ -13,7 +13,9 @@ ElementType element_type(const py::dtype& dtype) {
         case 11: return DType::float32;
         case 12: return DType::float64;
         case 23: return DType::float16;
-        default: return dtype.num() < 24 ? ElementType() : ElementType::parse(py::str(dtype.attr("name")).cast<std::string>());
+        default:
+            return dtype.num() < 24 ? ElementType()
+                                    : ElementType::parse(py::str(dtype.attr("name")).cast<std::string>());
     }
 }
 
@@ -39,7 +41,8 @@ Array from_numpy(const py::array& array, const char* argument) {
     result.type = element_type(dtype);
     if (result.type.is_unknown())
         throw_type(std::string(argument) +
-                   " must be an array of dtype float32, float64, float16, bfloat16, uint8, int8 or one of ml_dtypes' formats, got "
+                   " must be an array of dtype float32, float64, float16, bfloat16, uint8, int8 or one of ml_dtypes' "
+                   "formats, got "
                    "dtype " +
                    py::str(dtype).cast<std::string>());
     result.data = const_cast<void*>(array.data());

@@ -9,7 +9,8 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
         try {
             if (thrown) std::rethrow_exception(thrown);
         } catch (const breccia::Error& error) {
-            py::set_error(error.kind() == breccia::Error::Kind::type ? PyExc_TypeError : PyExc_ValueError, error.what());
+            py::set_error(error.kind() == breccia::Error::Kind::type ? PyExc_TypeError : PyExc_ValueError,
+                          error.what());
         }
     });
     breccia::python::register_tensors(m);

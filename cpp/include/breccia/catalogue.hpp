@@ -21,8 +21,8 @@ struct FieldSpec {
 
     std::string_view name;
     Kind kind;
-    std::string_view text;      ///< the choices, separated by '|', the first the default; for `fixed`, who fixed it
-    std::int64_t number = 0;    ///< default (integers, booleans), or the only value (`fixed`)
+    std::string_view text;    ///< the choices, separated by '|', the first the default; for `fixed`, who fixed it
+    std::int64_t number = 0;  ///< default (integers, booleans), or the only value (`fixed`)
 
     [[nodiscard]] FieldValue default_value() const;
     [[nodiscard]] std::string_view default_choice() const { return text.substr(0, text.find('|')); }

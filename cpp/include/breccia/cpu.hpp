@@ -10,9 +10,9 @@
 namespace breccia {
 
 struct CpuInfo {
-    std::string backend;                  ///< the one in use
-    std::vector<std::string> supported;   ///< every backend this machine can run, slowest first
-    std::vector<std::string> features;    ///< instruction set extensions found
+    std::string backend;                 ///< the one in use
+    std::vector<std::string> supported;  ///< every backend this machine can run, slowest first
+    std::vector<std::string> features;   ///< instruction set extensions found
     int threads;
 };
 CpuInfo cpu_info();

@@ -70,7 +70,7 @@ enum class Precision : std::uint8_t {
 
 /// a (..., M, K) @ b (..., K, N). Codes and their scales are never rounded to a narrower type; sums are float32.
 /// Error bound of Precision::exact, u = 2^-24, against the exact product of the dequantized operands:
-/// |error| <= (min(K, 256) + K / 256 + 8) u * sum |a||b|, plus the rounding of the output type. The result does not
+/// |error| <= (min(K, 256) + K / 8 + 8) u * sum |a||b|, plus the rounding of the output type. The result does not
 /// depend on the number of threads.
 void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision precision = Precision::exact);
 Array matmul(const Operand& a, const Operand& b, DType out_dtype = DType::float32,

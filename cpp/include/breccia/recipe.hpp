@@ -10,15 +10,15 @@ namespace breccia {
 
 /// How a block's scale follows from its statistics. Arithmetic: scale_rules.hpp.
 enum class ScaleRule : std::uint8_t {
-    divide,       ///< s = amax / max, codes = encode(x / s): torchao Float8Tensor, and the integer formats
-    multiply,     ///< m = max / amax, codes = encode(x * m), stored 1 / m: TransformerEngine's FP8
-    mx_rceil,     ///< E8M0 of amax / max rounded up: TransformerEngine, cuBLAS, torchao RCEIL
-    mx_floor,     ///< exponent(amax) - emax: OCP MX v1.0 section 6.3, torchao FLOOR
-    mx_ceil,      ///< one more unless amax is a power of two: torchao CEIL
-    mx_even,      ///< amax rounded to the element's precision first: torchao EVEN
-    nvfp4_te,     ///< E4M3 of amax * (2688 / global amax) / 6: TransformerEngine
-    nvfp4_torchao,///< the same as a division, clamped to [2^-6, 448]: torchao
-    asymmetric    ///< s = (max - min) / levels with an integer zero point
+    divide,         ///< s = amax / max, codes = encode(x / s): torchao Float8Tensor, and the integer formats
+    multiply,       ///< m = max / amax, codes = encode(x * m), stored 1 / m: TransformerEngine's FP8
+    mx_rceil,       ///< E8M0 of amax / max rounded up: TransformerEngine, cuBLAS, torchao RCEIL
+    mx_floor,       ///< exponent(amax) - emax: OCP MX v1.0 section 6.3, torchao FLOOR
+    mx_ceil,        ///< one more unless amax is a power of two: torchao CEIL
+    mx_even,        ///< amax rounded to the element's precision first: torchao EVEN
+    nvfp4_te,       ///< E4M3 of amax * (2688 / global amax) / 6: TransformerEngine
+    nvfp4_torchao,  ///< the same as a division, clamped to [2^-6, 448]: torchao
+    asymmetric      ///< s = (max - min) / levels with an integer zero point
 };
 
 enum class ScaleSearch : std::uint8_t { amax, mse };

@@ -56,11 +56,13 @@ BRECCIA_INLINE I encode(F x, F scaled, float zero_point) {
         }
         return code;
     } else {
-        alignas(64) float values[lanes];
-        alignas(64) std::int32_t codes[lanes];
-        f_store(values, scaled);
-        for (int i = 0; i < lanes; ++i) codes[i] = C::encode(values[i]);
-        return i_load(codes);
+        // E8M0: see Float8E8M0FNU::encode.
+        const I bits = as_bits(scaled), nan = i_set(C::nan_code), zero = i_set(0);
+        const I magnitude = i_and(bits, i_set(0x7FFF'FFFF));
+        I code = i_min(i_shr<23>(i_add(magnitude, i_set(0x0040'0000))), i_set(254));
+        code = i_select(i_less(i_set(0x0040'0000), magnitude), code, zero);
+        code = i_select(i_less(i_set(0x7F80'0000), magnitude), nan, code);
+        return i_select(i_less(bits, zero), i_select(i_less(zero, magnitude), nan, zero), code);
     }
 }
 
@@ -165,8 +167,8 @@ static void encode_run(const float* x, std::int64_t n, const BlockScale& s, std:
     if (offset % 2 != 0) {  // the high nibble of a byte whose low nibble is written
         std::uint8_t code = 0;
         if (!s.poisoned)
-            with_scaler(s, [&](auto scale)
-                               BRECCIA_INLINE_LAMBDA { encode_bytes<C, true>(x, 1, scale, s.zero_point, &code); });
+            with_scaler(
+                s, [&](auto scale) BRECCIA_INLINE_LAMBDA { encode_bytes<C, true>(x, 1, scale, s.zero_point, &code); });
         *codes = static_cast<std::uint8_t>((*codes & 0x0FU) | code << 4);
         ++codes, ++x, --n;
     }
@@ -188,11 +190,13 @@ static float squared_error(const float* x, std::int64_t n, const BlockScale& s) 
         std::int64_t i = 0;
         for (; i + lanes <= n; i += lanes) {
             const F x_f32x16 = f_load(x + i);
-            sum_f32x16 = f_add(sum_f32x16, squared_errors<C>(f_mul(x_f32x16, unit), scale(x_f32x16), decoded, s.zero_point));
+            sum_f32x16 =
+                f_add(sum_f32x16, squared_errors<C>(f_mul(x_f32x16, unit), scale(x_f32x16), decoded, s.zero_point));
         }
         if (i < n) {
             const F x_f32x16 = f_load_n(x + i, n - i);
-            sum_f32x16 = f_add(sum_f32x16, squared_errors<C>(f_mul(x_f32x16, unit), scale(x_f32x16), decoded, s.zero_point));
+            sum_f32x16 =
+                f_add(sum_f32x16, squared_errors<C>(f_mul(x_f32x16, unit), scale(x_f32x16), decoded, s.zero_point));
         }
     });
     return f_sum(sum_f32x16);

@@ -14,7 +14,8 @@ template <class C>
 static inline bool can_group(const QuantizeRow& row) {
     constexpr std::int64_t longest = 256;  // the turned group stays in the first-level cache
     const ScaleRule rule = row.params.rule;
-    if (rule == ScaleRule::asymmetric || rule == ScaleRule::multiply || C::family == CodecFamily::exponent) return false;
+    if (rule == ScaleRule::asymmetric || rule == ScaleRule::multiply || C::family == CodecFamily::exponent)
+        return false;
     return row.block % lanes == 0 && row.block <= longest;
 }
 
@@ -40,15 +41,22 @@ BRECCIA_INLINE I mx_exponents(I amax_bits, ScaleRule rule) {
     }
 }
 
+// A block's scale before it is rounded to E4M3.
+BRECCIA_INLINE F nvfp4_ratio(F amax, const ScaleParams& p) {
+    if (!p.two_level) return f_div(amax, f_set(6.0F));
+    if (p.rule == ScaleRule::nvfp4_torchao) return f_div(f_div(amax, f_set(6.0F)), f_set(p.global_scale));
+    return f_mul(amax, f_set(p.global_encode * (1.0F / 6.0F)));
+}
+
+BRECCIA_INLINE F nvfp4_factor(F value, const ScaleParams& p) {
+    if (!p.two_level) return f_div(f_set(1.0F), value);
+    if (p.rule == ScaleRule::nvfp4_torchao) return f_div(f_set(1.0F / p.global_scale), value);
+    return f_div(f_set(1.0F), f_mul(value, f_set(1.0F / p.global_encode)));
+}
+
 BRECCIA_INLINE GroupScale nvfp4_scales(F amax, const ScaleParams& p, int offset) {
-    F b = f_set(0.0F);
-    if (!p.two_level)
-        b = f_div(amax, f_set(6.0F));
-    else if (p.rule == ScaleRule::nvfp4_torchao)
-        b = f_div(f_div(amax, f_set(6.0F)), f_set(p.global_scale));
-    else
-        b = f_mul(amax, f_set(p.global_encode * (1.0F / 6.0F)));
     const bool torchao = p.rule == ScaleRule::nvfp4_torchao;
+    F b = nvfp4_ratio(amax, p);
     if (torchao) b = f_max(b, f_set(Float8E4M3FN::smallest_normal));
     const I code = i_and(encode<Float8E4M3FN, false>(b, b, 0.0F), i_set(127));
     const I moved = i_add(code, i_set(offset));
@@ -57,14 +65,7 @@ BRECCIA_INLINE GroupScale nvfp4_scales(F amax, const ScaleParams& p, int offset)
     GroupScale s;
     s.stored_i32x16 = i_select(outside, code, i_select(above, code, moved));
     const F value = f_decode<Float8E4M3FN>(s.stored_i32x16);
-    F factor = f_set(0.0F);
-    if (!p.two_level)
-        factor = f_div(f_set(1.0F), value);
-    else if (torchao)
-        factor = f_div(f_set(1.0F / p.global_scale), value);
-    else
-        factor = f_div(f_set(1.0F), f_mul(value, f_set(1.0F / p.global_encode)));
-    s.factor_f32x16 = f_min(factor, f_set(f32_max));
+    s.factor_f32x16 = f_min(nvfp4_factor(value, p), f_set(f32_max));
     s.decoded_f32x16 = f_mul(value, f_set(p.global_scale));
     return s;
 }

@@ -139,7 +139,8 @@ static inline int candidate_count(const ScaleParams& p) {
     if (p.search == ScaleSearch::amax) return 1;
     if (p.type == ScaleType::e4m3) return static_cast<int>(std::size(e4m3_offsets));
     if (p.type == ScaleType::e8m0) return static_cast<int>(std::size(e8m0_offsets));
-    const bool symmetric_integer = C::family == CodecFamily::integer && C::lowest < 0 && p.rule != ScaleRule::asymmetric;
+    const bool symmetric_integer =
+        C::family == CodecFamily::integer && C::lowest < 0 && p.rule != ScaleRule::asymmetric;
     return symmetric_integer ? 32 : 16;
 }
 

@@ -95,7 +95,7 @@ def ghost(
     spec = recipe_spec(recipe)
     if scale_dtype is None:
         plan = _core.plan_cast(list(shape), spec)
-        scale_dtype = str(plan["scale"][1])  # type: ignore[index]
+        scale_dtype = str(plan["scale"][1])
         global_scale = plan["global_scale"] is not None
         scale_dtype = "uint8" if scale_dtype.startswith("float8") else scale_dtype
     four = recipe.element in ("float4_e2m1fn", "int4", "uint4")

@@ -8,27 +8,62 @@ the user has not imported.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from breccia.autograd import Products
+    from breccia.options import CastOptions
     from breccia.recipes import ScalingRecipe
     from breccia.scaled_tensor import ScaledTensor
 
 # Top-level module of an array's type -> module here. Everything else is NumPy's to convert.
-_MODULES: dict[str, str] = {}
+_MODULES: dict[str, str] = {"numpy": "numpy", "torch": "torch", "jax": "jax", "jaxlib": "jax", "mlx": "mlx"}
 _loaded: dict[str, Framework] = {}
 
 
 class Framework(Protocol):
     """What a framework module provides."""
 
+    namespace: Any  # a kernels.vectorized.namespace.Namespace
+
     def to_core(self, array: Any, argument: str) -> Any:
-        """The array in a form the core reads without copying."""
+        """The array in a form the core reads without copying. One on another device, or a tracer, has
+        shape and dtype but a null pointer."""
+
+    def place(self, array: Any) -> Any:
+        """The device, comparable with ``==``; None where there is but one."""
 
     def swap_last_axes(self, array: Any) -> Any:
         """A view with the last two axes swapped."""
 
+    def native(self, array: Any, fmt: str) -> Any:
+        """A view of codes of the format in the framework's own dtype for it; the array itself where there
+        is none."""
+
+    def to_dlpack(self, array: Any) -> tuple[Any, str]:
+        """A view every importer of DLPack knows, and the name of the array's dtype."""
+
+    def from_dlpack(self, exporter: Any, name: str) -> Any:
+        """The array another framework exported, as a view in the dtype of that name."""
+
+    def to_pickle(self, array: Any) -> tuple[Any, str]:
+        """An array every pickler of the framework knows, and the name of the original's dtype."""
+
+    def from_pickle(self, array: Any, name: str) -> Any:
+        """The inverse of `to_pickle`."""
+
+    def to_device(self, array: Any, device: Any) -> Any:
+        """The array on another device."""
+
     def cast(self, x: Any, recipe: ScalingRecipe) -> ScaledTensor: ...
+
+    def cast_with(self, x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor: ...
+
+    def cast_scaled(self, x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
+        """Codes of ``x * factor`` and the scale ``1 / factor``, for a recipe of one scale per tensor."""
 
     def dequantize(self, scaled: ScaledTensor, dtype: Any, out: Any) -> Any: ...
 
@@ -36,25 +71,136 @@ class Framework(Protocol):
 
     def matmul(self, a: Any, b: Any, out_dtype: Any) -> Any: ...
 
+    def straight_through(self, x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
+        """dequantize(cast(x)) with the gradient of the identity; zero outside of ``clip``."""
+
+    def linear(self, x: Any, w: Any, products: Products, seed: Any) -> Any:
+        """``products.forward(x, w)`` with the gradients of ``products.backward``."""
+
 
 def of(array: Any) -> Framework:
     """The framework of an array."""
-    top = type(array).__module__.partition(".")[0]
-    return _load(_MODULES.get(top, "numpy"))
+    name = _MODULES.get(type(array).__module__.partition(".")[0])
+    return _load(_inherited(type(array)) if name is None else name)
+
+
+def _inherited(kind: type) -> str:
+    """The framework of a subclass from elsewhere."""
+    for base in kind.__mro__:
+        name = _MODULES.get(base.__module__.partition(".")[0])
+        if name is not None:
+            return name
+    return "numpy"
+
+
+def named(name: str) -> Framework:
+    """The framework of a name.
+
+    Raises:
+        ValueError: there is none of that name.
+        ImportError: it is not installed.
+    """
+    if name not in _MODULES.values():
+        known = ", ".join(repr(n) for n in dict.fromkeys(_MODULES.values()))
+        raise ValueError(f"framework must be one of {known}, got {name!r}")
+    return _load(name)
 
 
 def common(*operands: Any) -> Framework:
     """The one framework of several operands (ScaledTensors count as their data).
 
     Raises:
-        TypeError: they are of different frameworks.
+        TypeError: they are of different frameworks, or on different devices.
     """
     arrays = [getattr(operand, "data", operand) if _is_scaled(operand) else operand for operand in operands]
     found = [of(array) for array in arrays]
     if any(framework is not found[0] for framework in found):
-        kinds = " and ".join(f"{type(a).__module__.partition('.')[0]}.{type(a).__name__}" for a in arrays)
-        raise TypeError(f"operands must be of one framework, got {kinds}")
+        raise TypeError(f"operands must be of one framework, got {' and '.join(map(_kind, arrays))}")
+    places = [place for place in map(found[0].place, arrays) if place is not None]
+    if any(place != places[0] for place in places):
+        raise TypeError(f"operands must be on one device, got {' and '.join(map(str, places))}")
     return found[0]
+
+
+def same_place(data: Any, **others: Any) -> None:
+    """Check that the parts of a tensor are of one framework and device.
+
+    Raises:
+        TypeError: they are not.
+    """
+    framework = of(data)
+    for argument, array in others.items():
+        if array is None:
+            continue
+        if of(array) is not framework:
+            raise TypeError(f"{argument} must be of the framework of data, {_kind(data)}, got {_kind(array)}")
+        place = framework.place(array)
+        home = framework.place(data)
+        if None not in (place, home) and place != home:
+            raise TypeError(f"{argument} must be on the device of data, {home}, got {place}")
+
+
+def convert(scaled: ScaledTensor, function: Callable[[Any, str], Any]) -> ScaledTensor:
+    """The tensor with ``function(array, format)`` in place of its data and of coded scales."""
+    from breccia import recipes
+    from breccia.scaled_tensor import ScaledTensor
+
+    scale_format = recipes.scale_format(scaled.recipe)
+    return ScaledTensor._unchecked(
+        scaled.__dict__["_packing"],
+        scaled.original_dtype,
+        function(scaled.data, scaled.recipe.element + ("_x2" if scaled.is_packed else "")),
+        scaled.scale if scale_format is None else function(scaled.scale, scale_format),
+        *(getattr(scaled, name) for name in ("recipe", "layout", "zero_point", "global_scale")),
+    )
+
+
+def transform(scaled: ScaledTensor, function: Callable[[Any], Any]) -> ScaledTensor:
+    """The tensor with ``function(array)`` in place of each of its arrays."""
+    from breccia.scaled_tensor import ScaledTensor
+
+    def apply(array: Any) -> Any:
+        return None if array is None else function(array)
+
+    return ScaledTensor._unchecked(
+        scaled.__dict__["_packing"],
+        scaled.original_dtype,
+        apply(scaled.data),
+        apply(scaled.scale),
+        scaled.recipe,
+        scaled.layout,
+        apply(scaled.zero_point),
+        apply(scaled.global_scale),
+    )
+
+
+def move(scaled: ScaledTensor, target: Any) -> ScaledTensor:
+    """`ScaledTensor.to`."""
+    source = of(scaled.data)
+    if not isinstance(target, str) or target not in _MODULES.values():
+        return transform(scaled, lambda array: source.to_device(array, target))
+    goal = named(target)
+    if goal is source:
+        return scaled
+    moved = transform(scaled, lambda array: goal.from_dlpack(*source.to_dlpack(array)))
+    return convert(moved, goal.native) if target != "numpy" else moved
+
+
+def load_imported() -> None:
+    """Load the modules of the frameworks that are already imported, which registers ScaledTensor with their
+    trees, compilers and picklers."""
+    for top, name in _MODULES.items():
+        if top in ("torch", "jax") and _is_complete(sys.modules.get(top)):
+            _load(name)
+
+
+def _is_complete(module: Any) -> bool:
+    spec = getattr(module, "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
+
+
+def _kind(array: Any) -> str:
+    return f"{type(array).__module__.partition('.')[0]}.{type(array).__name__}"
 
 
 def _is_scaled(operand: Any) -> bool:
@@ -64,7 +210,17 @@ def _is_scaled(operand: Any) -> bool:
 
 
 def _load(name: str) -> Framework:
+    _ensure(name)
+    return _loaded[name]
+
+
+def _ensure(name: str) -> bool:
     if name not in _loaded:
         module: Any = importlib.import_module(f"breccia.frameworks.{name}")
         _loaded[name] = module
-    return _loaded[name]
+    return True
+
+
+# What torch.compiler.assume_constant_result sets, without importing torch: the compiler runs the function when it
+# meets it, so that a framework's module may be loaded while it traces.
+_ensure._dynamo_marked_constant = True  # type: ignore[attr-defined]

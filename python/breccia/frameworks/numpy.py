@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 
 from breccia import _core
+from breccia.kernels.vectorized.namespace import NumPy
+from breccia.options import CastOptions
 from breccia.recipes import ScalingRecipe, _spec
-from breccia.scaled_tensor import ScaledTensor
+from breccia.scaled_tensor import ScaledTensor, from_buffer
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
+_PLAIN = ("uint8", "int8")
+_DLPACK = ("float32", "float64", "float16", "uint8", "int8", "uint16")
+namespace = NumPy()
 
 
 def to_core(array: Any, argument: str) -> Any:
@@ -21,13 +26,88 @@ def to_core(array: Any, argument: str) -> Any:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def place(array: Any) -> Any:
+    return None
+
+
 def swap_last_axes(array: Any) -> Any:
     return np.swapaxes(array, -1, -2)
+
+
+def native(array: Any, fmt: str) -> Any:
+    """As an ml_dtypes array; 4-bit codes two per byte have no such type."""
+    if array.dtype.itemsize != 1 or array.dtype.name == fmt or fmt in _PLAIN or fmt.endswith("_x2"):
+        return array
+    import ml_dtypes
+
+    return array.view(getattr(ml_dtypes, fmt))
+
+
+def to_dlpack(array: Any) -> tuple[Any, str]:
+    name = array.dtype.name
+    if array.dtype.kind == "V" or name not in _DLPACK:  # ml_dtypes
+        array = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
+    # Half-words are bfloat16 scales, which NumPy itself has no type for.
+    return (array if array.flags.writeable else _writeable(array)), "bfloat16" if name == "uint16" else name
+
+
+def from_dlpack(exporter: Any, name: str) -> Any:
+    array = np.from_dlpack(exporter)
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return array.view(ml_dtypes.bfloat16)
+    return array.view(np.int8) if name == "int8" else array
+
+
+def to_pickle(array: Any) -> tuple[Any, str]:
+    return array, array.dtype.name
+
+
+def from_pickle(array: Any, name: str) -> Any:
+    return array
+
+
+def to_device(array: Any, device: Any) -> Any:
+    if device != "cpu":
+        raise ValueError(f"target must be a framework or 'cpu' for NumPy arrays, got {device!r}")
+    return array
 
 
 def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
     core, data, scale, zero_point, global_scale = _core.cast(_floats(x, "x"), _spec(recipe))
     return ScaledTensor._from_core(core, data, scale, recipe, recipe.layout, zero_point, global_scale)
+
+
+def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
+    from breccia.kernels import vectorized
+
+    array = _floats(x, "x")
+    with np.errstate(all="ignore"):
+        parts = vectorized.cast(namespace, array.astype(np.float32), recipe, options)
+    data, scale, zero_point, global_scale = (None if part is None else np.asarray(part) for part in parts)
+    if scale is not None and scale.dtype.name == "bfloat16":
+        scale = scale.view(np.uint16)
+    return from_buffer(
+        data,
+        scale,
+        recipe,
+        recipe.layout,
+        zero_point,
+        global_scale=global_scale,
+        shape=array.shape,
+        original_dtype=array.dtype.name,
+    )
+
+
+def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
+    from breccia.kernels import vectorized
+
+    array = _floats(x, "x")
+    factor = np.asarray(factor, np.float32)
+    with np.errstate(all="ignore"):
+        codes = vectorized.cast_scaled(namespace, array.astype(np.float32), recipe, factor, options)
+    return from_buffer(codes, 1 / factor, recipe, recipe.layout, shape=array.shape, original_dtype=array.dtype.name)
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
@@ -48,12 +128,34 @@ def matmul(a: Any, b: Any, out_dtype: Any) -> Any:
     return _core.matmul(_operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype))
 
 
+def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
+    array = _floats(x, "x")
+    return dequantize(cast(array, recipe), array.dtype.name, None)
+
+
+def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
+    return products.forward(_floats(x, "x"), _floats(w, "w"))
+
+
+def _writeable(array: Any) -> Any:
+    """The same memory without NumPy's read-only flag, which most of DLPack's consumers cannot express. Parts of
+    a ScaledTensor are never written to."""
+    return np.asarray(_Exporter(array))
+
+
+class _Exporter:
+    def __init__(self, array: Any) -> None:
+        self.owner = array
+        pointer, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {**array.__array_interface__, "data": (pointer, False)}
+
+
 def _operand(x: Any, argument: str) -> Any:
     return _tensor(x) if isinstance(x, ScaledTensor) else _floats(x, argument)
 
 
 def _tensor(scaled: ScaledTensor) -> _core.ScaledTensor:
-    core: _core.ScaledTensor = scaled._core  # type: ignore[attr-defined]
+    core: _core.ScaledTensor = scaled._core
     return core
 
 
@@ -78,4 +180,4 @@ def _dtype_name(dtype: Any) -> str:
         name = str(dtype)
     if name not in _FLOATS:
         raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
-    return name
+    return str(name)

@@ -24,8 +24,7 @@ constexpr float abs(float x) { return float_from_bits(bits_of(x) & f32_abs_mask)
 
 /// 2^e exactly, for every e a float can hold, subnormals included (-149 ... 127).
 constexpr float exp2i(int e) {
-    return e >= -126 ? float_from_bits(static_cast<std::uint32_t>(e + 127) << 23)
-                     : float_from_bits(1U << (e + 149));
+    return e >= -126 ? float_from_bits(static_cast<std::uint32_t>(e + 127) << 23) : float_from_bits(1U << (e + 149));
 }
 
 /// What the kernels need to know to encode with vectors what a codec encodes one value at a time.
@@ -36,9 +35,9 @@ template <class C>
 concept Codec = requires(float x, std::uint8_t code) {
     { C::name } -> std::convertible_to<std::string_view>;
     { C::bits } -> std::convertible_to<int>;
-    { C::max } -> std::convertible_to<float>;        // largest finite magnitude on the positive side
-    { C::lowest } -> std::convertible_to<float>;     // most negative finite value
-    { C::smallest } -> std::convertible_to<float>;   // smallest positive value
+    { C::max } -> std::convertible_to<float>;       // largest finite magnitude on the positive side
+    { C::lowest } -> std::convertible_to<float>;    // most negative finite value
+    { C::smallest } -> std::convertible_to<float>;  // smallest positive value
     { C::has_nan } -> std::convertible_to<bool>;
     { C::family } -> std::convertible_to<CodecFamily>;
     { C::decode(code) } -> std::same_as<float>;

@@ -86,8 +86,8 @@ struct Minifloat {
         const int e = exponent < min_exponent ? min_exponent : exponent;
         const float magic = exp2i(e + 23 - MantissaBits);
         const std::uint32_t significand = bits_of(magnitude + magic) - bits_of(magic);
-        const auto code = static_cast<std::uint8_t>(
-            significand + (static_cast<std::uint32_t>(e - min_exponent) << MantissaBits));
+        const auto code =
+            static_cast<std::uint8_t>(significand + (static_cast<std::uint32_t>(e - min_exponent) << MantissaBits));
         if (!has_negative_zero && code == 0) return 0;
         return static_cast<std::uint8_t>(code | sign);
     }

@@ -28,7 +28,8 @@ BRECCIA_INLINE void add_scaled(const TileSums& t, std::int64_t w_scale_stride) {
     if (t.sums == nullptr) return;
     F x_scale_f32x16[Across];
 #pragma GCC unroll 2
-    for (int v = 0; v < Across; ++v) x_scale_f32x16[v] = t.x_scales != nullptr ? f_load(t.x_scales + 16 * v) : f_set(1.0F);
+    for (int v = 0; v < Across; ++v)
+        x_scale_f32x16[v] = t.x_scales != nullptr ? f_load(t.x_scales + 16 * v) : f_set(1.0F);
     for (int n = 0; n < 16 * Down; ++n) {
         const F w_scale_f32x16 = f_set(t.w_scales[n * w_scale_stride]);
 #pragma GCC unroll 2
@@ -44,7 +45,8 @@ BRECCIA_INLINE void prefetch_next(const GemmBF16& g, std::int64_t row, std::int6
     if (g.next == nullptr) return;
     const std::int64_t end = row + rows < g.next_rows ? row + rows : g.next_rows;
     for (std::int64_t r = row; r < end; ++r)
-        for (std::int64_t at = 0; at < g.next_bytes; at += 64) _mm_prefetch(g.next + r * g.next_stride + at, _MM_HINT_T1);
+        for (std::int64_t at = 0; at < g.next_bytes; at += 64)
+            _mm_prefetch(g.next + r * g.next_stride + at, _MM_HINT_T1);
 }
 
 // 32 rows by 32 activations: four products for four loads.

@@ -7,10 +7,12 @@
 BRECCIA_TARGET_BEGIN("avx2,fma,f16c,bmi2")
 namespace breccia::avx2 {
 namespace {
+// clang-format off: sorting would break the order
 #include "kernels/decode_table.inl.hpp"
 #include "backends/avx2/vec.hpp"
 #include "kernels/transpose.inl.hpp"
 #include "kernels/all.inl.hpp"
+// clang-format on
 }  // namespace
 
 extern constinit const KernelTable kernels;

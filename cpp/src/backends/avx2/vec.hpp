@@ -153,8 +153,8 @@ BRECCIA_INLINE __m256 decode_eight(__m256i codes) {
         constexpr int shift = 23 - C::mantissa_bits;
         const __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(127)), shift);
         const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(codes, 7), 31);
-        const __m256 value = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(magnitude, sign)),
-                                           _mm256_set1_ps(exp2i(127 - C::bias)));
+        const __m256 value =
+            _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(magnitude, sign)), _mm256_set1_ps(exp2i(127 - C::bias)));
         const __m256i special = C::specials == Specials::nan_zero
                                     ? _mm256_cmpeq_epi32(codes, _mm256_set1_epi32(C::nan_code))
                                     : _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(C::max_code << shift));

@@ -7,10 +7,12 @@
 BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2")
 namespace breccia::avx512 {
 namespace {
+// clang-format off: sorting would break the order
 #include "kernels/decode_table.inl.hpp"
 #include "backends/avx512/vec.hpp"
 #include "backends/avx512/transpose.inl.hpp"
 #include "kernels/all.inl.hpp"
+// clang-format on
 }  // namespace
 }  // namespace breccia::avx512
 BRECCIA_TARGET_END

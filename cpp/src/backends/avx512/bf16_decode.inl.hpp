@@ -134,8 +134,9 @@ static void decode_nibble_rows(const DecodeBF16& d) {
         for (std::int64_t k = 0; k < d.k; k += 32) {
             const I pairs = load_pairs(codes + k / 2, (d.k - k + 1) / 2);
             const I index = _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
-            const I table = d.zero_points != nullptr ? nibble_table<C>(d.zero_points[row * d.stride + (k >> d.block_shift)])
-                                                     : no_zero_point;
+            const I table = d.zero_points != nullptr
+                                ? nibble_table<C>(d.zero_points[row * d.stride + (k >> d.block_shift)])
+                                : no_zero_point;
             const I w = clear_past_end(_mm512_permutexvar_epi16(index, table), d.k - k);
             _mm512_storeu_si512(out + k, w);
         }

@@ -13,7 +13,8 @@ static void gemm_bf16_tile(const GemmBF16& g, std::int64_t row) {
     if (g.next != nullptr) {
         const std::int64_t end = row + Rows < g.next_rows ? row + Rows : g.next_rows;
         for (std::int64_t r = row; r < end; ++r)
-            for (std::int64_t at = 0; at < g.next_bytes; at += 64) _mm_prefetch(g.next + r * g.next_stride + at, _MM_HINT_T1);
+            for (std::int64_t at = 0; at < g.next_bytes; at += 64)
+                _mm_prefetch(g.next + r * g.next_stride + at, _MM_HINT_T1);
     }
     for (std::int64_t done = 0; done < g.pairs; ++w_scales) {
         std::int64_t pairs = g.pairs - done < g.block_pairs ? g.pairs - done : g.block_pairs;

@@ -53,7 +53,8 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
 
     // In a step, lane i holds codes of one run of 8 (packed) or 16: which scale of the step's that takes.
     const I lane_number = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const I in_step = packed ? _mm512_slli_epi32(lane_number, 3) : _mm512_slli_epi32(_mm512_srli_epi32(lane_number, 2), 4);
+    const I in_step =
+        packed ? _mm512_slli_epi32(lane_number, 3) : _mm512_slli_epi32(_mm512_srli_epi32(lane_number, 2), 4);
     I scale_index = i_set(0);
     for (std::int64_t i = 1; i < per_step; ++i)
         scale_index = _mm512_mask_add_epi32(
@@ -68,8 +69,8 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
     for (int r = 0; r < Rows; ++r) {
         codes[r] = g.codes + (row + r) * g.row_stride;
         const std::int64_t scale_row = (g.first_row + row + r) / g.block_rows;
-        scales[r] = gemv_scales(g.scales + scale_row * g.scale_row_stride, g.scale_type, blocks,
-                                g.scale_scratch + r * blocks);
+        scales[r] =
+            gemv_scales(g.scales + scale_row * g.scale_row_stride, g.scale_type, blocks, g.scale_scratch + r * blocks);
         zeros[r] = HasZero ? g.zero_points + scale_row * g.zero_row_stride : nullptr;
         if constexpr (packed && !HasZero) tables[r] = nibble_table<C>(0);
 #pragma GCC unroll 8
@@ -109,8 +110,8 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
                 for (int v = 0; v < Vectors; ++v)
 #pragma GCC unroll 4
                     for (int p = 0; p < parts; ++p)
-                        sum_f32x16[r][v] = f_dot_pairs(sum_f32x16[r][v], w[p],
-                                                       _mm512_loadu_si512(x + v * padded_k + 32 * p));
+                        sum_f32x16[r][v] =
+                            f_dot_pairs(sum_f32x16[r][v], w[p], _mm512_loadu_si512(x + v * padded_k + 32 * p));
             }
         };
         const std::int64_t end = k + span < g.k ? k + span : g.k;
@@ -118,9 +119,8 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
             one_step([](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA { return _mm512_loadu_si512(p); });
         if (k < end) {
             const std::int64_t bytes = packed ? (end - k + 1) / 2 : end - k;
-            one_step([=](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA {
-                return _mm512_maskz_loadu_epi8(first_bytes(bytes), p);
-            });
+            one_step([=](const std::uint8_t* p)
+                         BRECCIA_INLINE_LAMBDA { return _mm512_maskz_loadu_epi8(first_bytes(bytes), p); });
             k = end;
         }
 #pragma GCC unroll 4
@@ -167,7 +167,8 @@ static void gemv_bf16(const Gemv& g) {
 }
 
 static consteval BF16Kernels make_bf16_kernels(void (*gemm)(const GemmBF16&), std::int64_t tile_rows, int max_terms) {
-    BF16Kernels kernels{.tile_rows = tile_rows, .max_terms = max_terms, .pack = pack_bf16, .gemm = gemm, .decode = {}, .gemv = {}};
+    BF16Kernels kernels{
+        .tile_rows = tile_rows, .max_terms = max_terms, .pack = pack_bf16, .gemm = gemm, .decode = {}, .gemv = {}};
     kernels.decode = Codecs::map([]<Codec C>() -> void (*)(const DecodeBF16&) {
         if constexpr (has_bf16<C>) return decode_bf16<C>;
         return nullptr;

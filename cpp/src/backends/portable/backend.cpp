@@ -5,10 +5,12 @@
 
 namespace breccia::portable {
 namespace {
+// clang-format off: sorting would break the order
 #include "kernels/decode_table.inl.hpp"
 #include "backends/portable/vec.hpp"
 #include "kernels/transpose.inl.hpp"
 #include "kernels/all.inl.hpp"
+// clang-format on
 }  // namespace
 
 extern constinit const KernelTable kernels;

@@ -3,10 +3,10 @@
 // The vector vocabulary in the compilers' generic vectors, which become whatever the target has: 16 floats, 16
 // integers. It defines what every other backend's vec.hpp computes.
 
-typedef float F __attribute__((vector_size(64)));
-typedef std::int32_t I __attribute__((vector_size(64)));
-typedef std::uint32_t U __attribute__((vector_size(64)));
-typedef std::uint8_t Bytes __attribute__((vector_size(16)));
+using F = float __attribute__((vector_size(64)));
+using I = std::int32_t __attribute__((vector_size(64)));
+using U = std::uint32_t __attribute__((vector_size(64)));
+using Bytes = std::uint8_t __attribute__((vector_size(16)));
 using Mask = I;  // all ones or all zeros per lane
 
 template <class V, class T>

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# Device code: `else` after a return is a compile-time branch; x != x is NaN.
+# ruff: noqa: PLR0124, RET505
 """Cast with one scale per block of SM rows by G columns, all statistics and codes in one pass over the input."""
 
 from __future__ import annotations
@@ -10,48 +12,52 @@ import triton
 import triton.language as tl
 
 from .codecs import (
-    abs_bits,
+    absmax,
     as_float,
+    divide,
     encode_element,
     encode_nan,
     mx_exponent,
-    nearby_divide,
     pack_nibbles,
+    positive,
     round_int,
+    unit_power,
 )
-from .runtime import HW, ELEMENTS, contiguous_rows, launch, out_dtype_of_scale
+from .runtime import ELEMENTS, HW, contiguous_rows, launch, out_dtype_of_scale
+
+TILE, WARPS, STEPS = (
+    512,
+    1,
+    4,
+)  # elements and warps of a program: small, so that many loads are in flight on every multiprocessor
 
 
 @triton.jit
-def block_scale(amax, RULE: tl.constexpr, MAX: tl.constexpr, SDT: tl.constexpr, EMAX: tl.constexpr, MANT: tl.constexpr):
-    """(stored scale, divisor, multiplier) of blocks whose finite absolute maximum is amax."""
+def block_scale(
+    amax,
+    RULE: tl.constexpr,
+    MAX: tl.constexpr,
+    SDT: tl.constexpr,
+    EMAX: tl.constexpr,
+    MANT: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """(stored scale, factor) of blocks whose finite absolute maximum is amax. The factor is the scale a quotient is
+    taken by, or, where the scale is a power of two, what a value is multiplied by."""
     if RULE == "divide":
-        s = tl.div_rn(amax, tl.full(amax.shape, MAX, tl.float32))
-        s = tl.where(amax == 0, 1.0, s).to(SDT)
-        d = s.to(tl.float32)
-        return s, d, tl.div_rn(tl.full(amax.shape, 1.0, tl.float32), d)
+        if EXACT:
+            s = tl.div_rn(amax, tl.full(amax.shape, MAX, tl.float32))
+        else:
+            s = divide(amax, tl.full(amax.shape, MAX, tl.float32), 1.0 / MAX, True)
+        s = positive(tl.where(amax == 0, 1.0, s), SDT)
+        return s, s.to(tl.float32)
     else:
-        e = mx_exponent(amax, MAX, EMAX, MANT, RULE)
+        e = mx_exponent(amax, MAX, EMAX, MANT, RULE, EXACT)
+        low: tl.constexpr = 0 if RULE == "rceil" else 1  # floor, ceil and even never divide by a subnormal
+        up = tl.where(e == 254, 0x0040_0000, (254 - tl.maximum(e, low)) << 23)
         if RULE == "rceil":
-            up = tl.where(e == 254, 0x0040_0000, (254 - e) << 23)
             up = tl.where(e == 0, 0x3F80_0000, up)  # a block below every scale keeps its own values
-            m = as_float(up)
-            return e.to(tl.uint8), m, m
-        else:
-            d = as_float(tl.maximum(e, 1) << 23)  # never a subnormal divisor
-            m = as_float(tl.where(e == 254, 0x0040_0000, (254 - tl.maximum(e, 1)) << 23))
-            return e.to(tl.uint8), d, m
-
-
-@triton.jit
-def scale_values(x, d, m, RULE: tl.constexpr, CAREFUL: tl.constexpr):
-    if RULE == "divide":
-        if CAREFUL:
-            return tl.div_rn(x, tl.broadcast_to(d, x.shape))
-        else:
-            return nearby_divide(x, d, m)
-    else:
-        return x * m  # a power of two: the product is the quotient
+        return e.to(tl.uint8), as_float(up)
 
 
 @triton.jit
@@ -63,53 +69,90 @@ def element_codes(y, FMT: tl.constexpr, HW: tl.constexpr, LO: tl.constexpr, HI: 
 
 
 @triton.jit
-def cast_block_kernel(
-    x_ptr, code_ptr, scale_ptr, M, K, x_stride, scale_stride, k_tiles,
-    RULE: tl.constexpr, FMT: tl.constexpr, MAX: tl.constexpr, EMAX: tl.constexpr, MANT: tl.constexpr,
-    LO: tl.constexpr, HI: tl.constexpr, SM: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-    PACKED: tl.constexpr, HAS_NAN: tl.constexpr, HW: tl.constexpr,
-):  # fmt: skip
-    pid = tl.program_id(0)
-    m0 = (pid // k_tiles) * BM
-    k0 = (pid % k_tiles) * BK
+def tame(x, amax, RULE: tl.constexpr, MAX: tl.constexpr, HAS_NAN: tl.constexpr):
+    """Extraordinary tiles: infinities become large, the NaNs of a format without one zero; also which blocks had a
+    NaN."""
+    a = tl.abs(x)
+    nan = amax != amax
+    big = tl.where(x < 0, -3.0e38, 3.0e38)
+    x = tl.where(a == float("inf"), big, x)
+    if not HAS_NAN:
+        x = tl.where(nan, 0.0, x)
+    return x, nan
+
+
+@triton.jit
+def cast_tile(
+    raw,
+    x_ptr,
+    code_ptr,
+    scale_ptr,
+    at,
+    m0,
+    k0,
+    M,
+    K,
+    s_row,
+    s_col,
+    RULE: tl.constexpr,
+    FMT: tl.constexpr,
+    MAX: tl.constexpr,
+    EMAX: tl.constexpr,
+    MANT: tl.constexpr,
+    LO: tl.constexpr,
+    HI: tl.constexpr,
+    SM: tl.constexpr,
+    G: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_NAN: tl.constexpr,
+    HW: tl.constexpr,
+):
+    """Scales and codes of the tile whose values are raw."""
     rows = m0 + tl.arange(0, BM)
     cols = k0 + tl.arange(0, BK)
     inside = (rows < M)[:, None] & (cols < K)[None, :]
-    at = rows.to(tl.int64)[:, None] * x_stride + cols[None, :]
-    x = tl.reshape(tl.load(x_ptr + at, mask=inside, other=0).to(tl.float32), [BM // SM, SM, BK // G, G])
-    bits = abs_bits(x)
-    top = tl.max(tl.max(bits, axis=3), axis=1)
-    # Ordinary blocks: finite, and far enough from the ends of float32 for the short division. 2^-80 and 2^80.
-    odd = (top >= 0x6780_0000) | ((top < 0x1780_0000) & (top != 0))
-    if tl.max(tl.max(odd.to(tl.int32), axis=1), axis=0) != 0:
-        finite = tl.where(bits < 0x7F80_0000, bits, 0)
-        amax = as_float(tl.max(tl.max(finite, axis=3), axis=1))
-        scale, d, m = block_scale(amax, RULE, MAX, scale_ptr.dtype.element_ty, EMAX, MANT)
-        d = tl.expand_dims(tl.expand_dims(d, 1), 3)
-        m = tl.expand_dims(tl.expand_dims(m, 1), 3)
-        y = scale_values(x, d, m, RULE, True)
-        y = tl.where(bits < 0x7F80_0000, y, x)  # an infinite or NaN element is not scaled
-        if HAS_NAN:
-            code = encode_nan(element_codes(y, FMT, HW, LO, HI), x, FMT)
-        else:
-            nan = top > 0x7F80_0000
-            if RULE == "divide":
-                scale = tl.where(nan, float("nan"), scale.to(tl.float32)).to(scale_ptr.dtype.element_ty)
-            else:
-                scale = tl.where(nan, 255, scale.to(tl.int32)).to(tl.uint8)
-            nan4 = tl.expand_dims(tl.expand_dims(nan, 1), 3)
-            y = tl.where(nan4, 0.0, y)
-            code = element_codes(y, FMT, HW, LO, HI)
+    x = tl.reshape(raw.to(tl.float32), [BM // SM, SM, BK // G, G])
+    top = absmax(absmax(x, 3), 1)  # [BM / SM, BK / G]
+    power = tl.full(top.shape, 1.0, tl.float32)
+    # Ordinary blocks are finite, and for the short division far from the ends of float32's range.
+    ordinary = (top < 1.0e24) & ((top > 1.0e-24) | (top == 0))
+    odd = tl.max(tl.max(tl.where(ordinary, 0, 1), axis=1), axis=0) != 0
+    nan = tl.where(ordinary, 0, 0)
+    if odd:
+        finite = tl.where(tl.abs(x) < float("inf"), x, 0.0)
+        amax = absmax(absmax(finite, 3), 1)
+        x, nan4 = tame(x, tl.expand_dims(tl.expand_dims(top, 1), 3), RULE, MAX, HAS_NAN)
+        nan = tl.reshape(tl.where(nan4, 1, 0), top.shape)
+        scale, factor = block_scale(amax, RULE, MAX, scale_ptr.dtype.element_ty, EMAX, MANT, True)
+        if RULE == "divide":
+            power = unit_power(factor)
+            x = x * tl.expand_dims(tl.expand_dims(power, 1), 3)
+            x = tl.minimum(
+                tl.maximum(x, -3.0e30, propagate_nan=tl.PropagateNan.ALL), 3.0e30, propagate_nan=tl.PropagateNan.ALL
+            )
     else:
-        scale, d, m = block_scale(as_float(top), RULE, MAX, scale_ptr.dtype.element_ty, EMAX, MANT)
-        d = tl.expand_dims(tl.expand_dims(d, 1), 3)
-        m = tl.expand_dims(tl.expand_dims(m, 1), 3)
-        code = element_codes(scale_values(x, d, m, RULE, False), FMT, HW, LO, HI)
-    code = tl.reshape(code, [BM, BK])
+        scale, factor = block_scale(top, RULE, MAX, scale_ptr.dtype.element_ty, EMAX, MANT, False)
+    if RULE == "divide":
+        factor = factor * power
+        r = 1.0 / factor
+        fine: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
+        y = divide(x, tl.expand_dims(tl.expand_dims(factor, 1), 3), tl.expand_dims(tl.expand_dims(r, 1), 3), fine)
+    else:
+        y = x * tl.expand_dims(tl.expand_dims(factor, 1), 3)  # a power of two: the product is the quotient
+    code = tl.reshape(element_codes(y, FMT, HW, LO, HI), [BM, BK])
+    if HAS_NAN:
+        if odd:
+            code = encode_nan(code, tl.load(x_ptr + at, mask=inside, other=0).to(tl.float32), FMT)
+    elif RULE == "divide":
+        scale = tl.where(nan != 0, float("nan"), scale.to(tl.float32)).to(scale_ptr.dtype.element_ty)
+    else:
+        scale = tl.where(nan != 0, 255, scale.to(tl.int32)).to(tl.uint8)
     srows = m0 // SM + tl.arange(0, BM // SM)
     scols = k0 // G + tl.arange(0, BK // G)
     smask = (srows < tl.cdiv(M, SM))[:, None] & (scols < tl.cdiv(K, G))[None, :]
-    tl.store(scale_ptr + srows.to(tl.int64)[:, None] * scale_stride + scols[None, :], scale, mask=smask)
+    tl.store(scale_ptr + srows.to(tl.int64)[:, None] * s_row + scols.to(tl.int64)[None, :] * s_col, scale, mask=smask)
     if PACKED:
         width = (K + 1) // 2
         half = k0 // 2 + tl.arange(0, BK // 2)
@@ -117,6 +160,77 @@ def cast_block_kernel(
         tl.store(code_ptr + to, pack_nibbles(code, BM, BK), mask=(rows < M)[:, None] & (half < width)[None, :])
     else:
         tl.store(code_ptr + rows.to(tl.int64)[:, None] * K + cols[None, :], code, mask=inside)
+
+
+@triton.jit
+def cast_block_kernel(
+    x_ptr,
+    code_ptr,
+    scale_ptr,
+    M,
+    K,
+    x_stride,
+    s_row,
+    s_col,
+    k_tiles,
+    steps,
+    RULE: tl.constexpr,
+    FMT: tl.constexpr,
+    MAX: tl.constexpr,
+    EMAX: tl.constexpr,
+    MANT: tl.constexpr,
+    LO: tl.constexpr,
+    HI: tl.constexpr,
+    SM: tl.constexpr,
+    G: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_NAN: tl.constexpr,
+    HW: tl.constexpr,
+):
+    """`steps` tiles one below the other; the next one is on its way while a tile is computed."""
+    m0 = (tl.program_id(0) // k_tiles) * BM * steps
+    k0 = (tl.program_id(0) % k_tiles) * BK
+    rows = m0 + tl.arange(0, BM)
+    cols = k0 + tl.arange(0, BK)
+    at = rows.to(tl.int64)[:, None] * x_stride + cols[None, :]
+    live = (cols < K)[None, :]
+    raw = tl.load(x_ptr + at, mask=(rows < M)[:, None] & live, other=0)
+    for step in range(steps):
+        rows += BM
+        below = at + BM * x_stride
+        after = tl.load(x_ptr + below, mask=((rows < M) & (step + 1 < steps))[:, None] & live, other=0)
+        cast_tile(
+            raw,
+            x_ptr,
+            code_ptr,
+            scale_ptr,
+            at,
+            m0,
+            k0,
+            M,
+            K,
+            s_row,
+            s_col,
+            RULE,
+            FMT,
+            MAX,
+            EMAX,
+            MANT,
+            LO,
+            HI,
+            SM,
+            G,
+            BM,
+            BK,
+            PACKED,
+            HAS_NAN,
+            HW,
+        )
+        m0 += BM
+        at = below
+        raw = after
 
 
 def cast_block(
@@ -127,7 +241,8 @@ def cast_block(
     scale_dtype: torch.dtype = torch.float32,
     packed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes (uint8) and scales of a 2-D tensor. `block` is (rows, columns), powers of two; `rule` divide, rceil, floor, ceil, even."""
+    """Codes (uint8) and scales of a 2-D tensor. `block` is (rows, columns), powers of two; `rule` divide, rceil,
+    floor, ceil, even."""
     x = contiguous_rows(x)
     rows, cols = x.shape
     sm, g = block
@@ -140,15 +255,41 @@ def cast_block(
     if codes.numel() == 0:
         return codes, scales
     bk = max(g, min(256 if sm == 1 else 128, triton.next_power_of_2(cols)), 2)
-    bm = max(sm, min(4096 // bk, 64)) if sm == 1 else sm
+    tile = 2 * TILE if packed else TILE  # half the bytes to store: the longer tile fills the stores again
+    bm = max(sm, tile // bk)  # fewer elements than lanes can take at once would leave some idle
     k_tiles = triton.cdiv(cols, bk)
-    args: dict[str, Any] = dict(
-        RULE=rule, FMT=element.code, MAX=element.max, EMAX=element.emax, MANT=element.mant, LO=element.lo, HI=element.hi,
-        SM=sm, G=g, BM=bm, BK=bk, PACKED=packed, HAS_NAN=element.has_nan, HW=HW,
-    )  # fmt: skip
-    warps = 4 if bm * bk <= 8192 else 8
+    args: dict[str, Any] = dict(  # noqa: C408
+        RULE=rule,
+        FMT=element.code,
+        MAX=element.max,
+        EMAX=element.emax,
+        MANT=element.mant,
+        LO=element.lo,
+        HI=element.hi,
+        SM=sm,
+        G=g,
+        BM=bm,
+        BK=bk,
+        PACKED=packed,
+        HAS_NAN=element.has_nan,
+        HW=HW,
+    )
+    warps = WARPS if bm * bk <= tile else 4 if bm * bk <= 4096 else 8 if bm * bk <= 8192 else 16
+    steps = STEPS if sm == 1 and rows * cols >= 1 << 22 else 1
     launch(
-        cast_block_kernel, (triton.cdiv(rows, bm) * k_tiles,), x,
-        x, codes, scales, rows, cols, x.stride(0), scales.stride(0), k_tiles, num_warps=warps, **args,
-    )  # fmt: skip
+        cast_block_kernel,
+        (triton.cdiv(rows, bm * steps) * k_tiles,),
+        x,
+        x,
+        codes,
+        scales,
+        rows,
+        cols,
+        x.stride(0),
+        *scales.stride(),
+        k_tiles,
+        steps,
+        num_warps=warps,
+        **args,
+    )
     return codes, scales

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+# Device code: `else` after a return is a compile-time branch; there is no `in`.
+# ruff: noqa: PLR1714, RET505
 """Device functions: element and scale codecs, written once and shared by every kernel.
 
-Encoders round to nearest even and saturate, byte for byte like the C++ codecs. `HW` selects the hardware conversion for FP8
-(sm_89 and later); Triton's interpreter and the formats without an instruction take the bit arithmetic.
+Encoders round to nearest even and saturate, byte for byte like the C++ codecs. `HW` selects the hardware conversion
+for FP8 (sm_89 and later); Triton's interpreter and the formats without an instruction take the bit arithmetic.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-INF_BITS = tl.constexpr(0x7F80_0000)
+from .runtime import HW
+
+FUSED = tl.constexpr(HW)  # the interpreter's fma rounds twice
 
 
 @triton.jit
@@ -26,7 +30,8 @@ def as_float(bits):
 
 @triton.jit
 def encode_bits(y, MANT: tl.constexpr, EMIN: tl.constexpr, MAX: tl.constexpr, SIGN: tl.constexpr):
-    """Any minifloat with MANT mantissa bits, smallest normal exponent EMIN and largest value MAX. NaN input: see callers."""
+    """Any minifloat with MANT mantissa bits, smallest normal exponent EMIN and largest value MAX. NaN input: see
+    callers."""
     u = y.to(tl.int32, bitcast=True)
     a = tl.minimum(as_float(u & 0x7FFF_FFFF), MAX)
     e = tl.maximum((a.to(tl.int32, bitcast=True) >> 23) - 127, EMIN)
@@ -38,7 +43,8 @@ def encode_bits(y, MANT: tl.constexpr, EMIN: tl.constexpr, MAX: tl.constexpr, SI
 
 @triton.jit
 def encode_e2m1(y):
-    """E2M1 code of float32 in an int32. The format is three straight lines; the code is the lowest of their rounded values."""
+    """E2M1 code of float32 in an int32. The format is three straight lines; the code is the lowest of their rounded
+    values."""
     u = y.to(tl.int32, bitcast=True)
     a = as_float(u & 0x7FFF_FFFF)
     low = a * 2.0 + 8388608.0
@@ -97,7 +103,8 @@ def pack_nibbles(code, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def decode_bits(code, MANT: tl.constexpr, EMIN: tl.constexpr, BITS: tl.constexpr):
-    """float32 of a minifloat code (int32) without NaN or Inf: exponent and mantissa moved in place, then one exact product."""
+    """float32 of a minifloat code (int32) without NaN or Inf: exponent and mantissa moved in place, then one exact
+    product."""
     mag = (code & ((1 << (BITS - 1)) - 1)) << (23 - MANT)
     v = as_float(mag) * as_float(tl.full([], (253 + EMIN) << 23, tl.int32))
     return as_float(v.to(tl.int32, bitcast=True) | ((code >> (BITS - 1)) << 31))
@@ -167,27 +174,79 @@ def decode_scale(raw, SFMT: tl.constexpr, HW: tl.constexpr):
 
 
 @triton.jit
-def mx_exponent(amax, max_elem: tl.constexpr, emax: tl.constexpr, mant: tl.constexpr, ROUNDING: tl.constexpr):
-    """Biased E8M0 exponent of a block with finite absolute maximum `amax`."""
+def mx_exponent(
+    amax, MAX: tl.constexpr, EMAX: tl.constexpr, MANT: tl.constexpr, ROUNDING: tl.constexpr, EXACT: tl.constexpr
+):
+    """Biased E8M0 exponent of a block with finite absolute maximum `amax`.
+
+    rceil is the exponent of amax / MAX rounded up. Away from the subnormals it rises by one exactly where amax's
+    mantissa passes that of MAX; EXACT takes the division, whose rounding counts near the bottom of the range.
+    """
+    bits = amax.to(tl.int32, bitcast=True)
     if ROUNDING == "rceil":
-        bits = tl.div_rn(amax, tl.full(amax.shape, max_elem, tl.float32)).to(tl.int32, bitcast=True)
-        up = (bits & 0x7F_FFFF) != 0
-        sub = bits > 0x0040_0000  # below 2^-126 the exponent is read off the value itself
-        e = bits >> 23
-        return tl.where(e == 0, tl.where(sub, 1, 0), e + tl.where(up, 1, 0))
+        if EXACT:
+            bits = tl.div_rn(amax, tl.full(amax.shape, MAX, tl.float32)).to(tl.int32, bitcast=True)
+            e = bits >> 23
+            up = tl.where((bits & 0x7F_FFFF) != 0, 1, 0)
+            return tl.where(e == 0, tl.where(bits > 0x0040_0000, 1, 0), e + up)
+        else:
+            top = tl.full(amax.shape, MAX, tl.float32).to(tl.int32, bitcast=True)
+            return tl.maximum((bits - (top & 0x7F_FFFF) + 0x7F_FFFF) >> 23, EMAX) - EMAX
     else:
-        bits = amax.to(tl.int32, bitcast=True)
         if ROUNDING == "even":
-            bits = bits + (1 << (22 - mant))
-        e = (bits >> 23) - emax
+            bits = bits + (1 << (22 - MANT))
+        e = (bits >> 23) - EMAX
         if ROUNDING == "ceil":
             e = e + tl.where((bits & 0x7F_FFFF) != 0, 1, 0)
         return tl.minimum(tl.maximum(e, 0), 254)
 
 
 @triton.jit
-def nearby_divide(x, s, r):
-    """x / s correctly rounded, from r = 1 / s correctly rounded, for s in [2^-80, 2^80]: two residual steps."""
-    q = x * r
-    q = tl.fma(tl.fma(-q, s, x), r, q)
-    return tl.fma(tl.fma(-q, s, x), r, q)
+def _largest(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def absmax(x, AXIS: tl.constexpr):
+    """Largest absolute value along an axis, NaN if there is one: a single instruction per element."""
+    return tl.reduce(tl.abs(x), AXIS, _largest)
+
+
+@triton.jit
+def divide(x, s, r, FINE: tl.constexpr):
+    """x / s from r, about 1 / s, for s well inside float32's range; its residuals are exact.
+
+    FINE: two corrections, the correctly rounded quotient. One correction leaves a relative error of 2^-44 before the
+    last rounding; for x of a 16-bit type this cannot move a code (tests_py/gpu/test_division.py), and float32 takes
+    two.
+    """
+    if FUSED:
+        # Triton's unary minus is 0 - x, so that -(+0) is +0; with r and not the residual negated, -0 stays -0.
+        q = x * r
+        q = tl.fma(tl.fma(q, s, -x), -r, q)
+        if FINE:
+            q = tl.fma(tl.fma(q, s, -x), -r, q)
+        return q
+    else:
+        return tl.div_rn(x, tl.broadcast_to(s, x.shape))
+
+
+@triton.jit
+def positive(s, DT: tl.constexpr):
+    """s rounded to a storage type, kept finite and above zero."""
+    stored = s.to(DT)
+    v = stored.to(tl.float32)
+    if tl.float16 == DT:
+        v = tl.minimum(tl.maximum(v, 5.960464477539063e-08), 65504.0)
+    elif tl.bfloat16 == DT:
+        v = tl.minimum(tl.maximum(v, 9.183549615799121e-41), 3.3895313892515355e38)
+    else:
+        v = tl.minimum(tl.maximum(v, 1.401298464324817e-45), 3.4028234663852886e38)
+    return v.to(DT)
+
+
+@triton.jit
+def unit_power(s):
+    """The power of two that brings s into [1, 2) (a subnormal s: close to it), as float32."""
+    e = tl.minimum(tl.maximum(s.to(tl.int32, bitcast=True) >> 23, 1), 253)
+    return as_float((254 - e) << 23)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuned configurations, keyed by kernel and shape. Measured on an H200; nothing is searched at run time unless asked for."""
+"""Tuned configurations, keyed by kernel and shape. Measured on an H200; nothing is searched at run time unless asked
+for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,11 @@ class Tile:
         return 168 if self.consumers == 2 else None
 
 
-LARGE = {"fast": Tile(False, 256, 128, 2, 2, 4), "precise": Tile(False, 256, 128, 2, 2, 4), "block": Tile(False, 256, 128, 2, 2, 3)}
+LARGE = {
+    "fast": Tile(False, 128, 256, 2, 1, 3),
+    "precise": Tile(False, 256, 128, 2, 2, 4),
+    "block": Tile(False, 256, 128, 2, 2, 3),
+}
 MEDIUM = Tile(False, 128, 128, 2, 1, 4)
 
 
@@ -34,10 +39,57 @@ def fp8_tile(m: int, n: int, k: int, mode: str, sms: int = 132) -> Tile:
     if m <= 32:
         return Tile(True, 64, 32, 1, 1, 8)
     if m <= 64:
-        return Tile(True, 64, 64, 1, 1, 8)
+        return Tile(False, 64, 64, 1, 1, 6)
     if m <= 128:
-        return Tile(True, 64, 128, 1, 1, 6)
+        return Tile(False, 128, 64, 2, 1, 6)
     tiles = -(-m // 256) * -(-n // 128)
     if tiles < sms // 2:
         return MEDIUM
-    return LARGE[mode]
+    tile = LARGE[mode]
+    # Bands twice as high read less of the columns' operand; with long rows they no longer fit the L2 cache.
+    return replace(tile, group=16) if mode != "fast" and k <= 4096 else tile
+
+
+def prefers_cublas(m: int, n: int, k: int, mode: str) -> bool:
+    """Where torch._scaled_mm was measured ahead of the Hopper kernel by more than the noise (docs/gpu.md)."""
+    if mode == "fast" or m <= 128:
+        return False
+    return min(m, n, k) >= 8192 or (mode == "precise" and min(m, n) >= 2048 and k >= 4096)
+
+
+def weight_only(m: int, n: int, k: int, element: str) -> str:
+    """How a 16-bit float product by a quantized weight runs: gemv, fused or decode (to 16-bit floats, then cuBLAS)."""
+    if m == 1:
+        return "gemv"
+    return "fused" if m <= 64 else "decode"
+
+
+def candidates(m: int, n: int, k: int, mode: str) -> list[Tile]:
+    """What `autotune=True` times."""
+    stages = 4 if mode == "fast" else 3
+    large = [Tile(False, 256, 128, 2, 2, stages, group) for group in (4, 8, 16)]
+    medium = [Tile(False, 128, 128, 2, 1, 4), Tile(False, 128, 64, 2, 1, 6), Tile(False, 64, 128, 1, 1, 6)]
+    if m > 256:
+        return large + medium
+    width = max(16, min(128, 1 << (m - 1).bit_length()))
+    small = [Tile(True, 64, width, 1, 1, s) for s in (4, 6, 8) if s * (64 + width) * 132 < 220_000]
+    return small + medium + large
+
+
+@dataclass(frozen=True)
+class W4Tile:
+    """One configuration of the Hopper 4-bit weight kernel. `split`: the consumers divide K instead of the weight's
+    rows."""
+
+    cols: int
+    consumers: int
+    split: bool
+    stages: int
+    group: int = 8
+
+
+def w4_tile(m: int, n: int, k: int, kind: str, sms: int = 132) -> W4Tile:
+    if m <= 64:
+        cols = max(8, 1 << (m - 1).bit_length())
+        return W4Tile(min(cols, 32) if kind == "int4" else cols, 2, True, 8)  # int4 keeps two accumulators
+    return W4Tile(128, 2, False, 4)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,13 +19,14 @@ FLAT32 = NVMMASharedLayout(0, 32, 2)
 FP8 = NVMMASharedLayout(128, 8, 2)
 
 
-@lru_cache(maxsize=None)
+@cache
 def sm_count(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 def k_major(x: torch.Tensor) -> torch.Tensor:
-    """x as the copy engine needs it: unit stride along K, rows 16-byte aligned. Copies only where that does not hold."""
+    """x as the copy engine needs it: unit stride along K, rows 16-byte aligned. Copies only where that does not
+    hold."""
     if x.stride(-1) == 1 and x.stride(0) % 16 == 0 and x.stride(0) >= x.shape[1] and x.data_ptr() % 16 == 0:
         return x
     rows, cols = x.shape
@@ -35,9 +36,16 @@ def k_major(x: torch.Tensor) -> torch.Tensor:
 
 
 def scales_along_rows(scale: torch.Tensor) -> torch.Tensor:
-    """(rows, K blocks) scales as (K blocks, rows) with aligned rows: what the copy engine reads. Free if stored that way."""
+    """(rows, K blocks) scales as (K blocks, rows) with aligned rows: what the copy engine reads. Free if stored that
+    way."""
     s = scale.T
-    if s.dtype == torch.float32 and s.stride(1) == 1 and s.stride(0) % 4 == 0 and s.data_ptr() % 16 == 0 and s.shape[0] > 0:
+    if (
+        s.dtype == torch.float32
+        and s.stride(1) == 1
+        and s.stride(0) % 4 == 0
+        and s.data_ptr() % 16 == 0
+        and s.shape[0] > 0
+    ):
         return s
     blocks, rows = s.shape
     buffer = torch.empty((blocks, -(-rows // 4) * 4), dtype=torch.float32, device=s.device)[:, :rows]
@@ -77,7 +85,8 @@ def fp8_matmul(
     sms = sm_count(a.device.index)
     tile = fp8_tile(m, n, k, mode, sms) if tile is None else tile
     kb = triton.cdiv(k, 128)
-    kinds, descs, strides = [0, 0], [None, None], [0, 0]
+    kinds, strides = [0, 0], [0, 0]
+    descs: list[Any] = [None, None]
     epilogue = 0
     if block:
         for i, (scale, rows) in enumerate(((a_scale, m), (b_scale, n))):
@@ -85,9 +94,9 @@ def fp8_matmul(
                 along = scales_along_rows(scale)
                 kinds[i], descs[i] = 2, along
             else:
-                scale = scale if scale.dtype == torch.float32 and scale.stride(1) == 1 else scale.float().contiguous()
-                kinds[i], strides[i] = 1, scale.stride(0)
-                a_scale, b_scale = (scale, b_scale) if i == 0 else (a_scale, scale)
+                flat = scale if scale.dtype == torch.float32 and scale.stride(1) == 1 else scale.float().contiguous()
+                kinds[i], strides[i] = 1, flat.stride(0)
+                a_scale, b_scale = (flat, b_scale) if i == 0 else (a_scale, flat)
     else:
         epilogue = 1 if a_scale.numel() == 1 and b_scale.numel() == 1 else 2
         if epilogue == 2:
@@ -96,15 +105,21 @@ def fp8_matmul(
     rows, cols = (b, a) if tile.swap else (a, b)
     scale_r, scale_c = (b_scale, a_scale) if tile.swap else (a_scale, b_scale)
     if tile.swap:
-        kinds.reverse(), descs.reverse(), strides.reverse()
+        kinds.reverse()
+        descs.reverse()
+        strides.reverse()
     tma_store = (
-        not tile.swap and out.element_size() == 2 and out.stride(0) % 8 == 0 and out.data_ptr() % 16 == 0 and tile.cols >= 64
+        not tile.swap
+        and out.element_size() == 2
+        and out.stride(0) % 8 == 0
+        and out.data_ptr() % 16 == 0
+        and tile.cols >= 64
     )
     row_desc = descriptor(rows, [tile.rows, 128], FP8)
     col_desc = descriptor(cols, [tile.cols, 128], FP8)
     boxes = (max(tile.rows, 32), max(tile.cols, 32))
     scale_descs: list[Any] = []
-    for kind, desc, box in zip(kinds, descs, boxes):
+    for kind, desc, box in zip(kinds, descs, boxes, strict=True):
         base = desc if kind == 2 else next((d for d in descs if d is not None), None)
         if base is None:
             base = zero_scales(rows.device.index)
@@ -112,25 +127,54 @@ def fp8_matmul(
     if tma_store:
         out_desc = descriptor(out, [64, tile.cols], NVMMASharedLayout(128, 16, 2))
     else:
-        out_desc = descriptor(zero_outputs(rows.device.index), [8, tile.cols], NVMMASharedLayout(min(128, tile.cols * 2), 16, 2))
+        out_desc = descriptor(
+            zero_outputs(rows.device.index), [8, tile.cols], NVMMASharedLayout(min(128, tile.cols * 2), 16, 2)
+        )
     row_tiles, col_tiles = triton.cdiv(rows.shape[0], tile.rows), triton.cdiv(cols.shape[0], tile.cols)
     launch(
-        fp8_kernel, (min(sms, row_tiles * col_tiles),), a,
-        row_desc, col_desc, scale_descs[0], scale_descs[1], out_desc, out, scale_r, scale_c, scale_r if bias is None else bias,
-        rows.shape[0], cols.shape[0], out.stride(0), strides[0], strides[1], row_tiles, col_tiles, kb,
-        ROW_SCALE=kinds[0], COL_SCALE=kinds[1], FAST=fast and not block, EPILOGUE=epilogue, BIAS=bias is not None,
-        SWAP=tile.swap, TMA_STORE=tma_store, CONSUMERS=tile.consumers, WAVES=tile.waves, STAGES=tile.stages, GROUP=tile.group,
-        num_warps=4, maxnreg=tile.maxnreg,
-    )  # fmt: skip
+        fp8_kernel,
+        (min(sms, row_tiles * col_tiles),),
+        a,
+        row_desc,
+        col_desc,
+        scale_descs[0],
+        scale_descs[1],
+        out_desc,
+        out,
+        scale_r,
+        scale_c,
+        scale_r if bias is None else bias,
+        rows.shape[0],
+        cols.shape[0],
+        out.stride(0),
+        strides[0],
+        strides[1],
+        row_tiles,
+        col_tiles,
+        kb,
+        ROW_SCALE=kinds[0],
+        COL_SCALE=kinds[1],
+        FAST=fast and not block,
+        EPILOGUE=epilogue,
+        BIAS=bias is not None,
+        SWAP=tile.swap,
+        TMA_STORE=tma_store,
+        CONSUMERS=tile.consumers,
+        WAVES=tile.waves,
+        STAGES=tile.stages,
+        GROUP=tile.group,
+        num_warps=4,
+        maxnreg=tile.maxnreg,
+    )
     return out
 
 
-@lru_cache(maxsize=None)
+@cache
 def zero_scales(index: int) -> torch.Tensor:
     """Stands where a kernel takes a scale descriptor it does not read."""
     return torch.zeros((1, 32), dtype=torch.float32, device=f"cuda:{index}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def zero_outputs(index: int) -> torch.Tensor:
     return torch.zeros((8, 256), dtype=torch.bfloat16, device=f"cuda:{index}")

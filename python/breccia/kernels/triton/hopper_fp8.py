@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Persistent FP8 matmul for Hopper (sm_90), written in Gluon: one warp copies tiles with TMA, one or two warpgroups multiply.
+# Device code: `else` after a return is a compile-time branch.
+# ruff: noqa: RET505
+"""Persistent FP8 matmul for Hopper (sm_90), written in Gluon: one warp copies tiles with TMA, one or two warpgroups
+multiply.
 
-It computes rows · cols^T, both operands K-major. "Rows" is the operand that feeds the 64-row side of the matrix instruction:
-the activations of a large product, the weights of a small one (then the result is stored transposed).
+It computes rows · cols^T, both operands K-major. "Rows" is the operand that feeds the 64-row side of the matrix
+instruction: the activations of a large product, the weights of a small one (then the result is stored transposed).
 
-Hopper's FP8 tensor cores accumulate in about 14 bits. Except in FAST mode each 128-wide slice of K is therefore multiplied
-into a fresh accumulator and added (block-scaled: with its scales) to a float32 sum.
+Hopper's FP8 tensor cores accumulate in about 14 bits. Except in FAST mode each 128-wide slice of K is therefore
+multiplied into a fresh accumulator and added (block-scaled: with its scales) to a float32 sum.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+
+# Argument lists stay dense.
+# fmt: off
 
 BLOCK_K = gl.constexpr(128)
 NONE, SCALAR, VECTOR = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
@@ -35,6 +41,11 @@ def tile_position(tile, row_tiles, col_tiles, GROUP: gl.constexpr):
 
 
 @gluon.jit
+def previous(stage, STAGES: gl.constexpr):
+    return gl.where(stage == 0, STAGES, stage) - 1
+
+
+@gluon.jit
 def fma(a, b, c):
     """c + a * b. Volatile, so that the compiler keeps one raw accumulator alive at a time instead of spilling."""
     return gl.inline_asm_elementwise(
@@ -43,9 +54,11 @@ def fma(a, b, c):
 
 
 @gluon.jit
-def producer(row_desc, col_desc, row_scale_desc, col_scale_desc, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs,
-             ready, free, row_tiles, col_tiles, k_tiles, ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr,
-             STAGES: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
+def producer(
+    row_desc, col_desc, row_scale_desc, col_scale_desc, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, ready,
+    free, row_tiles, col_tiles, k_tiles, ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):
     BM: gl.constexpr = row_desc.block_type.shape[0]
     BN: gl.constexpr = col_desc.block_type.shape[0]
     BYTES: gl.constexpr = (
@@ -93,17 +106,34 @@ def add_slice(acc, raw, row_scale, col_scale, ROW_SCALE: gl.constexpr, COL_SCALE
 
 
 @gluon.jit
-def store_tile(acc, row0, col0, out_desc, out_buf, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride,
-               EPILOGUE: gl.constexpr, BIAS: gl.constexpr, SWAP: gl.constexpr, TMA_STORE: gl.constexpr,
-               layout: gl.constexpr):  # fmt: skip
+def load_vectors(
+    row0, col0, row_scale_ptr, col_scale_ptr, R, C, EPILOGUE: gl.constexpr, WAVES: gl.constexpr, layout: gl.constexpr
+):
+    """The epilogue's scales, asked for before the last products are waited for: (rows of wave 0, of wave 1,
+    columns)."""
+    if EPILOGUE == 2:
+        BN: gl.constexpr = layout.instr_shape[1]
+        rows = row0 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+        cols = col0 + gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
+        first = gl.load(row_scale_ptr + rows, mask=rows < R, other=0.0)
+        second = gl.load(row_scale_ptr + rows + 64, mask=rows + 64 < R, other=0.0) if WAVES == 2 else first
+        return first, second, gl.load(col_scale_ptr + cols, mask=cols < C, other=0.0)
+    else:
+        scale = gl.load(row_scale_ptr) * gl.load(col_scale_ptr) if EPILOGUE == 1 else 1.0
+        return scale, scale, scale
+
+
+@gluon.jit
+def store_tile(
+    acc, row0, col0, out_desc, out_buf, out_ptr, row_scale, col_scale, bias_ptr, R, C, out_stride,
+    EPILOGUE: gl.constexpr, BIAS: gl.constexpr, SWAP: gl.constexpr, TMA_STORE: gl.constexpr, layout: gl.constexpr,
+):
     """Scales per tensor (EPILOGUE 1) or per row and column (2), bias along the output's columns, then the store."""
     rows = row0 + gl.arange(0, acc.type.shape[0], layout=gl.SliceLayout(1, layout))
     cols = col0 + gl.arange(0, acc.type.shape[1], layout=gl.SliceLayout(0, layout))
     if EPILOGUE == 1:
-        acc = acc * (gl.load(row_scale_ptr) * gl.load(col_scale_ptr))
+        acc = acc * row_scale
     elif EPILOGUE == 2:
-        row_scale = gl.load(row_scale_ptr + rows, mask=rows < R, other=0.0)
-        col_scale = gl.load(col_scale_ptr + cols, mask=cols < C, other=0.0)
         acc = acc * gl.expand_dims(row_scale, 1) * gl.expand_dims(col_scale, 0)
     if BIAS:
         if SWAP:
@@ -125,11 +155,13 @@ def store_tile(acc, row0, col0, out_desc, out_buf, out_ptr, row_scale_ptr, col_s
 
 
 @gluon.jit
-def consumer(WHICH: gl.constexpr, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free,
-             out_desc, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride,
-             row_tiles, col_tiles, k_tiles, ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, FAST: gl.constexpr,
-             EPILOGUE: gl.constexpr, BIAS: gl.constexpr, SWAP: gl.constexpr, TMA_STORE: gl.constexpr,
-             WAVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
+def consumer(
+    WHICH: gl.constexpr, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc,
+    out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride, row_tiles,
+    col_tiles, k_tiles, ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr,
+    BIAS: gl.constexpr, SWAP: gl.constexpr, TMA_STORE: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):
     BM: gl.constexpr = row_bufs.shape[1]
     BN: gl.constexpr = col_bufs.shape[1]
     BASE: gl.constexpr = WHICH * WAVES * 64
@@ -143,7 +175,6 @@ def consumer(WHICH: gl.constexpr, row_bufs, col_bufs, row_scale_bufs, col_scale_
         zero = gl.zeros([64, BN], gl.float32, layout)
         acc0 = zero
         acc1 = zero
-        before = stage
         # A scale that is one number for the tile is fetched one slice ahead of its use.
         row_scale_at = row_scale_ptr + (m * BM // 128) * row_scale_stride
         col_scale_at = col_scale_ptr + (n * BN // 128) * col_scale_stride
@@ -167,8 +198,7 @@ def consumer(WHICH: gl.constexpr, row_bufs, col_bufs, row_scale_bufs, col_scale_
                     acc0, acc1 = warpgroup_mma_wait(2, deps=[acc0, acc1])
                 else:
                     acc0 = warpgroup_mma_wait(1, deps=[acc0])
-                mbarrier.arrive(free.index(before), pred=k > 0)
-                before = stage
+                mbarrier.arrive(free.index(previous(stage, STAGES)), pred=k > 0)  # the slice before is done with
             else:
                 if COL_SCALE == 2:
                     col_scale = load_scale(col_scale_bufs, stage, 0, BN, col_layout)
@@ -191,28 +221,34 @@ def consumer(WHICH: gl.constexpr, row_bufs, col_bufs, row_scale_bufs, col_scale_
             if stage == STAGES:
                 stage = 0
                 phase ^= 1
+        scales = load_vectors(m * BM + BASE, n * BN, row_scale_ptr, col_scale_ptr, R, C, EPILOGUE, WAVES, layout)
         if FAST:
             if WAVES == 2:
                 acc0, acc1 = warpgroup_mma_wait(0, deps=[acc0, acc1])
             else:
                 acc0 = warpgroup_mma_wait(0, deps=[acc0])
-            mbarrier.arrive(free.index(before))
+            mbarrier.arrive(free.index(previous(stage, STAGES)))
         out_buf = out_bufs.index(WHICH)
-        store_tile(acc0, m * BM + BASE, n * BN, out_desc, out_buf, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr,
-                   R, C, out_stride, EPILOGUE, BIAS, SWAP, TMA_STORE, layout)  # fmt: skip
+        store_tile(
+            acc0, m * BM + BASE, n * BN, out_desc, out_buf, out_ptr, scales[0], scales[2], bias_ptr, R, C,
+            out_stride, EPILOGUE, BIAS, SWAP, TMA_STORE, layout,
+        )
         if WAVES == 2:
-            store_tile(acc1, m * BM + BASE + 64, n * BN, out_desc, out_buf, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr,
-                       R, C, out_stride, EPILOGUE, BIAS, SWAP, TMA_STORE, layout)  # fmt: skip
+            store_tile(
+                acc1, m * BM + BASE + 64, n * BN, out_desc, out_buf, out_ptr, scales[1], scales[2], bias_ptr, R, C,
+                out_stride, EPILOGUE, BIAS, SWAP, TMA_STORE, layout,
+            )
     if TMA_STORE:
         tma.store_wait(0)
 
 
 @gluon.jit
-def fp8_kernel(row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr,
-               R, C, out_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles,
-               ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr,
-               BIAS: gl.constexpr, SWAP: gl.constexpr, TMA_STORE: gl.constexpr, CONSUMERS: gl.constexpr,
-               WAVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
+def fp8_kernel(
+    row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr, R,
+    C, out_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE: gl.constexpr,
+    COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr, SWAP: gl.constexpr,
+    TMA_STORE: gl.constexpr, CONSUMERS: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+):
     BM: gl.constexpr = row_desc.block_type.shape[0]
     BN: gl.constexpr = col_desc.block_type.shape[0]
     gl.static_assert(BM == CONSUMERS * WAVES * 64)
@@ -232,48 +268,87 @@ def fp8_kernel(row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out
         mbarrier.init(free.index(i), count=CONSUMERS)
     # The argument tuples stand in the call: a named tuple would turn its constexprs into run-time values.
     if CONSUMERS == 2:
-        gl.warp_specialize([
-            (first_consumer, (row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
-                              row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride,
-                              row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE,
-                              WAVES, STAGES, GROUP)),
-            (second_consumer, (row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
-                              row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride,
-                              row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE,
-                              WAVES, STAGES, GROUP)),
-            (producer, (row_desc, col_desc, row_scale_desc, col_scale_desc, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs,
-                        ready, free, row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, STAGES, GROUP)),
-        ], [4, 1], [240, 24])  # fmt: skip
+        gl.warp_specialize(
+            [
+                (
+                    first_consumer,
+                    (
+                        row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
+                        row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride,
+                        row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE,
+                        WAVES, STAGES, GROUP,
+                    ),
+                ),
+                (
+                    second_consumer,
+                    (
+                        row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
+                        row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride,
+                        row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE,
+                        WAVES, STAGES, GROUP,
+                    ),
+                ),
+                (
+                    producer,
+                    (
+                        row_desc, col_desc, row_scale_desc, col_scale_desc, row_bufs, col_bufs, row_scale_bufs,
+                        col_scale_bufs, ready, free, row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, STAGES,
+                        GROUP,
+                    ),
+                ),
+            ],
+            [4, 1],
+            [240, 24],
+        )
     else:
-        gl.warp_specialize([
-            (first_consumer, (row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
-                              row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride,
-                              row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE,
-                              WAVES, STAGES, GROUP)),
-            (producer, (row_desc, col_desc, row_scale_desc, col_scale_desc, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs,
-                        ready, free, row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, STAGES, GROUP)),
-        ], [1], [24])  # fmt: skip
+        gl.warp_specialize(
+            [
+                (
+                    first_consumer,
+                    (
+                        row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
+                        row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride,
+                        row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE,
+                        WAVES, STAGES, GROUP,
+                    ),
+                ),
+                (
+                    producer,
+                    (
+                        row_desc, col_desc, row_scale_desc, col_scale_desc, row_bufs, col_bufs, row_scale_bufs,
+                        col_scale_bufs, ready, free, row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, STAGES,
+                        GROUP,
+                    ),
+                ),
+            ],
+            [1],
+            [24],
+        )
 
 
 @gluon.jit
-def first_consumer(row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free,
-                   out_desc, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride,
-                   col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr,
-                   FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr, SWAP: gl.constexpr,
-                   TMA_STORE: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
-    consumer(0, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
-             row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride,
-             row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE,
-             WAVES, STAGES, GROUP)  # fmt: skip
+def first_consumer(
+    row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr, row_scale_ptr,
+    col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles,
+    ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr,
+    SWAP: gl.constexpr, TMA_STORE: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+):
+    consumer(
+        0, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
+        row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride, row_tiles,
+        col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES, GROUP,
+    )
 
 
 @gluon.jit
-def second_consumer(row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free,
-                    out_desc, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride,
-                    col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr,
-                    FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr, SWAP: gl.constexpr,
-                    TMA_STORE: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
-    consumer(1, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
-             row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride,
-             row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE,
-             WAVES, STAGES, GROUP)  # fmt: skip
+def second_consumer(
+    row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr, row_scale_ptr,
+    col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles,
+    ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr,
+    SWAP: gl.constexpr, TMA_STORE: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+):
+    consumer(
+        1, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
+        row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride, row_tiles,
+        col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES, GROUP,
+    )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 HW = not INTERPRETED  # FP8 conversion instructions; the interpreter computes the bits instead
@@ -56,7 +55,3 @@ def launch(kernel: Any, grid: tuple[int, ...], like: torch.Tensor, *args: Any, *
             kernel[grid](*args, **options)
     else:
         kernel[grid](*args, **options)
-
-
-def cdiv(a: int, b: int) -> int:
-    return triton.cdiv(a, b)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes and scales back to numbers: (decode(code) - zero point) * scale * global scale, in float32, then rounded once."""
+"""Codes and scales back to numbers: (decode(code) - zero point) * (scale * global scale), in float32, then rounded
+once."""
 
 from __future__ import annotations
 
@@ -13,10 +14,28 @@ from .runtime import HW, launch
 
 @triton.jit
 def dequantize_kernel(
-    code_ptr, scale_ptr, zero_ptr, global_ptr, out_ptr, M, K, code_stride, s_row, s_col, k_tiles,
-    FMT: tl.constexpr, SFMT: tl.constexpr, SM: tl.constexpr, G: tl.constexpr, PACKED: tl.constexpr,
-    ZERO: tl.constexpr, GLOBAL: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, HW: tl.constexpr,
-):  # fmt: skip
+    code_ptr,
+    scale_ptr,
+    zero_ptr,
+    global_ptr,
+    out_ptr,
+    M,
+    K,
+    code_stride,
+    s_row,
+    s_col,
+    k_tiles,
+    FMT: tl.constexpr,
+    SFMT: tl.constexpr,
+    SM: tl.constexpr,
+    G: tl.constexpr,
+    PACKED: tl.constexpr,
+    ZERO: tl.constexpr,
+    GLOBAL: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    HW: tl.constexpr,
+):
     """G == 0: one scale for the whole row. SM == 0: one for all rows."""
     pid = tl.program_id(0)
     m0 = (pid // k_tiles) * BM
@@ -38,15 +57,9 @@ def dequantize_kernel(
             raw = raw.to(tl.float8e5, bitcast=True)
     v = decode_element(raw, FMT, HW)
     # One load and one decode per scale where a tile holds whole blocks, then broadcast.
-    GK: tl.constexpr = BK if G == 0 else (G if G < BK else BK)
-    if SM == 0:
-        srow = tl.zeros([BM], tl.int64)
-    else:
-        srow = (rows // SM).to(tl.int64)
-    if G == 0:
-        scol = tl.zeros([1], tl.int32)
-    else:
-        scol = (k0 + tl.arange(0, BK // GK) * GK) // G
+    GK: tl.constexpr = BK if G == 0 else (1 if G & (G - 1) else (G if G < BK else BK))
+    srow = (rows // SM if SM > 0 else rows * 0).to(tl.int64)
+    scol = (k0 + tl.arange(0, BK // GK) * GK) // G if G > 0 else tl.zeros([1], tl.int32)
     smask = live & (scol * (G if G > 0 else 1) < K)[None, :]
     sat = srow[:, None] * s_row + scol[None, :] * s_col
     sraw = tl.load(scale_ptr + sat, mask=smask, other=0)
@@ -56,9 +69,9 @@ def dequantize_kernel(
     v = tl.reshape(v, [BM, BK // GK, GK])
     if ZERO:
         v = v - tl.expand_dims(tl.load(zero_ptr + sat, mask=smask, other=0).to(tl.float32), 2)
-    v = v * tl.expand_dims(s, 2)
     if GLOBAL:
-        v = v * tl.load(global_ptr)
+        s = s * tl.load(global_ptr)
+    v = v * tl.expand_dims(s, 2)
     v = tl.reshape(v, [BM, BK]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + rows.to(tl.int64)[:, None] * K + cols[None, :], v, mask=inside)
 
@@ -75,7 +88,7 @@ def dequantize(
     zero_point: torch.Tensor | None = None,
     global_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A 2-D tensor from its codes. `block` is (rows, columns) per scale, 0 for all of them; columns a power of two."""
+    """A 2-D tensor from its codes. `block` is (rows, columns) per scale, 0 for all of them."""
     rows, cols = shape
     out = torch.empty(shape, dtype=dtype, device=codes.device)
     if out.numel() == 0:
@@ -89,10 +102,30 @@ def dequantize(
     bm = 4096 // bk
     k_tiles = triton.cdiv(cols, bk)
     launch(
-        dequantize_kernel, (k_tiles * triton.cdiv(rows, bm),), codes,
-        codes, scale, scale if zero_point is None else zero_point, scale if global_scale is None else global_scale, out,
-        rows, cols, codes.stride(0), s_row, s_col, k_tiles,
-        FMT=fmt, SFMT=sfmt, SM=sm, G=g, PACKED=packed, ZERO=zero_point is not None, GLOBAL=global_scale is not None,
-        BM=bm, BK=bk, HW=HW, num_warps=4,
-    )  # fmt: skip
+        dequantize_kernel,
+        (k_tiles * triton.cdiv(rows, bm),),
+        codes,
+        codes,
+        scale,
+        scale if zero_point is None else zero_point,
+        scale if global_scale is None else global_scale,
+        out,
+        rows,
+        cols,
+        codes.stride(0),
+        s_row,
+        s_col,
+        k_tiles,
+        FMT=fmt,
+        SFMT=sfmt,
+        SM=sm,
+        G=g,
+        PACKED=packed,
+        ZERO=zero_point is not None,
+        GLOBAL=global_scale is not None,
+        BM=bm,
+        BK=bk,
+        HW=HW,
+        num_warps=4,
+    )
     return out

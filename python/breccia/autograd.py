@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients through quantization: the straight-through estimator, and a linear layer whose forward and backward
+products are scaled ones.
+
+Works on torch tensors and JAX arrays; on NumPy and MLX arrays, which record no gradients here, the values are
+those of the forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from breccia import frameworks, layouts
+from breccia.delayed import AmaxHistory
+from breccia.ops import cast, matmul
+from breccia.options import CastOptions, Hadamard
+from breccia.recipes import (
+    DelayedScaling,
+    Float8CurrentScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    ScalingRecipe,
+)
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["LinearRecipes", "cast_ste", "cast_ste_clipped", "linear"]
+
+
+def cast_ste(x: Any, recipe: ScalingRecipe) -> Any:
+    """``dequantize(cast(x, recipe))`` in the dtype of ``x``, with the gradient of the identity.
+
+    Args:
+        x: float array, as for `breccia.cast`.
+        recipe: what to quantize to.
+
+    Returns:
+        Array of the shape, dtype and framework of ``x``.
+
+    Raises:
+        TypeError, ValueError: as `breccia.cast`.
+    """
+    return frameworks.of(x).straight_through(x, recipe, None)
+
+
+def cast_ste_clipped(
+    x: Any, recipe: ScalingRecipe, clip_min: float | None = None, clip_max: float | None = None
+) -> Any:
+    """`cast_ste` with a gradient of zero where ``x`` saturates.
+
+    Args:
+        x: float array, as for `breccia.cast`.
+        recipe: what to quantize to.
+        clip_min, clip_max: the range whose gradients pass. By default that of each block: the values that
+            its scale can hold, half a unit in the last place past its largest code included (a value
+            that rounds to that code does not saturate).
+
+    Returns:
+        Array of the shape, dtype and framework of ``x``.
+    """
+    return frameworks.of(x).straight_through(x, recipe, (clip_min, clip_max))
+
+
+@dataclass(frozen=True)
+class LinearRecipes:
+    """What `linear` quantizes its operands to, for its three products.
+
+    Attributes:
+        x, w, grad: recipes of the input, the weight and the gradient of the output.
+        stochastic: round gradients stochastically.
+        hadamard: transform both operands of the weight's gradient along the axis they are contracted over.
+    """
+
+    x: ScalingRecipe
+    w: ScalingRecipe
+    grad: ScalingRecipe
+    stochastic: bool = False
+    hadamard: Hadamard | None = None
+
+    @staticmethod
+    def fp8() -> LinearRecipes:
+        """Per-tensor current scaling, E4M3 forward and E5M2 backward: TransformerEngine's HYBRID."""
+        return LinearRecipes(Float8CurrentScaling(), Float8CurrentScaling(), Float8CurrentScaling(fp8_format="E5M2"))
+
+    @staticmethod
+    def delayed(amax_history_len: int = 16, margin: int = 0) -> LinearRecipes:
+        """Delayed scaling, E4M3 forward and E5M2 backward; `linear` then needs a state."""
+        forward = DelayedScaling("E4M3", amax_history_len, margin)
+        return LinearRecipes(forward, forward, DelayedScaling("E5M2", amax_history_len, margin))
+
+    @staticmethod
+    def mxfp8() -> LinearRecipes:
+        """MXFP8 E4M3 throughout, as TransformerEngine's MXFP8BlockScaling."""
+        return LinearRecipes(MXFP8BlockScaling(), MXFP8BlockScaling(), MXFP8BlockScaling())
+
+    @staticmethod
+    def nvfp4() -> LinearRecipes:
+        """NVFP4 throughout, with stochastic rounding of gradients and a random Hadamard transform before the
+        weight's gradient, after TransformerEngine's NVFP4BlockScaling."""
+        recipe = NVFP4BlockScaling()
+        return LinearRecipes(recipe, recipe, recipe, stochastic=True, hadamard=Hadamard(16))
+
+
+def linear(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    recipes: LinearRecipes | None = None,
+    *,
+    seed: Any = None,
+    scales: tuple[Any, Any, Any] | None = None,
+) -> Any:
+    """``x @ w.T + bias`` whose forward product and both backward products are scaled ones.
+
+    Args:
+        x: float array ``(..., K)``.
+        w: float array ``(N, K)``; a master weight, quantized anew on every call.
+        bias: ``(N,)`` or None.
+        recipes: what to quantize to; `LinearRecipes.fp8` by default.
+        seed: integer for stochastic rounding; for JAX it may be traced, and is required. torch draws one
+            from its default generator where it is None.
+        scales: for `DelayedScaling`, the `breccia.delayed.AmaxHistory` of x, w and grad. They are read;
+            `breccia.nn.ScaledLinear` also keeps them up to date.
+
+    Returns:
+        Array ``(..., N)`` of the dtype of ``x``. The contracted axes are padded with zeros to whole blocks.
+
+    Raises:
+        TypeError: ``w`` is not of the framework of ``x``.
+        ValueError: the shapes do not match, or a seed or a state is missing.
+    """
+    recipes = LinearRecipes.fp8() if recipes is None else recipes
+    framework = frameworks.common(x, w)
+    if len(w.shape) != 2 or not len(x.shape) or x.shape[-1] != w.shape[-1]:
+        raise ValueError(f"x must be (..., K) and w (N, K), got shapes {tuple(x.shape)} and {tuple(w.shape)}")
+    if scales is None and any(isinstance(r, DelayedScaling) for r in (recipes.x, recipes.w, recipes.grad)):
+        raise ValueError("scales is required for DelayedScaling: the AmaxHistory of x, w and grad")
+    y = framework.linear(x.reshape(-1, x.shape[-1]), w, Products(recipes, scales), seed)
+    y = y.reshape(*x.shape[:-1], w.shape[0])
+    return y if bias is None else y + bias
+
+
+class Products:
+    """The three products of a linear layer, in any framework. Operands are 2-D."""
+
+    def __init__(self, recipes: LinearRecipes, scales: tuple[Any, Any, Any] | None) -> None:
+        self.recipes = recipes
+        self.scales: tuple[AmaxHistory | None, ...] = scales or (None, None, None)
+
+    def forward(self, x: Any, w: Any) -> Any:
+        r = self.recipes
+        a = _quantized(x, r.x, self.scales[0])
+        b = _quantized(w, r.w, self.scales[1])
+        return _product(a, b, x)
+
+    def backward(self, grad: Any, x: Any, w: Any, seed: Any) -> tuple[Any, Any]:
+        """Gradients of x and w."""
+        return self.grad_x(grad, w, seed), self.grad_w(grad, x, seed)
+
+    def grad_x(self, grad: Any, w: Any, seed: Any) -> Any:
+        r = self.recipes
+        a = _quantized(grad, r.grad, self.scales[2], _options(r, seed, 0))
+        return _product(a, _quantized(_turned(w), r.w, self.scales[1]), grad)
+
+    def grad_w(self, grad: Any, x: Any, seed: Any) -> Any:
+        r = self.recipes
+        a = _quantized(_turned(grad), r.grad, self.scales[2], _options(r, seed, 1, r.hadamard))
+        options = CastOptions(hadamard=r.hadamard)
+        return _product(a, _quantized(_turned(x), r.x, self.scales[0], options), grad)
+
+
+def _options(r: LinearRecipes, seed: Any, product: int, hadamard: Hadamard | None = None) -> CastOptions:
+    if not r.stochastic:
+        return CastOptions(hadamard=hadamard)
+    # Two streams of one seed: the products must not round alike.
+    return CastOptions("stochastic", 2 * seed + product, hadamard)
+
+
+def _product(a: ScaledTensor, b: ScaledTensor, like: Any) -> Any:
+    return matmul(a, b.mT, str(like.dtype).rpartition(".")[2])
+
+
+def _quantized(
+    x: Any, recipe: ScalingRecipe, history: AmaxHistory | None, options: CastOptions | None = None
+) -> ScaledTensor:
+    """``x`` (rows, contracted axis), padded with zeros to whole blocks along the latter."""
+    framework = frameworks.of(x)
+    options = options or CastOptions()
+    if isinstance(recipe, DelayedScaling) and history is not None:
+        return framework.cast_scaled(x, recipe, history.scale, options)
+    width = block_width(recipe)
+    if options.hadamard is not None:
+        width = math.lcm(width, options.hadamard.block)
+    short = -x.shape[-1] % width
+    if short:
+        x = framework.namespace.pad(x, 0, short)
+    return cast(x, recipe, rounding=options.rounding, seed=options.seed, hadamard=options.hadamard)
+
+
+def block_width(recipe: ScalingRecipe) -> int:
+    """How many elements the contracted axis must be a multiple of."""
+    if getattr(recipe, "block_m", 1) > 1:
+        return 1
+    layout = recipe.layout
+    if isinstance(layout, layouts.PerBlockK):
+        return layout.block_size
+    return layout.block_n if isinstance(layout, layouts.PerBlockMN) else 1
+
+
+def _turned(x: Any) -> Any:
+    return frameworks.of(x).swap_last_axes(x)

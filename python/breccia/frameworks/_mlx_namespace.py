@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLX for delayed scaling: the few functions of the vectorized kernels' namespace that it needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+_DTYPES = {"float32": mx.float32}
+
+
+class Mlx:
+    """The part of `breccia.kernels.vectorized.namespace.Namespace` that `breccia.delayed` uses."""
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        return x.astype(_DTYPES[dtype])
+
+    def constant(self, value: Any, dtype: str, like: Any) -> Any:
+        return mx.array(value, _DTYPES[dtype])
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        return mx.where(condition, a, b)
+
+    def minimum(self, a: Any, b: Any) -> Any:
+        return mx.minimum(a, b)
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        return mx.maximum(a, b)
+
+    def divide(self, a: Any, b: Any) -> Any:
+        return a / b
+
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        return mx.concatenate(parts, axis)

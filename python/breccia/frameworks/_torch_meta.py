@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ScaledTensors as custom operators pass them: a list of tensors, and a string for the rest.
+
+What runs while torch.compile traces does without the core and without caches: attributes, strings and lists.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from breccia import layouts, recipes
+from breccia.layouts import Layout
+from breccia.recipes import ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+
+def recipe_key(recipe: ScalingRecipe) -> str:
+    key: str = recipe._key  # type: ignore[attr-defined]
+    return key
+
+
+@functools.cache
+def recipe_of(key: str) -> ScalingRecipe:
+    return recipes.from_dict(json.loads(key))
+
+
+@functools.cache
+def layout_of(key: str) -> Layout:
+    fields = json.loads(key)
+    name = fields.pop("name")
+    for layout in (layouts.PerTensor, layouts.PerBlockK, layouts.PerChannel, layouts.PerBlockMN):
+        if layout.name == name:
+            return layout(**fields)
+    raise ValueError(f"layout must be a known one, got {name!r}")
+
+
+def flatten(operand: Any) -> tuple[list[Any], str]:
+    """(tensors, key) of a ScaledTensor, or of a plain tensor, whose key is empty."""
+    if not isinstance(operand, ScaledTensor):
+        return [operand], ""
+    tensors = [operand.data, operand.scale]
+    flags = ""
+    if operand.zero_point is not None:
+        tensors.append(operand.zero_point)
+        flags += "z"
+    if operand.global_scale is not None:
+        tensors.append(operand.global_scale)
+        flags += "g"
+    layout: Any = operand.layout
+    packing: str = operand._packing  # type: ignore[attr-defined]
+    dtype: str = operand._original_dtype  # type: ignore[attr-defined]
+    return tensors, f"{recipe_key(operand.recipe)}|{layout._key}|{packing}|{dtype}|{flags}"
+
+
+def unflatten(tensors: list[Any], key: str) -> Any:
+    """The inverse of `flatten`."""
+    if not key:
+        return tensors[0]
+    recipe, layout, packing, dtype, flags = key.split("|")
+    rest = list(tensors[2:])
+    zero_point = rest.pop(0) if "z" in flags else None
+    global_scale = rest.pop(0) if "g" in flags else None
+    return ScaledTensor._unchecked(
+        packing, dtype, tensors[0], tensors[1], recipe_of(recipe), layout_of(layout), zero_point, global_scale
+    )

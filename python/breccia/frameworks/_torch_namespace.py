@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch as the vectorized kernels see it: any device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int32": torch.int32,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "bool": torch.bool,
+}
+
+
+class Torch:
+    """`breccia.kernels.vectorized.namespace.Namespace` for torch."""
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        made = x.to(_DTYPES[dtype])
+        if dtype == "bfloat16":  # whose NaN torch writes with any bits
+            nan = torch.full((), 0x7FC0, dtype=torch.int16, device=x.device).view(torch.bfloat16)
+            made = torch.where(x.isnan(), nan, made)
+        return made
+
+    def bits(self, x: Any) -> Any:
+        return x.view(torch.int32)
+
+    def floats(self, bits: Any) -> Any:
+        return bits.view(torch.float32)
+
+    def constant(self, value: Any, dtype: str, like: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(np.array(value)).to(like.device, _DTYPES[dtype])
+        return torch.full((), value, dtype=_DTYPES[dtype], device=like.device)
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        return torch.where(condition, a, b)
+
+    def minimum(self, a: Any, b: Any) -> Any:
+        return torch.minimum(a, b)
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        return torch.maximum(a, b)
+
+    def floor(self, x: Any) -> Any:
+        return torch.floor(x)
+
+    def divide(self, a: Any, b: Any) -> Any:
+        return a / b
+
+    def max(self, x: Any, axes: tuple[int, ...]) -> Any:
+        return torch.amax(x, axes, keepdim=True)
+
+    def any(self, x: Any, axes: tuple[int, ...]) -> Any:
+        return torch.any(x, axes, keepdim=True)
+
+    def sum(self, x: Any) -> Any:
+        return torch.sum(x, dtype=torch.float64)
+
+    def take(self, table: Any, index: Any) -> Any:
+        return table[index.long()]
+
+    def index(self, x: Any, axis: int, index: Any) -> Any:
+        return torch.index_select(x, axis, torch.from_numpy(index).to(x.device))
+
+    def pad(self, x: Any, rows: int, cols: int) -> Any:
+        return torch.nn.functional.pad(x, (0, cols, 0, rows))
+
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        return torch.cat(parts, axis)
+
+    def arange(self, n: int, like: Any) -> Any:
+        return torch.arange(n, device=like.device).to(torch.int32)
+
+    def integer(self, seed: Any, like: Any) -> Any:
+        return torch.as_tensor(seed, device=like.device).to(torch.int64).to(torch.int32)

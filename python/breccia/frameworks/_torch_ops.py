@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs as operators of ``torch.ops.breccia``: the core on CPUs, the vectorized kernels on other devices, shapes
+and dtypes for the compiler, and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from breccia import _core, recipes
+from breccia.frameworks._torch_meta import flatten, recipe_of, unflatten
+from breccia.frameworks._torch_namespace import Torch
+from breccia.kernels import vectorized
+from breccia.options import CastOptions
+from breccia.recipes import ScalingRecipe, _spec
+from breccia.scaled_tensor import ScaledTensor, packing_for
+
+NAMESPACE = Torch()
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "uint16": torch.uint16,
+}
+# Formats with a torch dtype. The others are uint8.
+NATIVE = {
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "float8_e8m0fnu": torch.float8_e8m0fnu,
+    "float4_e2m1fn_x2": torch.float4_e2m1fn_x2,
+    "int8": torch.int8,
+}
+_NAMES = {dtype: name for name, dtype in {**NATIVE, **DTYPES}.items()}
+
+
+def dtype_name(x: Any) -> str:
+    return _NAMES.get(x.dtype, str(x.dtype).removeprefix("torch."))
+
+
+def core_array(x: Any, argument: str, null: bool = False) -> _core.Array:
+    """The tensor's memory for the core, as long as the tensor lives."""
+    name = _NAMES.get(x.dtype)
+    if name is None:
+        raise TypeError(f"{argument} has the unsupported dtype {x.dtype}")
+    item = x.element_size()
+    if not null and x.is_neg():
+        raise TypeError(f"{argument} must not be a lazily negated view: call resolve_neg()")
+    return _core.Array(0 if null else x.data_ptr(), list(x.shape), [item * s for s in x.stride()], name)
+
+
+def data_dtype(element: str) -> torch.dtype:
+    return NATIVE.get("float4_e2m1fn_x2" if element == "float4_e2m1fn" else element, torch.uint8)
+
+
+def _output_dtypes(plan: Any, element: str, recipe: ScalingRecipe) -> list[torch.dtype | None]:
+    fmt = recipes.scale_format(recipe)
+    return [
+        data_dtype(element),
+        DTYPES[plan["scale"][1]] if fmt is None else NATIVE[fmt],
+        None if plan["zero_point"] is None else DTYPES[plan["zero_point"][1]],
+        None if plan["global_scale"] is None else torch.float32,
+    ]
+
+
+def _empty_outputs(plan: Any, element: str, recipe: ScalingRecipe, device: Any) -> list[Any]:
+    """Tensors for data, scale, zero_point and global_scale, with None for what there is not."""
+    keys = ("data", "scale", "zero_point", "global_scale")
+    return [
+        None if dtype is None else torch.empty(plan[key][0], dtype=dtype, device=device)
+        for key, dtype in zip(keys, _output_dtypes(plan, element, recipe), strict=True)
+    ]
+
+
+def allocate(plan: Any, element: str, recipe: ScalingRecipe, device: Any) -> tuple[list[Any], list[Any]]:
+    """The outputs of a cast, and the core's view of them."""
+    made = _empty_outputs(plan, element, recipe, device)
+    return made, [None if x is None else core_array(x, "out") for x in made]
+
+
+def parts_to_tensor(made: Any, shape: Any, recipe: ScalingRecipe, original_dtype: str) -> ScaledTensor:
+    """The ScaledTensor of an operator's outputs."""
+    bits, has_zero_point, two_level = recipe._traits  # type: ignore[attr-defined]
+    zero_point = made[2] if has_zero_point else None
+    global_scale = made[2 + has_zero_point] if two_level else None
+    packing = packing_for(bits, shape[-1])
+    return ScaledTensor._unchecked(
+        packing, original_dtype, made[0], made[1], recipe, recipe.layout, zero_point, global_scale
+    )
+
+
+def raw(x: Any) -> Any:
+    """Codes as uint8."""
+    return x.view(torch.uint8) if x.dtype in NATIVE.values() else x
+
+
+def _as_outputs(parts: vectorized.Parts, recipe: ScalingRecipe) -> list[Any]:
+    spec = _spec(recipe)
+    fmt = recipes.scale_format(recipe)
+    data = parts.data.view(data_dtype(spec.element))
+    scale = parts.scale if fmt is None else parts.scale.view(NATIVE[fmt])
+    return [x for x in (data, scale, parts.zero_point, parts.global_scale) if x is not None]
+
+
+def vectorized_cast(x: Any, recipe: ScalingRecipe, options: CastOptions) -> list[Any]:
+    return _as_outputs(vectorized.cast(NAMESPACE, x.to(torch.float32), recipe, options), recipe)
+
+
+# --- cast -----------------------------------------------------------------------------------------------------------
+
+_library = torch.library.Library("breccia", "DEF")
+_library.define("cast(Tensor x, str recipe) -> Tensor[]")
+_library.define("dequantize(Tensor[] parts, str key, ScalarType dtype) -> Tensor")
+_library.define("requantize(Tensor[] parts, str key, str recipe) -> Tensor[]")
+_library.define("matmul(Tensor[] a, str a_key, Tensor[] b, str b_key, ScalarType out_dtype) -> Tensor")
+_library.define("straight_through(Tensor x, str recipe, bool clipped, float? low, float? high) -> (Tensor, Tensor)")
+
+
+def _cast_cpu(x: Any, recipe: str) -> list[Any]:
+    what = recipe_of(recipe)
+    spec = _spec(what)
+    made, arrays = allocate(_core.plan_cast(list(x.shape), spec), spec.element, what, x.device)
+    _core.cast_into(core_array(x, "x"), spec, *arrays)
+    return [x for x in made if x is not None]
+
+
+def _cast_anywhere(x: Any, recipe: str) -> list[Any]:
+    return vectorized_cast(x, recipe_of(recipe), CastOptions())
+
+
+def _cast_fake(x: Any, recipe: str) -> list[Any]:
+    what = recipe_of(recipe)
+    spec = _spec(what)
+    made = _empty_outputs(_core.plan_cast(list(x.shape), spec), spec.element, what, x.device)
+    return [x for x in made if x is not None]
+
+
+# --- dequantize -----------------------------------------------------------------------------------------------------
+
+
+def _dequantize_cpu(parts: list[Any], key: str, dtype: Any) -> Any:
+    scaled = unflatten(parts, key)
+    out = torch.empty(scaled.shape, dtype=dtype)
+    _core.dequantize_into(scaled._core, core_array(out, "out"))
+    return out
+
+
+def _dequantize_anywhere(parts: list[Any], key: str, dtype: Any) -> Any:
+    scaled = unflatten(parts, key)
+    made = vectorized.dequantize(NAMESPACE, scaled, raw)
+    return made.expand(scaled.shape).to(dtype)
+
+
+def _dequantize_fake(parts: list[Any], key: str, dtype: Any) -> Any:
+    return torch.empty(unflatten(parts, key).shape, dtype=dtype, device=parts[0].device)
+
+
+# --- requantize -----------------------------------------------------------------------------------------------------
+
+
+def _requantize_cpu(parts: list[Any], key: str, recipe: str) -> list[Any]:
+    scaled, what = unflatten(parts, key), recipe_of(recipe)
+    spec = _spec(what)
+    made, arrays = allocate(_core.plan_cast(list(scaled.shape), spec), spec.element, what, parts[0].device)
+    _core.requantize_into(scaled._core, spec, *arrays)
+    return [x for x in made if x is not None]
+
+
+def _requantize_anywhere(parts: list[Any], key: str, recipe: str) -> list[Any]:
+    what = recipe_of(recipe)
+    return _as_outputs(vectorized.requantize(NAMESPACE, unflatten(parts, key), what, raw), what)
+
+
+def _requantize_fake(parts: list[Any], key: str, recipe: str) -> list[Any]:
+    scaled, what = unflatten(parts, key), recipe_of(recipe)
+    spec = _spec(what)
+    made = _empty_outputs(_core.plan_cast(list(scaled.shape), spec), spec.element, what, parts[0].device)
+    return [x for x in made if x is not None]
+
+
+# --- matmul ---------------------------------------------------------------------------------------------------------
+
+
+def _core_operand(tensors: list[Any], key: str, argument: str) -> Any:
+    return unflatten(tensors, key)._core if key else core_array(tensors[0], argument)
+
+
+def _shape_of(tensors: list[Any], key: str) -> Any:
+    return unflatten(tensors, key).shape
+
+
+def _matmul_cpu(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any) -> Any:
+    shape = _core.matmul_shape(list(_shape_of(a, a_key)), list(_shape_of(b, b_key)))
+    out = torch.empty(shape, dtype=out_dtype)
+    _core.matmul_into(_core_operand(a, a_key, "a"), _core_operand(b, b_key, "b"), core_array(out, "out"))
+    return out
+
+
+def _matmul_anywhere(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any) -> Any:
+    values = [
+        _dequantize_anywhere(tensors, key, torch.float32) if key else tensors[0].float()
+        for tensors, key in ((a, a_key), (b, b_key))
+    ]
+    _core.matmul_shape(list(values[0].shape), list(values[1].shape))
+    return torch.matmul(*values).to(out_dtype)
+
+
+def _matmul_fake(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any) -> Any:
+    left, right = _shape_of(a, a_key), _shape_of(b, b_key)
+    batch = torch.broadcast_shapes(left[:-2], right[:-2])
+    return torch.empty((*batch, left[-2], right[-1]), dtype=out_dtype, device=a[0].device)
+
+
+def _matmul_context(ctx: Any, inputs: Any, output: Any) -> None:
+    a, a_key, b, b_key, _ = inputs
+    ctx.keys = (a_key, b_key, len(a))
+    ctx.save_for_backward(*a, *b)
+
+
+def _matmul_backward(ctx: Any, grad: Any) -> Any:
+    a_key, b_key, count = ctx.keys
+    tensors = list(ctx.saved_tensors)
+    left, right = unflatten(tensors[:count], a_key), unflatten(tensors[count:], b_key)
+    grads: list[Any] = [[None] * count, None, [None] * (len(tensors) - count), None, None]
+    if not a_key and ctx.needs_input_grad[0][0]:
+        product = torch.ops.breccia.matmul([grad], "", *flatten(right.mT), left.dtype)
+        grads[0] = [product.sum_to_size(left.shape)]
+    if not b_key and ctx.needs_input_grad[2][0]:
+        product = torch.ops.breccia.matmul(*flatten(left.mT), [grad], "", right.dtype)
+        grads[2] = [product.sum_to_size(right.shape)]
+    return tuple(grads)
+
+
+# --- straight through -----------------------------------------------------------------------------------------------
+
+
+def _straight_through(x: Any, recipe: str, clipped: bool, low: float | None, high: float | None) -> Any:
+    what = recipe_of(recipe)
+    made = torch.ops.breccia.cast(x, recipe)
+    scaled = parts_to_tensor(made, x.shape, what, dtype_name(x))
+    values = torch.ops.breccia.dequantize(*flatten(scaled), x.dtype)
+    if not clipped:
+        return values, torch.empty(0, dtype=torch.bool, device=x.device)
+    bounds = vectorized.saturation(NAMESPACE, scaled, raw)
+    lower = bounds[0] if low is None else low
+    upper = bounds[1] if high is None else high
+    return values, ((x >= lower) & (x <= upper)).expand(x.shape).contiguous()
+
+
+def _straight_through_fake(x: Any, recipe: str, clipped: bool, low: Any, high: Any) -> Any:
+    shape = x.shape if clipped else (0,)
+    values = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return values, torch.empty(shape, dtype=torch.bool, device=x.device)
+
+
+def _straight_through_context(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.clipped = inputs[2]
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _straight_through_backward(ctx: Any, grad: Any, _: Any) -> Any:
+    (inside,) = ctx.saved_tensors
+    return (torch.where(inside, grad, 0) if ctx.clipped else grad), None, None, None, None
+
+
+for _name, _cpu, _anywhere, _fake in (
+    ("cast", _cast_cpu, _cast_anywhere, _cast_fake),
+    ("dequantize", _dequantize_cpu, _dequantize_anywhere, _dequantize_fake),
+    ("requantize", _requantize_cpu, _requantize_anywhere, _requantize_fake),
+    ("matmul", _matmul_cpu, _matmul_anywhere, _matmul_fake),
+    ("straight_through", _straight_through, _straight_through, _straight_through_fake),
+):
+    _library.impl(_name, _cpu, "CPU")
+    _library.impl(_name, _anywhere, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"breccia::{_name}", _fake, lib=_library)
+torch.library.register_autograd("breccia::matmul", _matmul_backward, setup_context=_matmul_context, lib=_library)
+torch.library.register_autograd(
+    "breccia::straight_through",
+    _straight_through_backward,
+    setup_context=_straight_through_context,
+    lib=_library,
+)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ScaledTensor as a node of torch's trees, as a value its compiler may pass, and as something
+``torch.load(weights_only=True)`` may build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from breccia import layouts, recipes, scaled_tensor
+from breccia.frameworks._torch_meta import layout_of
+from breccia.scaled_tensor import ScaledTensor
+
+_LAYOUTS = (layouts.PerTensor, layouts.PerBlockK, layouts.PerChannel, layouts.PerBlockMN)
+_PARTS = ("data", "scale", "zero_point", "global_scale")
+
+
+def _flatten(scaled: ScaledTensor) -> tuple[list[Any], Any]:
+    parts = [scaled.data, scaled.scale, scaled.zero_point, scaled.global_scale]
+    return parts, (scaled.recipe, scaled.layout, scaled._packing, scaled._original_dtype)  # type: ignore[attr-defined]
+
+
+def _unflatten(parts: Any, context: Any) -> ScaledTensor:
+    recipe, layout, packing, original_dtype = context
+    data, scale, zero_point, global_scale = parts
+    return ScaledTensor._unchecked(packing, original_dtype, data, scale, recipe, layout, zero_point, global_scale)
+
+
+def _flatten_with_keys(scaled: ScaledTensor) -> Any:
+    parts, context = _flatten(scaled)
+    return [(_pytree.GetAttrKey(name), part) for name, part in zip(_PARTS, parts, strict=True)], context
+
+
+def _dump(context: Any) -> Any:
+    recipe, layout, packing, original_dtype = context
+    return [recipe.to_dict(), layout._key, packing, original_dtype]
+
+
+def _load(dumped: Any) -> Any:
+    recipe, layout, packing, original_dtype = dumped
+    return recipes.from_dict(recipe), layout_of(layout), packing, original_dtype
+
+
+def register() -> None:
+    for constant in (*recipes.all_recipes(), *_LAYOUTS):
+        _pytree.register_constant(constant)
+    _pytree.register_pytree_node(
+        ScaledTensor,
+        _flatten,
+        _unflatten,
+        serialized_type_name="breccia.ScaledTensor",
+        to_dumpable_context=_dump,
+        from_dumpable_context=_load,
+        flatten_with_keys_fn=_flatten_with_keys,
+    )
+    torch.serialization.add_safe_globals([ScaledTensor, scaled_tensor._unpickle, *recipes.all_recipes(), *_LAYOUTS])

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX arrays: on a CPU the core reads them in place and what it writes becomes an array without a copy; inside of
+``jit`` it is called back. On other devices the same verbs are jax.numpy."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from breccia import _core, recipes
+from breccia.delayed import AmaxHistory
+from breccia.frameworks import _jax_callbacks as callbacks
+from breccia.frameworks._jax_callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
+from breccia.frameworks._jax_namespace import Jax
+from breccia.kernels import vectorized
+from breccia.options import CastOptions
+from breccia.recipes import ScalingRecipe, _spec
+from breccia.scaled_tensor import ScaledTensor
+
+namespace = Jax()
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+
+
+def to_core(array: Any, argument: str) -> Any:
+    if not isinstance(array, jax.Array):
+        raise TypeError(f"{argument} must be a JAX array like data, got {type(array).__name__}")
+    if is_concrete(array) and on_cpu(array):
+        return np.asarray(array)
+    item, strides = array.dtype.itemsize, list[int]()
+    for extent in reversed(array.shape):
+        strides.insert(0, item)
+        item *= max(extent, 1)
+    return _core.Array(0, list(array.shape), strides, array.dtype.name)
+
+
+def place(array: Any) -> Any:
+    return array.devices() if is_concrete(array) else None
+
+
+def swap_last_axes(array: Any) -> Any:
+    return jnp.swapaxes(array, -1, -2)
+
+
+def native(array: Any, fmt: str) -> Any:
+    dtype = NATIVE.get(fmt)
+    if dtype is None or array.dtype == dtype:
+        return array
+    if is_concrete(array) and on_cpu(array):
+        return from_numpy(np.asarray(array).view(dtype))
+    return jax.lax.bitcast_convert_type(array, dtype)
+
+
+def to_dlpack(array: Any) -> tuple[Any, str]:
+    if not is_concrete(array):
+        raise TypeError("a traced array has no memory to hand over: move it outside of jit")
+    name = array.dtype.name
+    if name not in ("bfloat16", *NATIVE):
+        return array, name
+    if on_cpu(array):
+        host = np.asarray(array)
+        exported = from_numpy(host.view(np.uint16 if name == "bfloat16" else np.uint8))
+    else:
+        exported = jax.lax.bitcast_convert_type(array, jnp.uint16 if name == "bfloat16" else jnp.uint8)
+    return exported, name
+
+
+def from_dlpack(exporter: Any, name: str) -> Any:
+    array = from_numpy(exporter) if isinstance(exporter, np.ndarray) else jax.dlpack.from_dlpack(exporter)
+    if name in ("bfloat16", "int8"):
+        dtype = ml_dtypes.bfloat16 if name == "bfloat16" else np.int8
+        return (
+            from_numpy(np.asarray(array).view(dtype)) if on_cpu(array) else jax.lax.bitcast_convert_type(array, dtype)
+        )
+    return array
+
+
+def to_pickle(array: Any) -> tuple[Any, str]:
+    return array, array.dtype.name
+
+
+def from_pickle(array: Any, name: str) -> Any:
+    return array
+
+
+def to_device(array: Any, device: Any) -> Any:
+    if isinstance(device, str):
+        try:
+            device = jax.devices(device)[0]
+        except RuntimeError as error:
+            raise ValueError(f"target must be a framework or a JAX device, got {device!r}: {error}") from None
+    return jax.device_put(array, device)
+
+
+def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
+    x = _floats(x, "x")
+    plan = _core.plan_cast(list(x.shape), _spec(recipe))
+    if is_concrete(x) and on_cpu(x):
+        return tensor_of(callbacks.cast_now(np.asarray(x), recipe, plan), recipe, x.shape, x.dtype.name)
+    made = _cast(jax.lax.stop_gradient(x), recipe)
+    return tensor_of(made, recipe, x.shape, x.dtype.name)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _cast(x: Any, recipe: ScalingRecipe) -> Any:
+    return jax.lax.platform_dependent(
+        x,
+        cpu=functools.partial(callbacks.cast, recipe=recipe),
+        default=lambda x: as_outputs(vectorized.cast(namespace, x.astype(jnp.float32), recipe, CastOptions()), recipe),
+    )
+
+
+def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
+    x = _floats(x, "x")
+    seed = 0 if options.seed is None else options.seed
+    if not isinstance(seed, int):
+        seed = jnp.asarray(seed)
+        if seed.size != 1 or not jnp.issubdtype(seed.dtype, jnp.integer):
+            raise TypeError(f"seed must be one integer, got shape {seed.shape} of {seed.dtype}")
+        made = _cast_with(jax.lax.stop_gradient(x), recipe, options.rounding, options.hadamard, seed)
+    else:
+        made = _cast_with_fixed(jax.lax.stop_gradient(x), recipe, options.rounding, options.hadamard, seed)
+    return tensor_of(made, recipe, x.shape, x.dtype.name)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _cast_with(x: Any, recipe: ScalingRecipe, rounding: str, hadamard: Any, seed: Any) -> Any:
+    options = CastOptions(rounding, seed if rounding == "stochastic" else None, hadamard)
+    return as_outputs(vectorized.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
+
+
+_cast_with_fixed = jax.jit(_cast_with.__wrapped__, static_argnums=(1, 2, 3, 4))
+
+
+def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
+    x = _floats(x, "x")
+    factor = jnp.asarray(factor, jnp.float32)
+    values = jax.lax.stop_gradient(x).astype(jnp.float32)
+    codes = vectorized.cast_scaled(namespace, values, recipe, factor, options)
+    data = jax.lax.bitcast_convert_type(codes, NATIVE[recipe.element])
+    return ScaledTensor._unchecked("one", x.dtype.name, data, 1 / factor, recipe, recipe.layout, None, None)
+
+
+def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
+    if out is not None:
+        raise TypeError("out must be None: JAX arrays are immutable")
+    name = _dtype_name(dtype)
+    if is_concrete(scaled.data) and on_cpu(scaled.data):
+        return from_numpy(callbacks.dequantize_now(scaled, name))
+    return _dequantize(jax.lax.stop_gradient(scaled), name)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _dequantize(scaled: ScaledTensor, name: str) -> Any:
+    return jax.lax.platform_dependent(
+        scaled,
+        cpu=functools.partial(callbacks.dequantize, name=name),
+        default=lambda scaled: jnp.broadcast_to(vectorized.dequantize(namespace, scaled, raw), scaled.shape).astype(
+            name
+        ),
+    )
+
+
+def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
+    if is_concrete(scaled.data) and on_cpu(scaled.data):
+        plan = _core.plan_cast(list(scaled.shape), _spec(recipe))
+        made = callbacks.requantize_now(scaled, recipe, plan)
+    else:
+        made = _requantize(jax.lax.stop_gradient(scaled), recipe)
+    return tensor_of(made, recipe, scaled.shape, scaled.original_dtype)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
+    return jax.lax.platform_dependent(
+        scaled,
+        cpu=functools.partial(callbacks.requantize, recipe=recipe),
+        default=lambda scaled: as_outputs(vectorized.requantize(namespace, scaled, recipe, raw), recipe),
+    )
+
+
+def matmul(a: Any, b: Any, out_dtype: Any) -> Any:
+    a, b, name = _operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype)
+    _core.matmul_shape(list(a.shape), list(b.shape))
+    arrays = [x.data if isinstance(x, ScaledTensor) else x for x in (a, b)]
+    if all(is_concrete(x) and on_cpu(x) for x in arrays):
+        return from_numpy(callbacks.matmul_now(a, b, name))
+    return _matmul(a, b, name)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _matmul(a: Any, b: Any, name: str) -> Any:
+    return jax.lax.platform_dependent(
+        a,
+        b,
+        cpu=functools.partial(callbacks.matmul, name=name),
+        default=lambda a, b: jnp.matmul(_values(a), _values(b), precision="highest").astype(name),
+    )
+
+
+def _matmul_forward(a: Any, b: Any, name: str) -> Any:
+    return _matmul(a, b, name), (a, b)
+
+
+def _matmul_backward(name: str, operands: Any, grad: Any) -> Any:
+    a, b = operands
+
+    def towards(operand: Any, left: Any, right: Any) -> Any:
+        if isinstance(operand, ScaledTensor):
+            return None
+        return _sum_to(_matmul(left, right, operand.dtype.name), operand.shape)
+
+    return towards(a, grad, _turned(b)), towards(b, _turned(a), grad)
+
+
+_matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
+    return _straight_through(_floats(x, "x"), recipe, clip)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _straight_through(x: Any, recipe: ScalingRecipe, clip: Any) -> Any:
+    return _straight_through_forward(x, recipe, clip)[0]
+
+
+def _straight_through_forward(x: Any, recipe: ScalingRecipe, clip: Any) -> Any:
+    scaled = cast(x, recipe)
+    values = dequantize(scaled, x.dtype.name, None)
+    if clip is None:
+        return values, None
+    bounds = vectorized.saturation(namespace, scaled, raw)
+    low, high = (bounds[i] if clip[i] is None else clip[i] for i in range(2))
+    return values, (x >= low) & (x <= high)
+
+
+def _straight_through_backward(recipe: ScalingRecipe, clip: Any, inside: Any, grad: Any) -> Any:
+    return (grad if inside is None else jnp.where(inside, grad, 0),)
+
+
+_straight_through.defvjp(_straight_through_forward, _straight_through_backward)
+
+
+def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
+    if seed is None and products.recipes.stochastic:
+        raise ValueError("seed is required for stochastic rounding in JAX: pass a new integer every step")
+    seed = jnp.asarray(0 if seed is None else seed, jnp.int32)
+    return _linear(_floats(x, "x"), _floats(w, "w"), products.recipes, products.scales, seed)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _linear(x: Any, w: Any, recipes: Any, scales: Any, seed: Any) -> Any:
+    return _linear_forward(x, w, recipes, scales, seed)[0]
+
+
+def _linear_forward(x: Any, w: Any, recipes: Any, scales: Any, seed: Any) -> Any:
+    from breccia.autograd import Products
+
+    return Products(recipes, scales).forward(x, w), (x, w, scales, seed)
+
+
+def _linear_backward(recipes: Any, saved: Any, grad: Any) -> Any:
+    from breccia.autograd import Products
+
+    x, w, scales, seed = saved
+    grad_x, grad_w = Products(recipes, scales).backward(grad, x, w, seed)
+    return grad_x.astype(x.dtype), grad_w.astype(w.dtype), None, None
+
+
+_linear.defvjp(_linear_forward, _linear_backward)
+
+
+def as_outputs(parts: vectorized.Parts, recipe: ScalingRecipe) -> tuple[Any, ...]:
+    """The parts of a cast in JAX's dtypes; those that exist."""
+    fmt = recipes.scale_format(recipe)
+    element = _spec(recipe).element
+    data = parts.data if element not in NATIVE else jax.lax.bitcast_convert_type(parts.data, NATIVE[element])
+    scale = parts.scale if fmt is None else jax.lax.bitcast_convert_type(parts.scale, NATIVE[fmt])
+    return tuple(part for part in (data, scale, parts.zero_point, parts.global_scale) if part is not None)
+
+
+def _values(operand: Any) -> Any:
+    if not isinstance(operand, ScaledTensor):
+        return operand.astype(jnp.float32)
+    return jnp.broadcast_to(vectorized.dequantize(namespace, operand, raw), operand.shape)
+
+
+def _turned(operand: Any) -> Any:
+    return operand.mT if isinstance(operand, ScaledTensor) else jnp.swapaxes(operand, -1, -2)
+
+
+def _sum_to(grad: Any, shape: tuple[int, ...]) -> Any:
+    """Undo the broadcasting of leading axes."""
+    extra = len(grad.shape) - len(shape)
+    axes = [*range(extra), *(extra + i for i, n in enumerate(shape) if n == 1 and grad.shape[extra + i] != 1)]
+    return jnp.sum(grad, tuple(axes)).reshape(shape) if axes else grad
+
+
+def _operand(x: Any, argument: str) -> Any:
+    return x if isinstance(x, ScaledTensor) else _floats(x, argument)
+
+
+def _floats(x: Any, argument: str) -> Any:
+    """``x`` as floats; integers and booleans as float32."""
+    name = x.dtype.name
+    if name in _FLOATS:
+        return x
+    if x.dtype.kind in "iub":
+        return x.astype(jnp.float32)
+    raise TypeError(f"{argument} must be a float32, float64, float16 or bfloat16 array (or integers), got dtype {name}")
+
+
+def _dtype_name(dtype: Any) -> str:
+    try:
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
+    if name not in _FLOATS:
+        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
+    if name == "float64" and not jax.config.jax_enable_x64:
+        raise TypeError("dtype must not be float64 unless jax_enable_x64 is set")
+    return name
+
+
+def _flatten(scaled: ScaledTensor) -> Any:
+    context = (scaled.recipe, scaled.layout, scaled.__dict__["_packing"], scaled.original_dtype)
+    keys = ("data", "scale", "zero_point", "global_scale")
+    return [(jax.tree_util.GetAttrKey(key), getattr(scaled, key)) for key in keys], context
+
+
+def _unflatten(context: Any, parts: Any) -> ScaledTensor:
+    recipe, layout, packing, original_dtype = context
+    data, scale, zero_point, global_scale = parts
+    return ScaledTensor._unchecked(packing, original_dtype, data, scale, recipe, layout, zero_point, global_scale)
+
+
+jax.tree_util.register_pytree_with_keys(ScaledTensor, _flatten, _unflatten)
+jax.tree_util.register_pytree_node(
+    AmaxHistory, lambda state: ((state.amax, state.scale), None), lambda _, parts: AmaxHistory(*parts)
+)

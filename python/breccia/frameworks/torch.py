@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch tensors: on a CPU the core reads and writes them in place; on other devices, and while torch traces, the
+same verbs are the custom operators ``torch.ops.breccia``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from breccia import _core, layouts
+from breccia.frameworks import _torch_trees
+from breccia.frameworks._torch_meta import flatten, recipe_key
+from breccia.frameworks._torch_ops import (
+    DTYPES,
+    NAMESPACE,
+    NATIVE,
+    allocate,
+    core_array,
+    dtype_name,
+    parts_to_tensor,
+    vectorized_cast,
+)
+from breccia.kernels import vectorized
+from breccia.kernels.vectorized.spec import Element
+from breccia.options import CastOptions
+from breccia.recipes import ScalingRecipe, _spec
+from breccia.scaled_tensor import ScaledTensor
+
+namespace = NAMESPACE
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def to_core(array: Any, argument: str) -> Any:
+    if not isinstance(array, torch.Tensor):
+        raise TypeError(f"{argument} must be a torch tensor like data, got {type(array).__name__}")
+    _check_dense(array, argument)
+    return core_array(array, argument, null=not _is_plain(array))
+
+
+def place(array: Any) -> Any:
+    return array.device
+
+
+def swap_last_axes(array: Any) -> Any:
+    return array.transpose(-1, -2)
+
+
+def native(array: Any, fmt: str) -> Any:
+    dtype = NATIVE.get(fmt)
+    return array if dtype is None or array.dtype == dtype else array.view(dtype)
+
+
+def to_dlpack(array: Any) -> tuple[Any, str]:
+    name = dtype_name(array)
+    array = array.detach()
+    if array.dtype == torch.bfloat16:
+        return array.view(torch.uint16), name
+    return (array.view(torch.uint8) if array.dtype in NATIVE.values() else array), name
+
+
+def from_dlpack(exporter: Any, name: str) -> Any:
+    array = torch.from_dlpack(exporter)
+    if name == "bfloat16":
+        return array.view(torch.bfloat16)
+    return array.view(torch.int8) if name == "int8" else array
+
+
+def to_pickle(array: Any) -> tuple[Any, str]:
+    name = dtype_name(array)
+    return (array.view(torch.uint8) if array.dtype in NATIVE.values() else array), name
+
+
+def from_pickle(array: Any, name: str) -> Any:
+    return native(array, name)
+
+
+def to_device(array: Any, device: Any) -> Any:
+    try:
+        return array.to(torch.device(device))
+    except RuntimeError as error:
+        raise ValueError(f"target must be a framework or a torch device, got {device!r}: {error}") from None
+
+
+def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
+    x = _floats(x, "x")
+    if not _is_plain(x):
+        name = dtype_name(x)
+        return parts_to_tensor(torch.ops.breccia.cast(x.detach(), recipe_key(recipe)), x.shape, recipe, name)
+    spec = _spec(recipe)
+    shape = list(x.shape)
+    made, arrays = allocate(_core.plan_cast(shape, spec), spec.element, recipe, x.device)
+    _core.cast_into(core_array(x, "x"), spec, *arrays)
+    return _wrap(made, arrays, recipe, shape, dtype_name(x))
+
+
+def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
+    x = _floats(x, "x")
+    return parts_to_tensor(vectorized_cast(x.detach(), recipe, options), x.shape, recipe, dtype_name(x))
+
+
+def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
+    x = _floats(x, "x")
+    values = x.detach().float()
+    element = Element.of(recipe.element)
+    factor = torch.as_tensor(factor, dtype=torch.float32, device=x.device)
+    if options.rounding == "nearest":  # torch's own conversion rounds as the core's does
+        data = (values * factor).clamp(-element.max, element.max).to(NATIVE[element.name])
+    else:
+        data = vectorized.cast_scaled(namespace, values, recipe, factor, options).view(NATIVE[element.name])
+    return ScaledTensor._unchecked("one", dtype_name(x), data, 1 / factor, recipe, recipe.layout, None, None)
+
+
+def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
+    if out is not None and not isinstance(out, torch.Tensor):
+        raise TypeError(f"out must be a torch tensor, got {type(out).__name__}")
+    kind = _dtype(dtype) if out is None else out.dtype
+    if not _is_plain(scaled.data):
+        made = torch.ops.breccia.dequantize(*flatten(scaled), kind)
+        if out is None:
+            return made
+        if out.shape != made.shape:
+            raise ValueError(f"out must have shape {tuple(made.shape)}, got {tuple(out.shape)}")
+        return out.copy_(made)
+    if out is None:
+        out = torch.empty(scaled.shape, dtype=kind)
+    elif out.device != scaled.data.device:
+        raise TypeError(f"out must be on the device of data, {scaled.data.device}, got {out.device}")
+    elif out.requires_grad and torch.is_grad_enabled():
+        raise ValueError("out must not require a gradient")
+    _core.dequantize_into(scaled._core, core_array(out, "out"))
+    return out
+
+
+def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
+    if not _is_plain(scaled.data):
+        made = torch.ops.breccia.requantize(*flatten(scaled), recipe_key(recipe))
+        return parts_to_tensor(made, scaled.shape, recipe, scaled.original_dtype)
+    spec = _spec(recipe)
+    shape = list(scaled.shape)
+    made, arrays = allocate(_core.plan_cast(shape, spec), spec.element, recipe, scaled.data.device)
+    _core.requantize_into(scaled._core, spec, *arrays)
+    return _wrap(made, arrays, recipe, shape, scaled.original_dtype)
+
+
+def matmul(a: Any, b: Any, out_dtype: Any) -> Any:
+    a, b = _operand(a, "a"), _operand(b, "b")
+    kind = _dtype(out_dtype)
+    if not (_is_plain(_data(a)) and _is_plain(_data(b))) or _needs_grad(a) or _needs_grad(b):
+        return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind)
+    out = torch.empty(_core.matmul_shape(list(a.shape), list(b.shape)), dtype=kind)
+    _core.matmul_into(_readable(a, "a"), _readable(b, "b"), core_array(out, "out"))
+    return out
+
+
+def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
+    x = _floats(x, "x")
+    low, high = clip or (None, None)
+    values, _ = torch.ops.breccia.straight_through(x, recipe_key(recipe), clip is not None, low, high)
+    return values
+
+
+class _Linear(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any, products: Any, seed: Any) -> Any:
+        ctx.save_for_backward(x, w)
+        ctx.products, ctx.seed = products, seed
+        return products.forward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, w = ctx.saved_tensors
+        needs_x, needs_w = ctx.needs_input_grad[:2]
+        grad_x = ctx.products.grad_x(grad, w, ctx.seed).to(x.dtype) if needs_x else None
+        grad_w = ctx.products.grad_w(grad, x, ctx.seed).to(w.dtype) if needs_w else None
+        return grad_x, grad_w, None, None
+
+
+def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
+    if seed is None and products.recipes.stochastic:
+        seed = int(torch.randint(2**31, ()))
+    return _Linear.apply(_floats(x, "x"), _floats(w, "w"), products, seed)
+
+
+def _wrap(
+    made: list[Any], arrays: list[Any], recipe: ScalingRecipe, shape: list[int], original_dtype: str
+) -> ScaledTensor:
+    layout = recipe.layout
+    core = _core.ScaledTensor(
+        arrays[0], arrays[1], _spec(recipe), layouts._spec(layout), arrays[2], arrays[3], shape, original_dtype
+    )
+    return ScaledTensor._from_core(core, made[0], made[1], recipe, layout, made[2], made[3])
+
+
+def _data(operand: Any) -> Any:
+    return operand.data if isinstance(operand, ScaledTensor) else operand
+
+
+def _readable(operand: Any, argument: str) -> Any:
+    return operand._core if isinstance(operand, ScaledTensor) else core_array(operand, argument)
+
+
+def _needs_grad(operand: Any) -> bool:
+    return not isinstance(operand, ScaledTensor) and operand.requires_grad and torch.is_grad_enabled()
+
+
+def _operand(x: Any, argument: str) -> Any:
+    return x if isinstance(x, ScaledTensor) else _floats(x, argument)
+
+
+def _floats(x: Any, argument: str) -> Any:
+    """``x`` as floats; integers and booleans as float32."""
+    _check_dense(x, argument)
+    if x.dtype in _FLOATS:
+        return x
+    if x.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        return x.float()
+    raise TypeError(f"{argument} must be a float32, float64, float16 or bfloat16 tensor (or integers), got {x.dtype}")
+
+
+def _check_dense(x: Any, argument: str) -> None:
+    if torch.compiler.is_dynamo_compiling():  # which knows dense tensors only
+        return
+    if x.layout != torch.strided or x.is_nested:
+        raise TypeError(f"{argument} must be a dense tensor (layout torch.strided), got layout {x.layout}")
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether the core may read and write the tensor's memory, and no mode of torch must see the call."""
+    return (
+        not torch.compiler.is_dynamo_compiling()
+        and type(x) in _EXACT_TYPES
+        and x.is_cpu
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    )
+
+
+def _dtype(dtype: Any) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        found = dtype
+    else:
+        name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
+        found = DTYPES.get(str(name), torch.bool)
+    if found not in _FLOATS:
+        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
+    return found
+
+
+_torch_trees.register()

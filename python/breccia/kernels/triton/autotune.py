@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`autotune=True`: times candidate tiles on the caller's shape and keeps the best in a file.
+
+The file is `breccia/gpu_tiles.json` under `$XDG_CACHE_HOME` (or `~/.cache`); delete it to forget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from .configs import Tile, candidates
+
+
+def cache_file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "breccia" / "gpu_tiles.json"
+
+
+def _load() -> dict[str, Any]:
+    try:
+        loaded = json.loads(cache_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _save(key: str, tile: Tile) -> None:
+    table = _load()
+    table[key] = dataclasses.asdict(tile)
+    path = cache_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(table, indent=1))
+        part.replace(path)
+    except OSError:
+        pass  # a read-only home: tune again next time
+
+
+def tuned(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None,
+    block: bool,
+    fast: bool,
+) -> torch.Tensor:
+    """`products.fp8` with the best configuration for exactly this shape."""
+    from .products import fp8
+
+    if torch.cuda.get_device_capability(x.device)[0] != 9:
+        return fp8(x, w, x_scale, w_scale, dtype, bias, block, fast)
+    from .fp8_matmul import fp8_matmul
+
+    mode = "block" if block else "fast" if fast else "precise"
+    (m, k), n = x.shape, w.shape[0]
+    key = f"{torch.cuda.get_device_name(x.device)}|{triton.__version__}|{mode}|{m}x{n}x{k}|{dtype}"
+    known = _load().get(key)
+    try:
+        tile = None if known is None else Tile(**known)
+    except TypeError:
+        tile = None
+    if tile is None:
+        times = {}
+        for candidate in candidates(m, n, k, mode):
+            times[candidate] = triton.testing.do_bench(
+                lambda c=candidate: fp8_matmul(x, w, x_scale, w_scale, dtype, bias, block, fast, c), warmup=5, rep=20
+            )
+        tile = min(times, key=lambda c: times[c])
+        _save(key, tile)
+    return fp8_matmul(x, w, x_scale, w_scale, dtype, bias, block, fast, tile)

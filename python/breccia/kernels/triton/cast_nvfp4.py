@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+# Device code: x != x is NaN.
+# ruff: noqa: PLR0124
+"""NVFP4: E2M1 codes, an E4M3 scale for every 16 of them and one float32 global scale."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .cast_tensor import statistics
+from .codecs import absmax, decode_fp8_int, encode_element, pack_nibbles
+from .runtime import HW, contiguous_rows, launch
+
+TILE, WARPS = 1024, 1  # elements and warps of a program
+F32_MAX = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.jit
+def cast_nvfp4_kernel(
+    x_ptr,
+    code_ptr,
+    scale_ptr,
+    stat_ptr,
+    M,
+    K,
+    x_stride,
+    k_tiles,
+    tiles,
+    RULE: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    HW: tl.constexpr,
+):
+    """RULE: transformer_engine or torchao (two-level), single (one level)."""
+    tile = tiles - 1 - tl.program_id(0)
+    m0 = (tile // k_tiles) * BM
+    k0 = (tile % k_tiles) * BK
+    rows = m0 + tl.arange(0, BM)
+    cols = k0 + tl.arange(0, BK)
+    inside = (rows < M)[:, None] & (cols < K)[None, :]
+    at = rows.to(tl.int64)[:, None] * x_stride + cols[None, :]
+    x = tl.reshape(tl.load(x_ptr + at, mask=inside, other=0).to(tl.float32), [BM, BK // 16, 16])
+    top = absmax(x, 2)
+    amax = top
+    nan = tl.where(top != top, 1, 0)
+    if tl.max(tl.max(tl.where(top < float("inf"), 0, 1), axis=1), axis=0) != 0:
+        amax = absmax(tl.where(tl.abs(x) < float("inf"), x, 0.0), 2)
+        x = tl.where(tl.expand_dims(nan, 2) != 0, 0.0, x)
+    one = tl.full(amax.shape, 1.0, tl.float32)
+    if RULE == "transformer_engine":
+        b = amax * tl.load(stat_ptr)
+    elif RULE == "torchao":
+        b = tl.div_rn(tl.div_rn(amax, one * 6.0), one * tl.load(stat_ptr + 2))
+        b = tl.maximum(b, 0.015625)
+    else:
+        b = tl.div_rn(amax, one * 6.0)
+    code8 = encode_element(b, "e4m3", HW)
+    b = code8.to(tl.float8e4nv, bitcast=True).to(tl.float32) if HW else decode_fp8_int(code8.to(tl.int32), "e4m3")
+    if RULE == "transformer_engine":
+        r = tl.div_rn(one, b * tl.load(stat_ptr + 1))
+    elif RULE == "torchao":
+        r = tl.div_rn(one * tl.load(stat_ptr + 3), b)
+    else:
+        r = tl.div_rn(one, b)
+    y = x * tl.expand_dims(tl.minimum(r, F32_MAX), 2)
+    code = tl.reshape(encode_element(y, "e2m1", HW), [BM, BK])
+    code8 = tl.where(nan != 0, 0x7F, code8.to(tl.int32)).to(tl.uint8)
+    scols = k0 // 16 + tl.arange(0, BK // 16)
+    blocks = tl.cdiv(K, 16)
+    smask = (rows < M)[:, None] & (scols < blocks)[None, :]
+    tl.store(scale_ptr + rows.to(tl.int64)[:, None] * blocks + scols[None, :], code8, mask=smask)
+    width = (K + 1) // 2
+    half = k0 // 2 + tl.arange(0, BK // 2)
+    to = rows.to(tl.int64)[:, None] * width + half[None, :]
+    tl.store(code_ptr + to, pack_nibbles(code, BM, BK), mask=(rows < M)[:, None] & (half < width)[None, :])
+
+
+def cast_nvfp4(
+    x: torch.Tensor, two_level: bool = True, rule: str = "transformer_engine", stats: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Packed codes, E4M3 block scales (as uint8) and the global scale of a 2-D tensor.
+
+    `stats` is what an earlier `cast_tensor.statistics(x, "nvfp4", ...)` returned, for callers that know the maximum.
+    """
+    x = contiguous_rows(x)
+    rows, cols = x.shape
+    codes = torch.empty((rows, (cols + 1) // 2), dtype=torch.uint8, device=x.device)
+    scales = torch.empty((rows, triton.cdiv(cols, 16)), dtype=torch.uint8, device=x.device)
+    global_scale = torch.ones((), dtype=torch.float32, device=x.device) if two_level else None
+    if codes.numel() == 0:
+        return codes, scales, global_scale
+    if global_scale is None:
+        rule, stats = "single", codes
+    elif stats is None:
+        stats = statistics(x, "nvfp4", 6.0, 1.0, global_scale)
+    else:
+        global_scale = stats[2]
+    bk = min(256, max(16, triton.next_power_of_2(cols)))
+    bm = TILE // bk
+    k_tiles = triton.cdiv(cols, bk)
+    tiles = k_tiles * triton.cdiv(rows, bm)
+    launch(
+        cast_nvfp4_kernel,
+        (tiles,),
+        x,
+        x,
+        codes,
+        scales,
+        stats,
+        rows,
+        cols,
+        x.stride(0),
+        k_tiles,
+        tiles,
+        RULE=rule,
+        BM=bm,
+        BK=bk,
+        HW=HW,
+        num_warps=WARPS,
+    )
+    return codes, scales, global_scale

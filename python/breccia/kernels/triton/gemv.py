@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+# Device code: `else` after a return is a compile-time branch.
+# ruff: noqa: RET505
+"""A few bf16/fp16 rows by 4-bit or FP8 weights: bound by reading the weights, so every instruction per code counts.
+
+Four bytes become eight fp16 numbers by shifts and masks: an E2M1 code's bits in fp16's fields are its value times
+2^-14, which the scale pays back; an INT4 code is a mantissa under the exponent of 1024.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .codecs import decode_element, decode_scale
+from .runtime import HW, launch
+
+E2M1_ASM = tl.constexpr("""{
+.reg .b32 p, q, s, t;
+prmt.b32 p, $4, 0, 0x4140; prmt.b32 q, $4, 0, 0x4342;
+shl.b32 s, p, 12; and.b32 s, s, 0x80008000; shl.b32 t, p, 9; and.b32 t, t, 0x0E000E00; or.b32 $0, s, t;
+shl.b32 s, q, 12; and.b32 s, s, 0x80008000; shl.b32 t, q, 9; and.b32 t, t, 0x0E000E00; or.b32 $1, s, t;
+shl.b32 s, p, 8; and.b32 s, s, 0x80008000; shl.b32 t, p, 5; and.b32 t, t, 0x0E000E00; or.b32 $2, s, t;
+shl.b32 s, q, 8; and.b32 s, s, 0x80008000; shl.b32 t, q, 5; and.b32 t, t, 0x0E000E00; or.b32 $3, s, t;
+}""")
+INT4_ASM = tl.constexpr("""{
+.reg .b32 p, q, s, bias;
+prmt.b32 p, $4, 0, 0x4140; prmt.b32 q, $4, 0, 0x4342; mov.b32 bias, 0x64086408;
+lop3.b32 s, p, 0x000F000F, 0x64086408, 0x6A; sub.f16x2 $0, s, bias;
+lop3.b32 s, q, 0x000F000F, 0x64086408, 0x6A; sub.f16x2 $1, s, bias;
+shr.b32 p, p, 4; shr.b32 q, q, 4;
+lop3.b32 s, p, 0x000F000F, 0x64086408, 0x6A; sub.f16x2 $2, s, bias;
+lop3.b32 s, q, 0x000F000F, 0x64086408, 0x6A; sub.f16x2 $3, s, bias;
+}""")  # (code & 15) ^ 0x6408 is 1024 + (code + 8)
+
+
+@triton.jit
+def decode_pair(byte, FMT: tl.constexpr, HW: tl.constexpr):
+    """(even, odd) elements of packed bytes as float32, E2M1 times 2^-14."""
+    if HW and FMT == "e2m1":
+        lo, hi = tl.inline_asm_elementwise(
+            E2M1_ASM, "=r,=r,=r,=r,r", [byte], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+        )
+        return lo.to(tl.float32), hi.to(tl.float32)
+    elif HW and FMT == "int4":
+        lo, hi = tl.inline_asm_elementwise(
+            INT4_ASM, "=r,=r,=r,=r,r", [byte], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+        )
+        return lo.to(tl.float32), hi.to(tl.float32)
+    else:
+        shrink: tl.constexpr = 0.00006103515625 if FMT == "e2m1" else 1.0
+        return decode_element(byte & 0xF, FMT, HW) * shrink, decode_element(byte >> 4, FMT, HW) * shrink
+
+
+@triton.jit
+def unpack_halves(word, HALF: tl.constexpr):
+    """The two 16-bit floats of an int32, as float32."""
+    if tl.bfloat16 == HALF:
+        return (word << 16).to(tl.float32, bitcast=True), (word & -65536).to(tl.float32, bitcast=True)
+    else:
+        lo = (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+        hi = (word >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+        return lo.to(tl.float32), hi.to(tl.float32)
+
+
+@triton.jit
+def gemv_kernel(
+    x_ptr,
+    w_ptr,
+    s_ptr,
+    g_ptr,
+    bias_ptr,
+    out_ptr,
+    N,
+    K,
+    x_stride,
+    w_stride,
+    s_row,
+    s_col,
+    out_stride,
+    FMT: tl.constexpr,
+    SFMT: tl.constexpr,
+    HALF: tl.constexpr,
+    G: tl.constexpr,
+    GLOBAL: tl.constexpr,
+    BIAS: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    HW: tl.constexpr,
+):
+    """x_ptr: pairs of activations as int32. K is a multiple of BK, BK of the group G."""
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.program_id(1).to(tl.int64)
+    live = (rows < N)[:, None]
+    half = tl.arange(0, BK // 2)
+    groups = tl.arange(0, BK // G)
+    w_at = w_ptr + rows.to(tl.int64)[:, None] * w_stride + half[None, :]
+    s_at = s_ptr + rows.to(tl.int64)[:, None] * s_row + groups[None, :] * s_col
+    acc = tl.zeros([BN, BK // G], tl.float32)
+    byte = tl.load(w_at, mask=live, other=0)
+    for k0 in range(0, K, BK):
+        xw = tl.load(x_ptr + m * x_stride + k0 // 2 + half)
+        sraw = tl.load(s_at + (k0 // G) * s_col, mask=live, other=0)
+        after = tl.load(w_at + (k0 + BK) // 2, mask=live & (k0 + BK < K), other=0)
+        even, odd = decode_pair(byte, FMT, HW)
+        x_even, x_odd = unpack_halves(xw, HALF)
+        p = even * x_even[None, :] + odd * x_odd[None, :]
+        if (SFMT == "e4m3") and HW:
+            sraw = sraw.to(tl.float8e4nv, bitcast=True)
+        s = decode_scale(sraw, SFMT, HW)
+        acc += tl.sum(tl.reshape(p, [BN, BK // G, G // 2]), axis=2) * s
+        byte = after
+    y = tl.sum(acc, axis=1)
+    if FMT == "e2m1":
+        y = y * 16384.0
+    if GLOBAL:
+        y = y * tl.load(g_ptr)
+    if BIAS:
+        y += tl.load(bias_ptr + rows, mask=rows < N, other=0).to(tl.float32)
+    tl.store(out_ptr + m * out_stride + rows, y.to(out_ptr.dtype.element_ty), mask=rows < N)
+
+
+@triton.jit
+def gemv8_kernel(
+    x_ptr,
+    w_ptr,
+    s_ptr,
+    bias_ptr,
+    out_ptr,
+    N,
+    K,
+    x_stride,
+    w_stride,
+    s_row,
+    s_col,
+    out_stride,
+    FMT: tl.constexpr,
+    SFMT: tl.constexpr,
+    SN: tl.constexpr,
+    G: tl.constexpr,
+    BIAS: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    HW: tl.constexpr,
+):
+    """8-bit codes: the same loop without the unpacking. SN rows share a scale (0: all of them)."""
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.program_id(1).to(tl.int64)
+    live = (rows < N)[:, None]
+    cols = tl.arange(0, BK)
+    w_at = w_ptr + rows.to(tl.int64)[:, None] * w_stride + cols[None, :]
+    s_at = (
+        s_ptr
+        + (rows // SN if SN > 0 else rows * 0).to(tl.int64)[:, None] * s_row
+        + tl.arange(0, BK // G)[None, :] * s_col
+    )
+    acc = tl.zeros([BN, BK // G], tl.float32)
+    code = tl.load(w_at, mask=live, other=0)
+    for k0 in range(0, K, BK):
+        x = tl.load(x_ptr + m * x_stride + k0 + cols).to(tl.float32)
+        sraw = tl.load(s_at + (k0 // G) * s_col, mask=live, other=0)
+        after = tl.load(w_at + k0 + BK, mask=live & (k0 + BK < K), other=0)
+        if HW and FMT == "e4m3":
+            raw = code.to(tl.float8e4nv, bitcast=True)
+        elif HW and FMT == "e5m2":
+            raw = code.to(tl.float8e5, bitcast=True)
+        else:
+            raw = code
+        p = decode_element(raw, FMT, HW) * x[None, :]
+        acc += tl.sum(tl.reshape(p, [BN, BK // G, G]), axis=2) * decode_scale(sraw, SFMT, HW)
+        code = after
+    y = tl.sum(acc, axis=1)
+    if BIAS:
+        y += tl.load(bias_ptr + rows, mask=rows < N, other=0).to(tl.float32)
+    tl.store(out_ptr + m * out_stride + rows, y.to(out_ptr.dtype.element_ty), mask=rows < N)
+
+
+def gemv8(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale: torch.Tensor,
+    fmt: str,
+    sfmt: str,
+    block: tuple[int, int],
+    out_dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    rows_per_program: int = 8,
+    chunk: int = 512,
+) -> torch.Tensor:
+    """x (M, K) by 8-bit weights (N, K) with a scale per `block` = (rows, group), 0 for all; K is a multiple of 256."""
+    (m, k), n = x.shape, w.shape[0]
+    out = torch.empty((m, n), dtype=out_dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    x = x if x.stride(1) == 1 else x.contiguous()
+    scale = scale.view(torch.uint8) if sfmt == "e8m0" and scale.dtype != torch.uint8 else scale
+    s_row, s_col = (scale.stride(0), scale.stride(1) if block[1] else 0) if scale.numel() > 1 else (0, 0)
+    while k % chunk:
+        chunk //= 2
+    launch(
+        gemv8_kernel,
+        (triton.cdiv(n, rows_per_program), m),
+        x,
+        x,
+        w,
+        scale,
+        scale if bias is None else bias,
+        out,
+        n,
+        k,
+        x.stride(0),
+        w.stride(0),
+        s_row,
+        s_col,
+        out.stride(0),
+        FMT=fmt,
+        SFMT=sfmt,
+        SN=block[0],
+        G=min(block[1] or 256, chunk),
+        BIAS=bias is not None,
+        BN=rows_per_program,
+        BK=chunk,
+        HW=HW,
+        num_warps=4,
+    )
+    return out
+
+
+def gemv(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale: torch.Tensor,
+    fmt: str,
+    sfmt: str,
+    block: tuple[int, int],
+    out_dtype: torch.dtype,
+    global_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    rows_per_program: int = 8,
+    chunk: int = 1024,
+) -> torch.Tensor:
+    """x (M, K) by packed weights (N, K/2 bytes) with a scale per `block` = (1, group); K is a multiple of 256."""
+    (m, k), n = x.shape, w.shape[0]
+    out = torch.empty((m, n), dtype=out_dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    x = x.contiguous()
+    scale = scale.view(torch.uint8) if sfmt in ("e8m0", "e4m3") and scale.dtype != torch.uint8 else scale
+    group = min(block[1], k) if block[1] else 256
+    s_col = scale.stride(1) if block[1] else 0
+    while k % chunk:
+        chunk //= 2
+    launch(
+        gemv_kernel,
+        (triton.cdiv(n, rows_per_program), m),
+        x,
+        x.view(torch.int32),
+        w,
+        scale,
+        scale if global_scale is None else global_scale,
+        scale if bias is None else bias,
+        out,
+        n,
+        k,
+        x.stride(0) // 2,
+        w.stride(0),
+        scale.stride(0),
+        s_col,
+        out.stride(0),
+        FMT=fmt,
+        SFMT=sfmt,
+        HALF=triton.language.bfloat16 if x.dtype == torch.bfloat16 else triton.language.float16,
+        G=min(group, chunk),
+        GLOBAL=global_scale is not None,
+        BIAS=bias is not None,
+        BN=rows_per_program,
+        BK=chunk,
+        HW=HW,
+        num_warps=4,
+    )
+    return out

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels read of a recipe and a ScaledTensor: names, block sizes and raw tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_ELEMENTS = {
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "float6_e2m3fn": "e2m3",
+    "float6_e3m2fn": "e3m2",
+    "float4_e2m1fn": "e2m1",
+    "int4": "int4",
+    "uint4": "uint4",
+    "int8": "int8",
+}
+_TORCH_FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How `cast` quantizes to a recipe. `block` is (rows, columns) per scale, 0 for all of them."""
+
+    kind: str  # tensor, row, block, nvfp4 or core (what only the portable core does)
+    element: str
+    rule: str = "divide"
+    block: tuple[int, int] = (0, 0)
+    scale_dtype: torch.dtype = torch.float32
+    packed: bool = False
+    margin: float = 1.0
+    two_level: bool = False
+
+
+def plan(recipe: Any) -> Plan:
+    """The plan of a recipe."""
+    element = _ELEMENTS.get(recipe.element, "")
+    if not element or getattr(recipe, "scale_search", "amax") != "amax" or not getattr(recipe, "symmetric", True):
+        return Plan("core", element)
+    rule = "multiply" if getattr(recipe, "scale_rule", "") == "transformer_engine" else "divide"
+    if recipe.name == "delayed":
+        return Plan("tensor", element, rule, margin=2.0 ** max(-126, min(126, recipe.margin)))
+    if recipe.name == "current":
+        return Plan("row", element, rule, (1, 0)) if recipe.granularity == "row" else Plan("tensor", element, rule)
+    if recipe.name == "nvfp4":
+        return Plan("nvfp4", element, recipe.scale_rule, (1, 16), packed=True, two_level=recipe.two_level)
+    scale = _TORCH_FLOATS.get(getattr(recipe, "scale_format", getattr(recipe, "scale_dtype", "")), torch.float32)
+    if recipe.name == "block":
+        rule = "rceil" if recipe.scale_format == "e8m0" else "divide"
+        return _block(element, rule, (recipe.block_m, recipe.block_k), scale)
+    if recipe.name in ("mxfp8", "mxfp6", "mxfp4"):
+        return _block(element, recipe.scale_rounding, (1, 32), scale, element == "e2m1")
+    if recipe.name == "int8" and recipe.group_size is None:
+        return Plan("row", element, "divide", (1, 0), scale)
+    return _block(element, "divide", (1, recipe.group_size), scale, recipe.name == "int4")
+
+
+def _block(element: str, rule: str, block: tuple[int, int], scale: torch.dtype, packed: bool = False) -> Plan:
+    rows, cols = block
+    powers = rows & (rows - 1) == 0 and cols & (cols - 1) == 0
+    fits = powers and cols >= 2 and rows * max(cols, 16) <= 16384
+    return Plan("block" if fits else "core", element, rule, block, scale, packed)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A ScaledTensor as the kernels take it: codes (rows, K), scales along K, whatever way round it came."""
+
+    tensor: Any
+    codes: torch.Tensor
+    scale: torch.Tensor
+    element: str
+    sfmt: str
+    block: tuple[int, int]
+    packed: bool
+    zero_point: torch.Tensor | None
+    global_scale: torch.Tensor | None
+    shape: tuple[int, ...]
+    transposed: bool  # the tensor is the transpose of what stands here
+
+
+def operand(scaled: Any) -> Operand:
+    """The raw parts of a ScaledTensor, transposed so that its blocks run along the last axis."""
+    transposed = scaled.layout.axis == -2
+    source = scaled.mT if transposed else scaled
+    recipe, layout = source.recipe, source.layout
+    block = {
+        "per_tensor": (0, 0),
+        "per_channel": (1, 0),
+        "per_block_k": (1, getattr(layout, "block_size", 0)),
+        "per_block_mn": (getattr(layout, "block_m", 0), getattr(layout, "block_n", 0)),
+    }[layout.name]
+    scale = source.scale
+    if layout.name == "per_channel" and scale.ndim < source.ndim:
+        scale = scale[..., None]
+    sfmt = "float"
+    if hasattr(recipe, "scale_rounding") or getattr(recipe, "scale_format", "") == "e8m0":
+        sfmt = "e8m0"
+    elif getattr(recipe, "scale_format", "") == "E4M3":
+        sfmt = "e4m3"
+    codes = source.data
+    return Operand(
+        scaled,
+        codes if codes.element_size() == 1 and codes.dtype == torch.uint8 else codes.view(torch.uint8),
+        scale,
+        _ELEMENTS[recipe.element],
+        sfmt,
+        block,
+        source.is_packed,
+        source.zero_point,
+        source.global_scale,
+        tuple(source.shape),
+        transposed,
+    )

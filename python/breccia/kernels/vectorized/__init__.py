@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs as whole-array operations, written once over a small array namespace.
+
+They run wherever a framework's arrays live, and produce the core's bytes (``cpp/src/kernels``). The core
+is many times faster on a CPU: these are for devices it cannot reach, for tracing, and for the options of
+`breccia.cast` that it does not have.
+"""
+
+from breccia.kernels.vectorized.convert import requantize
+from breccia.kernels.vectorized.quantize import Parts, cast, cast_scaled
+from breccia.kernels.vectorized.random import hadamard
+from breccia.kernels.vectorized.values import dequantize, saturation
+
+__all__ = ["Parts", "cast", "cast_scaled", "dequantize", "hadamard", "requantize", "saturation"]

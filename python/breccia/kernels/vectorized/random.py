@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random numbers as a function of a seed and a position, the same in every framework, and the random Hadamard
+transform."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from breccia.kernels.vectorized.namespace import Namespace, wrapped
+
+_STREAM = {"rounding": 0x9E3779B9, "signs": 0x7F4A7C15}
+
+
+def _shift(x: Any, n: int) -> Any:
+    """Logical shift to the right of int32."""
+    return (x >> n) & ((1 << (32 - n)) - 1)
+
+
+def _mix(x: Any) -> Any:
+    """A bijection of 32-bit integers in which every input bit moves every output bit: two rounds of multiply and
+    xor-shift with the constants of Wellons' "lowbias32" (https://github.com/skeeto/hash-prospector)."""
+    x = x ^ _shift(x, 16)
+    x = x * wrapped(0x7FEB352D)
+    x = x ^ _shift(x, 15)
+    x = x * wrapped(0x846CA68B)
+    return x ^ _shift(x, 16)
+
+
+def _random_bits(xp: Namespace, seed: Any, n: int, stream: str, like: Any) -> Any:
+    # Reshaped, because NumPy warns of wrapping scalars.
+    key = xp.integer(seed if not isinstance(seed, int) else wrapped(seed), like).reshape(1)
+    high = xp.integer(wrapped(seed >> 32) if isinstance(seed, int) else 0, like).reshape(1)
+    key = _mix(key + wrapped(_STREAM[stream]))
+    return _mix(_mix(xp.arange(n, like) ^ key) + _mix(high ^ key))
+
+
+def uniform(xp: Namespace, seed: Any, n: int, like: Any) -> Any:
+    """n float32 in [0, 1), multiples of 2^-24."""
+    return xp.astype(_shift(_random_bits(xp, seed, n, "rounding", like), 8), "float32") * 2.0**-24
+
+
+def hadamard(xp: Namespace, x: Any, block: int, seed: int, inverse: bool = False) -> Any:
+    """The transform of `breccia.Hadamard` along the last axis of a float32 array, and its inverse."""
+    shape = tuple(x.shape)
+    if not shape or shape[-1] % block:
+        raise ValueError(f"Hadamard requires x.shape[-1] to be divisible by {block}, got x.shape {shape}")
+    positive = _random_bits(xp, seed, block, "signs", x) >= 0
+    signs = xp.where(positive, xp.constant(1.0, "float32", x), xp.constant(-1.0, "float32", x))
+    y = x.reshape(-1, block)
+    if not inverse:
+        y = y * signs
+    half = 1
+    while half < block:
+        pairs = y.reshape(-1, block // (2 * half), 2, half)
+        low, high = pairs[:, :, :1], pairs[:, :, 1:]
+        y = xp.concatenate([low + high, low - high], 2).reshape(-1, block)
+        half *= 2
+    y = y * (1 / math.sqrt(block))
+    if inverse:
+        y = y * signs
+    return y.reshape(shape)

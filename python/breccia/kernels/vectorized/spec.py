@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe as numbers: what the rules and encoders below branch on."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from breccia import _core, formats, recipes
+from breccia.recipes import ScalingRecipe, _spec
+
+_NVFP4_RULES = {"transformer_engine": "nvfp4_te", "torchao": "nvfp4_torchao"}
+
+
+def _bits(x: float) -> int:
+    return int(np.float32(x).view(np.int32))
+
+
+@dataclass(frozen=True)
+class Element:
+    """Limits of an element format, as numbers and as float32 bits."""
+
+    name: str
+    bits: int
+    max: float
+    lowest: float
+    has_nan: bool
+    is_integer: bool
+    mantissa_bits: int
+    max_exponent: int
+    min_exponent_bits: int
+    max_bits: int
+    max_code: int
+    nan_code: int
+    sign_mask: int
+
+    @classmethod
+    @functools.cache
+    def of(cls, name: str) -> Element:
+        info = formats.finfo(name)
+        codes = np.arange(1 << (info.bits - 1), dtype=np.uint8)
+        values = formats.decode(codes, name)
+        smallest_normal = float(values[min(1 << info.mantissa_bits, len(values) - 1)])
+        return cls(
+            name=name,
+            bits=info.bits,
+            max=info.max,
+            lowest=info.min,
+            has_nan=info.has_nan,
+            is_integer=name.lstrip("u").startswith("int"),
+            mantissa_bits=info.mantissa_bits,
+            max_exponent=info.max_exponent,
+            min_exponent_bits=_bits(smallest_normal),
+            max_bits=_bits(info.max),
+            max_code=int(np.nonzero(values == np.float32(info.max))[0][0]) if info.max in values else 0,
+            nan_code=int(formats.encode(np.full(1, np.nan), name)[0]),
+            sign_mask=1 << (info.bits - 1),
+        )
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All of a recipe that a cast depends on."""
+
+    element: Element
+    rule: str
+    scale: str  # dtype name, or "e8m0" or "e4m3" for codes
+    search: bool
+    two_level: bool
+    ragged: bool
+    margin: float
+    multiply: bool  # whether codes are made by multiplying with the factor, or by dividing
+
+    @classmethod
+    @functools.cache
+    def of(cls, recipe: ScalingRecipe) -> Spec:
+        core = _spec(recipe)
+        coded = recipes.scale_format(recipe)
+        rounding = getattr(recipe, "scale_rounding", "rceil" if coded == "float8_e8m0fnu" else "")
+        if core.has_zero_point:
+            rule = "asymmetric"
+        elif coded == "float8_e4m3fn":
+            rule = _NVFP4_RULES[recipe.scale_rule]  # type: ignore[attr-defined]
+        elif rounding:
+            rule = f"mx_{rounding}"
+        else:
+            rule = "multiply" if getattr(recipe, "scale_rule", "") == "transformer_engine" else "divide"
+        width = max(core.layout.block_n, 1)
+        plan: Any = _core.plan_cast([width, width], core)
+        return cls(
+            element=Element.of(core.element),
+            rule=rule,
+            scale={"float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}.get(coded or "", plan["scale"][1]),
+            search=getattr(recipe, "scale_search", "amax") == "mse",
+            two_level=core.two_level,
+            ragged=getattr(recipe, "block_m", 1) > 1,
+            margin=2.0 ** max(-126, min(126, getattr(recipe, "margin", 0))),
+            multiply=rule not in ("divide", "asymmetric"),
+        )

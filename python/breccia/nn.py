@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch modules: `ScaledLinear` trains in low precision, `QuantizedLinear` serves quantized weights.
+
+Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from breccia import autograd, delayed, ops
+from breccia.autograd import LinearRecipes
+from breccia.delayed import AmaxHistory
+from breccia.recipes import DelayedScaling, ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["QuantizedLinear", "ScaledLinear"]
+
+_ROLES = ("x", "w", "grad")
+
+
+class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
+    """``torch.nn.Linear`` whose three products are scaled ones: see `breccia.autograd.linear`.
+
+    The weight stays in high precision and is quantized on every call. With `DelayedScaling` the amax histories are
+    buffers, part of ``state_dict``: every forward pass in training mode first takes the scales from what the passes
+    before it recorded, as TransformerEngine does between steps.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as ``torch.nn.Linear``.
+        recipes: what to quantize to; `LinearRecipes.fp8` by default.
+        algorithm: "max" or "most_recent", for `DelayedScaling`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        recipes: LinearRecipes | None = None,
+        *,
+        algorithm: str = "max",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.recipes = LinearRecipes.fp8() if recipes is None else recipes
+        self.algorithm = algorithm
+        for role in _ROLES:
+            recipe = getattr(self.recipes, role)
+            if isinstance(recipe, DelayedScaling):
+                state = delayed.init(recipe, self.weight)
+                self.register_buffer(f"{role}_amax", state.amax)
+                self.register_buffer(f"{role}_quantizing_scale", state.scale)
+
+    def forward(self, input: Any) -> Any:  # noqa: A002 (torch's name)
+        scales = None
+        if any(isinstance(getattr(self.recipes, role), DelayedScaling) for role in _ROLES):
+            scales = self._histories(input)
+        y = autograd.linear(input, self.weight, None, self.recipes, scales=scales)
+        if scales is not None and self.training and y.requires_grad:
+            y.register_hook(lambda grad: self._record("grad", grad))
+        return y if self.bias is None else y + self.bias
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, recipes={self.recipes}"
+
+    def _histories(self, x: Any) -> Any:
+        states: list[AmaxHistory | None] = []
+        for role in _ROLES:
+            recipe = getattr(self.recipes, role)
+            if not isinstance(recipe, DelayedScaling):
+                states.append(None)
+                continue
+            if self.training:
+                self._keep(role, delayed.update(self._state(role), recipe, self.algorithm))
+            # A copy: the buffers may move on before backward reads them.
+            state = self._state(role)
+            states.append(AmaxHistory(state.amax, state.scale.clone()))
+        if self.training:
+            self._record("x", x)
+            self._record("w", self.weight)
+        return tuple(states)
+
+    def _state(self, role: str) -> AmaxHistory:
+        return AmaxHistory(getattr(self, f"{role}_amax"), getattr(self, f"{role}_quantizing_scale"))
+
+    def _keep(self, role: str, state: AmaxHistory) -> None:
+        getattr(self, f"{role}_amax").copy_(state.amax)
+        getattr(self, f"{role}_quantizing_scale").copy_(state.scale)
+
+    def _record(self, role: str, x: Any) -> None:
+        if hasattr(self, f"{role}_amax"):
+            self._keep(role, delayed.record(self._state(role), x.detach()))
+
+
+class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
+    """A linear layer with a quantized weight, for inference; gradients flow to the input.
+
+    The weight's parts are buffers: ``state_dict`` holds them, ``to(device)`` moves them, and ``half()`` and
+    ``to(dtype)`` leave them as they are.
+
+    Args:
+        weight: ScaledTensor ``(N, K)`` of torch tensors.
+        bias: ``(N,)`` or None.
+    """
+
+    def __init__(self, weight: ScaledTensor, bias: Any = None) -> None:
+        super().__init__()
+        if weight.ndim != 2 or not isinstance(weight.data, torch.Tensor):
+            raise ValueError(f"weight must be a 2-D ScaledTensor of torch tensors, got {weight!r}")
+        self.out_features, self.in_features = weight.shape
+        self.recipe: ScalingRecipe = weight.recipe
+        self._form = (weight.__dict__["_packing"], weight.original_dtype, weight.layout)
+        for part in ("data", "scale", "zero_point", "global_scale"):
+            self.register_buffer(f"weight_{part}", getattr(weight, part))
+        self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
+
+    @property
+    def weight(self) -> ScaledTensor:
+        """The weight, over the buffers' memory."""
+        packing, dtype, layout = self._form
+        return ScaledTensor._unchecked(
+            packing,
+            dtype,
+            self.weight_data,
+            self.weight_scale,
+            self.recipe,
+            layout,
+            self.weight_zero_point,
+            self.weight_global_scale,
+        )
+
+    def forward(self, input: Any) -> Any:  # noqa: A002 (torch's name)
+        return ops.linear(input, self.weight, self.bias, input.dtype)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, recipe={self.recipe}"
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # Codes look like floats to torch: as bytes they move between devices and nothing else happens to them.
+        buffers = dict(self._buffers)
+        self._buffers.clear()
+        super()._apply(fn, recurse)
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                moved = fn(buffer.reshape(-1).view(torch.uint8))
+                buffer = moved.view(buffer.dtype).reshape(buffer.shape)  # noqa: PLW2901
+            self._buffers[name] = buffer
+        return self

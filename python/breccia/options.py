@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a cast rounds, beyond what its recipe says: the options that low-precision training needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CastOptions", "Hadamard"]
+
+
+@dataclass(frozen=True)
+class Hadamard:
+    """A random Hadamard transform of blocks of ``block`` elements of a row: x · diag(signs) · H / √block,
+    with signs drawn from ``seed``. It is orthogonal: the product of two tensors transformed alike along
+    the axis they are contracted over is unchanged, while an outlier is spread over its block.
+
+    Raises:
+        ValueError: ``block`` is not a power of two between 2 and 1024.
+    """
+
+    block: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.block not in (2**i for i in range(1, 11)):
+            raise ValueError(f"block must be a power of two between 2 and 1024, got {self.block!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class CastOptions:
+    """Checked options of `breccia.cast`.
+
+    Raises:
+        TypeError, ValueError: an option is not what it must be.
+    """
+
+    rounding: str = "nearest"
+    seed: Any = None
+    hadamard: Hadamard | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounding not in ("nearest", "stochastic"):
+            raise ValueError(f"rounding must be 'nearest' or 'stochastic', got {self.rounding!r}")
+        if self.rounding == "stochastic" and self.seed is None:
+            raise ValueError("seed is required for rounding='stochastic': the same seed gives the same codes")
+        if self.rounding == "nearest" and self.seed is not None:
+            raise ValueError("seed must be None for rounding='nearest', which draws nothing")
+        if self.hadamard is not None and not isinstance(self.hadamard, Hadamard):
+            raise TypeError(f"hadamard must be a breccia.Hadamard or None, got {type(self.hadamard).__name__}")
+        if isinstance(self.seed, (bool, float, str)):
+            raise TypeError(f"seed must be an integer, got {self.seed!r}")
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing was asked for."""
+        return self.rounding == "nearest" and self.hadamard is None

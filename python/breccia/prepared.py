@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights laid out once for the many products they will take part in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from breccia import _core
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["PreparedWeight", "prepare"]
+
+
+class PreparedWeight(ScaledTensor):
+    """A `ScaledTensor` whose values the CPU core also holds in the form its matmul kernels read in place.
+
+    It is accepted wherever a ScaledTensor is. The arrays are those of the tensor it was made from;
+    a copy exists only where they are strided, unaligned, scaled along another axis than they are
+    contiguous in, hold one 4-bit code per byte, or have 16-bit scales.
+    """
+
+    @property
+    def mT(self) -> ScaledTensor:  # noqa: N802 (NumPy's name)
+        """The last two axes swapped: a view, prepared as well."""
+        return self if self.ndim < 2 else _with_core(super().mT, self._core.T)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, arguments = super().__reduce__()
+        return _prepare_rebuilt, (rebuild, arguments)
+
+
+def _with_core(w: ScaledTensor, core: _core.ScaledTensor) -> PreparedWeight:
+    prepared = object.__new__(PreparedWeight)
+    prepared.__dict__.update(w.__dict__, _made=core)
+    return prepared
+
+
+def _prepare_rebuilt(rebuild: Any, arguments: tuple[Any, ...]) -> PreparedWeight:
+    return prepare(rebuild(*arguments))
+
+
+def prepare(w: ScaledTensor) -> PreparedWeight:
+    """Prepare a weight that will be multiplied many times.
+
+    Args:
+        w: a ScaledTensor on the CPU, ``(N, K)`` or the view ``w.T``.
+
+    Returns:
+        A tensor of the same values for `matmul` and `linear`. Preparing it again returns it as it is.
+
+    Raises:
+        TypeError: ``w`` is not a ScaledTensor.
+    """
+    if not isinstance(w, ScaledTensor):
+        raise TypeError(f"w must be a ScaledTensor, got {type(w).__name__}")
+    if isinstance(w, PreparedWeight):
+        return w
+    return _with_core(w, _core.prepare(w._core))

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantize the linear layers of a torch model in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from breccia.ops import cast
+from breccia.recipes import ScalingRecipe
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["quantize_"]
+
+
+def quantize_(
+    model: torch.nn.Module,
+    recipe: ScalingRecipe,
+    filter: Callable[[torch.nn.Module, str], bool] | None = None,  # noqa: A002
+) -> torch.nn.Module:
+    """Put a `breccia.nn.QuantizedLinear` in the place of every ``torch.nn.Linear``.
+
+    Args:
+        model: changed in place. Subclasses of ``torch.nn.Linear`` are left alone: whoever wrote one expects
+            its weight to be a tensor.
+        recipe: what to quantize weights ``(out_features, in_features)`` to.
+        filter: ``filter(module, name)`` says whether a linear layer is quantized; default: all are.
+
+    Returns:
+        ``model``. Its ``state_dict`` has ``….weight_data`` and ``….weight_scale`` (and ``weight_zero_point``,
+        ``weight_global_scale``) instead of ``….weight``, and loads into any model quantized alike.
+
+    Raises:
+        TypeError: ``model`` is not a module, or is itself a linear layer.
+        ValueError: a weight's shape does not suit the recipe; nothing has been changed then.
+    """
+    import torch
+
+    from breccia.nn import QuantizedLinear
+
+    if not isinstance(model, torch.nn.Module) or type(model) is torch.nn.Linear:
+        raise TypeError(f"model must be a torch.nn.Module that contains linear layers, got {type(model).__name__}")
+    made: list[tuple[Any, str, Any]] = []
+    replaced: dict[int, Any] = {}  # a layer used in two places stays one
+    for path, parent in model.named_modules():
+        for name, child in parent._modules.items():  # named_children would skip a layer used twice
+            full = f"{path}.{name}" if path else name
+            if type(child) is not torch.nn.Linear or (filter is not None and not filter(child, full)):
+                continue
+            if id(child) not in replaced:
+                try:
+                    weight = cast(child.weight.detach(), recipe)
+                except ValueError as error:
+                    raise ValueError(f"{full}.weight cannot be quantized: {error}") from None
+                replaced[id(child)] = QuantizedLinear(weight, child.bias).train(child.training)
+            made.append((parent, name, replaced[id(child)]))
+    for parent, name, layer in made:
+        setattr(parent, name, layer)
+    return model

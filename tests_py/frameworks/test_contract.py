@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every verb × recipe × framework: the bytes are those of the NumPy path."""
+
+import copy
+import pickle
+
+import breccia
+import cases
+import ml_dtypes
+import numpy as np
+import peers
+import pytest
+from breccia import cast, dequantize, linear, matmul, requantize
+
+K = 256
+
+
+def inputs():
+    x = cases.heavy_tailed("student", (6, K), seed=3)
+    special = cases.normal((6, K), seed=4)
+    special[1, 3], special[2, 7], special[3, 9] = np.nan, np.inf, -np.inf
+    return [x, special, cases.normal((2, 3, K))]
+
+
+@cases.ALL
+@peers.OTHERS
+def test_cast_dequantize_requantize(peer, recipe):
+    for x in inputs():
+        reference, mine = cast(x, recipe), cast(peer.array(x), recipe)
+        peers.same_parts(peer, mine, reference, "cast")
+        assert mine.shape == reference.shape
+        assert mine.recipe == recipe
+        assert mine.layout == recipe.layout
+        assert mine.original_dtype == "float32"
+        assert mine.nbytes == reference.nbytes
+        peers.same_bytes(peer, dequantize(mine), dequantize(reference), "dequantize")
+    for source in (breccia.MXFP4BlockScaling(), breccia.INT4Scaling(), breccia.Float8CurrentScaling()):
+        a, b = cast(peer.array(x), source), cast(x, source)
+        peers.same_parts(peer, requantize(a, recipe), requantize(b, recipe), f"requantize {source}")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@cases.some("current block mxfp4 nvfp4 int4")
+@peers.OTHERS
+def test_dtypes(peer, recipe, dtype):
+    if peer.name in ("jax", "mlx") and dtype == "float64":
+        pytest.skip("no float64")
+    x = cases.normal((4, K)).astype(getattr(ml_dtypes, dtype, dtype))
+    reference, mine = cast(x, recipe), cast(peer.array(x), recipe)
+    peers.same_parts(peer, mine, reference, dtype)
+    assert mine.original_dtype == dtype
+    peers.same_bytes(peer, dequantize(mine, dtype), dequantize(reference, dtype), dtype)
+
+
+@cases.ALL
+@peers.OTHERS
+def test_matmul_and_linear(peer, recipe):
+    x, w = cases.normal((5, K)), cases.normal((7, K), seed=1)
+    bias = np.arange(7, dtype=np.float32)
+    a, b = cast(peer.array(x), recipe), cast(peer.array(w), recipe)
+    exact = dequantize(cast(x, recipe)).astype(np.float64) @ dequantize(cast(w, recipe)).astype(np.float64).T
+    bound = 1e-5 * np.abs(dequantize(cast(x, recipe))) @ np.abs(dequantize(cast(w, recipe))).T
+    for product in (matmul(a, b.T), linear(a, b)):
+        assert peer.is_one(product)
+        assert (np.abs(peer.host(product) - exact) <= bound).all()
+    np.testing.assert_array_equal(peer.host(linear(a, b, peer.array(bias))), peer.host(linear(a, b)) + bias)
+    mixed = peer.host(matmul(peer.array(x), b.T))
+    np.testing.assert_allclose(mixed, x @ dequantize(cast(w, recipe)).T, rtol=1e-4, atol=1e-4)
+    batch = matmul(cast(peer.array(np.stack([x, x])), recipe), b.mT)
+    assert tuple(batch.shape) == (2, 5, 7)
+
+
+@cases.ALL
+@peers.ALL
+def test_transposed_view(peer, recipe):
+    x = cases.normal((K, K))
+    mine, reference = cast(peer.array(x), recipe), cast(x, recipe)
+    peers.same_bytes(peer, dequantize(mine.T), dequantize(reference).T, "T")
+    peers.same_parts(peer, mine.T.T, reference, "T.T")
+
+
+@cases.ALL
+@peers.ALL
+def test_copy_and_pickle(peer, recipe):
+    if peer.name == "mlx":
+        pytest.skip("an MLX array does not pickle")
+    reference = cast(cases.normal((4, K)), recipe)
+    for again in (lambda st: pickle.loads(pickle.dumps(st)), copy.deepcopy, copy.copy):
+        mine = cast(peer.array(cases.normal((4, K))), recipe)
+        peers.same_parts(peer, again(mine), reference)
+        assert again(mine).recipe == recipe
+        peers.same_bytes(peer, dequantize(again(mine.T)), dequantize(reference).T)
+
+
+@cases.ALL
+@peers.ALL
+@pytest.mark.parametrize("goal", peers.PEERS.keys())
+def test_to_other_framework(peer, goal, recipe):
+    x = cases.normal((4, K))
+    moved = cast(peer.array(x), recipe).to(goal)
+    peers.same_parts(peers.PEERS[goal](), moved, cast(x, recipe), f"{peer.name} to {goal}")
+    peers.same_bytes(peers.PEERS[goal](), dequantize(moved), dequantize(cast(x, recipe)))
+    peers.same_parts(peer, moved.to(peer.name), cast(x, recipe), "and back")
+
+
+@peers.ALL
+def test_array_is_the_dequantized_values(peer):
+    x = cases.normal((4, K))
+    mine = cast(peer.array(x), breccia.MXFP8BlockScaling())
+    np.testing.assert_array_equal(np.asarray(mine), dequantize(cast(x, mine.recipe)))
+    assert np.asarray(mine, dtype=np.float16).dtype == np.float16
+    with pytest.raises(ValueError, match="copy=False"):
+        np.asarray(mine, copy=False)
+
+
+@peers.ALL
+def test_stochastic_rounding_draws_the_same_everywhere(peer):
+    x = cases.normal((8, K))
+    for recipe in (breccia.NVFP4BlockScaling(), breccia.MXFP8BlockScaling(), breccia.INT4Scaling()):
+        options = {"rounding": "stochastic", "seed": 7, "hadamard": breccia.Hadamard(16)}
+        mine, reference = cast(peer.array(x), recipe, **options), cast(x, recipe, **options)
+        peers.same_parts(peer, mine, reference)
+        other = cast(peer.array(x), recipe, rounding="stochastic", seed=8)
+        assert (peer.host(other.data) != peer.host(mine.data)).any()
+
+
+@peers.OTHERS
+def test_frameworks_do_not_mix(peer):
+    x = cases.normal((4, K))
+    recipe = breccia.MXFP8BlockScaling()
+    mine, other = cast(peer.array(x), recipe), cast(x, recipe)
+    for a, b in ((mine, other.T), (other, mine.T), (peer.array(x), other.T), (mine, x.T)):
+        with pytest.raises(TypeError, match="one framework"):
+            matmul(a, b)
+    with pytest.raises(TypeError, match="scale must be of the framework of data"):
+        breccia.from_buffer(mine.data, other.scale, recipe, recipe.layout)
+    with pytest.raises(ValueError, match=r"framework must be one of|target must be"):
+        mine.to("tensorflow")
+
+
+@peers.OTHERS
+def test_wrong_dtypes(peer):
+    import importlib
+
+    lib = {"torch": "torch", "jax": "jax.numpy", "mlx": "mlx.core"}[peer.name]
+    complex_array = importlib.import_module(lib).zeros((2, 4), dtype=importlib.import_module(lib).complex64)
+    with pytest.raises(TypeError, match="float32"):
+        cast(complex_array, breccia.Float8CurrentScaling())
+    with pytest.raises(TypeError, match="dtype must be"):
+        dequantize(cast(peer.array(cases.normal((2, 4))), breccia.Float8CurrentScaling()), "int32")
+    integers = peer.array(np.arange(8, dtype=np.int32).reshape(2, 4))
+    peers.same_parts(
+        peer,
+        cast(integers, breccia.Float8CurrentScaling()),
+        cast(np.arange(8, dtype=np.float32).reshape(2, 4), breccia.Float8CurrentScaling()),
+    )
+
+
+@peers.ALL
+def test_ragged_and_empty(peer):
+    for shape in [(0, 128), (3, 0), (130, 70)]:
+        x = cases.normal(shape)
+        recipe = breccia.Float8BlockScaling(block_m=64, block_k=64)
+        peers.same_bytes(peer, dequantize(cast(peer.array(x), recipe)), dequantize(cast(x, recipe)))
+        odd = breccia.INT4Scaling(group_size=5)
+        y = cases.normal((3, 15))
+        peers.same_parts(peer, cast(peer.array(y), odd), cast(y, odd))
+        assert cast(peer.array(y), odd).shape == (3, 15)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers from framework to framework: the same memory, proven by addresses."""
+
+import breccia
+import cases
+import numpy as np
+import peers
+import pytest
+from breccia import cast
+from breccia.dlpack import from_dlpack, to_dlpack
+
+# MLX imports by copying on a CPU; XLA takes over memory only if it is aligned to 64 bytes, which torch's is.
+SHARED = [("numpy", "torch"), ("torch", "numpy"), ("torch", "jax"), ("jax", "torch"), ("jax", "numpy")]
+SHARED += [("mlx", "numpy"), ("mlx", "torch")]
+SHARED = [pair for pair in SHARED if set(pair) <= set(peers.PEERS)]
+PARTS = ("data", "scale", "zero_point", "global_scale")
+
+
+def address(array):
+    if hasattr(array, "unsafe_buffer_pointer"):
+        return array.unsafe_buffer_pointer()
+    if hasattr(array, "data_ptr"):
+        return array.data_ptr()
+    return np.asarray(array).__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize(("source", "goal"), SHARED)
+@cases.some("current block-tile mxfp8 mxfp6-e2m3 mxfp4 nvfp4 int4-asymmetric int8-asymmetric")
+def test_no_copy(source, goal, recipe):
+    x = cases.normal((4, 256))
+    scaled = cast(peers.PEERS[source]().array(x), recipe)
+    moved = from_dlpack(scaled, goal)
+    for part in PARTS:
+        a, b = getattr(scaled, part), getattr(moved, part)
+        assert (a is None) == (b is None)
+        if a is not None and "bfloat16" not in str(a.dtype):  # ml_dtypes needs a view of its own
+            assert address(a) == address(b), part
+    peers.same_parts(peers.PEERS[goal](), moved, cast(x, recipe))
+    assert moved.recipe == recipe
+    assert moved.layout == scaled.layout
+    assert moved.shape == scaled.shape
+    if goal == "torch":
+        native = cast(peers.PEERS["torch"]().array(x), recipe)
+        assert (moved.data.dtype, moved.scale.dtype) == (native.data.dtype, native.scale.dtype)
+
+
+@peers.ALL
+def test_transposed_and_odd_tensors_move(peer):
+    for goal in peers.PEERS:
+        for recipe, shape in ((breccia.NVFP4BlockScaling(), (32, 64)), (breccia.INT4Scaling(group_size=5), (3, 15))):
+            x = cases.normal(shape)
+            moved = cast(peer.array(x), recipe).T.to(goal)
+            assert moved.shape == shape[::-1]
+            values = peers.PEERS[goal]().host(breccia.dequantize(moved))
+            np.testing.assert_array_equal(values, breccia.dequantize(cast(x, recipe)).T)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_capsules(name):
+    if name not in peers.PEERS:
+        pytest.skip(f"needs {name}")
+    scaled = cast(peers.PEERS[name]().array(cases.normal((4, 256))), breccia.NVFP4BlockScaling())
+    data, scale = capsules = to_dlpack(scaled)
+    assert capsules.zero_point is None
+    assert capsules.dtypes[3] == "float32"
+    torch = pytest.importorskip("torch")
+    assert torch.from_dlpack(data).data_ptr() == address(scaled.data)
+    assert torch.from_dlpack(scale).dtype == torch.uint8
+    assert torch.from_dlpack(capsules.global_scale).item() == float(np.asarray(scaled.global_scale))
+
+
+def test_clear_errors():
+    with pytest.raises(TypeError, match="scaled must be a ScaledTensor"):
+        to_dlpack(np.zeros(3))
+    with pytest.raises(ValueError, match="framework must be one of"):
+        from_dlpack(cast(cases.normal((2, 4)), breccia.Float8CurrentScaling()), "cupy")

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX: memory, dtypes, transformations, and the implementation for devices other than a CPU."""
+
+import breccia
+import cases
+import numpy as np
+import peers
+import pytest
+from breccia import cast, dequantize, linear, matmul, requantize
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+from breccia.frameworks import _jax_callbacks as callbacks  # noqa: E402
+from breccia.frameworks import jax as framework  # noqa: E402
+from breccia.kernels import vectorized  # noqa: E402
+from breccia.options import CastOptions  # noqa: E402
+
+PEER = peers.Jax()
+MXFP8, NVFP4, INT4 = breccia.MXFP8BlockScaling(), breccia.NVFP4BlockScaling(), breccia.INT4Scaling()
+NAMES = ("delayed", "current-row", "block-128x128", "mxfp8-floor", "mxfp4-mse", "nvfp4", "int4-asymmetric", "int8-32")
+FEW = pytest.mark.parametrize("recipe", [cases.RECIPES[name] for name in NAMES], ids=NAMES)
+
+
+def special():
+    x = cases.heavy_tailed("student", (6, 256))
+    x[1, 3], x[2, 7], x[3, 9] = np.nan, np.inf, -np.nan
+    x[4] *= np.float32(1e-38)
+    return x
+
+
+@FEW
+def test_under_jit(recipe):
+    x = special()
+    reference = cast(x, recipe)
+    scaled = jax.jit(lambda x: cast(x, recipe))(x)
+    peers.same_parts(PEER, scaled, reference, "cast")
+    assert scaled.shape == reference.shape
+    peers.same_bytes(PEER, jax.jit(dequantize)(scaled), dequantize(reference), "dequantize")
+    again = jax.jit(lambda s: requantize(s, MXFP8))(scaled)
+    peers.same_parts(PEER, again, requantize(reference, MXFP8), "requantize")
+    w = cast(jnp.asarray(cases.normal((7, 256), seed=1)), recipe)
+    y = cases.normal((5, 256))
+    np.testing.assert_array_equal(np.asarray(jax.jit(linear)(y, w)), np.asarray(linear(jnp.asarray(y), w)))
+
+
+@FEW
+def test_the_implementation_for_other_devices_makes_the_same_bytes(recipe):
+    for x in (cases.heavy_tailed("student", (6, 256)), cases.heavy_tailed("ties", (6, 256))):
+        reference = cast(x, recipe)
+
+        @jax.jit
+        def by_jnp(x):
+            parts = vectorized.cast(framework.namespace, x, recipe, CastOptions())
+            return callbacks.tensor_of(framework.as_outputs(parts, recipe), recipe, x.shape, "float32")
+
+        mine = by_jnp(x)
+        peers.same_parts(PEER, mine, reference, "cast")
+        values = jax.jit(lambda s: vectorized.dequantize(framework.namespace, s, callbacks.raw))(mine)
+        # XLA flushes subnormal results to zero on a CPU.
+        expected = dequantize(reference)
+        expected = np.where(np.abs(expected) < np.finfo(np.float32).tiny, 0, expected)
+        np.testing.assert_array_equal(np.broadcast_to(values, expected.shape), expected)
+
+
+def test_native_dtypes():
+    x = jnp.asarray(cases.normal((4, 256)))
+    assert cast(x, MXFP8).data.dtype == jnp.float8_e4m3fn
+    assert cast(x, MXFP8).scale.dtype == jnp.float8_e8m0fnu
+    assert cast(x, NVFP4).data.dtype == jnp.uint8
+    assert cast(x, NVFP4).scale.dtype == jnp.float8_e4m3fn
+    assert cast(x, breccia.Float8BlockScaling(scale_format="bf16")).scale.dtype == jnp.bfloat16
+    assert jax.jit(lambda x: cast(x, MXFP8))(x).data.dtype == jnp.float8_e4m3fn
+
+
+def test_the_core_reads_and_writes_jax_memory():
+    x = jnp.asarray(cases.normal((64, 256)))
+    assert framework.to_core(x, "x").ctypes.data == x.unsafe_buffer_pointer()
+    made = callbacks.empty((64, 256), np.float32)
+    assert framework.from_numpy(made).unsafe_buffer_pointer() == made.ctypes.data
+
+
+def test_vmap_is_a_loop():
+    x = cases.normal((3, 4, 256))
+    for recipe in (MXFP8, NVFP4, INT4, breccia.Float8CurrentScaling()):
+        mapped = jax.vmap(lambda x: cast(x, recipe))(x)
+        for i in range(3):
+            one = jax.tree_util.tree_map(lambda leaf: leaf[i], mapped)
+            peers.same_parts(PEER, one, cast(x[i], recipe))
+        values = jax.vmap(dequantize)(mapped)
+        np.testing.assert_array_equal(values, np.stack([dequantize(cast(x[i], recipe)) for i in range(3)]))
+        products = jax.vmap(lambda y, w: matmul(y, w.T))(jnp.asarray(x), mapped)
+        assert products.shape == (3, 4, 4)
+
+
+def test_grad_through_matmul_and_cast():
+    w = cast(jnp.asarray(cases.normal((7, 256), seed=1)), MXFP8)
+    values = np.asarray(dequantize(w))
+    for shape in [(5, 256), (2, 3, 256)]:
+        x = jnp.asarray(cases.normal(shape))
+        grad = jax.jit(jax.grad(lambda x: (linear(x, w) ** 2).sum()))(x)
+        expected = 2 * (np.asarray(x) @ values.T) @ values
+        np.testing.assert_allclose(grad, expected, rtol=2e-4, atol=2e-3)
+    # The codes of a cast are constants to differentiation.
+    zero = jax.grad(lambda x: dequantize(cast(x, MXFP8)).sum())(jnp.ones((2, 32)))
+    np.testing.assert_array_equal(zero, 0)
+
+
+def test_a_scaled_tensor_is_a_tree():
+    scaled = cast(jnp.asarray(cases.normal((4, 256))), NVFP4)
+    leaves, tree = jax.tree_util.tree_flatten(scaled)
+    assert len(leaves) == 3
+    assert jax.tree_util.tree_unflatten(tree, [None] * 3).recipe == NVFP4
+    assert jax.eval_shape(lambda x: cast(x, NVFP4), jax.ShapeDtypeStruct((4, 256), jnp.float32)).shape == (4, 256)
+    doubled = jax.jit(lambda s: s)(scaled)
+    peers.same_parts(PEER, doubled, cast(cases.normal((4, 256)), NVFP4))
+    assert jax.tree_util.tree_structure(doubled) == tree
+
+
+def test_large_arrays_under_jit_do_not_wait_for_themselves():
+    x = jnp.asarray(cases.normal((1024, 2048)))
+
+    @jax.jit
+    def chain(x):
+        for _ in range(3):
+            x = dequantize(cast(x * 1.5, MXFP8))
+        return x
+
+    assert np.isfinite(np.asarray(chain(x))).all()
+
+
+def test_traced_seeds():
+    x = jnp.asarray(cases.normal((4, 256)))
+
+    @jax.jit
+    def draw(x, seed):
+        return cast(x, NVFP4, rounding="stochastic", seed=seed)
+
+    for seed in (3, 4):
+        reference = cast(np.asarray(x), NVFP4, rounding="stochastic", seed=seed)
+        peers.same_parts(PEER, draw(x, seed), reference)
+
+
+def test_clear_errors():
+    x = jnp.asarray(cases.normal((4, 256)))
+    with pytest.raises(TypeError, match="out must be None"):
+        dequantize(cast(x, MXFP8), out=x)
+    with pytest.raises(TypeError, match="float64"):
+        dequantize(cast(x, MXFP8), "float64")
+    with pytest.raises(TypeError, match="traced"):
+        jax.jit(lambda x: cast(x, MXFP8).to("numpy").scale)(x)
+    with pytest.raises(ValueError, match="divisible by 32"):
+        jax.jit(lambda x: cast(x, MXFP8))(x[:, :100])
+    with pytest.raises(ValueError, match="target must be"):
+        cast(x, MXFP8).to("nowhere")

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cast, dequantize and requantize on the GPU equal the portable core byte for byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import breccia
+import cases
+import numpy as np
+import pytest
+import torch
+from breccia.kernels.triton import ops
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def raw(t: Any) -> Any:
+    if t is None:
+        return None
+    t = t.cpu().contiguous()
+    return (t if t.dtype in (torch.float32, torch.float16, torch.int8) else t.view(torch.uint8)).numpy()
+
+
+def same(ours: Any, theirs: Any) -> None:
+    for name in ("data", "scale", "zero_point", "global_scale"):
+        a, b = raw(getattr(ours, name)), raw(getattr(theirs, name))
+        if a is None or b is None:
+            assert a is None and b is None, name
+            continue
+        assert a.shape == b.shape, name
+        a8, b8 = (np.ascontiguousarray(v).reshape(-1).view(np.uint8) for v in (a, b))
+        assert np.array_equal(a8, b8), f"{name}: {int((a8 != b8).sum())} of {a8.size} bytes differ"
+    assert ours.shape == theirs.shape and ours.layout == theirs.layout
+
+
+def shapes(recipe: Any) -> list[tuple[int, ...]]:
+    width = max(32, cases.block_width(recipe))
+    found = [(1, width), (70, 3 * width), (2, 5, 2 * width)]
+    return [*found, (130, 3 * width + 40), (3, 128, width)] if cases.may_be_ragged(recipe) else found
+
+
+@cases.ALL
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_cast_equals_core(recipe: Any, dtype: torch.dtype) -> None:
+    for seed, shape in enumerate(shapes(recipe)):
+        x = torch.from_numpy(cases.normal(shape, seed, 3.0)).to(dtype)
+        same(ops.cast(x.cuda(), recipe), breccia.cast(x, recipe))
+
+
+@cases.ALL
+@pytest.mark.parametrize("kind", cases.DATA)
+def test_trouble(recipe: Any, kind: str) -> None:
+    x = torch.from_numpy(cases.heavy_tailed(kind, (64, 2 * max(32, cases.block_width(recipe)))))
+    same(ops.cast(x.cuda(), recipe), breccia.cast(x, recipe))
+
+
+@cases.ALL
+def test_special_values(recipe: Any) -> None:
+    x = torch.from_numpy(cases.normal((16, 4 * max(32, cases.block_width(recipe)))))
+    x[0, 3], x[1, 4], x[2, 5], x[4] = float("nan"), float("inf"), -float("inf"), 0.0
+    x[5, 1], x[6, 2] = -float("nan"), 1e-42
+    x[7, :4] = torch.tensor([1e38, -3e38, 0.0, -0.0])
+    same(ops.cast(x.cuda(), recipe), breccia.cast(x, recipe))
+    same(ops.cast((x * 1e-38).cuda(), recipe), breccia.cast(x * 1e-38, recipe))
+
+
+@cases.ALL
+def test_strided_and_transposed(recipe: Any) -> None:
+    width = 2 * max(32, cases.block_width(recipe))
+    x = torch.from_numpy(cases.normal((2 * width, width + 8)))
+    same(ops.cast(x.cuda().T[3 : width + 3], recipe), breccia.cast(x.T[3 : width + 3], recipe))
+    same(ops.cast(x.cuda()[:, 8:], recipe), breccia.cast(x[:, 8:].contiguous(), recipe))
+
+
+@cases.ALL
+def test_dequantize_equals_core(recipe: Any) -> None:
+    for shape in shapes(recipe):
+        scaled = breccia.cast(torch.from_numpy(cases.normal(shape, 1, 0.02)), recipe)
+        moved = ops._to_device(scaled, "cuda")
+        for name in ("float32", "bfloat16", "float16", "float64"):
+            ours, theirs = ops.dequantize(moved, name).cpu(), breccia.dequantize(scaled, name)
+            assert torch.equal(ours, theirs), name
+        ours, theirs = ops.dequantize(moved.mT), breccia.dequantize(scaled.mT)
+        assert torch.equal(ours.cpu(), theirs)
+
+
+@cases.some("current mxfp8 nvfp4 int4")
+def test_requantize_equals_core(recipe: Any) -> None:
+    width = max(128, cases.block_width(recipe))
+    scaled = breccia.cast(torch.from_numpy(cases.normal((64, 2 * width))), recipe)
+    for goal in (breccia.MXFP8BlockScaling(), breccia.Float8BlockScaling(), breccia.NVFP4BlockScaling()):
+        same(ops.requantize(ops._to_device(scaled, "cuda"), goal), breccia.requantize(scaled, goal))
+
+
+@cases.ALL
+def test_empty(recipe: Any) -> None:
+    width = max(32, cases.block_width(recipe))
+    made = ops.cast(torch.empty((0, width), device="cuda"), recipe)
+    assert made.shape == (0, width) and made.data.is_cuda
+    assert ops.dequantize(made).shape == (0, width)
+
+
+@cases.some("block mxfp8 nvfp4 int4")
+def test_errors_equal_core(recipe: Any) -> None:
+    width = cases.block_width(recipe)
+    for bad in (torch.zeros(4, width + 1), torch.zeros(width), torch.zeros(4, width, dtype=torch.complex64)):
+        try:
+            breccia.cast(bad, recipe)
+        except (TypeError, ValueError) as error:
+            with pytest.raises(type(error)):
+                ops.cast(bad.cuda(), recipe)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels on raw tensors against the core, on a GPU or, slowly, in Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import breccia
+import cases
+import numpy as np
+import pytest
+import torch
+from breccia.kernels.triton import cast_block, cast_nvfp4, cast_tensor, dequant, gemm, gemv, recipes
+
+pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+def run(x: torch.Tensor, recipe: Any) -> tuple[torch.Tensor, ...]:
+    plan = recipes.plan(recipe)
+    if plan.kind == "tensor":
+        return cast_tensor.cast_tensor(x, plan.element, plan.rule, plan.margin)
+    if plan.kind == "row":
+        return cast_tensor.cast_row(x, plan.element, plan.rule, plan.scale_dtype)
+    if plan.kind == "nvfp4":
+        codes, scale, global_scale = cast_nvfp4.cast_nvfp4(x, plan.two_level, plan.rule)
+        return (codes, scale) if global_scale is None else (codes, scale, global_scale)
+    return cast_block.cast_block(x, plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed)
+
+
+def bytes_of(t: Any) -> Any:
+    return np.frombuffer(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes(), np.uint8)
+
+
+def troubled(width: int) -> torch.Tensor:
+    x = torch.from_numpy(cases.normal((9, 2 * width), 5, 2.0))
+    x[0, 3], x[1, 4], x[2, 5], x[4] = float("nan"), float("inf"), -float("inf"), 0.0
+    x[5], x[6] = x[5] * 1e-39, x[6] * 1e37
+    return x
+
+
+@cases.ALL
+@pytest.mark.parametrize("make", ["normal", "troubled"])
+def test_cast(recipe: Any, make: str, device: str) -> None:
+    if recipes.plan(recipe).kind == "core":
+        pytest.skip("the core's own")
+    if device == "cpu" and "bf16" in (getattr(recipe, "scale_format", ""), getattr(recipe, "scale_dtype", "")):
+        pytest.skip("the interpreter does not round to bfloat16")
+    width = max(32, cases.block_width(recipe))
+    x = torch.from_numpy(cases.normal((37, 2 * width))) if make == "normal" else troubled(width)
+    made, core = run(x.to(device), recipe), breccia.cast(x, recipe)
+    for ours, theirs in zip(made, (core.data, core.scale, core.global_scale), strict=False):
+        assert np.array_equal(bytes_of(ours), bytes_of(theirs))
+
+
+@cases.ALL
+def test_dequantize(recipe: Any, device: str) -> None:
+    scaled = breccia.cast(torch.from_numpy(cases.normal((9, 2 * max(32, cases.block_width(recipe))))), recipe)
+    op = recipes.operand(scaled)
+    scale, block = (op.scale.reshape(1, 1), (0, 0)) if op.scale.numel() == 1 else (op.scale, op.block)
+    zero = op.zero_point
+    if zero is not None and op.element == "int8":
+        zero = zero.view(torch.int8)
+
+    def move(t: Any) -> Any:
+        return None if t is None else t.to(device)
+
+    values = dequant.dequantize(
+        move(op.codes),
+        move(scale),
+        op.element,
+        op.sfmt,
+        op.shape,
+        block,
+        op.packed,
+        torch.float32,
+        move(zero),
+        move(op.global_scale),
+    )
+    assert torch.equal(values.cpu(), breccia.dequantize(scaled))
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor, bound: float) -> None:
+    error = (ours.double().cpu() - theirs.double().cpu()).norm() / theirs.double().norm().cpu()
+    assert error < bound, float(error)
+
+
+@cases.some("mxfp4 nvfp4 int4 block-128x128 mxfp8 mxfp6 int8")
+@pytest.mark.parametrize("m", [1, 3, 20])
+def test_weight_only(recipe: Any, m: int, device: str) -> None:
+    w = breccia.cast(torch.from_numpy(cases.normal((24, 512))), recipe)
+    x = torch.from_numpy(cases.normal((m, 512), 1)).to(torch.float16).to(device)
+    op = recipes.operand(w)
+    if op.zero_point is not None and op.element == "int8":
+        pytest.skip("covered by dequantize")
+
+    def move(t: Any) -> Any:
+        return None if t is None else t.to(device)
+
+    ref = x.double().cpu() @ breccia.dequantize(w).double().T
+    parts = (op.element, op.sfmt, op.block)
+    y = gemm.gemm(
+        x,
+        move(op.codes),
+        move(op.scale),
+        *parts,
+        op.packed,
+        torch.float32,
+        None,
+        move(op.zero_point),
+        move(op.global_scale),
+    )
+    close(y, ref, 2e-5 if op.zero_point is None else 1e-3)
+    if m <= 4 and op.packed and op.zero_point is None and op.element != "uint4":
+        y = gemv.gemv(x, move(op.codes), move(op.scale), *parts, torch.float32, move(op.global_scale))
+        close(y, ref, 2e-5)
+
+
+@cases.some("current block-128x128 mxfp8 int8")
+def test_gemv8(recipe: Any, device: str) -> None:
+    w = breccia.cast(torch.from_numpy(cases.normal((24, 512))), recipe)
+    op = recipes.operand(w)
+    if op.zero_point is not None:
+        pytest.skip("decoded first")
+    x = torch.from_numpy(cases.normal((2, 512), 1)).to(torch.float16).to(device)
+    scale, block = (op.scale.reshape(1, 1), (0, 0)) if op.scale.numel() == 1 else (op.scale, op.block)
+    y = gemv.gemv8(x, op.codes.to(device), scale.to(device), op.element, op.sfmt, block, torch.float32)
+    close(y, x.double().cpu() @ breccia.dequantize(w).double().T, 2e-5)
+
+
+def test_grouped_fp8(device: str) -> None:
+    experts, n, k = 3, 40, 256
+    w = torch.from_numpy(cases.normal((experts, n, k), 2)).to(device)
+    parts = [cast_block.cast_block(w[e], "e4m3", (128, 128)) for e in range(experts)]
+    codes, scale = torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts])
+    x = torch.from_numpy(cases.normal((21, k), 3)).to(device)
+    xc, xs = cast_block.cast_block(x, "e4m3", (1, 128))
+    offsets = torch.tensor([0, 5, 5, 21], dtype=torch.int32, device=device)
+    y = gemm.gemm(
+        xc.view(torch.float8_e4m3fn),
+        codes,
+        scale,
+        "e4m3",
+        "float",
+        (128, 128),
+        False,
+        torch.float32,
+        xs,
+        offsets=offsets,
+    )
+    xd = dequant.dequantize(xc, xs, "e4m3", "float", (21, k), (1, 128), False)
+    for e, (a, b) in enumerate(((0, 5), (5, 5), (5, 21))):
+        wd = dequant.dequantize(codes[e], scale[e], "e4m3", "float", (n, k), (128, 128), False)
+        if b > a:
+            close(y[a:b], xd[a:b].double() @ wd.double().T, 1e-3)

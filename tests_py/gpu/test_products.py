@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products on the GPU against float64 of the dequantized operands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import breccia
+import cases
+import pytest
+import torch
+from breccia.kernels import triton as kernels
+from breccia.kernels.triton import ops, products
+
+BLOCK, TILE = breccia.Float8BlockScaling(), breccia.Float8BlockScaling(block_m=128)
+SHAPES = [(1, 8, 128), (7, 130, 256), (64, 200, 128), (129, 64, 384), (300, 520, 1024), (1000, 264, 640)]
+BOUND = {torch.float32: 1.5e-3, torch.bfloat16: 4e-3, torch.float16: 1.7e-3}
+
+
+def randn(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(cases.normal(shape, seed)).cuda()
+
+
+def exact(a: Any, b: Any) -> torch.Tensor:
+    values = [ops.dequantize(t).double() if isinstance(t, breccia.ScaledTensor) else t.double() for t in (a, b)]
+    return values[0] @ values[1]
+
+
+def close(y: torch.Tensor, ref: torch.Tensor, bound: float | None = None) -> None:
+    assert y.shape == ref.shape and y.is_cuda
+    error = float((y.double() - ref).norm() / ref.norm())
+    assert error < (BOUND[y.dtype] if bound is None else bound), error
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("weights", [BLOCK, TILE], ids=["1x128", "128x128"])
+def test_block(shape: tuple[int, int, int], weights: Any, dtype: torch.dtype) -> None:
+    m, n, k = shape
+    a, w = ops.cast(randn((m, k)), BLOCK), ops.cast(randn((n, k), 1), weights)
+    close(kernels.block_scaled_matmul_triton(a, w.T, dtype), exact(a, w.T))
+    close(kernels.matmul(a, w.T, dtype), exact(a, w.T))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES, (33, 70, 200), (5, 17, 31)], ids=str)
+@pytest.mark.parametrize("formats", [("E4M3", "E4M3"), ("E4M3", "E5M2"), ("E5M2", "E4M3")], ids=str)
+def test_tensor_and_row(shape: tuple[int, int, int], formats: tuple[str, str], fast: bool) -> None:
+    m, n, k = shape
+    for granularity in ("tensor", "row"):
+        left, right = (breccia.Float8CurrentScaling(fp8_format=f, granularity=granularity) for f in formats)
+        a, w = ops.cast(randn((m, k)), left), ops.cast(randn((n, k), 1), right)
+        bias = randn((n,), 2)
+        for dtype in (torch.bfloat16, torch.float32):
+            y = kernels.scaled_matmul_triton(a, w.T, dtype, fast_accumulate=fast, bias=bias)
+            close(y, exact(a, w.T) + bias.double(), 6e-3 if fast else None)
+    b = ops.cast(randn((k, n), 1), breccia.Float8CurrentScaling())
+    a = ops.cast(randn((m, k)), breccia.Float8CurrentScaling())
+    close(kernels.scaled_matmul_triton(a, b), exact(a, b))
+
+
+@pytest.mark.parametrize("k", [4096, 16384])
+def test_promotion_beats_the_short_accumulator(k: int) -> None:
+    a, w = ops.cast(randn((256, k)).abs(), BLOCK), ops.cast(randn((256, k), 1).abs(), TILE)
+    ref = exact(a, w.T)
+    block = float((kernels.block_scaled_matmul_triton(a, w.T, "float32").double() - ref).norm() / ref.norm())
+    one = breccia.Float8CurrentScaling()
+    a, w = ops.cast(randn((256, k)).abs(), one), ops.cast(randn((256, k), 1).abs(), one)
+    ref = exact(a, w.T)
+    fast = float(
+        (kernels.scaled_matmul_triton(a, w.T, "float32", fast_accumulate=True).double() - ref).norm() / ref.norm()
+    )
+    assert block * 4 < fast, (block, fast)
+
+
+@cases.ALL
+def test_every_recipe(recipe: Any) -> None:
+    width = max(256, cases.block_width(recipe))
+    w = ops.cast(randn((96, 2 * width), 1), recipe)
+    for m in (1, 4, 40, 200):
+        x = randn((m, 2 * width))
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            close(kernels.linear(x.to(dtype), w, out_dtype=dtype), exact(x.to(dtype), w.T), 5e-3)
+    a = ops.cast(randn((50, 2 * width)), recipe)
+    close(kernels.matmul(a, w.T), exact(a, w.T), 2e-3)
+    b = ops.cast(randn((2 * width, 2 * width), 3), recipe)
+    close(kernels.matmul(a, b), exact(a, b), 2e-3)
+
+
+@pytest.mark.parametrize(
+    "recipe", [breccia.NVFP4BlockScaling(), breccia.MXFP4BlockScaling(), breccia.INT4Scaling()], ids=repr
+)
+@pytest.mark.parametrize(
+    "shape", [(2, 64, 128), (5, 200, 1024), (16, 130, 384), (40, 96, 640), (64, 333, 2176)], ids=str
+)
+def test_four_bit_weights(recipe: Any, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    x, w, bias = randn((m, k)).bfloat16(), ops.cast(randn((n, k), 1), recipe), randn((n,), 2)
+    close(kernels.linear(x, w, bias, "float32"), exact(x, w.T) + bias.double(), 2e-5)
+    close(kernels.linear(x[:1], w, bias, "float32"), exact(x[:1], w.T) + bias.double(), 2e-5 if k % 256 == 0 else 5e-3)
+
+
+def test_batches() -> None:
+    a, w = ops.cast(randn((2, 5, 256)), BLOCK), ops.cast(randn((64, 256), 1), TILE)
+    close(kernels.matmul(a, w.T), exact(a, w.T))
+    b = ops.cast(randn((2, 64, 256), 2), BLOCK)
+    close(kernels.matmul(a, b.mT), exact(a, b.mT))
+    x = randn((2, 3, 256)).bfloat16()
+    close(
+        kernels.linear(x, ops.cast(randn((64, 256)), breccia.NVFP4BlockScaling()), out_dtype="bfloat16"),
+        exact(x, ops.cast(randn((64, 256)), breccia.NVFP4BlockScaling()).T),
+        4e-3,
+    )
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        TILE,
+        BLOCK,
+        breccia.NVFP4BlockScaling(),
+        breccia.MXFP4BlockScaling(),
+        breccia.INT4Scaling(),
+        breccia.MXFP8BlockScaling(),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("quantized", [False, True])
+def test_grouped(recipe: Any, quantized: bool) -> None:
+    experts, n, k = 5, 200, 384
+    stack = randn((experts, n, k), 1)
+    w = ops.cast(stack, recipe)
+    offsets = torch.tensor([0, 3, 3, 90, 300, 301], dtype=torch.int32, device="cuda")
+    x = randn((301, k)).bfloat16()
+    given = ops.cast(x, BLOCK) if quantized else x
+    values = ops.dequantize(given).double() if quantized else x.double()
+    y = kernels.grouped_matmul(given, w, offsets)
+    for e in range(experts):
+        a, b = int(offsets[e]), int(offsets[e + 1])
+        if b > a:
+            close(y[a:b], values[a:b] @ ops.dequantize(w)[e].double().T, 6e-3)
+
+
+def test_errors_before_any_launch() -> None:
+    a, w = ops.cast(randn((8, 128)), BLOCK), ops.cast(randn((16, 128)), TILE)
+    with pytest.raises(TypeError):
+        kernels.matmul(a, ops._to_device(w, "cpu").T)
+    with pytest.raises(ValueError):
+        kernels.matmul(a, w)
+    with pytest.raises(ValueError):
+        kernels.block_scaled_matmul_triton(a, w)
+    with pytest.raises(TypeError):
+        kernels.scaled_matmul_triton(a, randn((128, 16)))
+    with pytest.raises(TypeError):
+        kernels.matmul(a, torch.zeros(128, 16, dtype=torch.int32, device="cuda"))
+    with pytest.raises(ValueError):
+        kernels.grouped_matmul(randn((4, 128)), w, torch.zeros(2, device="cuda", dtype=torch.int32))
+    with pytest.raises(TypeError):
+        kernels.matmul(a, w.T, "int8")
+
+
+def test_empty() -> None:
+    a, w = ops.cast(torch.empty((0, 128), device="cuda"), BLOCK), ops.cast(randn((16, 128)), TILE)
+    assert kernels.matmul(a, w.T).shape == (0, 16)
+    assert kernels.linear(torch.empty((0, 128), device="cuda").bfloat16(), w).shape == (0, 16)
+
+
+def test_autotune_keeps_its_choice(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    from breccia.kernels.triton import autotune
+
+    one = breccia.Float8CurrentScaling()
+    a, w = ops.cast(randn((300, 512)), one), ops.cast(randn((256, 512), 1), one)
+    for _ in range(2):
+        close(kernels.scaled_matmul_triton(a, w.T, autotune=True), exact(a, w.T))
+    assert autotune.cache_file().exists()
+
+
+def test_exact_sums_are_reproducible() -> None:
+    a, w = ops.cast(randn((512, 1024)), BLOCK), ops.cast(randn((512, 1024), 1), TILE)
+    first = products.matmul(a, w.T)
+    assert all(torch.equal(products.matmul(a, w.T), first) for _ in range(5))
