@@ -64,7 +64,7 @@ Array widened(const Array& scale) {
 ScaledTensor ready(const ScaledTensor& w) {
     if (w.data().rank() < 2 || is_ready(w)) return w;
     const int axis = w.layout().axis;
-    const auto turned = [&](Array array) { return axis == -2 ? array.transposed() : array; };
+    const auto turned = [&](const Array& array) { return axis == -2 ? array.transposed() : array; };
     Array data = turned(copy_in_order(w.data(), axis));
     if (!w.is_packed() && is_packed(w.recipe().element)) data = pack_codes(data);
     // A scale without its constant axis has nothing to turn.
