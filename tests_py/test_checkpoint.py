@@ -8,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -495,9 +494,7 @@ def test_inspect_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, make in MAKERS.items():
         source = make(tmp_path / name)
         monkeypatch.setattr(SafetensorsFile, "raw", None)
-        begin = time.perf_counter()
         report = inspect(source)
-        assert time.perf_counter() - begin < 1
         monkeypatch.undo()
         quantized = [t for t in report["tensors"] if t["format"] == name]
         assert quantized

@@ -14,8 +14,3 @@ def test_no_framework_is_imported():
     assert run(f"import sys, breccia; print({heavy} & sys.modules.keys())").strip() == "set()"
     using = "import numpy as np, breccia; breccia.cast(np.ones((2, 64), 'f4'), breccia.NVFP4BlockScaling())"
     assert run(f"import sys; {using}; print({heavy} & sys.modules.keys())").strip() == "set()"
-
-
-def test_importing_takes_less_than_150_ms_over_numpy():
-    code = "import time, numpy; t = time.perf_counter(); import breccia; print(time.perf_counter() - t)"
-    assert min(float(run(code)) for _ in range(3)) < 0.15
