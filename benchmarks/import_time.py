@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `import breccia` takes over NumPy's own import, in fresh interpreters:
 
-    python benchmarks/import_time.py [--rounds 9]
+python benchmarks/import_time.py [--rounds 9]
 """
 
 import argparse
