@@ -73,16 +73,16 @@ ScaledTensor ready(const ScaledTensor& w) {
     Array scale = copy_blocks(w.scale());
     if (scale.type.is_half_word()) scale.type = DType::bfloat16;
     if (scale.type.is_number() && !is_coded(w.recipe().scale)) {
-        if (full) scale = turned(std::move(scale));
+        if (full) scale = turned(scale);
         scale = widened(scale);
-        if (full) scale = turned(std::move(scale));
+        if (full) scale = turned(scale);
     }
     Extras extras{.zero_point = std::nullopt,
                   .global_scale = w.global_scale(),
                   .shape = w.shape(),
                   .original_dtype = w.original_dtype()};
     if (w.zero_point()) extras.zero_point = copy_blocks(*w.zero_point());
-    return {turned(std::move(data)), std::move(scale), w.recipe(), w.layout(), std::move(extras)};
+    return {turned(data), std::move(scale), w.recipe(), w.layout(), std::move(extras)};
 }
 
 }  // namespace
