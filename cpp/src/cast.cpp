@@ -67,14 +67,7 @@ void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out) {
 ScaledTensor cast(const Array& x, const Recipe& recipe) {
     CastOutput out = allocate(plan_cast(x.shape, recipe));
     cast_into(x, recipe, out);
-    return {std::move(out.data),
-            std::move(out.scale),
-            recipe,
-            recipe.layout,
-            {.zero_point = std::move(out.zero_point),
-             .global_scale = std::move(out.global_scale),
-             .shape = x.shape,
-             .original_dtype = x.type.dtype()}};
+    return assemble(std::move(out), recipe, x.shape, x.type.dtype());
 }
 
 void encode(std::span<const float> x, Format format, std::span<std::uint8_t> codes) {

@@ -310,6 +310,17 @@ private:
 
 }  // namespace
 
+ScaledTensor assemble(CastOutput out, const Recipe& recipe, const Shape& shape, DType original_dtype) {
+    return {std::move(out.data),
+            std::move(out.scale),
+            recipe,
+            recipe.layout,
+            {.zero_point = std::move(out.zero_point),
+             .global_scale = std::move(out.global_scale),
+             .shape = shape,
+             .original_dtype = original_dtype}};
+}
+
 void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out) {
     Quantizer(source, shape, recipe, out).run();
 }

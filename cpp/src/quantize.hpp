@@ -28,6 +28,9 @@ public:
 /// `shape` is the tensor's; `out` has the shapes of plan_cast(shape, recipe).
 void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out);
 
+/// What was written to `out`, as a tensor of that shape in the recipe's own layout.
+ScaledTensor assemble(CastOutput out, const Recipe& recipe, const Shape& shape, DType original_dtype);
+
 /// Elements worth giving to a thread of their own.
 inline constexpr std::int64_t parallel_grain = 1 << 16;
 

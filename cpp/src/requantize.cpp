@@ -69,14 +69,7 @@ ScaledTensor requantize(const ScaledTensor& scaled, const Recipe& recipe) {
     if (recipe == scaled.recipe() && recipe.layout == scaled.layout()) return scaled;
     CastOutput out = allocate(plan_cast(scaled.shape(), recipe));
     requantize_into(scaled, recipe, out);
-    return {std::move(out.data),
-            std::move(out.scale),
-            recipe,
-            recipe.layout,
-            {.zero_point = std::move(out.zero_point),
-             .global_scale = std::move(out.global_scale),
-             .shape = scaled.shape(),
-             .original_dtype = scaled.original_dtype()}};
+    return assemble(std::move(out), recipe, scaled.shape(), scaled.original_dtype());
 }
 
 }  // namespace breccia
