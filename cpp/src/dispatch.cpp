@@ -41,6 +41,9 @@ extern constinit const KernelTable kernels;
 namespace avx512 {
 extern constinit const KernelTable kernels;
 }
+namespace avx512_bf16 {
+extern constinit const KernelTable kernels;
+}
 #ifdef BRECCIA_AMX
 namespace amx {
 extern constinit const KernelTable kernels;
@@ -139,6 +142,7 @@ constexpr Backend backends[] = {
 #ifdef BRECCIA_X86
     {&avx2::kernels, [] { return features().avx2; }},
     {&avx512::kernels, [] { return features().avx512; }},
+    {&avx512_bf16::kernels, [] { return features().avx512_bf16 && features().avx512_vbmi; }},
 #ifdef BRECCIA_AMX
     {&amx::kernels,
      [] { return features().amx_bf16 && features().avx512_bf16 && features().avx512_vbmi && tiles_permitted(); }},

@@ -27,7 +27,8 @@ struct BlockScale {
     float factor = 1;          ///< codes = encode(x * factor) or encode(x / factor)
     bool multiply = false;
     bool all_finite = false;     ///< the block holds neither infinities nor NaNs
-    bool fast_division = false;  ///< x / factor may be had by a Newton step: see encode.inl.hpp
+    bool fast_division = false;  ///< see FastDivide in encode.inl.hpp
+    float high = 0, low = 0;     ///< where fast_division: 1 / factor in twice the precision
     bool poisoned = false;       ///< the block holds a NaN its format cannot: the scale is NaN, the codes are 0
     float decoded = 1;           ///< value = (code - zero_point) * decoded; includes the global scale
     float zero_point = 0;
@@ -77,9 +78,14 @@ struct FormatKernels {
     void (*dequantize_row)(const DequantizeRow&);
 };
 
+/// Lanes in which fold_amax keeps a block's largest magnitudes.
+inline constexpr std::int64_t amax_lanes = 16;
+
 struct KernelTable {
     std::string_view name;
     BlockStats (*stats)(const float* x, std::int64_t n, bool range);
+    /// Raises amax[16 i ... 16 i + 15] to the bits of magnitudes in the i-th `block` elements of a row.
+    void (*fold_amax)(const float* x, std::int64_t n, std::int64_t block, std::int32_t* amax);
     std::array<void (*)(const void* x, std::int64_t n, float* out), dtype_count> load;
     std::array<void (*)(const float* x, std::int64_t n, void* out), dtype_count> store;
     std::array<FormatKernels, Codecs::size> formats;

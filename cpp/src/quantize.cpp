@@ -223,26 +223,76 @@ private:
         });
     }
 
-    // Blocks of several rows, long blocks, odd blocks of packed codes, and blocks that may keep a scale.
+    // Blocks of several rows, long blocks, odd blocks of packed codes, and blocks that may keep a scale. A band of blocks
+    // is worked through row by row, a few at a time: so many that rows are read in long runs, so few that they are
+    // still in the second-level cache when they are encoded.
     void quantize_tiles() const {
+        constexpr std::int64_t cached_cols = 1024;
         const std::int64_t grid_rows = grid_.grid_rows(), grid_cols = grid_.grid_cols();
         const std::int64_t per_unit = std::max<std::int64_t>(1, std::min(grid_.block_rows, grid_.rows) * grid_.cols);
         const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / per_unit);
+        const std::int64_t step = std::max<std::int64_t>(1, cached_cols / std::max<std::int64_t>(1, grid_.block_cols));
         parallel_for(matrices_ * grid_rows, grain, [&](std::int64_t begin, std::int64_t end) {
             Scratch scratch;
+            std::vector<BlockScale> scales;
             for (std::int64_t i = begin; i < end; ++i) {
                 const std::int64_t matrix = i / grid_rows, block_row = i % grid_rows;
-                for (std::int64_t block_col = 0; block_col < grid_cols; ++block_col) {
-                    const std::int64_t row = block_row * grid_.block_rows, col = block_col * grid_.block_cols;
-                    const BlockRange b{.matrix = matrix,
-                                       .begin_row = row,
-                                       .end_row = row + std::min(grid_.block_rows, grid_.rows - row),
-                                       .begin_col = col,
-                                       .end_col = col + std::min(grid_.block_cols, grid_.cols - col)};
-                    const BlockScale s = choose_scale(b, scratch);
-                    write_scale(block_index(matrix, block_row) + block_col, s);
-                    encode(b, s, scratch);
+                for (std::int64_t block = 0; block < grid_cols; block += step) {
+                    const std::int64_t count = std::min(step, grid_cols - block);
+                    choose_scales(matrix, block_row, block, count, scratch, scales);
+                    for (std::int64_t j = 0; j < count; ++j)
+                        write_scale(block_index(matrix, block_row) + block + j, scales[static_cast<std::size_t>(j)]);
+                    encode_tiles(range_of(matrix, block_row, block, count), scales, scratch);
                 }
+            }
+        });
+    }
+
+    // The rows and columns of `count` blocks side by side.
+    [[nodiscard]] BlockRange range_of(std::int64_t matrix, std::int64_t block_row, std::int64_t block,
+                                      std::int64_t count) const {
+        const std::int64_t row = block_row * grid_.block_rows, col = block * grid_.block_cols;
+        return {.matrix = matrix,
+                .begin_row = row,
+                .end_row = row + std::min(grid_.block_rows, grid_.rows - row),
+                .begin_col = col,
+                .end_col = col + std::min(count * grid_.block_cols, grid_.cols - col)};
+    }
+
+    void choose_scales(std::int64_t matrix, std::int64_t block_row, std::int64_t block, std::int64_t count,
+                       Scratch& scratch, std::vector<BlockScale>& scales) const {
+        scales.resize(static_cast<std::size_t>(count));
+        const bool amax_decides = params_.search == ScaleSearch::amax && !needs_range_ && !source_.may_be_exact();
+        std::vector<std::int32_t>& amax = scratch.amax;
+        if (amax_decides) {
+            amax.assign(static_cast<std::size_t>(count * amax_lanes), 0);
+            const BlockRange b = range_of(matrix, block_row, block, count);
+            for (std::int64_t row = b.begin_row; row < b.end_row; ++row) {
+                const std::int64_t n = b.end_col - b.begin_col;
+                kernels_.fold_amax(source_.read(matrix, row, b.begin_col, n, scratch), n, grid_.block_cols, amax.data());
+            }
+        }
+        for (std::int64_t j = 0; j < count; ++j) {
+            BlockScale& s = scales[static_cast<std::size_t>(j)];
+            const auto bits = [&] {
+                const auto first = amax.begin() + j * amax_lanes;
+                return static_cast<std::uint32_t>(*std::max_element(first, first + amax_lanes));
+            };
+            if (amax_decides && bits() < f32_infinity_bits)
+                s = format_.choose_scale({.amax_bits = bits()}, params_, 0);
+            else
+                s = choose_scale(range_of(matrix, block_row, block + j, 1), scratch);
+        }
+    }
+
+    void encode_tiles(const BlockRange& b, const std::vector<BlockScale>& scales, Scratch& scratch) const {
+        for_each_piece(b, scratch, [&](const float* x, std::int64_t row, std::int64_t col, std::int64_t n) {
+            for (std::int64_t end = col + n; col < end;) {
+                const std::int64_t block = col / grid_.block_cols;
+                const std::int64_t part = std::min((block + 1) * grid_.block_cols, end) - col;
+                const auto& s = scales[static_cast<std::size_t>(block - b.begin_col / grid_.block_cols)];
+                format_.encode(x, part, s, row_codes(b.matrix, row), col, packed_);
+                x += part, col += part;
             }
         });
     }

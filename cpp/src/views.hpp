@@ -37,6 +37,7 @@ NumberMatrix number_matrix(const Array& array, int axis, const Shape& batch, std
 struct Scratch {
     std::vector<std::uint8_t> codes;
     std::vector<float> scales, zero_points, values;
+    std::vector<std::int32_t> amax;
 };
 
 /// One matrix of a ScaledTensor.

@@ -4,8 +4,8 @@
 // clang-format off: sorting would break the order
 #include "kernels/scale_rules.inl.hpp"
 #include "kernels/encode.inl.hpp"
-#include "kernels/quantize_group.inl.hpp"
 #include "kernels/quantize.inl.hpp"
+#include "kernels/quantize_group.inl.hpp"
 #include "kernels/dequantize.inl.hpp"
 #include "kernels/convert.inl.hpp"
 #include "kernels/gemm.inl.hpp"

@@ -3,39 +3,60 @@
 // Encoding with vectors: every minifloat and integer format by the same few instructions, equal to C::encode bit for
 // bit. Written over the vocabulary of vec.hpp: F is 16 floats, I is 16 32-bit integers.
 
-inline constexpr std::int64_t lanes = 16;
+inline constexpr std::int64_t lanes = 16, wide = 4 * lanes;
 inline constexpr float integer_magic = 12582912.0F;  // 1.5 * 2^23: adding it rounds to the nearest integer
 
-// A minifloat's magnitude after rounding, as the sum that rounded it.
-struct Rounded {
-    I sum_i32x16, magic_i32x16, exponent_i32x16;
+// A minifloat's grid around a value: the value's power of two, and the number whose multiple of it has the grid's
+// spacing as unit in the last place.
+template <class C>
+struct Grid {
+    static constexpr int dropped_bits = 23 - C::mantissa_bits;
+    // In the number's own last places stands what makes `code_of` right, -(biased exponent of the smallest normal's
+    // sum) << mantissa_bits modulo 256. It is even, so ties go where they should.
+    static constexpr int smallest_field = C::min_exponent + 127 + dropped_bits;
+    static constexpr int constant = (256 - (smallest_field << C::mantissa_bits) % 256) % 256;
+    static constexpr float magic = exp2i(dropped_bits) * (1.0F + static_cast<float>(constant) * 0x1p-23F);
 };
 
-template <class C>
-BRECCIA_INLINE Rounded round_minifloat(I magnitude_i32x16) {
-    constexpr int min_exponent_bits = (C::min_exponent + 127) << 23;
-    const I clamped = i_min(magnitude_i32x16, i_set(static_cast<int>(bits_of(C::max))));
-    const I exponent = i_max(i_and(clamped, i_set(0x7F80'0000)), i_set(min_exponent_bits));
-    // See Minifloat::encode: the sum rounds to the format's unit in the last place. The magic number has the code's
-    // constant part, -min_exponent << mantissa_bits modulo 256, in its own last places; it is even, so ties go where
-    // they should.
-    constexpr int constant = (256 - (min_exponent_bits >> (23 - C::mantissa_bits)) % 256) % 256;
-    const I magic = i_add(exponent, i_set(((23 - C::mantissa_bits) << 23) + constant));
-    return {as_bits(f_add(as_float(clamped), as_float(magic))), magic, exponent};
+// See Minifloat::encode: adding magic * binade rounds to the format's unit in the last place, subnormals included.
+// The product is exact, so fused or not is the same. Saturate is false where nothing rounds beyond the largest value.
+template <class C, bool Saturate>
+struct Rounded {
+    F binade_f32x16, sum_f32x16;
+
+    BRECCIA_INLINE_MEMBER explicit Rounded(F scaled) {
+        if constexpr (Saturate) scaled = f_clamp_magnitude(scaled, f_set(C::max));
+        binade_f32x16 = f_binade(scaled, f_set(exp2i(C::min_exponent)));
+        sum_f32x16 = f_multiply_add(binade_f32x16, f_set(Grid<C>::magic), scaled);
+    }
+    // The magnitude's code in the low byte: significand + ((exponent - min_exponent) << mantissa_bits).
+    BRECCIA_INLINE_MEMBER I code() const {
+        const I sum = as_bits(sum_f32x16);
+        return i_add(sum, i_shr<Grid<C>::dropped_bits>(sum));
+    }
+    BRECCIA_INLINE_MEMBER F value() const {
+        return f_multiply_add(binade_f32x16, f_set(-Grid<C>::magic), sum_f32x16);
+    }
+};
+
+template <class C, bool Saturate>
+BRECCIA_INLINE F round_integer(F scaled, float zero_point) {
+    if constexpr (Saturate)
+        scaled = f_min(f_max(scaled, f_set(C::lowest - zero_point)), f_set(C::max - zero_point));
+    return f_add(scaled, f_set(integer_magic));
 }
 
 // Codes of 16 values in the low bytes of the lanes; the upper bytes are left over from the arithmetic. `scaled` is x
 // over the scale; the sign is taken from x, for zeros. MayBeNan is false where the block is known to be finite.
 template <class C, bool MayBeNan>
 BRECCIA_INLINE I encode(F x, F scaled, float zero_point) {
+    const I magnitude = i_and(as_bits(scaled), i_set(0x7FFF'FFFF));
+    const I infinity = i_set(0x7F80'0000);
     if constexpr (C::family == CodecFamily::minifloat) {
-        const I magnitude = i_and(as_bits(scaled), i_set(0x7FFF'FFFF));
-        const Rounded r = round_minifloat<C>(magnitude);
-        // Modulo 256 this is significand + ((exponent - min_exponent) << mantissa_bits).
-        I code = i_add(r.sum_i32x16, i_shr<23 - C::mantissa_bits>(r.exponent_i32x16));
+        I code = Rounded<C, true>(scaled).code();
         const I sign = i_and(i_shr<32 - C::bits>(as_bits(x)), i_set(C::sign_mask));
         if constexpr (C::has_negative_zero) {
-            code = i_add(code, sign);
+            code = i_or(code, sign);
         } else {
             code = i_and(code, i_set(C::magnitude_mask));
             code = i_select(i_less(i_set(0), code), i_or(code, sign), code);
@@ -44,42 +65,62 @@ BRECCIA_INLINE I encode(F x, F scaled, float zero_point) {
             const I nan = C::specials == Specials::nan_zero ? i_set(C::nan_code)
                           : C::has_nan                      ? i_or(i_set(C::nan_code), sign)
                                                             : i_xor(i_set(C::nan_code), sign);
-            code = i_select(i_less(i_set(0x7F80'0000), magnitude), nan, code);
+            code = i_select(i_less(infinity, magnitude), nan, code);
         }
         return code;
     } else if constexpr (C::family == CodecFamily::integer) {
-        const F clamped = f_min(f_max(scaled, f_set(C::lowest - zero_point)), f_set(C::max - zero_point));
-        I code = i_add(as_bits(f_add(clamped, f_set(integer_magic))), i_set(static_cast<int>(zero_point)));
-        if constexpr (MayBeNan) {
-            const I magnitude = i_and(as_bits(scaled), i_set(0x7FFF'FFFF));
-            code = i_select(i_less(i_set(0x7F80'0000), magnitude), i_set(0), code);
-        }
+        const F sum = round_integer<C, true>(scaled, zero_point);
+        const I code = i_add(as_bits(sum), i_set(static_cast<int>(zero_point)));
+        if constexpr (MayBeNan) return i_select(i_less(infinity, magnitude), i_set(0), code);
         return code;
     } else {
         // E8M0: see Float8E8M0FNU::encode.
-        const I bits = as_bits(scaled), nan = i_set(C::nan_code), zero = i_set(0);
-        const I magnitude = i_and(bits, i_set(0x7FFF'FFFF));
+        const I nan = i_set(C::nan_code), zero = i_set(0);
         I code = i_min(i_shr<23>(i_add(magnitude, i_set(0x0040'0000))), i_set(254));
         code = i_select(i_less(i_set(0x0040'0000), magnitude), code, zero);
-        code = i_select(i_less(i_set(0x7F80'0000), magnitude), nan, code);
-        return i_select(i_less(bits, zero), i_select(i_less(zero, magnitude), nan, zero), code);
+        code = i_select(i_less(infinity, magnitude), nan, code);
+        const Mask negative = i_less(as_bits(scaled), zero);
+        return i_select(negative, i_select(i_less(zero, magnitude), nan, zero), code);
+    }
+}
+
+// Codes of 64 finite values, four scales. Signs are put in bytes at a time.
+template <class C, bool Saturate, class Scale>
+BRECCIA_INLINE B encode_wide(const float* x, const Scale& s0, const Scale& s1, const Scale& s2, const Scale& s3,
+                             float zero_point) {
+    const F x_f32x16[4] = {f_load(x), f_load(x + lanes), f_load(x + 2 * lanes), f_load(x + 3 * lanes)};
+    const F scaled[4] = {s0(x_f32x16[0]), s1(x_f32x16[1]), s2(x_f32x16[2]), s3(x_f32x16[3])};
+    if constexpr (C::family == CodecFamily::minifloat) {
+        const B code = b_low_bytes(Rounded<C, Saturate>(scaled[0]).code(), Rounded<C, Saturate>(scaled[1]).code(),
+                                   Rounded<C, Saturate>(scaled[2]).code(), Rounded<C, Saturate>(scaled[3]).code());
+        const B high = b_high_bytes(as_bits(x_f32x16[0]), as_bits(x_f32x16[1]), as_bits(x_f32x16[2]),
+                                    as_bits(x_f32x16[3]));
+        B sign = b_and(b_shr<8 - C::bits>(high), b_set(C::sign_mask));
+        if constexpr (!C::has_negative_zero) sign = b_zero_where_zero(sign, code);
+        return b_or(code, sign);
+    } else if constexpr (C::family == CodecFamily::exponent) {
+        return b_low_bytes(encode<C, false>(scaled[0], scaled[0], 0.0F), encode<C, false>(scaled[1], scaled[1], 0.0F),
+                           encode<C, false>(scaled[2], scaled[2], 0.0F), encode<C, false>(scaled[3], scaled[3], 0.0F));
+    } else {
+        const I zero = i_set(static_cast<int>(zero_point));
+        const B code = b_low_bytes(i_add(as_bits(round_integer<C, Saturate>(scaled[0], zero_point)), zero),
+                                   i_add(as_bits(round_integer<C, Saturate>(scaled[1], zero_point)), zero),
+                                   i_add(as_bits(round_integer<C, Saturate>(scaled[2], zero_point)), zero),
+                                   i_add(as_bits(round_integer<C, Saturate>(scaled[3], zero_point)), zero));
+        if constexpr (C::bits == 8) return code;
+        return b_and(code, b_set((1 << C::bits) - 1));
     }
 }
 
 // Squared distances of 16 values to what they quantize to.
 template <class C>
 BRECCIA_INLINE F squared_errors(F x, F scaled, F decoded, float zero_point) {
-    F error;
-    if constexpr (C::family == CodecFamily::minifloat) {
-        const I abs_mask = i_set(0x7FFF'FFFF);
-        const Rounded r = round_minifloat<C>(i_and(as_bits(scaled), abs_mask));
-        const F magnitude = f_sub(as_float(r.sum_i32x16), as_float(r.magic_i32x16));
-        error = f_sub(f_mul(magnitude, decoded), as_float(i_and(as_bits(x), abs_mask)));
-    } else {
-        const F clamped = f_min(f_max(scaled, f_set(C::lowest - zero_point)), f_set(C::max - zero_point));
-        const F rounded = f_sub(f_add(clamped, f_set(integer_magic)), f_set(integer_magic));
-        error = f_sub(f_mul(rounded, decoded), x);
-    }
+    F rounded;
+    if constexpr (C::family == CodecFamily::minifloat)
+        rounded = Rounded<C, true>(scaled).value();
+    else
+        rounded = f_sub(round_integer<C, true>(scaled, zero_point), f_set(integer_magic));
+    const F error = f_sub(f_mul(rounded, decoded), x);
     return f_mul(error, error);
 }
 
@@ -92,13 +133,20 @@ struct Divide {
     F divisor;
     BRECCIA_INLINE_MEMBER F operator()(F x) const { return f_div(x, divisor); }
 };
-// Correctly rounded x / divisor where choose_scale finds it to be (fast_division): one Newton step on
-// x * (1 / divisor) rounds as the division does (Markstein 1990, theorem 8: the reciprocal is correctly rounded and
-// the remainder exact). Quotients too small for an exact remainder are below 2^-20 and encode to zero either way.
-// The step makes +0 of -0, so the sign of a quotient that is zero means nothing.
-struct Newton {
-    F divisor, reciprocal;
-    BRECCIA_INLINE_MEMBER F operator()(F x) const { return f_divide_newton(x, divisor, reciprocal); }
+// x / divisor as x * high + x * low, high + low being the reciprocal in twice the precision, where choose_scale finds
+// the division to be well inside the exponent range (fast_division). The sum is within 2^-47 of the quotient, and no
+// quotient of two floats comes that near to a point where the codes change unless both round alike: the finitely many
+// that come within 2^-46 are enumerated in test_division.cpp. A product that underflows belongs to a quotient
+// below 2^-20, which encodes to zero. +0 may become of -0, so the sign of a quotient that is zero means nothing.
+struct FastDivide {
+    F divisor, high, low;
+
+    BRECCIA_INLINE_MEMBER explicit FastDivide(F d) : divisor(d) {
+        high = f_div(f_set(1.0F), d);
+        low = f_reciprocal_rest(d, high);
+    }
+    BRECCIA_INLINE_MEMBER FastDivide(F d, F h, F l) : divisor(d), high(h), low(l) {}
+    BRECCIA_INLINE_MEMBER F operator()(F x) const { return f_divide_fast(x, divisor, high, low); }
 };
 
 template <class Body>
@@ -106,7 +154,7 @@ BRECCIA_INLINE void with_scaler(const BlockScale& s, Body body) {
     if (s.multiply)
         body(Multiply{f_set(s.factor)});
     else if (s.fast_division)
-        body(Newton{f_set(s.factor), f_set(1.0F / s.factor)});
+        body(FastDivide(f_set(s.factor), f_set(s.high), f_set(s.low)));
     else
         body(Divide{f_set(s.factor)});
 }
@@ -114,6 +162,9 @@ BRECCIA_INLINE void with_scaler(const BlockScale& s, Body body) {
 template <class C, bool MayBeNan, class Scale>
 BRECCIA_INLINE void encode_bytes(const float* x, std::int64_t n, Scale scale, float zero_point, std::uint8_t* codes) {
     std::int64_t i = 0;
+    if constexpr (!MayBeNan)
+        for (; i + wide <= n; i += wide)
+            b_store(codes + i, encode_wide<C, true>(x + i, scale, scale, scale, scale, zero_point));
     for (; i + lanes <= n; i += lanes) {
         const F x_f32x16 = f_load(x + i);
         i_store_bytes(codes + i, encode<C, MayBeNan>(x_f32x16, scale(x_f32x16), zero_point));
@@ -129,6 +180,9 @@ BRECCIA_INLINE void encode_bytes(const float* x, std::int64_t n, Scale scale, fl
 template <class C, bool MayBeNan, class Scale>
 BRECCIA_INLINE void encode_nibbles(const float* x, std::int64_t n, Scale scale, float zero_point, std::uint8_t* codes) {
     std::int64_t i = 0;
+    if constexpr (!MayBeNan)
+        for (; i + wide <= n; i += wide)
+            b_store_nibbles(codes + i / 2, encode_wide<C, true>(x + i, scale, scale, scale, scale, zero_point));
     for (; i + lanes <= n; i += lanes) {
         const F x_f32x16 = f_load(x + i);
         i_store_nibbles(codes + i / 2, encode<C, MayBeNan>(x_f32x16, scale(x_f32x16), zero_point));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Block statistics and the fused quantization of a row.
+// One block at a time: its statistics, its scale, its codes.
 
 static BlockStats block_stats(const float* x, std::int64_t n, bool range) {
     I amax_i32x16 = i_set(0);
@@ -40,6 +40,19 @@ static BlockStats block_stats(const float* x, std::int64_t n, bool range) {
     return stats;
 }
 
+// Largest magnitudes of the blocks a row passes through, kept lane by lane so that rows add up without a reduction.
+static void fold_amax(const float* x, std::int64_t n, std::int64_t block, std::int32_t* amax) {
+    const I abs_mask = i_set(0x7FFF'FFFF);
+    for (std::int64_t begin = 0; begin < n; begin += block, amax += lanes) {
+        const std::int64_t end = begin + block < n ? begin + block : n;
+        I amax_i32x16 = i_load(amax);
+        std::int64_t i = begin;
+        for (; i + lanes <= end; i += lanes) amax_i32x16 = i_max(amax_i32x16, i_and(as_bits(f_load(x + i)), abs_mask));
+        if (i < end) amax_i32x16 = i_max(amax_i32x16, i_and(as_bits(f_load_n(x + i, end - i)), abs_mask));
+        i_store(amax, amax_i32x16);
+    }
+}
+
 static inline void write_scale(void* scales, std::int64_t i, const BlockScale& s, ScaleType type) {
     if (is_coded(type))
         static_cast<std::uint8_t*>(scales)[i] = static_cast<std::uint8_t>(s.stored);
@@ -74,14 +87,4 @@ static inline void quantize_block(const QuantizeRow& row, std::int64_t i) {
     write_scale(row.scales, i, s, row.params.type);
     if (row.zero_points != nullptr) row.zero_points[i] = static_cast<std::uint8_t>(static_cast<int>(s.zero_point));
     encode_run<C>(x, row.block, s, row.codes, i * row.block, C::bits == 4);
-}
-
-template <class C>
-static void quantize_row(const QuantizeRow& row) {
-    std::int64_t i = 0;
-    if (can_group<C>(row))
-        for (; i + lanes <= row.blocks; i += lanes)
-            if (!quantize_group<C>(row, i))
-                for (std::int64_t j = i; j < i + lanes; ++j) quantize_block<C>(row, j);
-    for (; i < row.blocks; ++i) quantize_block<C>(row, i);
 }

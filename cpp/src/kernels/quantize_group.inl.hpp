@@ -10,12 +10,10 @@ struct GroupScale {
     F factor_f32x16, decoded_f32x16;
 };
 
-template <class C>
 static inline bool can_group(const QuantizeRow& row) {
     constexpr std::int64_t longest = 256;  // the turned group stays in the first-level cache
     const ScaleRule rule = row.params.rule;
-    if (rule == ScaleRule::asymmetric || rule == ScaleRule::multiply || C::family == CodecFamily::exponent)
-        return false;
+    if (rule == ScaleRule::asymmetric || rule == ScaleRule::multiply) return false;
     return row.block % lanes == 0 && row.block <= longest;
 }
 
@@ -121,15 +119,13 @@ BRECCIA_INLINE F error_sum(const float* turned, std::int64_t block, const Scale&
 template <class C>
 static F group_error(const float* turned, std::int64_t block, const GroupScale& s, bool multiply) {
     if (multiply) return error_sum<C>(turned, block, Multiply{s.factor_f32x16}, s.decoded_f32x16);
-    const F reciprocal = f_div(f_set(1.0F), s.factor_f32x16);
-    return error_sum<C>(turned, block, Newton{s.factor_f32x16, reciprocal}, s.decoded_f32x16);
+    return error_sum<C>(turned, block, FastDivide(s.factor_f32x16), s.decoded_f32x16);
 }
 
 template <class C>
 static GroupScale search_group(const float* x, std::int64_t block, I amax_bits, const ScaleParams& p, bool multiply) {
     alignas(64) float turned[256 * lanes];
-    for (std::int64_t b = 0; b < lanes; ++b)
-        for (std::int64_t k = 0; k < block; ++k) turned[k * lanes + b] = x[b * block + k];
+    for (std::int64_t k = 0; k < block; k += lanes) transpose_16x16(x + k, block, turned + k * lanes, lanes);
     GroupScale best = group_scales<C>(amax_bits, p, 0);
     F best_error = group_error<C>(turned, block, best, multiply);
     const int count = candidate_count<C>(p);
@@ -157,42 +153,146 @@ BRECCIA_INLINE void write_scales(void* scales, std::int64_t first, I stored, Sca
     }
 }
 
-template <class C, class Scale>
-BRECCIA_INLINE void encode_block(const QuantizeRow& row, std::int64_t i, Scale scale) {
-    const float* x = row.x + i * row.block;
-    if constexpr (C::bits == 4)
-        encode_nibbles<C, false>(x, row.block, scale, 0.0F, row.codes + i * row.block / 2);
-    else
-        encode_bytes<C, false>(x, row.block, scale, 0.0F, row.codes + i * row.block);
+// What the blocks of a group are multiplied or divided by, spread out from memory a block at a time.
+struct GroupMultiply {
+    const float* factor;
+    BRECCIA_INLINE_MEMBER Multiply operator[](std::int64_t block) const { return {f_set(factor[block])}; }
+};
+struct GroupDivide {
+    alignas(64) float divisor[lanes], high[lanes], low[lanes];
+    BRECCIA_INLINE_MEMBER explicit GroupDivide(F d) {
+        const FastDivide divide(d);
+        f_store(divisor, divide.divisor);
+        f_store(high, divide.high);
+        f_store(low, divide.low);
+    }
+    BRECCIA_INLINE_MEMBER FastDivide operator[](std::int64_t block) const {
+        return {f_set(divisor[block]), f_set(high[block]), f_set(low[block])};
+    }
+};
+
+// 16 blocks are read while the two groups after them are fetched: the pass for amax would wait for memory.
+BRECCIA_INLINE void prefetch_ahead(const float* x) {
+    constexpr std::uintptr_t distance = 16384;
+    const std::uintptr_t p = reinterpret_cast<std::uintptr_t>(x) + distance;
+    for (std::uintptr_t line = 0; line < wide * sizeof(float); line += 64)
+        __builtin_prefetch(reinterpret_cast<const void*>(p + line));
 }
 
-// Blocks [first, first + 16) of a row; false, with nothing written, if they are not ordinary.
-template <class C>
-static bool quantize_group(const QuantizeRow& row, std::int64_t first) {
-    const float* x = row.x + first * row.block;
-    alignas(64) std::int32_t amax[lanes];
-    const I abs_mask = i_set(0x7FFF'FFFF);
-    for (std::int64_t b = 0; b < lanes; ++b) {
-        I amax_i32x16 = i_set(0);
-        for (std::int64_t k = 0; k < row.block; k += lanes)
-            amax_i32x16 = i_max(amax_i32x16, i_and(as_bits(f_load(x + b * row.block + k)), abs_mask));
-        amax[b] = i_max_lane(amax_i32x16);
+template <class C, bool Saturate, class Scale>
+BRECCIA_INLINE void encode_wide_to(std::uint8_t* codes, const float* x, const Scale& s0, const Scale& s1,
+                                   const Scale& s2, const Scale& s3) {
+    prefetch_ahead(x);
+    const B code = encode_wide<C, Saturate>(x, s0, s1, s2, s3, 0.0F);
+    if constexpr (C::bits == 4)
+        b_store_nibbles(codes, code);
+    else
+        b_store(codes, code);
+}
+
+// The codes of 16 blocks.
+template <class C, bool Saturate, class Scales>
+static void encode_group(const float* x, std::int64_t block, std::uint8_t* codes, const Scales& scales) {
+    constexpr std::int64_t wide_bytes = C::bits == 4 ? wide / 2 : wide;
+    if (block % wide == 0) {
+        for (std::int64_t b = 0; b < lanes; ++b) {
+            const auto s = scales[b];
+            for (std::int64_t k = 0; k < block; k += wide, x += wide, codes += wide_bytes)
+                encode_wide_to<C, Saturate>(codes, x, s, s, s, s);
+        }
+    } else if (block == wide / 2) {
+        for (std::int64_t b = 0; b < lanes; b += 2, x += wide, codes += wide_bytes) {
+            const auto s = scales[b], t = scales[b + 1];
+            encode_wide_to<C, Saturate>(codes, x, s, s, t, t);
+        }
+    } else if (block == wide / 4) {
+        for (std::int64_t b = 0; b < lanes; b += 4, x += wide, codes += wide_bytes)
+            encode_wide_to<C, Saturate>(codes, x, scales[b], scales[b + 1], scales[b + 2], scales[b + 3]);
+    } else {
+        for (std::int64_t b = 0; b < lanes; ++b, x += block) {
+            if constexpr (C::bits == 4)
+                encode_nibbles<C, false>(x, block, scales[b], 0.0F, codes + b * block / 2);
+            else
+                encode_bytes<C, false>(x, block, scales[b], 0.0F, codes + b * block);
+        }
     }
-    const I amax_bits = i_load(amax);
+}
+
+// Whether x / scale may round beyond the format's largest value. It cannot where the scale is amax over that value,
+// rounded to no fewer bits than decide it, or rounded up.
+static inline bool may_saturate(const ScaleParams& p) {
+    if (p.search != ScaleSearch::amax) return true;
+    if (p.rule == ScaleRule::mx_rceil) return false;
+    return p.rule != ScaleRule::divide || p.margin_factor < 1.0F;
+}
+
+template <class C, class Scales>
+static void encode_group(const QuantizeRow& row, std::int64_t first, const Scales& scales) {
+    const float* x = row.x + first * row.block;
+    std::uint8_t* codes = row.codes + first * row.block * (C::bits == 4 ? 1 : 2) / 2;
+    if (may_saturate(row.params))
+        encode_group<C, true>(x, row.block, codes, scales);
+    else
+        encode_group<C, false>(x, row.block, codes, scales);
+}
+
+// Bits of the largest magnitude of each of 16 blocks.
+BRECCIA_INLINE I group_amax(const float* x, std::int64_t block) {
+    const I abs_mask = i_set(0x7FFF'FFFF);
+    I amax_i32x16[lanes];
+    for (std::int64_t b = 0; b < lanes; ++b) {
+        amax_i32x16[b] = i_and(as_bits(f_load(x + b * block)), abs_mask);
+        for (std::int64_t k = lanes; k < block; k += lanes)
+            amax_i32x16[b] = i_max(amax_i32x16[b], i_and(as_bits(f_load(x + b * block + k)), abs_mask));
+    }
+    return i_max_of_each(amax_i32x16);
+}
+
+// Scales of blocks [first, first + 16) of a row; false, with nothing written, if they are not ordinary.
+template <class C>
+BRECCIA_INLINE bool choose_group(const QuantizeRow& row, std::int64_t first, float* factor) {
+    const float* x = row.x + first * row.block;
+    const I amax_bits = group_amax(x, row.block);
     if (!ordinary(amax_bits, row.params.type)) return false;
-    const bool multiply = is_coded(row.params.type);
     const GroupScale s = row.params.search == ScaleSearch::amax
                              ? group_scales<C>(amax_bits, row.params, 0)
-                             : search_group<C>(x, row.block, amax_bits, row.params, multiply);
+                             : search_group<C>(x, row.block, amax_bits, row.params, is_coded(row.params.type));
     write_scales(row.scales, first, s.stored_i32x16, row.params.type);
-    alignas(64) float factor[lanes], reciprocal[lanes];
     f_store(factor, s.factor_f32x16);
-    if (multiply) {
-        for (std::int64_t b = 0; b < lanes; ++b) encode_block<C>(row, first + b, Multiply{f_set(factor[b])});
-    } else {
-        f_store(reciprocal, f_div(f_set(1.0F), s.factor_f32x16));
-        for (std::int64_t b = 0; b < lanes; ++b)
-            encode_block<C>(row, first + b, Newton{f_set(factor[b]), f_set(reciprocal[b])});
-    }
     return true;
+}
+
+// The scales of a few groups before their codes: one group's scales are a long chain of dependent instructions, and
+// several run side by side. Together they stay in the first-level cache. Returns how many blocks were quantized.
+template <class C>
+static std::int64_t quantize_groups(const QuantizeRow& row) {
+    constexpr std::int64_t most = 8, cached = 2048;
+    const std::int64_t fitting = cached / (lanes * row.block);
+    const std::int64_t batch = fitting < 1 ? 1 : (fitting > most ? most : fitting);
+    const std::int64_t groups = row.blocks / lanes;
+    for (std::int64_t done = 0; done < groups; done += batch) {
+        const std::int64_t count = batch < groups - done ? batch : groups - done;
+        alignas(64) float factors[most][lanes];
+        bool ordinary_group[most];
+        for (std::int64_t g = 0; g < count; ++g)
+            ordinary_group[g] = choose_group<C>(row, (done + g) * lanes, factors[g]);
+        for (std::int64_t g = 0; g < count; ++g) {
+            const std::int64_t first = (done + g) * lanes;
+            if (!ordinary_group[g])
+                for (std::int64_t b = first; b < first + lanes; ++b) quantize_block<C>(row, b);
+            else if (is_coded(row.params.type))
+                encode_group<C>(row, first, GroupMultiply{factors[g]});
+            else
+                encode_group<C>(row, first, GroupDivide(f_load(factors[g])));
+        }
+    }
+    return groups * lanes;
+}
+
+template <class C>
+static void quantize_row(const QuantizeRow& row) {
+    std::int64_t i = 0;
+    if constexpr (C::family != CodecFamily::exponent)
+        if (can_group(row)) i = quantize_groups<C>(row);
+    for (; i < row.blocks; ++i) quantize_block<C>(row, i);
 }

@@ -199,11 +199,17 @@ static inline BlockScale choose_scale(const BlockStats& stats, const ScaleParams
     BlockScale result = scale_of_rule<C>(stats, p, candidate);
     result.all_finite = !stats.has_nan && !stats.has_infinity;
     const int exponent = static_cast<int>(stats.amax_bits >> 23) - 127;
-    // A Newton step divides exactly where everything is finite, the divisor is well inside the exponent range and no
-    // quotient overflows.
+    // FastDivide gives the codes of the division where everything is finite, the divisor is well inside the exponent
+    // range and no quotient overflows.
     const int divisor_exponent = static_cast<int>(bits_of(result.factor) >> 23 & 255U) - 127;
     result.fast_division = result.all_finite && !result.multiply && divisor_exponent > -80 && divisor_exponent < 80 &&
                            exponent - divisor_exponent < 64;
+    if (result.fast_division) {
+        result.high = 1.0F / result.factor;
+        // Exact in double until it is rounded once: the fused remainder.
+        const double rest = 1.0 - static_cast<double>(result.factor) * static_cast<double>(result.high);
+        result.low = static_cast<float>(rest) / result.factor;
+    }
     result.error_unit = exp2i(exponent < -126 ? 126 : (exponent > 126 ? -126 : -exponent));
     return result;
 }

@@ -6,6 +6,8 @@
 #include "backends/begin.hpp"
 #include "backends/region.hpp"
 
+#define BRECCIA_VBMI
+
 BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c,bmi2,amx-tile,amx-bf16")
 namespace breccia::amx {
 namespace {

@@ -70,18 +70,33 @@ BRECCIA_INLINE F f_add(F a, F b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add
 BRECCIA_INLINE F f_sub(F a, F b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 BRECCIA_INLINE F f_mul(F a, F b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 BRECCIA_INLINE F f_div(F a, F b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
-BRECCIA_INLINE __m256 divide_newton(__m256 x, __m256 divisor, __m256 reciprocal) {
-    const __m256 quotient = _mm256_mul_ps(x, reciprocal);
-    return _mm256_fmadd_ps(_mm256_fnmadd_ps(quotient, divisor, x), reciprocal, quotient);
+BRECCIA_INLINE F f_reciprocal_rest(F divisor, F reciprocal) {
+    const __m256 one = _mm256_set1_ps(1.0F);
+    return {_mm256_div_ps(_mm256_fnmadd_ps(divisor.lo, reciprocal.lo, one), divisor.lo),
+            _mm256_div_ps(_mm256_fnmadd_ps(divisor.hi, reciprocal.hi, one), divisor.hi)};
 }
-BRECCIA_INLINE F f_divide_newton(F x, F divisor, F reciprocal) {
-    return {divide_newton(x.lo, divisor.lo, reciprocal.lo), divide_newton(x.hi, divisor.hi, reciprocal.hi)};
+BRECCIA_INLINE F f_divide_fast(F x, F /*divisor*/, F high, F low) {
+    return {_mm256_fmadd_ps(x.lo, high.lo, _mm256_mul_ps(x.lo, low.lo)),
+            _mm256_fmadd_ps(x.hi, high.hi, _mm256_mul_ps(x.hi, low.hi))};
 }
 BRECCIA_INLINE F f_multiply_add(F a, F b, F c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
 BRECCIA_INLINE F f_min(F a, F b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 BRECCIA_INLINE F f_max(F a, F b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+BRECCIA_INLINE __m256 clamp_magnitude(__m256 x, __m256 largest) {
+    const __m256 sign = _mm256_set1_ps(-0.0F);
+    const __m256 magnitude = _mm256_min_ps(_mm256_andnot_ps(sign, x), largest);
+    return _mm256_or_ps(magnitude, _mm256_and_ps(x, sign));
+}
+BRECCIA_INLINE F f_clamp_magnitude(F x, F largest) {
+    return {clamp_magnitude(x.lo, largest.lo), clamp_magnitude(x.hi, largest.hi)};
+}
+BRECCIA_INLINE __m256 binade(__m256 x, __m256 least) {
+    const __m256 power = _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7F80'0000)));
+    return _mm256_or_ps(_mm256_max_ps(power, least), _mm256_and_ps(x, _mm256_set1_ps(-0.0F)));
+}
+BRECCIA_INLINE F f_binade(F x, F least) { return {binade(x.lo, least.lo), binade(x.hi, least.hi)}; }
 
 BRECCIA_INLINE I as_bits(F x) { return {_mm256_castps_si256(x.lo), _mm256_castps_si256(x.hi)}; }
 BRECCIA_INLINE F as_float(I x) { return {_mm256_castsi256_ps(x.lo), _mm256_castsi256_ps(x.hi)}; }
@@ -116,6 +131,64 @@ BRECCIA_INLINE I i_shl(I x) {
 BRECCIA_INLINE bool i_none(Mask m) {
     const __m256i any = _mm256_or_si256(m.lo, m.hi);
     return _mm256_testz_si256(any, any) != 0;
+}
+
+struct B {
+    __m256i lo, hi;
+};
+// The bytes of lanes that hold no more than a byte.
+BRECCIA_INLINE __m256i bytes_of(I a, I b) {
+    const __m256i words = _mm256_packus_epi32(a.lo, a.hi), more = _mm256_packus_epi32(b.lo, b.hi);
+    // Packing works within 128-bit halves: a permutation puts the fours back in order.
+    return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(words, more), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+BRECCIA_INLINE B b_low_bytes(I a, I b, I c, I d) {
+    const I low = i_set(255);
+    return {bytes_of(i_and(a, low), i_and(b, low)), bytes_of(i_and(c, low), i_and(d, low))};
+}
+BRECCIA_INLINE B b_high_bytes(I a, I b, I c, I d) {
+    return {bytes_of(i_shr<24>(a), i_shr<24>(b)), bytes_of(i_shr<24>(c), i_shr<24>(d))};
+}
+BRECCIA_INLINE B b_set(int x) {
+    return {_mm256_set1_epi8(static_cast<char>(x)), _mm256_set1_epi8(static_cast<char>(x))};
+}
+BRECCIA_INLINE B b_and(B a, B b) { return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)}; }
+BRECCIA_INLINE B b_or(B a, B b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+template <int Count>
+BRECCIA_INLINE B b_shr(B x) {
+    return b_and({_mm256_srli_epi16(x.lo, Count), _mm256_srli_epi16(x.hi, Count)}, b_set(255 >> Count));
+}
+BRECCIA_INLINE B b_zero_where_zero(B x, B test) {
+    const __m256i zero = _mm256_setzero_si256();
+    return {_mm256_andnot_si256(_mm256_cmpeq_epi8(test.lo, zero), x.lo),
+            _mm256_andnot_si256(_mm256_cmpeq_epi8(test.hi, zero), x.hi)};
+}
+BRECCIA_INLINE void b_store(std::uint8_t* p, B x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.lo);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), x.hi);
+}
+BRECCIA_INLINE void b_store_nibbles(std::uint8_t* p, B x) {
+    const B codes = b_and(x, b_set(15));
+    const __m256i weights = _mm256_set1_epi16(0x1001);  // even + 16 * odd
+    const __m256i pairs =
+        _mm256_packus_epi16(_mm256_maddubs_epi16(codes.lo, weights), _mm256_maddubs_epi16(codes.hi, weights));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(pairs, 0b11'01'10'00));
+}
+
+// As in AVX-512, for the eight lanes that are left of each vector after its halves.
+BRECCIA_INLINE __m256i max_of_eight(const __m256i (&x)[8]) {
+    __m256i t[4];
+    for (int i = 0; i < 4; ++i)
+        t[i] = _mm256_max_epi32(_mm256_unpacklo_epi32(x[2 * i], x[2 * i + 1]),
+                                _mm256_unpackhi_epi32(x[2 * i], x[2 * i + 1]));
+    const __m256i low = _mm256_max_epi32(_mm256_unpacklo_epi64(t[0], t[1]), _mm256_unpackhi_epi64(t[0], t[1]));
+    const __m256i high = _mm256_max_epi32(_mm256_unpacklo_epi64(t[2], t[3]), _mm256_unpackhi_epi64(t[2], t[3]));
+    return _mm256_max_epi32(_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31));
+}
+BRECCIA_INLINE I i_max_of_each(const I (&x)[16]) {
+    __m256i halves[2][8];
+    for (int i = 0; i < 16; ++i) halves[i / 8][i % 8] = _mm256_max_epi32(x[i].lo, x[i].hi);
+    return {max_of_eight(halves[0]), max_of_eight(halves[1])};
 }
 
 BRECCIA_INLINE std::int32_t i_max_lane(I x) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// AVX-512 as every processor that has it offers it (F, BW, DQ, VL).
 #include <immintrin.h>
 
 #include "backends/begin.hpp"
@@ -14,25 +16,9 @@ namespace {
 #include "kernels/all.inl.hpp"
 // clang-format on
 }  // namespace
-}  // namespace breccia::avx512
-BRECCIA_TARGET_END
-
-// Called only where bf16_kernels() finds the machine to have these too.
-BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c,bmi2")
-namespace breccia::avx512 {
-namespace {
-// clang-format off: sorting would break the order
-#include "backends/avx512/bf16_vec.hpp"
-#include "backends/avx512/bf16_decode.inl.hpp"
-#include "backends/avx512/bf16_gemm.inl.hpp"
-#include "backends/avx512/bf16_gemv.inl.hpp"
-// clang-format on
-// Two products of pairs take the time of one float32 product.
-constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_bf16, 24, 2);
-}  // namespace
 
 extern constinit const KernelTable kernels;
-constinit const KernelTable kernels = make_table("avx512", &bf16);
+constinit const KernelTable kernels = make_table("avx512");
 
 }  // namespace breccia::avx512
 BRECCIA_TARGET_END

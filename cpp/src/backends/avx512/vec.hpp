@@ -41,13 +41,21 @@ BRECCIA_INLINE F f_add(F a, F b) { return _mm512_add_ps(a, b); }
 BRECCIA_INLINE F f_sub(F a, F b) { return _mm512_sub_ps(a, b); }
 BRECCIA_INLINE F f_mul(F a, F b) { return _mm512_mul_ps(a, b); }
 BRECCIA_INLINE F f_div(F a, F b) { return _mm512_div_ps(a, b); }
-BRECCIA_INLINE F f_divide_newton(F x, F divisor, F reciprocal) {
-    const F quotient = _mm512_mul_ps(x, reciprocal);
-    return _mm512_fmadd_ps(_mm512_fnmadd_ps(quotient, divisor, x), reciprocal, quotient);
+BRECCIA_INLINE F f_reciprocal_rest(F divisor, F reciprocal) {
+    return _mm512_div_ps(_mm512_fnmadd_ps(divisor, reciprocal, _mm512_set1_ps(1.0F)), divisor);
+}
+BRECCIA_INLINE F f_divide_fast(F x, F /*divisor*/, F high, F low) {
+    return _mm512_fmadd_ps(x, high, _mm512_mul_ps(x, low));
 }
 BRECCIA_INLINE F f_multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 BRECCIA_INLINE F f_min(F a, F b) { return _mm512_min_ps(a, b); }
 BRECCIA_INLINE F f_max(F a, F b) { return _mm512_max_ps(a, b); }
+// vrangeps: bits 1:0 choose the smaller (2) or larger (3) magnitude, bits 3:2 = 0 the first operand's sign.
+BRECCIA_INLINE F f_clamp_magnitude(F x, F largest) { return _mm512_range_ps(x, largest, 0b00'10); }
+BRECCIA_INLINE F f_binade(F x, F least) {
+    const I power = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xFF80'0000U)));
+    return _mm512_range_ps(_mm512_castsi512_ps(power), least, 0b00'11);
+}
 
 BRECCIA_INLINE I as_bits(F x) { return _mm512_castps_si512(x); }
 BRECCIA_INLINE F as_float(I x) { return _mm512_castsi512_ps(x); }
@@ -72,6 +80,66 @@ BRECCIA_INLINE I i_shl(I x) {
     return _mm512_slli_epi32(x, Count);
 }
 BRECCIA_INLINE bool i_none(Mask m) { return m == 0; }
+
+using B = __m512i;
+
+#ifdef BRECCIA_VBMI
+// Bytes of two vectors at a time, wherever they are.
+template <int Byte>
+BRECCIA_INLINE __m256i bytes_of(I a, I b) {
+    alignas(64) static constexpr auto index = [] {
+        struct { std::uint8_t byte[64]; } of{};
+        for (int i = 0; i < 64; ++i) of.byte[i] = static_cast<std::uint8_t>(4 * (i % 32) + Byte);
+        return of;
+    }();
+    return _mm512_castsi512_si256(_mm512_permutex2var_epi8(a, _mm512_load_si512(index.byte), b));
+}
+BRECCIA_INLINE B b_low_bytes(I a, I b, I c, I d) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(bytes_of<0>(a, b)), bytes_of<0>(c, d), 1);
+}
+BRECCIA_INLINE B b_high_bytes(I a, I b, I c, I d) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(bytes_of<3>(a, b)), bytes_of<3>(c, d), 1);
+}
+#else
+BRECCIA_INLINE B b_low_bytes(I a, I b, I c, I d) {
+    const __m256i ab = _mm256_set_m128i(_mm512_cvtepi32_epi8(b), _mm512_cvtepi32_epi8(a));
+    const __m256i cd = _mm256_set_m128i(_mm512_cvtepi32_epi8(d), _mm512_cvtepi32_epi8(c));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(ab), cd, 1);
+}
+BRECCIA_INLINE B b_high_bytes(I a, I b, I c, I d) {
+    return b_low_bytes(_mm512_srli_epi32(a, 24), _mm512_srli_epi32(b, 24), _mm512_srli_epi32(c, 24),
+                       _mm512_srli_epi32(d, 24));
+}
+#endif
+BRECCIA_INLINE B b_set(int x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+BRECCIA_INLINE B b_and(B a, B b) { return _mm512_and_si512(a, b); }
+BRECCIA_INLINE B b_or(B a, B b) { return _mm512_or_si512(a, b); }
+template <int Count>
+BRECCIA_INLINE B b_shr(B x) {
+    return _mm512_and_si512(_mm512_srli_epi16(x, Count), b_set(255 >> Count));
+}
+BRECCIA_INLINE B b_zero_where_zero(B x, B test) { return _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(test, test), x); }
+BRECCIA_INLINE void b_store(std::uint8_t* p, B x) { _mm512_storeu_si512(p, x); }
+BRECCIA_INLINE void b_store_nibbles(std::uint8_t* p, B x) {
+    const B codes = _mm512_and_si512(x, b_set(15));
+    const I pairs = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));  // even + 16 * odd
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(pairs));
+}
+
+// Pairs are interleaved and the larger kept, until each vector's sixteen lanes are one.
+BRECCIA_INLINE I i_max_of_each(const I (&x)[16]) {
+    I t[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i)
+        t[i] = i_max(_mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+        t[i] = i_max(_mm512_unpacklo_epi64(t[2 * i], t[2 * i + 1]), _mm512_unpackhi_epi64(t[2 * i], t[2 * i + 1]));
+    const auto halves = [](I a, I b) BRECCIA_INLINE_LAMBDA {
+        return i_max(_mm512_shuffle_i32x4(a, b, 0b10'00'10'00), _mm512_shuffle_i32x4(a, b, 0b11'01'11'01));
+    };
+    return halves(halves(t[0], t[1]), halves(t[2], t[3]));
+}
 
 BRECCIA_INLINE std::int32_t i_max_lane(I x) { return _mm512_reduce_max_epi32(x); }
 BRECCIA_INLINE float f_max_lane(F x) { return _mm512_reduce_max_ps(x); }

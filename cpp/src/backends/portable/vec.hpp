@@ -7,6 +7,7 @@ using F = float __attribute__((vector_size(64)));
 using I = std::int32_t __attribute__((vector_size(64)));
 using U = std::uint32_t __attribute__((vector_size(64)));
 using Bytes = std::uint8_t __attribute__((vector_size(16)));
+using B = std::uint8_t __attribute__((vector_size(64)));
 using Mask = I;  // all ones or all zeros per lane
 
 template <class V, class T>
@@ -51,13 +52,27 @@ BRECCIA_INLINE F f_add(F a, F b) { return a + b; }
 BRECCIA_INLINE F f_sub(F a, F b) { return a - b; }
 BRECCIA_INLINE F f_mul(F a, F b) { return a * b; }
 BRECCIA_INLINE F f_div(F a, F b) { return a / b; }
-/// See Newton in encode.inl.hpp.
-BRECCIA_INLINE F f_divide_newton(F x, F divisor, F /*reciprocal*/) { return x / divisor; }
+/// (1 - divisor * reciprocal) / divisor with one rounding before the division: what the reciprocal lacks.
+BRECCIA_INLINE F f_reciprocal_rest(F /*divisor*/, F /*reciprocal*/) { return F{}; }
+/// See FastDivide in encode.inl.hpp.
+BRECCIA_INLINE F f_divide_fast(F x, F divisor, F /*high*/, F /*low*/) { return x / divisor; }
 /// May round once or twice: for sums whose order is not part of a definition.
 BRECCIA_INLINE F f_multiply_add(F a, F b, F c) { return a * b + c; }
 /// The second operand where either is a NaN, as x86 has it.
 BRECCIA_INLINE F f_min(F a, F b) { return a < b ? a : b; }
 BRECCIA_INLINE F f_max(F a, F b) { return a > b ? a : b; }
+/// The sign of x with the smaller of two magnitudes; the largest magnitude for a NaN.
+BRECCIA_INLINE F f_clamp_magnitude(F x, F largest) {
+    const I bits = reinterpret_cast<I>(x), sign = bits & static_cast<std::int32_t>(f32_sign_bit);
+    const F magnitude = reinterpret_cast<F>(bits ^ sign);
+    return reinterpret_cast<F>(reinterpret_cast<I>(magnitude < largest ? magnitude : largest) | sign);
+}
+/// The power of two in x, at least `least`, with the sign of x.
+BRECCIA_INLINE F f_binade(F x, F least) {
+    const I bits = reinterpret_cast<I>(x), sign = bits & static_cast<std::int32_t>(f32_sign_bit);
+    const I power = bits & 0x7F80'0000, lowest = reinterpret_cast<I>(least);
+    return reinterpret_cast<F>((power > lowest ? power : lowest) | sign);
+}
 
 BRECCIA_INLINE I as_bits(F x) { return reinterpret_cast<I>(x); }
 BRECCIA_INLINE F as_float(I x) { return reinterpret_cast<F>(x); }
@@ -86,9 +101,42 @@ BRECCIA_INLINE bool i_none(Mask m) {
     return any == 0;
 }
 
+/// One byte of each lane of four vectors in turn.
+template <int Byte>
+BRECCIA_INLINE B b_bytes_of(I a, I b, I c, I d) {
+    const I lanes_of[4] = {i_shr<8 * Byte>(a), i_shr<8 * Byte>(b), i_shr<8 * Byte>(c), i_shr<8 * Byte>(d)};
+    B bytes;
+    for (int i = 0; i < 4; ++i) {
+        const Bytes quarter = __builtin_convertvector(lanes_of[i], Bytes);
+        __builtin_memcpy(reinterpret_cast<std::uint8_t*>(&bytes) + 16 * i, &quarter, sizeof quarter);
+    }
+    return bytes;
+}
+BRECCIA_INLINE B b_low_bytes(I a, I b, I c, I d) { return b_bytes_of<0>(a, b, c, d); }
+BRECCIA_INLINE B b_high_bytes(I a, I b, I c, I d) { return b_bytes_of<3>(a, b, c, d); }
+BRECCIA_INLINE B b_set(int x) { return B{} + static_cast<std::uint8_t>(x); }
+BRECCIA_INLINE B b_and(B a, B b) { return a & b; }
+BRECCIA_INLINE B b_or(B a, B b) { return a | b; }
+template <int Count>
+BRECCIA_INLINE B b_shr(B x) {
+    return x >> Count;
+}
+BRECCIA_INLINE B b_zero_where_zero(B x, B test) { return x & reinterpret_cast<B>(test != 0); }
+BRECCIA_INLINE void b_store(std::uint8_t* p, B x) { __builtin_memcpy(p, &x, sizeof x); }
+/// The low nibbles, two to a byte, the first in the low half.
+BRECCIA_INLINE void b_store_nibbles(std::uint8_t* p, B x) {
+    for (int i = 0; i < 32; ++i) p[i] = static_cast<std::uint8_t>((x[2 * i] & 15) | x[2 * i + 1] << 4);
+}
+
 BRECCIA_INLINE std::int32_t i_max_lane(I x) {
     std::int32_t r = x[0];
     for (int i = 1; i < 16; ++i) r = x[i] > r ? x[i] : r;
+    return r;
+}
+/// Lane i: the largest lane of x[i].
+BRECCIA_INLINE I i_max_of_each(const I (&x)[16]) {
+    I r;
+    for (int i = 0; i < 16; ++i) r[i] = i_max_lane(x[i]);
     return r;
 }
 BRECCIA_INLINE float f_max_lane(F x) {

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// AVX-512 with byte permutations (VBMI) and bfloat16 dot products: Zen 4, Sapphire Rapids and later.
+#include <immintrin.h>
+
+#include "backends/begin.hpp"
+#include "backends/region.hpp"
+
+#define BRECCIA_VBMI
+
+BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c,bmi2")
+namespace breccia::avx512_bf16 {
+namespace {
+// clang-format off: sorting would break the order
+#include "kernels/decode_table.inl.hpp"
+#include "backends/avx512/vec.hpp"
+#include "backends/avx512/transpose.inl.hpp"
+#include "kernels/all.inl.hpp"
+
+#include "backends/avx512/bf16_vec.hpp"
+#include "backends/avx512/bf16_decode.inl.hpp"
+#include "backends/avx512/bf16_gemm.inl.hpp"
+#include "backends/avx512/bf16_gemv.inl.hpp"
+// clang-format on
+// Two products of pairs take the time of one float32 product.
+constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_bf16, 24, 2);
+}  // namespace
+
+extern constinit const KernelTable kernels;
+constinit const KernelTable kernels = make_table("avx512_bf16", &bf16);
+
+}  // namespace breccia::avx512_bf16
+BRECCIA_TARGET_END
