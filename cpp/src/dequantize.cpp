@@ -22,17 +22,22 @@ void dequantize_into(const ScaledTensor& scaled, const Array& out) {
     const BlockGrid grid = scaled.layout().grid(shape);
     constexpr std::int64_t piece = 4096;
     const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid.cols, 1));
+    const bool has_kernel = out.type.dtype() != DType::float64;
     parallel_for(element_count(batch) * grid.rows, grain, [&](std::int64_t begin, std::int64_t end) {
         Scratch scratch;
+        ScaledMatrix matrix;
+        OutputMatrix target;
         for (std::int64_t i = begin; i < end; ++i) {
             const std::int64_t index = i / grid.rows, row = i % grid.rows;
-            const ScaledMatrix matrix = scaled_matrix(scaled, batch, index);
-            const OutputMatrix target = output_matrix(out, scaled.layout().axis, batch, index);
+            if (i == begin || row == 0) {
+                matrix = scaled_matrix(scaled, batch, index);
+                target = output_matrix(out, scaled.layout().axis, batch, index);
+            }
             for (std::int64_t col = 0; col < grid.cols; col += piece) {
                 const std::int64_t n = std::min(piece, grid.cols - col);
-                float* direct = target.in_place(row, col, n);
+                void* direct = has_kernel ? target.in_place(row, col, n) : nullptr;
                 if (direct != nullptr) {
-                    matrix.read(table, row, col, n, scratch, direct);
+                    matrix.read(table, row, col, n, scratch, direct, target.dtype);
                 } else {
                     scratch.values.resize(piece);
                     matrix.read(table, row, col, n, scratch, scratch.values.data());

@@ -65,7 +65,7 @@ struct DequantizeRow {
     const float* scales = nullptr;       ///< scales[0] is that of the block that holds element `begin`
     const float* zero_points = nullptr;  ///< likewise, or null
     bool packed = false;
-    float* out = nullptr;
+    void* out = nullptr;  ///< `count` elements of the kernel's type, aligned to it
 };
 
 struct FormatKernels {
@@ -75,7 +75,11 @@ struct FormatKernels {
                    bool packed);                                                ///< writes codes [offset, offset + n)
     float (*squared_error)(const float* x, std::int64_t n, const BlockScale&);  ///< of quantizing x so
     void (*quantize_row)(const QuantizeRow&);
-    void (*dequantize_row)(const DequantizeRow&);
+    std::array<void (*)(const DequantizeRow&), dtype_count> dequantize_row;  ///< by type of output; float64 has none
+
+    void dequantize(const DequantizeRow& row, DType out = DType::float32) const {
+        dequantize_row[static_cast<std::size_t>(out)](row);
+    }
 };
 
 /// Lanes in which fold_amax keeps a block's largest magnitudes.

@@ -70,19 +70,16 @@ void check_no_overlap(const Array& out, const Array& operand) {
     if (a.begin < b.end && b.begin < a.end) throw_value("out must not overlap an operand's memory");
 }
 
-float* OutputMatrix::in_place(std::int64_t row, std::int64_t begin, std::int64_t n) const {
+void* OutputMatrix::in_place(std::int64_t row, std::int64_t begin, std::int64_t n) const {
     std::byte* p = data + row * row_stride + begin * col_stride;
-    const bool contiguous = col_stride == static_cast<std::int64_t>(sizeof(float)) || n <= 1;
-    const bool aligned = reinterpret_cast<std::uintptr_t>(p) % alignof(float) == 0;
-    return dtype == DType::float32 && contiguous && aligned ? reinterpret_cast<float*>(p) : nullptr;
+    const bool contiguous = col_stride == static_cast<std::int64_t>(size_of(dtype)) || n <= 1;
+    return contiguous && reinterpret_cast<std::uintptr_t>(p) % size_of(dtype) == 0 ? p : nullptr;
 }
 
 void OutputMatrix::write(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                          const float* x) const {
+    if (void* direct = in_place(row, begin, n)) return kernels.store[static_cast<std::size_t>(dtype)](x, n, direct);
     std::byte* p = data + row * row_stride + begin * col_stride;
-    const bool contiguous = col_stride == static_cast<std::int64_t>(size_of(dtype)) || n <= 1;
-    if (contiguous && reinterpret_cast<std::uintptr_t>(p) % size_of(dtype) == 0)
-        return kernels.store[static_cast<std::size_t>(dtype)](x, n, p);
     for (std::int64_t i = 0; i < n; ++i) write_number(p + i * col_stride, dtype, x[i]);
 }
 

@@ -18,8 +18,8 @@ struct OutputMatrix {
     DType dtype = DType::float32;
     std::int64_t row_stride = 0, col_stride = 0;  // bytes
 
-    /// Where the elements can be written directly as float32, or null.
-    [[nodiscard]] float* in_place(std::int64_t row, std::int64_t begin, std::int64_t n) const;
+    /// Where the elements lie side by side, aligned, or null.
+    [[nodiscard]] void* in_place(std::int64_t row, std::int64_t begin, std::int64_t n) const;
     /// Rounds to the output's type, nearest even.
     void write(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, const float* x) const;
 };

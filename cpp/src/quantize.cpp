@@ -334,7 +334,7 @@ private:
         for_each_piece(b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) {
             if (!equal) return;
             format_.encode(x, n, s, codes, 0, false);
-            format_.dequantize_row(
+            format_.dequantize(
                 {.codes = codes, .begin = 0, .count = n, .block = n, .scales = &s.decoded, .out = values});
             // As bits, so that the sign of a zero counts; but integers have only one zero.
             const bool one_zero = info(recipe_.element).family == CodecFamily::integer;

@@ -79,32 +79,6 @@ void Rows::read_run(const KernelTable& kernels, std::int64_t row, std::int64_t b
     }
 }
 
-void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t block_row, std::int64_t first,
-                 std::int64_t n, float* out) {
-    const std::byte* p = m.scale + block_row * m.scale_row_stride + first * m.scale_col_stride;
-    const bool coded = is_coded(m.scale_type);
-    const std::size_t size = coded ? 1 : size_of(static_cast<DType>(m.scale_type));
-    const bool contiguous =
-        m.scale_col_stride == static_cast<std::int64_t>(size) && reinterpret_cast<std::uintptr_t>(p) % size == 0;
-    if (contiguous && coded) {
-        const float one = 1;
-        kernels[format_of_scale(m.scale_type)].dequantize_row({.codes = reinterpret_cast<const std::uint8_t*>(p),
-                                                               .begin = 0,
-                                                               .count = n,
-                                                               .block = std::max<std::int64_t>(n, 1),
-                                                               .scales = &one,
-                                                               .zero_points = nullptr,
-                                                               .packed = false,
-                                                               .out = out});
-    } else if (contiguous) {
-        kernels.load[static_cast<std::size_t>(m.scale_type)](p, n, out);
-    } else {
-        ScaledMatrix plain = m;
-        plain.global_scale = 1;
-        for (std::int64_t i = 0; i < n; ++i) out[i] = plain.scale_at(block_row, first + i);
-    }
-}
-
 bool zero_points_are_small(const ScaledMatrix& m) {
     if (m.zero_point == nullptr) return true;
     if (m.zero_point_type.is_number() || info(m.element).bits != 4) return false;

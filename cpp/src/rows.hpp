@@ -38,10 +38,6 @@ private:
     bool along_k_ = true;
 };
 
-/// Scales [first, first + n) of a row of blocks as float32, without the global scale.
-void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t block_row, std::int64_t first,
-                 std::int64_t n, float* out);
-
 /// Whether there are no zero points, or 4-bit codes have them as bytes of -8 ... 15, which kernels look up.
 bool zero_points_are_small(const ScaledMatrix& m);
 

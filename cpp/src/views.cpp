@@ -158,8 +158,34 @@ float ScaledMatrix::zero_point_at(std::int64_t block_row, std::int64_t block_col
                                                   : static_cast<float>(byte);
 }
 
+void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t block_row, std::int64_t first,
+                 std::int64_t n, float* out) {
+    const std::byte* p = m.scale + block_row * m.scale_row_stride + first * m.scale_col_stride;
+    const bool coded = is_coded(m.scale_type);
+    const std::size_t size = coded ? 1 : size_of(static_cast<DType>(m.scale_type));
+    const bool contiguous =
+        m.scale_col_stride == static_cast<std::int64_t>(size) && reinterpret_cast<std::uintptr_t>(p) % size == 0;
+    if (contiguous && coded) {
+        const float one = 1;
+        kernels[format_of_scale(m.scale_type)].dequantize({.codes = reinterpret_cast<const std::uint8_t*>(p),
+                                                               .begin = 0,
+                                                               .count = n,
+                                                               .block = std::max<std::int64_t>(n, 1),
+                                                               .scales = &one,
+                                                               .zero_points = nullptr,
+                                                               .packed = false,
+                                                               .out = out});
+    } else if (contiguous) {
+        kernels.load[static_cast<std::size_t>(m.scale_type)](p, n, out);
+    } else {
+        ScaledMatrix plain = m;
+        plain.global_scale = 1;
+        for (std::int64_t i = 0; i < n; ++i) out[i] = plain.scale_at(block_row, first + i);
+    }
+}
+
 void ScaledMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
-                        Scratch& scratch, float* out) const {
+                        Scratch& scratch, void* out, DType dtype) const {
     if (n <= 0) return;
     const std::uint8_t* codes = data + row * row_stride;
     if (col_stride != 1) {
@@ -174,21 +200,23 @@ void ScaledMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64
     const std::int64_t blocks = (begin + n - 1) / grid.block_cols - first_block + 1;
     const std::int64_t block_row = row / grid.block_rows;
     scratch.scales.resize(static_cast<std::size_t>(blocks));
-    for (std::int64_t i = 0; i < blocks; ++i)
-        scratch.scales[static_cast<std::size_t>(i)] = scale_at(block_row, first_block + i);
+    read_scales(kernels, *this, block_row, first_block, blocks, scratch.scales.data());
+    if (global_scale != 1)
+        for (float& scale : scratch.scales) scale *= global_scale;
     if (zero_point != nullptr) {
         scratch.zero_points.resize(static_cast<std::size_t>(blocks));
         for (std::int64_t i = 0; i < blocks; ++i)
             scratch.zero_points[static_cast<std::size_t>(i)] = zero_point_at(block_row, first_block + i);
     }
-    kernels[element].dequantize_row({.codes = codes,
-                                     .begin = begin,
-                                     .count = n,
-                                     .block = grid.block_cols,
-                                     .scales = scratch.scales.data(),
-                                     .zero_points = zero_point != nullptr ? scratch.zero_points.data() : nullptr,
-                                     .packed = packed,
-                                     .out = out});
+    kernels[element].dequantize({.codes = codes,
+                                 .begin = begin,
+                                 .count = n,
+                                 .block = grid.block_cols,
+                                 .scales = scratch.scales.data(),
+                                 .zero_points = zero_point != nullptr ? scratch.zero_points.data() : nullptr,
+                                 .packed = packed,
+                                 .out = out},
+                                dtype);
 }
 
 }  // namespace breccia

@@ -55,14 +55,18 @@ struct ScaledMatrix {
     std::int64_t zero_row_stride = 0, zero_col_stride = 0;
     float global_scale = 1;
 
-    /// Dequantized elements [begin, begin + n) of a row.
+    /// Dequantized elements [begin, begin + n) of a row, as float32 or another type that has a kernel.
     void read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, Scratch& scratch,
-              float* out) const;
+              void* out, DType dtype = DType::float32) const;
     /// The scale of a block, the global scale included.
     [[nodiscard]] float scale_at(std::int64_t block_row, std::int64_t block_col) const;
     [[nodiscard]] float zero_point_at(std::int64_t block_row, std::int64_t block_col) const;
 };
 
 ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::int64_t index);
+
+/// Scales of blocks [first, first + n) of a block row, without the global scale.
+void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t block_row, std::int64_t first,
+                 std::int64_t n, float* out);
 
 }  // namespace breccia

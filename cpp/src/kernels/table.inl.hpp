@@ -15,7 +15,8 @@ static consteval KernelTable make_table(std::string_view name, const BF16Kernels
                                  .encode = encode_run<C>,
                                  .squared_error = squared_error<C>,
                                  .quantize_row = quantize_row<C>,
-                                 .dequantize_row = dequantize_row<C>};
+                                 .dequantize_row = {dequantize_row<C, float>, nullptr, dequantize_row<C, Float16>,
+                                                    dequantize_row<C, BFloat16>}};
         }),
         .matmul = {.pack = pack_f32, .gemm = gemm_f32, .transpose = transpose_16x16, .dot = dot, .bf16 = bf16},
     };

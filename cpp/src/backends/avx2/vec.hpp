@@ -128,6 +128,7 @@ template <int Count>
 BRECCIA_INLINE I i_shl(I x) {
     return {_mm256_slli_epi32(x.lo, Count), _mm256_slli_epi32(x.hi, Count)};
 }
+BRECCIA_INLINE Mask m_or(Mask a, Mask b) { return i_or(a, b); }
 BRECCIA_INLINE bool i_none(Mask m) {
     const __m256i any = _mm256_or_si256(m.lo, m.hi);
     return _mm256_testz_si256(any, any) != 0;
@@ -242,6 +243,10 @@ template <class C>
 BRECCIA_INLINE F f_decode(I codes) {
     return {decode_eight<C>(codes.lo), decode_eight<C>(codes.hi)};
 }
+
+template <class C>
+inline constexpr bool f_decodes_wide = false;
+inline constexpr bool f_stores_bf16 = false;
 
 BRECCIA_INLINE F f_load_as(const float* p) { return f_load(p); }
 BRECCIA_INLINE F f_load_as(const Float16* p) {

@@ -18,11 +18,13 @@ BRECCIA_INLINE void i_store(std::int32_t* p, I x) { _mm512_storeu_si512(p, x); }
 BRECCIA_INLINE I i_load_bytes(const std::uint8_t* p) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+// What is above the low nibbles does not matter: they index tables of 16.
 BRECCIA_INLINE I i_load_nibbles(const std::uint8_t* p) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-    const __m128i low = _mm_and_si128(bytes, _mm_set1_epi8(15));
-    const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
-    return _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, high));
+    std::int32_t low = 0, high = 0;
+    __builtin_memcpy(&low, p, sizeof low);
+    __builtin_memcpy(&high, p + 4, sizeof high);
+    const I nibbles = _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xFF00, high);
+    return _mm512_srlv_epi32(nibbles, _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28));
 }
 BRECCIA_INLINE void i_store_bytes(std::uint8_t* p, I x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
@@ -79,9 +81,11 @@ template <int Count>
 BRECCIA_INLINE I i_shl(I x) {
     return _mm512_slli_epi32(x, Count);
 }
+BRECCIA_INLINE Mask m_or(Mask a, Mask b) { return static_cast<Mask>(a | b); }
 BRECCIA_INLINE bool i_none(Mask m) { return m == 0; }
 
 using B = __m512i;
+using Mask64 = __mmask64;
 
 #ifdef BRECCIA_VBMI
 // Bytes of two vectors at a time, wherever they are.
@@ -179,6 +183,87 @@ BRECCIA_INLINE F f_decode(I codes) {
         if (special == 0) [[likely]]
             return value;
         return _mm512_mask_i32gather_ps(value, special, codes, table, 4);
+    }
+}
+
+template <class C>
+inline constexpr bool is_int8 = C::family == CodecFamily::integer && C::bits == 8;
+#ifdef BRECCIA_VBMI
+inline constexpr bool f_stores_bf16 = true;
+template <class C>
+inline constexpr bool looks_up_bytes = [] {
+    if constexpr (C::family == CodecFamily::minifloat && C::bits == 8) return C::has_negative_zero;
+    return false;
+}();
+
+// The bytes of the bfloat16 that each magnitude's code stands for, exactly.
+template <class C>
+struct MagnitudeBytes {
+    alignas(64) std::uint8_t low[128], high[128];
+    constexpr MagnitudeBytes() : low(), high() {
+        for (int code = 0; code < 128; ++code) {
+            const std::uint32_t bits = bits_of(C::decode(static_cast<std::uint8_t>(code)));
+            low[code] = static_cast<std::uint8_t>(bits >> 16);
+            high[code] = static_cast<std::uint8_t>(bits >> 24);
+        }
+    }
+};
+template <class C>
+inline constexpr MagnitudeBytes<C> magnitude_bytes{};
+
+BRECCIA_INLINE I lookup_128(I codes, const std::uint8_t* table) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), codes, _mm512_load_si512(table + 64));
+}
+
+// Bytes of float32 numbers, looked up and then interleaved. Interleaving works within 128-bit quarters, so the codes
+// are dealt out to them first.
+template <class C>
+BRECCIA_INLINE void look_up_bytes(const std::uint8_t* p, F (&x)[4]) {
+    const I dealt = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const I codes = _mm512_permutexvar_epi32(dealt, _mm512_loadu_si512(p));
+    // A NaN has no sign here, whatever its code's.
+    constexpr int last_number = C::has_infinity ? C::infinity_code : C::max_code;
+    const Mask64 negative_nan = _mm512_cmpgt_epu8_mask(codes, b_set(C::sign_mask | last_number));
+    if (negative_nan != 0) [[unlikely]] {
+        for (int j = 0; j < 4; ++j) x[j] = f_decode<C>(i_load_bytes(p + j * 16));
+        return;
+    }
+    const I low = lookup_128(codes, magnitude_bytes<C>.low);
+    const I sign = _mm512_and_si512(codes, b_set(C::sign_mask));
+    const I high = _mm512_or_si512(lookup_128(codes, magnitude_bytes<C>.high), sign);
+    const I zero = _mm512_setzero_si512();
+    const I first = _mm512_unpacklo_epi8(low, high), second = _mm512_unpackhi_epi8(low, high);
+    x[0] = as_float(_mm512_unpacklo_epi16(zero, first));
+    x[1] = as_float(_mm512_unpackhi_epi16(zero, first));
+    x[2] = as_float(_mm512_unpacklo_epi16(zero, second));
+    x[3] = as_float(_mm512_unpackhi_epi16(zero, second));
+}
+
+BRECCIA_INLINE void f_store_normal(BFloat16* p, const F (&x)[4]) {
+    const __m512bh first = _mm512_cvtne2ps_pbh(x[1], x[0]), second = _mm512_cvtne2ps_pbh(x[3], x[2]);
+    __builtin_memcpy(p, &first, sizeof first);
+    __builtin_memcpy(p + 32, &second, sizeof second);
+}
+#else
+inline constexpr bool f_stores_bf16 = false;
+template <class C>
+inline constexpr bool looks_up_bytes = false;
+template <class C>
+void look_up_bytes(const std::uint8_t* p, F (&x)[4]) = delete;
+#endif
+
+template <class C>
+inline constexpr bool f_decodes_wide = looks_up_bytes<C> || is_int8<C>;
+
+// 64 codes.
+template <class C>
+BRECCIA_INLINE void f_decode_wide(const std::uint8_t* p, F (&x)[4]) {
+    if constexpr (is_int8<C>) {
+        for (int j = 0; j < 4; ++j)
+            x[j] = _mm512_cvtepi32_ps(
+                _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * j))));
+    } else {
+        look_up_bytes<C>(p, x);
     }
 }
 

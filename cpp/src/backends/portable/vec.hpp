@@ -95,6 +95,7 @@ BRECCIA_INLINE Mask i_less(I a, I b) { return a < b; }
 BRECCIA_INLINE Mask f_less(F a, F b) { return a < b; }
 BRECCIA_INLINE F f_select(Mask m, F yes, F no) { return m ? yes : no; }
 BRECCIA_INLINE I i_select(Mask m, I yes, I no) { return m ? yes : no; }
+BRECCIA_INLINE Mask m_or(Mask a, Mask b) { return a | b; }
 BRECCIA_INLINE bool i_none(Mask m) {
     std::int32_t any = 0;
     for (int i = 0; i < 16; ++i) any |= m[i];
@@ -158,6 +159,11 @@ BRECCIA_INLINE F f_decode(I codes) {
     for (int i = 0; i < 16; ++i) x[i] = decode_table<C>.values[codes[i] & ((1 << C::bits) - 1)];
     return x;
 }
+
+/// Formats a backend decodes 64 codes at a time, and whether it rounds normal numbers to bfloat16 by an instruction.
+template <class C>
+inline constexpr bool f_decodes_wide = false;
+inline constexpr bool f_stores_bf16 = false;
 
 template <class T>
 BRECCIA_INLINE F f_load_as(const T* p) {
