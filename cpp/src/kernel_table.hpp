@@ -35,6 +35,13 @@ struct BlockScale {
     float error_unit = 1;  ///< squared errors are measured in this power of two, about 1 / amax, to stay in range
 };
 
+/// Sets high + low to 1 / factor. The remainder is exact in double until it is rounded once, as a fused one is.
+inline void set_reciprocal(BlockScale& s) {
+    s.high = 1.0F / s.factor;
+    const double rest = 1.0 - static_cast<double>(s.factor) * static_cast<double>(s.high);
+    s.low = static_cast<float>(rest) / s.factor;
+}
+
 /// All of a recipe that a block's scale depends on, and the tensor-wide numbers of two-level recipes.
 struct ScaleParams {
     ScaleRule rule = ScaleRule::divide;

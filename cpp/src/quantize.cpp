@@ -224,10 +224,10 @@ private:
     }
 
     // Blocks of several rows, long blocks, odd blocks of packed codes, and blocks that may keep a scale. A band of blocks
-    // is worked through row by row, a few at a time: so many that rows are read in long runs, so few that they are
-    // still in the second-level cache when they are encoded.
+    // is worked through row by row, a few thousand columns at a time: rows are read in long runs, and are still in a
+    // cache when they are encoded.
     void quantize_tiles() const {
-        constexpr std::int64_t cached_cols = 1024;
+        constexpr std::int64_t cached_cols = 4096;
         const std::int64_t grid_rows = grid_.grid_rows(), grid_cols = grid_.grid_cols();
         const std::int64_t per_unit = std::max<std::int64_t>(1, std::min(grid_.block_rows, grid_.rows) * grid_.cols);
         const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / per_unit);

@@ -171,7 +171,7 @@ struct GroupDivide {
     }
 };
 
-// 16 blocks are read while the two groups after them are fetched: the pass for amax would wait for memory.
+// What comes next is fetched while codes are computed: the pass for amax would wait for memory.
 BRECCIA_INLINE void prefetch_ahead(const float* x) {
     constexpr std::uintptr_t distance = 16384;
     const std::uintptr_t p = reinterpret_cast<std::uintptr_t>(x) + distance;
@@ -219,21 +219,16 @@ static void encode_group(const float* x, std::int64_t block, std::uint8_t* codes
 }
 
 // Whether x / scale may round beyond the format's largest value. It cannot where the scale is amax over that value,
-// rounded to no fewer bits than decide it, or rounded up.
-static inline bool may_saturate(const ScaleParams& p) {
+// rounded to no fewer bits than decide it, or rounded up. An NVFP4 scale that is a normal number of E4M3 is within 1/16
+// of that, where 7/6 would matter.
+BRECCIA_INLINE bool may_saturate(I stored, const ScaleParams& p) {
     if (p.search != ScaleSearch::amax) return true;
+    if (p.type == ScaleType::e4m3) {
+        const int largest = p.two_level ? Float8E4M3FN::max_code : Float8E4M3FN::max_code - 1;
+        return !i_none(m_or(i_less(stored, i_set(8)), i_less(i_set(largest), stored)));
+    }
     if (p.rule == ScaleRule::mx_rceil) return false;
     return p.rule != ScaleRule::divide || p.margin_factor < 1.0F;
-}
-
-template <class C, class Scales>
-static void encode_group(const QuantizeRow& row, std::int64_t first, const Scales& scales) {
-    const float* x = row.x + first * row.block;
-    std::uint8_t* codes = row.codes + first * row.block * (C::bits == 4 ? 1 : 2) / 2;
-    if (may_saturate(row.params))
-        encode_group<C, true>(x, row.block, codes, scales);
-    else
-        encode_group<C, false>(x, row.block, codes, scales);
 }
 
 // Bits of the largest magnitude of each of 16 blocks.
@@ -248,42 +243,57 @@ BRECCIA_INLINE I group_amax(const float* x, std::int64_t block) {
     return i_max_of_each(amax_i32x16);
 }
 
-// Scales of blocks [first, first + 16) of a row; false, with nothing written, if they are not ordinary.
+// What the codes of 16 blocks need besides their values.
+struct GroupFactors {
+    alignas(64) float factor[lanes];
+    bool ordinary, saturate;
+};
+
+// Scales of blocks [first, first + 16) of a row; nothing is written if they are not ordinary.
 template <class C>
-BRECCIA_INLINE bool choose_group(const QuantizeRow& row, std::int64_t first, float* factor) {
+BRECCIA_INLINE void choose_group(const QuantizeRow& row, std::int64_t first, GroupFactors& group) {
     const float* x = row.x + first * row.block;
     const I amax_bits = group_amax(x, row.block);
-    if (!ordinary(amax_bits, row.params.type)) return false;
+    group.ordinary = ordinary(amax_bits, row.params.type);
+    if (!group.ordinary) return;
     const GroupScale s = row.params.search == ScaleSearch::amax
                              ? group_scales<C>(amax_bits, row.params, 0)
                              : search_group<C>(x, row.block, amax_bits, row.params, is_coded(row.params.type));
+    group.saturate = may_saturate(s.stored_i32x16, row.params);
     write_scales(row.scales, first, s.stored_i32x16, row.params.type);
-    f_store(factor, s.factor_f32x16);
-    return true;
+    f_store(group.factor, s.factor_f32x16);
+}
+
+template <class C, class Scales>
+static void encode_group(const QuantizeRow& row, std::int64_t first, bool saturate, const Scales& scales) {
+    const float* x = row.x + first * row.block;
+    std::uint8_t* codes = row.codes + first * row.block * (C::bits == 4 ? 1 : 2) / 2;
+    if (saturate)
+        encode_group<C, true>(x, row.block, codes, scales);
+    else
+        encode_group<C, false>(x, row.block, codes, scales);
 }
 
 // The scales of a few groups before their codes: one group's scales are a long chain of dependent instructions, and
 // several run side by side. Together they stay in the first-level cache. Returns how many blocks were quantized.
 template <class C>
 static std::int64_t quantize_groups(const QuantizeRow& row) {
-    constexpr std::int64_t most = 8, cached = 2048;
+    constexpr std::int64_t most = 16, cached = 4096;
     const std::int64_t fitting = cached / (lanes * row.block);
     const std::int64_t batch = fitting < 1 ? 1 : (fitting > most ? most : fitting);
     const std::int64_t groups = row.blocks / lanes;
     for (std::int64_t done = 0; done < groups; done += batch) {
         const std::int64_t count = batch < groups - done ? batch : groups - done;
-        alignas(64) float factors[most][lanes];
-        bool ordinary_group[most];
-        for (std::int64_t g = 0; g < count; ++g)
-            ordinary_group[g] = choose_group<C>(row, (done + g) * lanes, factors[g]);
+        GroupFactors group[most];
+        for (std::int64_t g = 0; g < count; ++g) choose_group<C>(row, (done + g) * lanes, group[g]);
         for (std::int64_t g = 0; g < count; ++g) {
             const std::int64_t first = (done + g) * lanes;
-            if (!ordinary_group[g])
+            if (!group[g].ordinary)
                 for (std::int64_t b = first; b < first + lanes; ++b) quantize_block<C>(row, b);
             else if (is_coded(row.params.type))
-                encode_group<C>(row, first, GroupMultiply{factors[g]});
+                encode_group<C>(row, first, group[g].saturate, GroupMultiply{group[g].factor});
             else
-                encode_group<C>(row, first, GroupDivide(f_load(factors[g])));
+                encode_group<C>(row, first, group[g].saturate, GroupDivide(f_load(group[g].factor)));
         }
     }
     return groups * lanes;

@@ -204,12 +204,7 @@ static inline BlockScale choose_scale(const BlockStats& stats, const ScaleParams
     const int divisor_exponent = static_cast<int>(bits_of(result.factor) >> 23 & 255U) - 127;
     result.fast_division = result.all_finite && !result.multiply && divisor_exponent > -80 && divisor_exponent < 80 &&
                            exponent - divisor_exponent < 64;
-    if (result.fast_division) {
-        result.high = 1.0F / result.factor;
-        // Exact in double until it is rounded once: the fused remainder.
-        const double rest = 1.0 - static_cast<double>(result.factor) * static_cast<double>(result.high);
-        result.low = static_cast<float>(rest) / result.factor;
-    }
+    if (result.fast_division) set_reciprocal(result);
     result.error_unit = exp2i(exponent < -126 ? 126 : (exponent > 126 ? -126 : -exponent));
     return result;
 }
