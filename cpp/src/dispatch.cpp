@@ -23,6 +23,8 @@
 #else
 #include <cpuid.h>
 #endif
+#elif defined(__aarch64__) || defined(_M_ARM64)
+#define BRECCIA_ARM64 1
 #endif
 
 #if defined(__linux__)
@@ -50,10 +52,16 @@ extern constinit const KernelTable kernels;
 }
 #endif
 #endif
+#ifdef BRECCIA_ARM64
+namespace neon {
+extern constinit const KernelTable kernels;
+}
+#endif
 
 namespace {
 
 struct Features {
+    bool neon = false;
     bool avx2 = false, avx512 = false, avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false;
     bool avx512_fp16 = false, amx_bf16 = false, amx_int8 = false;
 };
@@ -110,6 +118,9 @@ Features detect() {
     f.amx_int8 = amx && has(extended.edx, 25);
     return f;
 }
+#elif defined(BRECCIA_ARM64)
+// Part of the architecture's baseline, so there is nothing to ask.
+Features detect() { return {.neon = true}; }
 #else
 Features detect() { return {}; }
 #endif
@@ -147,6 +158,9 @@ constexpr Backend backends[] = {
     {&amx::kernels,
      [] { return features().amx_bf16 && features().avx512_bf16 && features().avx512_vbmi && tiles_permitted(); }},
 #endif
+#endif
+#ifdef BRECCIA_ARM64
+    {&neon::kernels, [] { return features().neon; }},
 #endif
 };
 
@@ -205,6 +219,7 @@ CpuInfo cpu_info() {
         if (backend.supported()) info.supported.emplace_back(backend.table->name);
     const Features& f = features();
     const std::pair<bool, const char*> names[] = {
+        {f.neon, "neon"},
         {f.avx2, "avx2"},
         {f.avx512, "avx512"},
         {f.avx512_vbmi, "avx512_vbmi"},

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Prints a digest of what every recipe's cast, requantize and dequantize give on the current backend. The lines must
+// be the same on every machine, whatever its architecture: continuous integration compares them.
+#include <cstdio>
+
+#include "../support.hpp"
+
+namespace breccia {
+namespace {
+
+/// FNV-1a.
+class Digest {
+public:
+    void add(const Array& array) {
+        const auto* bytes = array.as<const std::uint8_t>();
+        const auto count = static_cast<std::size_t>(array.size()) * array.type.size();
+        for (std::size_t i = 0; i < count; ++i) value_ = (value_ ^ bytes[i]) * 0x0000'0100'0000'01B3U;
+    }
+    void add(const ScaledTensor& scaled) {
+        add(scaled.data());
+        add(scaled.scale());
+        if (scaled.zero_point()) add(*scaled.zero_point());
+        if (scaled.global_scale()) add(*scaled.global_scale());
+    }
+    [[nodiscard]] unsigned long long value() const { return value_; }
+
+private:
+    std::uint64_t value_ = 0xCBF2'9CE4'8422'2325U;
+};
+
+/// Random significands and signs, exponents that drift from row to row, and values that are not finite: made from
+/// integers, as libm is not the same everywhere.
+std::vector<float> patterns(std::int64_t rows, std::int64_t cols) {
+    std::mt19937 random(7);
+    std::vector<float> x;
+    for (std::int64_t i = 0; i < rows * cols; ++i) {
+        const auto exponent = static_cast<std::uint32_t>(100 + i / cols + static_cast<std::int64_t>(random() % 8));
+        x.push_back(float_from_bits((static_cast<std::uint32_t>(random()) & 0x807F'FFFFU) | exponent << 23));
+    }
+    for (std::size_t i = 0; i < x.size(); i += 1009) x[i] = float_from_bits(0x7F80'0000U + (i % 3 << 22));
+    return x;
+}
+
+void print_digests() {
+    constexpr std::int64_t rows = 50, cols = 384;
+    std::vector<float> x = patterns(rows, cols);
+    const Recipe to = make_recipe("Float8CurrentScaling", {{"granularity", std::string("row")}});
+    for (const Recipe& recipe : all_recipes()) {
+        const ScaledTensor scaled = cast(array_of(x, {rows, cols}), recipe);
+        Digest digest;
+        digest.add(scaled);
+        digest.add(requantize(scaled, to));
+        for (const DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16})
+            digest.add(dequantize(scaled, dtype));
+        std::printf("%016llx %s\n", digest.value(), describe(recipe).c_str());
+    }
+}
+
+}  // namespace
+}  // namespace breccia
+
+int main() { breccia::print_digests(); }
