@@ -3,11 +3,6 @@
 // Every backend this machine supports against the portable one, byte for byte.
 #include "support.hpp"
 
-#if defined(__unix__)
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
-
 namespace breccia {
 namespace {
 
@@ -116,63 +111,6 @@ TEST(Backends, UnknownNamesAreRefused) {
     }
     set_backend("");
 }
-
-#if defined(__unix__)
-// Memory that ends at a page nobody may touch.
-class Guarded {
-public:
-    explicit Guarded(std::size_t bytes) {
-        const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-        size_ = (bytes + page - 1) / page * page + 2 * page;
-        base_ =
-            static_cast<std::byte*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-        mprotect(base_, page, PROT_NONE);
-        mprotect(base_ + size_ - page, page, PROT_NONE);
-        data_ = base_ + size_ - page - bytes;
-    }
-    ~Guarded() { munmap(base_, size_); }
-    Guarded(const Guarded&) = delete;
-    Guarded& operator=(const Guarded&) = delete;
-    [[nodiscard]] void* data() const { return data_; }
-
-private:
-    std::byte* base_ = nullptr;
-    std::byte* data_ = nullptr;
-    std::size_t size_ = 0;
-};
-
-TEST(Backends, NothingTouchesMemoryBeyondItsBuffers) {
-    for (const std::string& name : cpu_info().supported) {
-        const BackendScope scope(name);
-        for (const Recipe& recipe : all_recipes()) {
-            SCOPED_TRACE(name + " " + describe(recipe));
-            const std::int64_t cols = recipe.layout.kind == LayoutKind::per_block_k ? 128 : 96;
-            const CastPlan plan = plan_cast({3, cols}, recipe);
-            const Guarded x(static_cast<std::size_t>(3 * cols) * 4), y(static_cast<std::size_t>(3 * cols) * 4);
-            const std::vector<float> values = heavy_tailed(3, cols);
-            std::memcpy(x.data(), values.data(), values.size() * sizeof(float));
-            const auto bytes_of = [](ElementType type, const Shape& shape) {
-                return static_cast<std::size_t>(element_count(shape)) * type.size();
-            };
-            const Guarded data(bytes_of(plan.data_type, plan.data_shape)),
-                scale(bytes_of(plan.scale_type, plan.scale_shape));
-            const Guarded zero(bytes_of(ElementType::uint8(), plan.scale_shape)), global(sizeof(float));
-            CastOutput out{Array::borrow(data.data(), plan.data_type, plan.data_shape),
-                           Array::borrow(scale.data(), plan.scale_type, plan.scale_shape), std::nullopt, std::nullopt};
-            if (plan.has_zero_point)
-                out.zero_point = Array::borrow(zero.data(), plan.zero_point_type, plan.scale_shape);
-            if (plan.has_global_scale) out.global_scale = Array::borrow(global.data(), DType::float32, {});
-            cast_into(Array::borrow(x.data(), DType::float32, {3, cols}), recipe, out);
-            const ScaledTensor scaled(
-                out.data, out.scale, recipe, recipe.layout,
-                {.zero_point = out.zero_point, .global_scale = out.global_scale, .shape = Shape{3, cols}});
-            dequantize_into(scaled, Array::borrow(y.data(), DType::float32, {3, cols}));
-            const Array product = matmul(scaled, scaled.transposed());
-            EXPECT_EQ(product.shape, (Shape{3, 3}));
-        }
-    }
-}
-#endif
 
 TEST(Threads, ResultsDoNotDependOnTheirNumber) {
     std::vector<float> x = heavy_tailed(512, 512);

@@ -33,6 +33,7 @@ public:
     [[nodiscard]] bool may_be_exact() const override { return may_be_exact_; }
 
     void exact_scales(const BlockRange& block, float amax, std::vector<float>& scales) const override {
+        if (block.begin_row == block.end_row || block.begin_col == block.end_col) return;  // no scale to keep
         const ScaledMatrix stored = scaled_matrix(scaled_, batch_, block.matrix);
         BlockRange b = block;
         if (scaled_.layout().axis == -2) {
