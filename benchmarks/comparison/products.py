@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""matmul: activations (M, K) by a weight of N rows, and the products a user would call instead."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import breccia
+import ml_dtypes
+import numpy as np
+
+from comparison import limits
+from comparison.ggml import Ggml
+from comparison.timing import Run, Work, in_turn
+
+try:
+    import torch
+except ImportError:
+    torch = None  # type: ignore[assignment]
+
+RECIPES: dict[str, Any] = {
+    "FP8 1×128": breccia.Float8BlockScaling(),
+    "FP8 128×128": breccia.Float8BlockScaling(block_m=128),
+    "MXFP8": breccia.MXFP8BlockScaling(),
+    "MXFP4": breccia.MXFP4BlockScaling(),
+    "NVFP4": breccia.NVFP4BlockScaling(),
+    "INT4 g128": breccia.INT4Scaling(),
+}
+# Weights are compared with those of as many bits, and with the unquantized ones.
+RECIPE_BITS = {name: breccia.formats.finfo(recipe.element).bits for name, recipe in RECIPES.items()}
+BITS = {"torch int8": 8, "torch int4": 4, "ggml q8_0": 8, "ggml q4_0": 4, "ggml q4_K": 4, "ggml mxfp4": 4}
+# Of the activations in products of low precision by low precision.
+ACTIVATIONS = breccia.Float8BlockScaling()
+
+
+def rounds(rows: list[int], extent: int, cache: int, ggml: Ggml | None) -> Iterator[list[Work]]:
+    """Works that are measured together: those of one number of rows and one kind of activations."""
+    w = np.random.default_rng(1).normal(0, 0.02, (extent, extent)).astype(np.float32)
+    for m in rows:
+        yield from _products(f"matmul M={m}", m, w, RECIPES, cache, ggml)
+
+
+def square(extent: int) -> Iterator[list[Work]]:
+    """The square product, for a few recipes."""
+    w = np.random.default_rng(1).normal(0, 0.02, (extent, extent)).astype(np.float32)
+    yield from _products(f"matmul {extent}³", extent, w, ["FP8 1×128", "NVFP4"], 0, None)
+
+
+def _products(
+    group: str, m: int, w: np.ndarray, names: Iterable[str], cache: int, ggml: Ggml | None
+) -> Iterator[list[Work]]:
+    n, k = w.shape
+    x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
+    half_peers, full_peers = _peers(x, w)
+    if ggml is not None:
+        half_peers |= ggml.products(x, w)
+    weights = {name: breccia.cast(w, RECIPES[name]) for name in names}
+    ready = {name: breccia.prepare(weight) for name, weight in weights.items()}
+    operands = {"bf16": x.astype(ml_dtypes.bfloat16), "fp32": x}
+    if m > 1:
+        operands["FP8"] = breccia.cast(x, ACTIVATIONS)
+    for source, a in operands.items():
+        peers = full_peers if source == "fp32" else half_peers
+        limit = "fp32 FLOP" if source == "fp32" else "bf16 FLOP"
+        works = []
+        for name, weight in weights.items():
+            runs: dict[str, Run] = {
+                "breccia": lambda a=a, b=weight: breccia.linear(a, b),
+                "breccia prepared": lambda a=a, b=ready[name]: breccia.linear(a, b),
+            }
+            alike = {peer: run for peer, run in peers.items() if BITS.get(peer, RECIPE_BITS[name]) == RECIPE_BITS[name]}
+            work = Work(group, f"{source} × {name}", runs | alike, 2.0 * m * n * k, limit)
+            if m == 1:
+                work.size, work.limit = weight.nbytes, limits.read_limit(weight.nbytes)
+                work.memory = _rotating(a, weight, 4 * cache // weight.nbytes + 1)
+                work.memory_limit = limits.MEMORY_READ
+            works.append(work)
+        yield works
+
+
+def _rotating(a: Any, weight: Any, count: int) -> dict[str, Run]:
+    weights = [copy.deepcopy(weight) for _ in range(count)]
+    prepared = [breccia.prepare(weight) for weight in weights]
+    multiply = lambda b: breccia.linear(a, b)  # noqa: E731
+    return {"breccia": in_turn(multiply, weights), "breccia prepared": in_turn(multiply, prepared)}
+
+
+def _peers(x: np.ndarray, w: np.ndarray) -> tuple[dict[str, Run], dict[str, Run]]:
+    """Those who multiply bf16 activations, and those who multiply fp32 ones."""
+    full: dict[str, Run] = {"NumPy fp32": lambda: x @ w.T}
+    if torch is None:
+        return {}, full
+    n, k = w.shape
+    activations, weight = torch.from_numpy(x), torch.from_numpy(w)
+    full["torch fp32"] = lambda: torch.nn.functional.linear(activations, weight)
+    x_half, w_half = activations.bfloat16(), weight.bfloat16()
+    half: dict[str, Run] = {"torch bf16": lambda: torch.nn.functional.linear(x_half, w_half)}
+    scale = (weight.abs().amax(1) / 127).bfloat16()
+    int8 = (weight / scale[:, None].float()).round().clamp(-127, 127).to(torch.int8)
+    codes = torch.randint(0, 16, (n, k), dtype=torch.int32)
+    scales = torch.full((k // 128, n, 2), 0.01, dtype=torch.bfloat16)
+    try:
+        packed = torch._convert_weight_to_int4pack_for_cpu(codes, 2)
+        candidates: dict[str, Run] = {
+            "torch int8": lambda: torch._weight_int8pack_mm(x_half, int8, scale),
+            "torch int4": lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(x_half, packed, 128, scales),
+        }
+        for run in candidates.values():
+            run()
+    except (RuntimeError, AttributeError) as error:
+        print(f"torch's int8 and int4 products are left out: {str(error).splitlines()[0]}")
+        return half, full
+    return half | candidates, full
