@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,8 @@ def _tensor(scaled: ScaledTensor) -> _core.ScaledTensor:
 def _floats(x: Any, argument: str) -> np.ndarray[Any, Any]:
     """``x`` as an array of floats in the machine's byte order; integers and booleans as float32."""
     array = np.asarray(x)
+    if _is_ready(array.dtype):
+        return array
     if array.dtype.kind in "iub" and array.dtype.name not in _FLOATS:
         array = array.astype(np.float32)
     if array.dtype.name not in _FLOATS:
@@ -169,6 +172,12 @@ def _floats(x: Any, argument: str) -> np.ndarray[Any, Any]:
             f"{argument} must be a float32, float64, float16 or bfloat16 array (or integers), got dtype {array.dtype}"
         )
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+@functools.cache
+def _is_ready(dtype: Any) -> bool:
+    # Remembered because a dtype takes longer to make its name than the core to cast a small array.
+    return bool(dtype.isnative) and dtype.name in _FLOATS
 
 
 def _dtype_name(dtype: Any) -> str:
