@@ -43,7 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", default=f"1,{os.cpu_count()}", help="numbers of threads, separated by commas")
     parser.add_argument("--rows", default="1,16,512", help="M of the products")
     parser.add_argument("--only", default="cast,dequantize,search,requantize,matmul", help="groups to measure")
-    parser.add_argument("--seconds", type=float, default=0.2, help="per contestant of a piece of work")
+    parser.add_argument("--seconds", type=float, default=0.15, help="per contestant of a piece of work")
     parser.add_argument("--quick", action="store_true", help="tiny tensors, nothing compiled: does it run at all?")
     parser.add_argument("--program", type=Path, default=limits.find_program(), help="breccia_benchmarks, for limits")
     parser.add_argument("--ggml", type=Path, default=ggml.find(), help="folder of ggml's shared libraries")
