@@ -8,6 +8,9 @@ struct F {
 struct I {
     int32x4_t q[4];
 };
+struct B {  // 64 bytes
+    uint8x16_t q[4];
+};
 struct Mask {  // all ones or all zeros per lane
     uint32x4_t q[4];
 };
@@ -74,21 +77,23 @@ BRECCIA_INLINE void i_store_bytes_n(std::uint8_t* p, I x, std::int64_t n) {
     vst1q_u8(bytes, narrow_to_bytes(x));
     for (std::int64_t i = 0; i < n; ++i) p[i] = bytes[i];
 }
+// Two nibbles to a byte: the odd codes shifted over the upper halves of the even ones.
+BRECCIA_INLINE uint8x16_t pair_nibbles(uint8x16_t first, uint8x16_t second) {
+    return vsliq_n_u8(vuzp1q_u8(first, second), vuzp2q_u8(first, second), 4);
+}
 BRECCIA_INLINE void i_store_nibbles(std::uint8_t* p, I x) {
     const uint8x16_t bytes = narrow_to_bytes(x);
-    const uint8x8_t even = vget_low_u8(vuzp1q_u8(bytes, bytes)), odd = vget_low_u8(vuzp2q_u8(bytes, bytes));
-    vst1_u8(p, vsli_n_u8(even, odd, 4));  // the odd codes shifted over the upper halves of the even ones
+    vst1_u8(p, vget_low_u8(pair_nibbles(bytes, bytes)));
 }
 
 BRECCIA_INLINE F f_add(F a, F b) { return each<F, vaddq_f32>(a, b); }
 BRECCIA_INLINE F f_sub(F a, F b) { return each<F, vsubq_f32>(a, b); }
 BRECCIA_INLINE F f_mul(F a, F b) { return each<F, vmulq_f32>(a, b); }
 BRECCIA_INLINE F f_div(F a, F b) { return each<F, vdivq_f32>(a, b); }
-BRECCIA_INLINE F f_divide_newton(F x, F divisor, F reciprocal) {
-    const F quotient = f_mul(x, reciprocal);
-    const F remainder = each<F, vfmsq_f32>(x, quotient, divisor);
-    return each<F, vfmaq_f32>(quotient, remainder, reciprocal);
+BRECCIA_INLINE F f_reciprocal_rest(F divisor, F reciprocal) {
+    return f_div(each<F, vfmsq_f32>(f_set(1.0F), divisor, reciprocal), divisor);
 }
+BRECCIA_INLINE F f_divide_fast(F x, F /*divisor*/, F high, F low) { return each<F, vfmaq_f32>(f_mul(x, low), x, high); }
 BRECCIA_INLINE F f_multiply_add(F a, F b, F c) { return each<F, vfmaq_f32>(c, a, b); }
 
 BRECCIA_INLINE I as_bits(F x) { return each<I, vreinterpretq_s32_f32>(x); }
@@ -128,12 +133,67 @@ BRECCIA_INLINE I i_select(Mask m, I yes, I no) { return each<I, vbslq_s32>(m, ye
 // The instructions for these answer with a NaN where either operand is one.
 BRECCIA_INLINE F f_min(F a, F b) { return f_select(f_less(a, b), a, b); }
 BRECCIA_INLINE F f_max(F a, F b) { return f_select(f_less(b, a), a, b); }
+BRECCIA_INLINE F f_with_sign_of(F x, I magnitude) {
+    return as_float(i_or(magnitude, i_and(as_bits(x), i_set(static_cast<std::int32_t>(f32_sign_bit)))));
+}
+BRECCIA_INLINE F f_clamp_magnitude(F x, F largest) {
+    // Magnitudes are ordered as integers are, NaNs above all numbers.
+    const I magnitude = i_min(i_and(as_bits(x), i_set(0x7FFF'FFFF)), as_bits(largest));
+    return f_with_sign_of(x, magnitude);
+}
+BRECCIA_INLINE F f_binade(F x, F least) {
+    return f_with_sign_of(x, i_max(i_and(as_bits(x), i_set(0x7F80'0000)), as_bits(least)));
+}
+BRECCIA_INLINE Mask m_or(Mask a, Mask b) { return each<Mask, vorrq_u32>(a, b); }
 BRECCIA_INLINE bool i_none(Mask m) {
     return vmaxvq_u32(vorrq_u32(vorrq_u32(m.q[0], m.q[1]), vorrq_u32(m.q[2], m.q[3]))) == 0;
 }
 
-BRECCIA_INLINE std::int32_t i_max_lane(I x) {
-    return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.q[0], x.q[1]), vmaxq_s32(x.q[2], x.q[3])));
+BRECCIA_INLINE B b_low_bytes(I a, I b, I c, I d) {
+    return {{narrow_to_bytes(a), narrow_to_bytes(b), narrow_to_bytes(c), narrow_to_bytes(d)}};
+}
+BRECCIA_INLINE B b_high_bytes(I a, I b, I c, I d) {
+    return b_low_bytes(i_shr<24>(a), i_shr<24>(b), i_shr<24>(c), i_shr<24>(d));
+}
+BRECCIA_INLINE B b_set(int x) {
+    const uint8x16_t all = vdupq_n_u8(static_cast<std::uint8_t>(x));
+    return {{all, all, all, all}};
+}
+BRECCIA_INLINE B b_and(B a, B b) { return each<B, vandq_u8>(a, b); }
+BRECCIA_INLINE B b_or(B a, B b) { return each<B, vorrq_u8>(a, b); }
+template <int Count>
+BRECCIA_INLINE uint8x16_t shift_bytes_right(uint8x16_t x) {
+    return vshrq_n_u8(x, Count);
+}
+template <int Count>
+BRECCIA_INLINE B b_shr(B x) {
+    return each<B, shift_bytes_right<Count>>(x);
+}
+BRECCIA_INLINE B b_zero_where_zero(B x, B test) { return b_and(x, each<B, vtstq_u8>(test, test)); }
+BRECCIA_INLINE void b_store(std::uint8_t* p, B x) {
+    vst1q_u8(p, x.q[0]);
+    vst1q_u8(p + 16, x.q[1]);
+    vst1q_u8(p + 32, x.q[2]);
+    vst1q_u8(p + 48, x.q[3]);
+}
+BRECCIA_INLINE void b_store_nibbles(std::uint8_t* p, B x) {
+    vst1q_u8(p, pair_nibbles(x.q[0], x.q[1]));
+    vst1q_u8(p + 16, pair_nibbles(x.q[2], x.q[3]));
+}
+
+BRECCIA_INLINE int32x4_t max_of_quarters(I x) {
+    return vmaxq_s32(vmaxq_s32(x.q[0], x.q[1]), vmaxq_s32(x.q[2], x.q[3]));
+}
+BRECCIA_INLINE std::int32_t i_max_lane(I x) { return vmaxvq_s32(max_of_quarters(x)); }
+BRECCIA_INLINE I i_max_of_each(const I (&x)[16]) {
+    I r;
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const I* four = x + 4 * i;
+        r.q[i] = vpmaxq_s32(vpmaxq_s32(max_of_quarters(four[0]), max_of_quarters(four[1])),
+                            vpmaxq_s32(max_of_quarters(four[2]), max_of_quarters(four[3])));
+    }
+    return r;
 }
 BRECCIA_INLINE float f_max_lane(F x) {
     return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.q[0], x.q[1]), vmaxq_f32(x.q[2], x.q[3])));
@@ -181,6 +241,10 @@ BRECCIA_INLINE F f_decode(I codes) {
         return each<F, vcvtq_f32_s32>(i_and(codes, i_set(C::code_mask)));
     }
 }
+
+template <class C>
+inline constexpr bool f_decodes_wide = false;
+inline constexpr bool f_stores_bf16 = false;
 
 BRECCIA_INLINE F f_load_as(const float* p) { return f_load(p); }
 BRECCIA_INLINE F f_load_as(const Float16* p) {
