@@ -33,6 +33,7 @@ inline std::vector<Recipe> all_recipes() {
     add("NVFP4BlockScaling", {{"two_level", false}});
     add("NVFP4BlockScaling", {{"scale_rule", "torchao"s}});
     add("NVFP4BlockScaling", {{"scale_search", "mse"s}});
+    add("NVFP4BlockScaling", {{"global_scale_form", "divisor"s}});
     add("INT4Scaling", {{"signed", false}, {"symmetric", false}});
     add("INT4Scaling", {{"scale_search", "mse"s}, {"scale_dtype", "bf16"s}});
     add("INT4Scaling", {{"group_size", std::int64_t{32}}, {"signed", false}});

@@ -34,6 +34,7 @@ RECIPES = {
     "nvfp4": breccia.NVFP4BlockScaling(),
     "nvfp4-one-level": breccia.NVFP4BlockScaling(two_level=False),
     "nvfp4-torchao": breccia.NVFP4BlockScaling(scale_rule="torchao"),
+    "nvfp4-divisor": breccia.NVFP4BlockScaling(global_scale_form="divisor"),
     "nvfp4-mse": breccia.NVFP4BlockScaling(scale_search="mse"),
     "int4": breccia.INT4Scaling(),
     "int4-32-bf16": breccia.INT4Scaling(group_size=32, scale_dtype="bf16"),

@@ -186,7 +186,9 @@ def dequantized(scaled: Any) -> F32:
     scale = scale_values(scaled)
     with np.errstate(all="ignore"):
         if scaled.global_scale is not None:
-            scale = np.asarray(scaled.global_scale, np.float32) * scale
+            level = np.asarray(scaled.global_scale, np.float32)
+            divides = getattr(scaled.recipe, "global_scale_form", "multiplier") == "divisor"
+            scale = scale / level if divides else level * scale
         codes = table(element_format(scaled.recipe))[codes_of(scaled)]
         if scaled.zero_point is not None:
             codes = codes - spread(np.asarray(scaled.zero_point).astype(np.float32), scaled)

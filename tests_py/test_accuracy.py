@@ -74,7 +74,8 @@ def test_every_code_is_the_nearest_under_its_scale(recipe):
     scaled = cast(x, recipe)
     scale = oracles.scale_values(scaled).astype(np.float64)
     if scaled.global_scale is not None:
-        scale = scale * np.float64(scaled.global_scale)
+        level = np.float64(scaled.global_scale)
+        scale = scale / level if breccia.recipes.global_divides(recipe) else scale * level
     scale = oracles.spread(scale, scaled)
     values = np.unique(oracles.table(oracles.element_format(recipe)))
     values = values[np.isfinite(values)].astype(np.float64)

@@ -38,7 +38,8 @@ constexpr FieldSpec nvfp4_fields[] = {{"fp4_format", Kind::choice, "E2M1"},
                                       {"scale_format", Kind::choice, "E4M3"},
                                       {"two_level", Kind::boolean, "", 1},
                                       scale_search,
-                                      {"scale_rule", Kind::choice, "transformer_engine|torchao"}};
+                                      {"scale_rule", Kind::choice, "transformer_engine|torchao"},
+                                      {"global_scale_form", Kind::choice, "multiplier|divisor"}};
 constexpr FieldSpec int4_fields[] = {{"group_size", Kind::positive, "", 128},
                                      {"signed", Kind::boolean, "", 1},
                                      {"scale_dtype", Kind::choice, "fp16|bf16|fp32"},
@@ -117,12 +118,17 @@ Recipe build_mxfp6(const Fields& f) {
 Recipe build_mxfp4(const Fields& f) { return build_mx(f, format_of<Float4E2M1FN>); }
 
 Recipe build_nvfp4(const Fields& f) {
+    const bool divides = text(f, "global_scale_form") == "divisor";
+    if (divides && !boolean(f, "two_level"))
+        throw_value(
+            "global_scale_form='divisor' needs two_level=True, got False: there is no global scale to divide by");
     return {.element = format_of<Float4E2M1FN>,
             .scale = ScaleType::e4m3,
             .layout = Layout::per_block_mn(1, 16),
             .rule = text(f, "scale_rule") == "torchao" ? ScaleRule::nvfp4_torchao : ScaleRule::nvfp4_te,
             .search = search(f),
-            .two_level = boolean(f, "two_level")};
+            .two_level = boolean(f, "two_level"),
+            .global_divides = divides};
 }
 
 Recipe build_int4(const Fields& f) {

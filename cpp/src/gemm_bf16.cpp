@@ -60,7 +60,7 @@ struct Activations {
 void scales_of_row(const KernelTable& table, const ScaledMatrix& m, const Plan& plan, std::int64_t row,
                    std::int64_t block, std::int64_t blocks, std::vector<float>& scratch, float* out) {
     if (plan.scaling == Scaling::into_codes) {
-        std::fill_n(out, blocks, m.global_scale);
+        std::fill_n(out, blocks, m.with_global(1));
         return;
     }
     const std::int64_t own = m.grid.grid_cols();
@@ -69,7 +69,7 @@ void scales_of_row(const KernelTable& table, const ScaledMatrix& m, const Plan& 
     const std::int64_t repeats = plan.block == 0 ? blocks : plan.block / block;
     for (std::int64_t i = 0, own_block = 0; i < blocks; ++own_block)
         for (std::int64_t r = 0; r < repeats && i < blocks; ++r, ++i)
-            out[i] = scratch[static_cast<std::size_t>(own_block)] * m.global_scale;
+            out[i] = m.with_global(scratch[static_cast<std::size_t>(own_block)]);
 }
 
 struct Setup {

@@ -104,7 +104,7 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
                 const float* parts = sums + j * vectors + i * used;
                 float sum = parts[0];
                 for (std::int64_t t = 1; t < used; ++t) sum += parts[t];
-                line[j] = sum * w.global_scale;
+                line[j] = w.with_global(sum);
             }
             product.write(product.table, first + i, begin, n, line);
         }

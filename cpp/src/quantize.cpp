@@ -144,7 +144,7 @@ private:
             params_.global_encode = encode;
             params_.global_scale = amax / range;
         }
-        global_scale = params_.global_scale;
+        global_scale = recipe_.global_divides ? params_.global_encode : params_.global_scale;
     }
 
     void write_scale(std::int64_t block, const BlockScale& s) const {

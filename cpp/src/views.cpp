@@ -137,15 +137,16 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
     if (const auto& global = scaled.global_scale()) {
         const std::int64_t offset = global->size() == 1 ? 0 : batch_offset(*global, batch, index);
         m.global_scale = read_number(global->as<const std::byte>() + offset, DType::float32);
+        m.global_divides = scaled.recipe().global_divides;
     }
     return m;
 }
 
 float ScaledMatrix::scale_at(std::int64_t block_row, std::int64_t block_col) const {
     const std::byte* p = scale + block_row * scale_row_stride + block_col * scale_col_stride;
-    if (!is_coded(scale_type)) return read_number(p, static_cast<DType>(scale_type)) * global_scale;
+    if (!is_coded(scale_type)) return with_global(read_number(p, static_cast<DType>(scale_type)));
     const auto code = static_cast<std::uint8_t>(*p);
-    return (scale_type == ScaleType::e8m0 ? Float8E8M0FNU::decode(code) : Float8E4M3FN::decode(code)) * global_scale;
+    return with_global(scale_type == ScaleType::e8m0 ? Float8E8M0FNU::decode(code) : Float8E4M3FN::decode(code));
 }
 
 float ScaledMatrix::zero_point_at(std::int64_t block_row, std::int64_t block_col) const {
@@ -202,7 +203,7 @@ void ScaledMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64
     scratch.scales.resize(static_cast<std::size_t>(blocks));
     read_scales(kernels, *this, block_row, first_block, blocks, scratch.scales.data());
     if (global_scale != 1)
-        for (float& scale : scratch.scales) scale *= global_scale;
+        for (float& scale : scratch.scales) scale = with_global(scale);
     if (zero_point != nullptr) {
         scratch.zero_points.resize(static_cast<std::size_t>(blocks));
         for (std::int64_t i = 0; i < blocks; ++i)

@@ -54,10 +54,13 @@ struct ScaledMatrix {
     ElementType zero_point_type;
     std::int64_t zero_row_stride = 0, zero_col_stride = 0;
     float global_scale = 1;
+    bool global_divides = false;
 
     /// Dequantized elements [begin, begin + n) of a row, as float32 or another type that has a kernel.
     void read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, Scratch& scratch,
               void* out, DType dtype = DType::float32) const;
+    /// A block's scale, or a sum of products without it, with the global scale applied.
+    [[nodiscard]] float with_global(float x) const { return global_divides ? x / global_scale : x * global_scale; }
     /// The scale of a block, the global scale included.
     [[nodiscard]] float scale_at(std::int64_t block_row, std::int64_t block_col) const;
     [[nodiscard]] float zero_point_at(std::int64_t block_row, std::int64_t block_col) const;

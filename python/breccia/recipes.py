@@ -29,6 +29,7 @@ __all__ = [
     "ScalingRecipe",
     "all_recipes",
     "from_dict",
+    "global_divides",
     "scale_format",
 ]
 
@@ -160,7 +161,8 @@ class NVFP4BlockScaling(ScalingRecipe):
     Without the second level, ordinary weights (σ ≈ 0.02) put the block scales among E4M3's subnormals.
     ``scale_search="mse"`` picks the block scale of least squared error among nine neighbours, which
     include "four over six". ``scale_rule``: "transformer_engine" keeps subnormal block scales,
-    "torchao" clamps them to 2^-6.
+    "torchao" clamps them to 2^-6. ``global_scale_form="divisor"`` stores the inverse, (448 · 6) / amax, with
+    value = code · (scale / global_scale): compressed-tensors' way, whose last bits differ from a product's.
     """
 
     name: ClassVar[str] = "nvfp4"
@@ -170,6 +172,7 @@ class NVFP4BlockScaling(ScalingRecipe):
     two_level: bool = True
     scale_search: str = "amax"
     scale_rule: str = "transformer_engine"
+    global_scale_form: str = "multiplier"
 
 
 @dataclass(frozen=True)
@@ -229,6 +232,11 @@ def scale_format(recipe: ScalingRecipe) -> str | None:
     if hasattr(recipe, "scale_rounding") or getattr(recipe, "scale_format", "") == "e8m0":
         return "float8_e8m0fnu"
     return "float8_e4m3fn" if getattr(recipe, "scale_format", "") == "E4M3" else None
+
+
+def global_divides(recipe: ScalingRecipe) -> bool:
+    """Whether a recipe's global scale divides its block scales."""
+    return _spec(recipe).global_divides
 
 
 def _fields(recipe: ScalingRecipe) -> dict[str, Any]:

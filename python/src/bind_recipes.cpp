@@ -64,6 +64,7 @@ void register_recipes(py::module_& m) {
         .def_property_readonly("element", [](const Recipe& r) { return info(r.element).name; })
         .def_readonly("layout", &Recipe::layout)
         .def_readonly("two_level", &Recipe::two_level)
+        .def_readonly("global_divides", &Recipe::global_divides)
         .def_property_readonly("has_zero_point", &Recipe::has_zero_point)
         .def(py::self == py::self);
 

@@ -42,9 +42,10 @@ struct Recipe {
     Layout layout = {};  ///< PerTensor, PerBlockK, …; block_n = 0 stands for the whole row
     ScaleRule rule = ScaleRule::divide;
     ScaleSearch search = ScaleSearch::amax;
-    bool two_level = false;  ///< a float32 global scale over the block scales
-    bool ragged = false;     ///< the last block of an axis may be short
-    int margin = 0;          ///< the scale is multiplied by 2^margin (DelayedScaling)
+    bool two_level = false;       ///< a float32 global scale over the block scales
+    bool global_divides = false;  ///< the global scale divides block scales, as compressed-tensors stores it
+    bool ragged = false;          ///< the last block of an axis may be short
+    int margin = 0;               ///< the scale is multiplied by 2^margin (DelayedScaling)
 
     [[nodiscard]] bool has_zero_point() const { return rule == ScaleRule::asymmetric; }
 

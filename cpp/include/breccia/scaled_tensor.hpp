@@ -13,7 +13,8 @@ struct Extras {
     DType original_dtype = DType::float32;
 };
 
-/// An immutable block-scaled tensor: value = (decode(data) - zero_point) * scale * global_scale.
+/// An immutable block-scaled tensor: value = (decode(data) - zero_point) * scale, where the global scale has multiplied
+/// the block's scale, or divided it where the recipe says so, in float32.
 ///
 /// The constructor checks every invariant once; nothing downstream checks again. Arrays may be owned or borrowed,
 /// of any strides; copies and transposed views share them.

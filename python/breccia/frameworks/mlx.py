@@ -22,6 +22,7 @@ from breccia.recipes import (
     NVFP4BlockScaling,
     ScalingRecipe,
     _spec,
+    global_divides,
 )
 from breccia.scaled_tensor import ScaledTensor, packing_for
 
@@ -170,7 +171,8 @@ def to_quantized(scaled: ScaledTensor) -> tuple[Any, Any, dict[str, Any]]:
         if same and scaled.layout == recipe.layout and scaled.is_packed == (bits == 4):
             arguments: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
             if scaled.global_scale is not None:  # MLX wants the amax it was made from
-                arguments["global_scale"] = scaled.global_scale * (448.0 * 6.0)
+                level, reach = scaled.global_scale, 448.0 * 6.0
+                arguments["global_scale"] = reach / level if global_divides(like) else level * reach
             return mx.contiguous(scaled.data).view(mx.uint32), mx.contiguous(scaled.scale), arguments
     raise ValueError(f"scaled must be MXFP4, MXFP8 in E4M3 or NVFP4 for MLX, got {scaled!r}")
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from breccia.recipes import global_divides
+
 _ELEMENTS = {
     "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2",
@@ -38,7 +40,8 @@ class Plan:
 def plan(recipe: Any) -> Plan:
     """The plan of a recipe."""
     element = _ELEMENTS.get(recipe.element, "")
-    if not element or getattr(recipe, "scale_search", "amax") != "amax" or not getattr(recipe, "symmetric", True):
+    usual = getattr(recipe, "scale_search", "amax") == "amax" and getattr(recipe, "symmetric", True)
+    if not element or not usual or global_divides(recipe):
         return Plan("core", element)
     rule = "multiply" if getattr(recipe, "scale_rule", "") == "transformer_engine" else "divide"
     if recipe.name == "delayed":
@@ -101,6 +104,10 @@ def operand(scaled: Any) -> Operand:
         sfmt = "e8m0"
     elif getattr(recipe, "scale_format", "") == "E4M3":
         sfmt = "e4m3"
+    global_scale = source.global_scale
+    if global_scale is not None and global_divides(recipe):  # kernels multiply: the quotients are made here
+        scale = scale.view(torch.float8_e4m3fn).float() / global_scale
+        sfmt, global_scale = "float", None
     codes = source.data
     return Operand(
         scaled,
@@ -111,7 +118,7 @@ def operand(scaled: Any) -> Operand:
         block,
         source.is_packed,
         source.zero_point,
-        source.global_scale,
+        global_scale,
         tuple(source.shape),
         transposed,
     )

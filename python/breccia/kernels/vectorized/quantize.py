@@ -131,7 +131,7 @@ def assemble(
         zeros = xp.where(stats.has_nan, zeros * 0, zeros)
         zero_point = grid.per_block(xp.astype(zeros, grid.plan["zero_point"][1]), "zero_point")
     stored = xp.astype(scale.stored, "uint8" if spec.scale in ("e8m0", "e4m3") else spec.scale)
-    return Parts(data, grid.per_block(stored, "scale"), zero_point, None if level is None else level.scale)
+    return Parts(data, grid.per_block(stored, "scale"), zero_point, _stored_level(level, spec))
 
 
 def pack(xp: Namespace, codes: Any) -> Any:
@@ -223,6 +223,12 @@ def _run(xp: Namespace, errors: Any) -> Any:
     return total.reshape(*shape[:-1], 1)
 
 
+def _stored_level(level: Global | None, spec: Spec) -> Any:
+    if level is None:
+        return None
+    return level.encode if spec.global_divides else level.scale
+
+
 def _empty(xp: Namespace, x: Any, grid: Grid, spec: Spec) -> Parts:
     zeros = xp.constant(0.0, "float32", x).reshape(1, 1, 1, 1, 1)
     stats = stats_of(xp, zeros, AXES, spec.rule == "asymmetric")
@@ -240,5 +246,5 @@ def _empty(xp: Namespace, x: Any, grid: Grid, spec: Spec) -> Parts:
         None
         if scale.zero_point is None
         else spread(xp.astype(scale.zero_point, grid.plan["zero_point"][1]), "zero_point"),
-        None if level is None else level.scale,
+        _stored_level(level, spec),
     )

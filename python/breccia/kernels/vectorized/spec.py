@@ -70,6 +70,7 @@ class Spec:
     scale: str  # dtype name, or "e8m0" or "e4m3" for codes
     search: bool
     two_level: bool
+    global_divides: bool
     ragged: bool
     margin: float
     multiply: bool  # whether codes are made by multiplying with the factor, or by dividing
@@ -96,6 +97,7 @@ class Spec:
             scale={"float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}.get(coded or "", plan["scale"][1]),
             search=getattr(recipe, "scale_search", "amax") == "mse",
             two_level=core.two_level,
+            global_divides=core.global_divides,
             ragged=getattr(recipe, "block_m", 1) > 1,
             margin=2.0 ** max(-126, min(126, getattr(recipe, "margin", 0))),
             multiply=rule not in ("divide", "asymmetric"),

@@ -12,7 +12,7 @@ from breccia.kernels.vectorized.namespace import Namespace
 from breccia.kernels.vectorized.rules import decode_table
 from breccia.layouts import Layout
 from breccia.layouts import _spec as _layout_spec
-from breccia.recipes import scale_format
+from breccia.recipes import global_divides, scale_format
 from breccia.scaled_tensor import ScaledTensor
 
 
@@ -58,7 +58,8 @@ def scales(xp: Namespace, scaled: ScaledTensor, raw: Any) -> Any:
     level = scaled.global_scale
     if level is None:
         return values
-    return values * (level.reshape(()) if math.prod(level.shape) == 1 else level)
+    level = level.reshape(()) if math.prod(level.shape) == 1 else level
+    return xp.divide(values, level) if global_divides(scaled.recipe) else values * level
 
 
 def zero_points(xp: Namespace, scaled: ScaledTensor) -> Any:
