@@ -10,7 +10,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia import bridges
-from breccia.bridges import _common, _parts
+from breccia.bridges import OutsideTensor, _common, _parts
 
 MODULES = bridges.modules()
 CHECKPOINT = {name: m for name, m in MODULES.items() if hasattr(m, "lay_out")}
@@ -34,7 +34,7 @@ def read(module: Any, parts: dict[str, Any]) -> Any:
 
 def same_values(a: Any, b: Any) -> None:
     def values(x: Any) -> Any:
-        return x.dequantize() if isinstance(x, _common.OutsideTensor) else breccia.dequantize(x)
+        return x.dequantize() if isinstance(x, OutsideTensor) else breccia.dequantize(x)
 
     np.testing.assert_array_equal(values(a).view(np.uint32), values(b).view(np.uint32))
 

@@ -7,7 +7,7 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import _common, _parts, dequantize_gguf, from_gguf
+from breccia.bridges import OutsideTensor, _parts, dequantize_gguf, from_gguf
 from breccia.bridges import gguf as bridge
 from breccia.checkpoint import SafetensorsFile, convert, save_arrays
 
@@ -33,7 +33,7 @@ def test_types_are_theirs() -> None:
 def test_their_bytes_to_their_values_and_back(name: str) -> None:
     raw = quants.quantize(weight(), kind(name))
     made = from_gguf(raw, name)
-    values = made.dequantize() if isinstance(made, _common.OutsideTensor) else breccia.dequantize(made)
+    values = made.dequantize() if isinstance(made, OutsideTensor) else breccia.dequantize(made)
     np.testing.assert_array_equal(values, quants.dequantize(raw, kind(name)))
     (back,) = _parts.materialize(bridge.lay_out(made)).values()
     assert back.tobytes() == raw.tobytes()
@@ -44,9 +44,12 @@ def test_our_bytes_are_their_values(key: str) -> None:
     scaled = breccia.cast(weight(), bridge.RECIPES[key])
     parts = _parts.materialize(bridge.lay_out(scaled))
     values = quants.dequantize(parts[key.upper()], kind(key.upper()))
-    if "scale" in parts:
-        # GGUF multiplies by the tensor's scale last, and rounds once more
-        np.testing.assert_allclose(values * parts["scale"], breccia.dequantize(scaled), rtol=3e-7)
+    blocks = from_gguf(parts[key.upper()], key.upper())
+    np.testing.assert_array_equal(values, breccia.dequantize(blocks))
+    if "scale" in parts:  # a tensor of its own, which llama.cpp multiplies products by
+        np.testing.assert_array_equal(parts["scale"], [scaled.global_scale])
+        back = from_gguf(parts["NVFP4"], "NVFP4", parts["scale"])
+        np.testing.assert_array_equal(breccia.dequantize(back), breccia.dequantize(scaled))
     else:
         np.testing.assert_array_equal(values, breccia.dequantize(scaled))
 
@@ -81,9 +84,12 @@ def test_their_reader_reads_our_file(tmp_path: Path) -> None:
         convert(tmp_path / "a.safetensors", tmp_path / f"{key}.gguf", f"gguf:{key}")
         tensors = {t.name: t for t in reader.GGUFReader(tmp_path / f"{key}.gguf").tensors}
         values = quants.dequantize(tensors["blk.0.w.weight"].data, tensors["blk.0.w.weight"].tensor_type)
+        scaled = breccia.cast(w, recipe)
         if key == "nvfp4":
-            values = values * tensors["blk.0.w.scale"].data
-        np.testing.assert_allclose(values, breccia.dequantize(breccia.cast(w, recipe)), rtol=3e-7)
+            np.testing.assert_array_equal(tensors["blk.0.w.scale"].data, [scaled.global_scale])
+            recipe = breccia.NVFP4BlockScaling(two_level=False)
+            scaled = breccia.ScaledTensor(scaled.data, scaled.scale, recipe, scaled.layout)
+        np.testing.assert_array_equal(values, breccia.dequantize(scaled))
         np.testing.assert_array_equal(tensors["blk.0.norm.weight"].data, w[0])
 
 

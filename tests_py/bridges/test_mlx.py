@@ -4,9 +4,10 @@
 from typing import Any
 
 import breccia
+import ml_dtypes
 import numpy as np
 import pytest
-from breccia.bridges import _common, _parts, from_mlx
+from breccia.bridges import OutsideTensor, _parts, from_mlx
 from breccia.bridges import mlx as bridge
 
 mx = pytest.importorskip("mlx.core")
@@ -29,16 +30,26 @@ def test_values_are_theirs(mode: str) -> None:
 
 
 @pytest.mark.parametrize("size", [32, 64, 128])
-def test_affine_biases_are_kept(size: int) -> None:
-    w, scales, biases = mx.quantize(mx.array(weight()), group_size=size, bits=4)
-    parts = {"weight": np.array(w), "scales": np.array(scales), "biases": np.array(biases)}
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_affine_values_are_theirs(size: int, dtype: str) -> None:
+    """Product and sum rounded to the scales' dtype each, as MLX does."""
+    w, scales, biases = mx.quantize(mx.array(weight()).astype(getattr(mx, dtype)), group_size=size, bits=4)
+    parts = {"weight": np.array(w), "scales": host(scales), "biases": host(biases)}
     outside = from_mlx(parts)
-    assert isinstance(outside, _common.OutsideTensor)
-    wanted = np.array(mx.dequantize(w, scales, biases, group_size=size, bits=4))
-    np.testing.assert_allclose(outside.dequantize(), wanted, rtol=1e-6, atol=1e-9)  # theirs may fuse the sum
+    assert isinstance(outside, OutsideTensor)
+    wanted = mx.dequantize(w, scales, biases, group_size=size, bits=4)
+    assert wanted.dtype == getattr(mx, dtype)
+    np.testing.assert_array_equal(outside.dequantize(), np.array(wanted.astype(mx.float32)))
     back = _parts.materialize(bridge.lay_out(outside))
     for role, array in parts.items():
         np.testing.assert_array_equal(back[role], array)
+
+
+def host(array: Any) -> Any:
+    """NumPy's, bfloat16 being ml_dtypes'."""
+    if array.dtype != mx.bfloat16:
+        return np.array(array)
+    return np.array(array.view(mx.uint16)).view(ml_dtypes.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +75,17 @@ def test_they_decode_ours(recipe: Any) -> None:
         mode=said["mode"],
         dtype=mx.float32,
     )
-    if said["mode"] == "affine":
-        np.testing.assert_allclose(np.array(got), breccia.dequantize(scaled), rtol=1e-6, atol=1e-9)
-    else:
-        np.testing.assert_array_equal(np.array(got), breccia.dequantize(scaled))
+    np.testing.assert_array_equal(np.array(got), breccia.dequantize(scaled))
+
+
+def test_two_levels_are_theirs() -> None:
+    w = mx.array(weight())
+    amax = mx.abs(w).max()
+    packed, scales = mx.quantize(w, mode="nvfp4", global_scale=amax)
+    parts = {"weight": np.array(packed), "scales": np.array(scales), "global_scale": np.array(amax)}
+    scaled = from_mlx(parts)
+    wanted = mx.dequantize(packed, scales, mode="nvfp4", global_scale=amax, dtype=mx.float32)
+    np.testing.assert_array_equal(breccia.dequantize(scaled), np.array(wanted))
+    back = _parts.materialize(bridge.lay_out(scaled))
+    for role, array in parts.items():
+        np.testing.assert_array_equal(back[role], array)

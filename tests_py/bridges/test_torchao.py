@@ -9,7 +9,7 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import _common, from_torchao, to_torchao
+from breccia.bridges import OutsideTensor, from_torchao, to_torchao
 from breccia.bridges import torchao as bridge
 from breccia.checkpoint.safetensors_file import SafetensorsFile
 
@@ -119,7 +119,7 @@ def test_int4_tensor_keeps_its_float_zero_points() -> None:
     zero = torch.randn(4, 64, generator=generator).to(torch.bfloat16)
     tensor = Int4Tensor(qdata, scale, zero, [1, 32], torch.Size([64, 128]))
     outside = from_torchao(tensor)
-    assert isinstance(outside, _common.OutsideTensor)
+    assert isinstance(outside, OutsideTensor)
     low, high = (qdata << 4) >> 4, qdata >> 4
     q = torch.stack([low, high], -1).reshape(64, 128).float()
     wanted = q * scale.T.float().repeat_interleave(32, 1) + zero.T.float().repeat_interleave(32, 1)

@@ -28,7 +28,7 @@ def modules() -> dict[str, ModuleType]:
 @cache
 def _home() -> dict[str, ModuleType]:
     homes = {name: module for module in modules().values() for name in module.__all__}
-    return homes | {"OutsideTensor": importlib.import_module(f"{__name__}._common")}
+    return homes | {"OutsideTensor": importlib.import_module(f"{__name__}._outside")}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,13 +7,12 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor, _spec
-from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, INT4Scaling, ScalingRecipe
+from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, INT4Scaling, ScalingRecipe, global_divides
 from breccia.scaled_tensor import ScaledTensor
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -159,6 +158,26 @@ def pack_nibbles(values: Array) -> Array:
     return packed
 
 
+def reciprocal(x: Array) -> Array:
+    """The float32 numbers whose own reciprocals are ``x``, so that the two forms of a global scale turn
+    into each other; 1 / x where there is none (above a power of two and below the next, up to half of the
+    numbers have none)."""
+    with np.errstate(divide="ignore"):
+        result: Array = np.float32(1) / x
+        for other in (np.nextafter(result, np.float32(0)), np.nextafter(result, np.float32(np.inf))):
+            better = (np.float32(1) / other == x) & (np.float32(1) / result != x)
+            result = np.where(better, other, result)
+    return np.asarray(result, np.float32)
+
+
+def global_scale(scaled: ScaledTensor, form: str) -> Array | None:
+    """The global scale as a "multiplier" or a "divisor" of block scales, whichever the tensor has."""
+    if scaled.global_scale is None:
+        return None
+    second = as_numpy(scaled.global_scale, "global_scale")
+    return second if global_divides(scaled.recipe) == (form == "divisor") else reciprocal(second)
+
+
 def check_upright(scaled: ScaledTensor, argument: str = "scaled") -> None:
     """Checkpoints store rows.
 
@@ -174,6 +193,16 @@ def float32(array: Array) -> Array:
     if array.dtype == np.uint16:
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32)
+
+
+def bfloat16_bits(values: Array) -> Array:
+    """Float32 numbers rounded to nearest even, as ``uint16``: without ml_dtypes."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    if nan.any():
+        rounded[nan] = (bits[nan] >> 16).astype(np.uint16) | 0x40
+    return rounded
 
 
 def packed_codes(scaled: ScaledTensor) -> Array:
@@ -304,38 +333,6 @@ def swizzle(scale: Array) -> Array:
     padded = np.zeros((tiles_m * 128, tiles_k * 4), np.uint8)
     padded[:rows, :columns] = codes(scale, "scale")
     return np.ascontiguousarray(padded.reshape(tiles_m, 4, 32, tiles_k, 4).transpose(0, 3, 2, 1, 4)).reshape(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class OutsideTensor:
-    """A foreign tensor that has one thing more than a ScaledTensor can say.
-
-    value = (dequantize(scaled) + bias of the block)[..., columns] where each is given: ``bias`` is a
-    zero point in the float domain (MLX, GGUF Q4_1, torchao Int4Tensor), shaped like the scale;
-    ``columns`` the places at which activation-ordered columns are stored (GPTQ).
-    """
-
-    scaled: ScaledTensor
-    bias: Array | None = None
-    columns: Array | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Logical shape."""
-        return self.scaled.shape
-
-    def dequantize(self, dtype: Any = "float32") -> Array:
-        """The values, made in float32 and rounded once to ``dtype``."""
-        from breccia.ops import dequantize
-
-        values: Array = dequantize(self.scaled)
-        if self.bias is not None:
-            size = -(-self.shape[-1] // self.bias.shape[-1])
-            size = getattr(self.scaled.layout, "block_size", size)
-            values += np.repeat(float32(self.bias), size, axis=-1)[..., : self.shape[-1]]
-        if self.columns is not None:
-            values = values[..., self.columns]
-        return values if dtype == "float32" else values.astype(float_dtype(dtype))
 
 
 def float_dtype(dtype: Any) -> Any:

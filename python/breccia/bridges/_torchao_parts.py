@@ -11,14 +11,15 @@ import numpy as np
 from breccia.bridges._common import (
     STORED_SCALES,
     Array,
-    OutsideTensor,
     as_numpy,
     check_upright,
     codes,
     float32,
+    global_scale,
     packed_codes,
     unpack_nibbles,
 )
+from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Part, part
 from breccia.layouts import PerBlockMN, PerTensor
 from breccia.recipes import (
@@ -99,8 +100,8 @@ def describe(scaled: ScaledTensor | OutsideTensor, high: str) -> tuple[str, dict
                 "qdata": part(packed_codes(scaled), "U8"),
                 "scale": part(codes(scale, "scale"), "F8_E4M3"),
             }
-            if scaled.global_scale is not None:
-                second = as_numpy(scaled.global_scale, "global_scale")
+            second = global_scale(scaled, "multiplier")
+            if second is not None:
                 parts["per_tensor_scale"] = part(second.reshape(()) if second.size == 1 else second, "F32")
             return (
                 "NVFP4Tensor",

@@ -15,13 +15,16 @@ import numpy as np
 
 from breccia.bridges._common import (
     Array,
-    OutsideTensor,
     as_numpy,
     codes,
     offset_codes,
     packed_codes,
     unpack_nibbles,
 )
+from breccia.bridges._common import (
+    global_scale as one_global_scale,
+)
+from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Part, materialize
 from breccia.layouts import PerBlockK, PerBlockMN
 from breccia.recipes import INT4Scaling, INT8Scaling, MXFP4BlockScaling, NVFP4BlockScaling, ScalingRecipe
@@ -169,8 +172,8 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
         raise ValueError(f"scaled must have a multiple of {size} columns for {kind}, got shape {scaled.shape}")
     stored = (*scaled.shape[:-1], scaled.shape[-1] // size * nbytes)
     result = {kind: Part("U8", stored, lambda: _MAKE[kind](scaled).reshape(stored))}
-    if kind == "NVFP4" and scaled.global_scale is not None:
-        second = as_numpy(scaled.global_scale, "global_scale")
+    second = one_global_scale(scaled, "multiplier")
+    if kind == "NVFP4" and second is not None:
         result["scale"] = Part("F32", (second.size,), lambda: second.reshape(-1))
     return result
 

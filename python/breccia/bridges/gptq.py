@@ -15,7 +15,6 @@ from breccia.bridges._common import (
     SCALE_NAMES,
     STORED_SCALES,
     Array,
-    OutsideTensor,
     as_numpy,
     from_words,
     get,
@@ -27,6 +26,7 @@ from breccia.bridges._common import (
     unpack_nibbles,
     words,
 )
+from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part, materialize
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor

@@ -16,18 +16,19 @@ from breccia.bridges._common import (
     SCALE_NAMES,
     STORED_SCALES,
     Array,
-    OutsideTensor,
     as_numpy,
     codes,
     float32,
     from_words,
     get,
+    global_scale,
     group_size_of,
     offset_codes,
     packed_codes,
     row_blocks,
     words,
 )
+from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part, materialize, part
 from breccia.layouts import PerBlockMN
 from breccia.recipes import (
@@ -105,7 +106,8 @@ def _affine(parts: Mapping[str, Any], raw: Array, scales: Array) -> OutsideTenso
     columns = raw.shape[-1] * 2
     recipe = INT4Scaling(group_size=size, signed=False, scale_dtype=SCALE_NAMES[scales.dtype.name])
     scaled = ScaledTensor(raw, scales, recipe, row_blocks(size, columns), shape=(*raw.shape[:-1], columns))
-    return OutsideTensor(scaled, bias=biases)
+    arithmetic = "bfloat16" if scales.dtype == np.uint16 else scales.dtype.name
+    return OutsideTensor(scaled, bias=biases, arithmetic=arithmetic)
 
 
 def to_mlx(scaled: ScaledTensor | OutsideTensor) -> dict[str, Array]:
@@ -151,7 +153,9 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
 
 
 def _amax(scaled: ScaledTensor) -> Array:
-    second = as_numpy(scaled.global_scale, "global_scale").reshape(())
+    second = global_scale(scaled, "multiplier")
+    assert second is not None
+    second = second.reshape(())
     exact = np.float32(448 * 6)
     first = np.asarray(second * exact, np.float32)
     for candidate in (first, np.nextafter(first, np.float32(0)), np.nextafter(first, np.float32(np.inf))):

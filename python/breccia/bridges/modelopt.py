@@ -19,6 +19,7 @@ from breccia.bridges._common import (
     codes,
     fp8_recipe,
     get,
+    global_scale,
     group_size_of,
     pack_nibbles,
     packed_codes,
@@ -119,9 +120,8 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     check_upright(scaled)
     scale = as_numpy(scaled.scale, "scale")
     if isinstance(recipe, NVFP4BlockScaling):
-        second = (
-            np.ones((), np.float32) if scaled.global_scale is None else as_numpy(scaled.global_scale, "global_scale")
-        )
+        second = global_scale(scaled, "multiplier")
+        second = np.ones((), np.float32) if second is None else second
         second = second.reshape(()) if second.size == 1 else second
         return {
             "weight": part(packed_codes(scaled), "U8"),

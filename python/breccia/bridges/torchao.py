@@ -17,7 +17,6 @@ import numpy as np
 from breccia.bridges._common import (
     SCALE_NAMES,
     Array,
-    OutsideTensor,
     as_numpy,
     codes,
     fp8_recipe,
@@ -27,6 +26,7 @@ from breccia.bridges._common import (
     to_torch,
     unswizzle,
 )
+from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part
 from breccia.bridges._torchao_parts import describe
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor

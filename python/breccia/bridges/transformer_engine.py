@@ -19,6 +19,7 @@ from breccia.bridges._common import (
     check_upright,
     codes,
     float32,
+    global_scale,
     in_torch,
     packed_codes,
     require,
@@ -226,9 +227,8 @@ def to_transformer_engine(
             with_gemm_swizzled_scales=swizzled,
         )
     if isinstance(recipe, NVFP4BlockScaling) and grid is not None:
-        second = (
-            np.ones((), np.float32) if scaled.global_scale is None else as_numpy(scaled.global_scale, "global_scale")
-        )
+        second = global_scale(scaled, "multiplier")
+        second = np.ones((), np.float32) if second is None else second
         if second.size != 1:
             raise ValueError(f"global_scale must be one number for {NAME}, got shape {second.shape}")
         return tensors["NVFP4Tensor"](

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from breccia import _core, ops
-from breccia.bridges._common import OutsideTensor
+from breccia.bridges._common import bfloat16_bits
+from breccia.bridges._outside import OutsideTensor
 from breccia.checkpoint.planned_file import PlannedWriter
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Choice, Target, target_parts
@@ -155,12 +156,7 @@ def _as_dtype(values: Array, dtype: str) -> Array:
     if dtype != "BF16":
         with np.errstate(over="ignore"):
             return values.astype(_NAMES[dtype])
-    bits = values.astype(np.float32).view(np.uint32)
-    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
-    nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    if nan.any():
-        rounded[nan] = (bits[nan] >> 16).astype(np.uint16) | 0x40
-    return rounded
+    return bfloat16_bits(values)
 
 
 def _pieces(scaled: ScaledTensor, size: int) -> Iterator[tuple[int, ScaledTensor]]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges._common import OutsideTensor, codes, float32, require
+from breccia.bridges._common import codes, float32, global_scale, require
+from breccia.bridges._outside import OutsideTensor
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.verify import compare
 from breccia.formats import decode
@@ -60,7 +61,8 @@ def _scales(scaled: ScaledTensor) -> np.ndarray[Any, Any]:
     if scale.dtype.itemsize == 1:
         scale = decode(codes(scale, "scale"), "float8_e4m3fn" if scaled.recipe.name == "nvfp4" else "float8_e8m0fnu")
     scale = float32(scale) if scale.dtype != np.float32 else scale
-    return scale if scaled.global_scale is None else scale * np.asarray(scaled.global_scale, np.float32).reshape(-1)[0]
+    second = global_scale(scaled, "multiplier")
+    return scale if second is None else scale * second.reshape(-1)[0]
 
 
 def plot(

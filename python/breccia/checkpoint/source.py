@@ -15,9 +15,7 @@ import numpy as np
 
 from breccia import bridges
 from breccia.bridges import gguf
-from breccia.bridges._common import (
-    OutsideTensor,
-)
+from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.gguf_file import GgufFile

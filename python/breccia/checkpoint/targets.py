@@ -44,6 +44,7 @@ _HOW_SCALES_ARE_FOUND = frozenset(
         "scale_dtype",
         "scale_format",
         "two_level",
+        "global_scale_form",
         "margin",
         "amax_history_len",
     }

@@ -13,11 +13,11 @@ import numpy as np
 
 from breccia import ops
 from breccia.bridges._common import (
-    OutsideTensor,
     codes,
     swizzle,
     unswizzle,
 )
+from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.source import Checkpoint, is_float
 from breccia.scaled_tensor import ScaledTensor

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How compressed-tensors' checkpoints are recognised from headers, and what their config.json says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from breccia.bridges._common import SCALE_NAMES, fp8_recipe, group_size_of, row_blocks
+from breccia.bridges._compressed_tensors_integers import NAME, int8_recipe
+from breccia.bridges._parts import Found
+from breccia.layouts import Layout, PerBlockMN
+from breccia.recipes import (
+    Float8BlockScaling,
+    INT4Scaling,
+    INT8Scaling,
+    MXFP4BlockScaling,
+    MXFP6BlockScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    ScalingRecipe,
+)
+
+
+def nvfp4_recipe(two_level: bool) -> NVFP4BlockScaling:
+    """NVFP4 as this format stores it."""
+    return NVFP4BlockScaling(two_level=two_level, global_scale_form="divisor" if two_level else "multiplier")
+
+
+def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
+    """Recognise the weight that ``name`` belongs to, from the headers alone."""
+    if not name.endswith("weight_scale"):
+        return None
+    prefix = name.removesuffix("weight_scale")
+    scale = entries[name]
+    packed = entries.get(prefix + "weight_packed")
+    weight = packed or entries.get(prefix + "weight")
+    if weight is None or prefix + "weight_scale_2" in entries:
+        return None
+    if not packed and (context.get("quantization_config") or {}).get("quant_method") == "modelopt":
+        return None
+    parts = {"weight_packed" if packed else "weight": weight.name, "weight_scale": name}
+    for role in ("weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx"):
+        if prefix + role in entries:
+            parts[role] = prefix + role
+    findings: list[str] = []
+    found = _find_packed(prefix, parts, weight, scale, findings) if packed else _find_plain(parts, weight, scale)
+    if found is None:
+        return None
+    kind, shape, recipe, layout, dtype = found
+    if "weight_g_idx" in parts:
+        recipe = layout = None
+        findings.append("weight_g_idx: activation order is not supported in this format")
+    options = {"kind": kind}
+    if "weight_global_scale" in parts:
+        parts["global_scale"] = parts["weight_global_scale"]
+    return Found(
+        prefix + "weight",
+        NAME,
+        kind,
+        parts,
+        shape,
+        recipe,
+        layout,
+        dtype,
+        options=options,
+        findings=tuple(findings),
+    )
+
+
+_Kind = tuple[str, tuple[int, ...], ScalingRecipe | None, Layout | None, str]
+_NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def _find_packed(prefix: str, parts: dict[str, str], weight: Any, scale: Any, findings: list[str]) -> _Kind | None:
+    stored, groups = weight.shape, scale.shape[-1] if scale.shape else 1
+    if weight.dtype == "U8" and scale.dtype == "F8_E4M3":
+        shape = (*stored[:-1], stored[-1] * 2)
+        if "weight_global_scale" not in parts:
+            findings.append(f"{prefix}weight_global_scale is missing: NVFP4 values would be off by a constant factor")
+        recipe = nvfp4_recipe("weight_global_scale" in parts)
+        return "nvfp4", shape, recipe, PerBlockMN(1, 16), "uint8"
+    if weight.dtype == "U8" and scale.dtype in ("U8", "F8_E8M0"):
+        if stored[-1] * 2 == groups * 32:
+            return "mxfp4", (*stored[:-1], stored[-1] * 2), MXFP4BlockScaling(), PerBlockMN(1, 32), "uint8"
+        if stored[-1] * 4 == groups * 32 * 3:
+            return "mxfp6", (*stored[:-1], groups * 32), MXFP6BlockScaling(), PerBlockMN(1, 32), "uint8"
+        return None
+    if weight.dtype == "I32" and scale.dtype in _NUMPY:
+        dtype = _NUMPY[scale.dtype]
+        symmetric = "weight_zero_point" not in parts
+        columns = stored[-1] * 8
+        # weight_shape is data; where headers leave 4 or 8 bits open, power-of-two groups decide.
+        bits = 4 if groups == 1 or (columns % groups == 0 and columns // groups >= 16) else 8
+        columns = stored[-1] * 32 // bits
+        size = group_size_of(columns, groups, "weight_scale")
+        recipe4 = INT4Scaling(group_size=size, signed=symmetric, symmetric=symmetric, scale_dtype=SCALE_NAMES[dtype])
+        return "int4", (*stored[:-1], columns), recipe4, row_blocks(size, columns), dtype
+    return None
+
+
+def _find_plain(parts: dict[str, str], weight: Any, scale: Any) -> _Kind | None:
+    if weight.dtype in ("F8_E4M3", "F8_E5M2") and scale.dtype in ("U8", "F8_E8M0"):
+        if scale.shape != (*weight.shape[:-1], -(-weight.shape[-1] // 32)):
+            return None
+        fp8 = "E4M3" if weight.dtype == "F8_E4M3" else "E5M2"
+        return "mxfp8", weight.shape, MXFP8BlockScaling(fp8_format=fp8), PerBlockMN(1, 32), "uint8"
+    if scale.dtype not in _NUMPY:
+        return None
+    dtype = _NUMPY[scale.dtype]
+    if weight.dtype == "I8":
+        recipe, layout = int8_recipe(weight.shape, scale.shape, dtype, "weight_zero_point" not in parts)
+        return "int8", weight.shape, recipe, layout, dtype
+    if weight.dtype in ("F8_E4M3", "F8_E5M2"):
+        fp8 = "E4M3" if weight.dtype == "F8_E4M3" else "E5M2"
+        recipe, layout, _ = fp8_recipe(fp8, weight.shape, scale.shape, dtype)
+        return "fp8", weight.shape, recipe, layout, dtype
+    return None
+
+
+def refine(found: Found, array: Any) -> Found:
+    """The shape and width of packed integers, which ``weight_shape`` says and headers do not."""
+    if "weight_shape" not in found.parts or found.recipe is None:
+        return found
+    shape = tuple(int(n) for n in array(found.parts["weight_shape"]).reshape(-1))
+    cols = array(found.parts["weight_packed"]).shape[-1]
+    scale = array(found.parts["weight_scale"])
+    symmetric = "weight_zero_point" not in found.parts
+    if len(shape) < 2 or min(shape) <= 0:
+        raise ValueError(f"weight_shape must be a matrix's, got {shape}")
+    if -(-shape[-1] * 4 // 32) != cols:
+        recipe, layout = int8_recipe(shape, scale.shape, scale.dtype.name, symmetric)
+        return replace(found, shape=shape, recipe=recipe, layout=layout)
+    size = group_size_of(shape[-1], scale.shape[-1], "weight_scale")
+    dtype = SCALE_NAMES[scale.dtype.name]
+    recipe = INT4Scaling(size, signed=symmetric, symmetric=symmetric, scale_dtype=dtype)
+    return replace(found, shape=shape, recipe=recipe, layout=row_blocks(size, shape[-1]))
+
+
+def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says of a checkpoint written here."""
+    weights: dict[str, Any] = {"dynamic": False, "symmetric": True, "observer": "minmax"}
+    fmt = "float-quantized"
+    match recipe:
+        case NVFP4BlockScaling():
+            fmt = "nvfp4-pack-quantized"
+            weights |= {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+            weights |= {"scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
+        case MXFP4BlockScaling() | MXFP6BlockScaling() | MXFP8BlockScaling():
+            bits = {"mxfp4": 4, "mxfp6": 6, "mxfp8": 8}[recipe.name]
+            fmt = f"{recipe.name}-pack-quantized" if bits < 8 else "mxfp8-quantized"
+            weights |= {"num_bits": bits, "type": "float", "strategy": "group", "group_size": 32}
+            weights |= {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+        case INT4Scaling():
+            fmt = "pack-quantized"
+            weights |= {"num_bits": 4, "type": "int", "strategy": "group", "group_size": recipe.group_size}
+            weights["symmetric"] = recipe.symmetric
+        case INT8Scaling():
+            fmt = "int-quantized"
+            weights |= {"num_bits": 8, "type": "int", "symmetric": recipe.symmetric}
+            weights |= _strategy(recipe.group_size)
+        case Float8BlockScaling() if recipe.block_m > 1:
+            weights |= {"num_bits": 8, "type": "float", "strategy": "block"}
+            weights["block_structure"] = [recipe.block_m, recipe.block_k]
+        case Float8BlockScaling():
+            weights |= {"num_bits": 8, "type": "float", "strategy": "group", "group_size": recipe.block_k}
+        case _:
+            row = getattr(recipe, "granularity", "tensor") == "row"
+            weights |= {"num_bits": 8, "type": "float", "strategy": "channel" if row else "tensor"}
+    return {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": fmt,
+            "quantization_status": "compressed",
+            "global_compression_ratio": None,
+            "ignore": ignored,
+            "kv_cache_scheme": None,
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": weights,
+                    "input_activations": None,
+                    "format": fmt,
+                }
+            },
+        }
+    }
+
+
+def _strategy(group_size: int | None) -> dict[str, Any]:
+    return {"strategy": "channel"} if group_size is None else {"strategy": "group", "group_size": group_size}
