@@ -7,6 +7,7 @@ conversion goes on where it was when the same command runs again. An error remov
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -20,6 +21,7 @@ from breccia.bridges import gguf
 from breccia.checkpoint import outputs
 from breccia.checkpoint.execute import Workers, execute
 from breccia.checkpoint.gguf_file import GgufFile, GgufWriter
+from breccia.checkpoint.gguf_models import ModelMap
 from breccia.checkpoint.planned_file import PlannedWriter, sync_directory
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.safetensors_file import SafetensorsWriter
@@ -82,7 +84,14 @@ class _Job:
     def __init__(
         self, checkpoint: Checkpoint, destination: Path, target: Target, show: bool, threads: int | None
     ) -> None:
-        self.checkpoint, self.destination, self.target = checkpoint, destination, target
+        self.checkpoint, self.destination = checkpoint, destination
+        self.notes: list[str] = []
+        self.left_out: list[str] = []
+        if target.format == "gguf":
+            names, reason = outputs.gguf_model(checkpoint)
+            target = dataclasses.replace(target, names=names)
+            self._note_model(names, reason)
+        self.target = target
         self._quantized = {f.name for f in checkpoint.found if f.format != "plain"}
         self.work = destination.parent / f".{destination.name}.partial"
         self.choices = [
@@ -94,8 +103,17 @@ class _Job:
         self.threads = threads
         self.into_directory = checkpoint.path.is_dir() and target.format != "gguf"
 
+    def _note_model(self, names: ModelMap | None, reason: str) -> None:
+        if names is None:
+            self.notes.append(f"tensors keep their names, by which no program loads a model from GGUF: {reason}")
+            return
+        self.left_out = [found.name for found in self.checkpoint.found if names.left_out(found.name)]
+        self.notes += [f"{name}: left out: GGUF has no place for it" for name in self.left_out]
+
     def _dropped(self, name: str) -> bool:
         """Scales of activations belong to the format that was quantized for them."""
+        if name in self.left_out:
+            return True
         if name.endswith(".pre_quant_scale") and self.target.format != "modelopt":
             raise ValueError(
                 f"tensor {name!r} must be folded into the layer before first: it scales the layer's input, "
@@ -198,9 +216,7 @@ class _Job:
                     raise ValueError(f"tensor {name!r} must be written once: {choice.found.name!r} gives it too")
                 plan[name] = spec
         if self.target.format == "gguf":
-            fields = outputs.gguf_fields(self.checkpoint)
-            kinds = {n: (d if d in gguf.TYPES else gguf_kind(d), s) for n, (d, s) in plan.items()}
-            return GgufWriter(path, kinds, fields, resume=resume)
+            return self._gguf_writer(path, choices, plan, resume)
         metadata = {"format": "pt"}
         for choice in choices:
             metadata |= choice.metadata
@@ -211,6 +227,22 @@ class _Job:
             if said:
                 metadata["quantization_config"] = json.dumps(said)
         return SafetensorsWriter(path, plan, metadata, resume=resume)
+
+    def _gguf_writer(
+        self, path: Path, choices: list[Choice], plan: dict[str, tuple[str, tuple[int, ...]]], resume: bool
+    ) -> PlannedWriter:
+        names = self.target.names
+        fields, trouble = outputs.gguf_fields(self.checkpoint, names, self.left_out)
+        if trouble:
+            self.notes.append(trouble)
+        kinds = {n: (d if d in gguf.TYPES else gguf_kind(d), s) for n, (d, s) in plan.items()}
+        orders = {}
+        for choice in choices:
+            rows = choice.found.shape[0] if choice.found.shape else 0
+            order = None if names is None else names.row_order(choice.found.name, rows)
+            if order is not None:
+                orders[self.target.spell(choice.found.name)] = order
+        return GgufWriter(path, kinds, fields, row_orders=orders, resume=resume)
 
     def _finish(self) -> None:
         if self.into_directory:
@@ -235,7 +267,7 @@ class _Job:
             "bytes_read": read,
             "bytes_written": self.progress.total,
             "seconds": round(seconds, 3),
-            "notes": [f"{c.found.name}: {c.note}" for c in self.choices if c.note],
+            "notes": [*self.notes, *(f"{c.found.name}: {c.note}" for c in self.choices if c.note)],
         }
 
 

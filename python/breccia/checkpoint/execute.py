@@ -71,10 +71,11 @@ def execute(
     found = choice.found
     match choice.action:
         case "copy":
-            _copy(checkpoint.home[found.parts["weight"]].raw(found.parts["weight"]), found.name, writer, workers, done)
+            (name,) = choice.outputs
+            _copy(checkpoint.raw(found), name, writer, workers, done)
         case "float":
-            dtype, _ = choice.outputs[found.name]
-            _floats(checkpoint.load(found), found.name, dtype, writer, workers, done)
+            ((name, (dtype, _)),) = choice.outputs.items()
+            _floats(checkpoint.load(found), name, dtype, writer, workers, done)
         case "repack":
             _store(checkpoint.load(found), choice, target, writer, done)
         case "requantize":

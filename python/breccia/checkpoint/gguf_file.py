@@ -8,13 +8,14 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from breccia.bridges.gguf import NUMBERS, TYPES
+from breccia.checkpoint.gguf_models import model_of
 from breccia.checkpoint.planned_file import PlannedWriter
 from breccia.checkpoint.safetensors_file import Entry
 
@@ -22,8 +23,16 @@ __all__ = ["GgufFile", "GgufWriter"]
 
 _MAGIC = b"GGUF"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_STRING, _ARRAY = 8, 9
+_INT32, _STRING, _ARRAY = 5, 8, 9
 _MAX_NAME = 65_536
+
+
+class TypedList(list[Any]):
+    """An array of metadata, which remembers the type number of its items."""
+
+    def __init__(self, inner: int, items: Iterable[Any]) -> None:
+        super().__init__(items)
+        self.inner = inner
 
 
 class _Cursor:
@@ -58,8 +67,9 @@ class _Cursor:
         inner, count = self.number("<I"), self.number("<Q")
         if inner in _SCALARS:
             code = _SCALARS[inner]
-            return list(struct.unpack(f"<{count}{code[1]}", self.take(_bounded(self, count) * struct.calcsize(code))))
-        return [self.value(inner, depth + 1) for _ in range(_bounded(self, count))]
+            raw = self.take(_bounded(self, count) * struct.calcsize(code))
+            return TypedList(inner, struct.unpack(f"<{count}{code[1]}", raw))
+        return TypedList(inner, [self.value(inner, depth + 1) for _ in range(_bounded(self, count))])
 
 
 def _bounded(cursor: _Cursor, count: int) -> int:
@@ -72,7 +82,7 @@ class GgufFile:
     """Entries of a GGUF file, their raw bytes and the metadata, in ``fields`` as (type, value).
 
     An entry's shape is in bytes along the last axis, in rows as NumPy counts them; ``kinds`` has the
-    block types and ``shapes`` the logical shapes.
+    block types and ``shapes`` the logical shapes; ``model`` has the names of the model's own checkpoints.
 
     Raises:
         ValueError: the file is not valid; the message names file and tensor.
@@ -103,6 +113,7 @@ class GgufFile:
                 raise ValueError(f"{where}: metadata {key!r} must appear once")
             kind = cursor.number("<I")
             self.fields[key] = (kind, cursor.value(kind))
+        self.model = model_of(self.fields)
         table = [self._info(cursor) for _ in range(tensors)]
         alignment = self.fields.get("general.alignment", (4, 32))[1]
         if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
@@ -167,6 +178,7 @@ class GgufWriter(PlannedWriter):
         path: where the complete file appears.
         plan: name → (block type, logical shape).
         fields: metadata, key → (type number, value).
+        row_orders: of tensors whose rows the file has in another order: which row each of its rows is.
         resume: keep what an earlier, killed writer of the same plan left.
     """
 
@@ -176,8 +188,11 @@ class GgufWriter(PlannedWriter):
         plan: Mapping[str, tuple[str, tuple[int, ...]]],
         fields: Mapping[str, tuple[int, Any]],
         *,
+        row_orders: Mapping[str, np.ndarray[Any, Any]] | None = None,
         resume: bool = False,
     ) -> None:
+        self._row_orders = dict(row_orders or {})
+        self._waiting: dict[str, np.ndarray[Any, Any]] = {}
         header = bytearray(_MAGIC + struct.pack("<IQQ", 3, len(plan), len(fields)))
         for key, (kind, value) in fields.items():
             header += _text(key) + struct.pack("<I", kind) + _value(kind, value)
@@ -194,6 +209,27 @@ class GgufWriter(PlannedWriter):
         spans = {name: (base + begin, base + end) for name, (begin, end) in offsets.items()}
         super().__init__(path, bytes(header), spans, base + at, resume=resume)
 
+    def write(self, name: str, array: np.ndarray[Any, Any], at: int = 0) -> None:
+        """See `PlannedWriter.write`. What is to be put in another order waits until all of it is there."""
+        order = self._row_orders.get(name)
+        if order is None:
+            super().write(name, array, at)
+            return
+        begin, end = self._spans[name]
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if at + raw.size > end - begin:
+            raise ValueError(f"tensor {name!r} must have {end - begin} bytes, got {at + raw.size}")
+        with self._lock:
+            whole = self._waiting.setdefault(name, np.empty(end - begin, np.uint8))
+        whole[at : at + raw.size] = raw
+        with self._lock:
+            self._left[name] -= raw.size
+            complete = self._left[name] == 0
+        if complete:
+            rows = self._waiting.pop(name).reshape(len(order), -1)
+            self._left[name] = rows.size
+            super().write(name, rows[order])
+
 
 def _text(text: str) -> bytes:
     raw = text.encode()
@@ -205,5 +241,5 @@ def _value(kind: int, value: Any) -> bytes:
         return struct.pack(_SCALARS[kind], value)
     if kind == _STRING:
         return _text(value)
-    inner = _STRING if value and isinstance(value[0], str) else 6 if value and isinstance(value[0], float) else 5
+    inner = value.inner if isinstance(value, TypedList) else _STRING if value and isinstance(value[0], str) else _INT32
     return struct.pack("<IQ", inner, len(value)) + b"".join(_value(inner, item) for item in value)

@@ -13,14 +13,15 @@ from typing import Any
 from breccia.bridges import gguf
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.gguf_file import GgufFile
-from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.gguf_models import ARRAY, STRING, UINT32, Fields, ModelMap, hyperparameters, model_map
+from breccia.checkpoint.gguf_tokenizer import tokenizer_fields
+from breccia.checkpoint.source import LEFT_OUT, Checkpoint, read_json
 from breccia.checkpoint.targets import Choice, Target
 
-__all__ = ["gguf_fields", "stored_bytes", "write_companions"]
+__all__ = ["gguf_fields", "gguf_model", "stored_bytes", "write_companions"]
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
 _OTHERS = ("config.json", "hf_quant_config.json")
-_STRING = 8
 
 
 def stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
@@ -96,14 +97,42 @@ def _write(path: Path, value: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def gguf_fields(checkpoint: Checkpoint) -> dict[str, tuple[int, Any]]:
-    """Metadata of a GGUF file: the source's own, or the architecture and name that config.json gives."""
+def gguf_model(checkpoint: Checkpoint) -> tuple[ModelMap | None, str]:
+    """How GGUF spells a checkpoint's model; None and the reason where it is not known here."""
     first = checkpoint.files[0]
     if isinstance(first, GgufFile):
-        return first.fields
-    architecture = str(checkpoint.config.get("model_type", "unknown"))
-    return {
-        "general.architecture": (_STRING, architecture),
-        "general.name": (_STRING, checkpoint.path.stem),
-        "general.quantized_by": (_STRING, "breccia"),
+        return first.model, ""
+    return model_map(checkpoint.config, [found.name for found in checkpoint.found])
+
+
+def gguf_fields(
+    checkpoint: Checkpoint, names: ModelMap | None, left_out: list[str]
+) -> tuple[dict[str, tuple[int, Any]], str]:
+    """Metadata of a GGUF file, and what is missing from it: the source's own, or what config.json,
+    tokenizer.json and the pooling of a sentence model say."""
+    first = checkpoint.files[0]
+    if isinstance(first, GgufFile):
+        return {key: value for key, value in first.fields.items() if key != "general.alignment"}, ""
+    fields: Fields = {
+        "general.architecture": (STRING, names.architecture if names else str(checkpoint.config.get("model_type", ""))),
+        "general.name": (STRING, checkpoint.path.stem),
+        "general.quantized_by": (STRING, "breccia"),
+        "general.quantization_version": (UINT32, 2),
     }
+    if left_out:
+        fields[LEFT_OUT] = (ARRAY, left_out)
+    if names is None:
+        return fields, ""
+    fields |= hyperparameters(checkpoint.config, names)
+    pooling = checkpoint.path / "1_Pooling" / "config.json"
+    if names.architecture == "bert" and pooling.is_file():
+        said = read_json(pooling)
+        for number, key in ((1, "pooling_mode_mean_tokens"), (2, "pooling_mode_cls_token")):
+            if said.get(key) is True:
+                fields["bert.pooling_type"] = (UINT32, number)
+    if not (checkpoint.path / "tokenizer.json").is_file():
+        return fields, "there is no tokenizer.json: the file has no tokenizer"
+    more, trouble = tokenizer_fields(
+        read_json(checkpoint.path / "tokenizer.json"), checkpoint.config, names.architecture
+    )
+    return fields | more, trouble

@@ -25,6 +25,7 @@ from breccia.scaled_tensor import ScaledTensor
 __all__ = ["Checkpoint", "read_json"]
 
 _MAX_JSON = 1 << 30
+LEFT_OUT = "breccia.left_out"  # GGUF metadata: names of the source's tensors that GGUF has no place for
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -134,7 +135,7 @@ class Checkpoint:
         found: list[Found] = []
         for file in self.files:
             if isinstance(file, GgufFile):
-                found += _find_gguf(file, taken)
+                found += self._find_gguf(file, taken)
                 continue
             for module in bridges.modules().values():
                 if hasattr(module, "find_all") and file.metadata:
@@ -154,11 +155,50 @@ class Checkpoint:
             if name not in taken:
                 kind = {"F8_E4M3": "fp8", "F8_E5M2": "fp8"}.get(entry.dtype, entry.dtype.lower())
                 said = (troubles[name],) if name in troubles else _suspicious(entry)
+                outside, options = self._spelled(name, entry.shape)
                 found.append(
-                    Found(name, "plain", kind, {"weight": name}, entry.shape, dtype=entry.dtype, findings=said)
+                    Found(
+                        outside,
+                        "plain",
+                        kind,
+                        {"weight": name},
+                        entry.shape,
+                        dtype=entry.dtype,
+                        options=options,
+                        findings=said,
+                    )
                 )
         order = {name: i for i, name in enumerate(self.entries)}
         return sorted(found, key=lambda f: min(order[p] for p in f.parts.values()))
+
+    def _find_gguf(self, file: GgufFile, taken: set[str]) -> list[Found]:
+        found = []
+        for name, kind in file.kinds.items():
+            if gguf.TYPES[kind][1] == 1:
+                continue
+            parts = {"blocks": name}
+            second = name.removesuffix("weight") + "scale" if name.endswith("weight") else name + ".scale"
+            if kind == "NVFP4" and second in file.entries:
+                parts["global_scale"] = second
+            recipe = gguf.RECIPE_OF.get(kind)
+            if kind == "NVFP4" and recipe is not None:
+                recipe = replace(recipe, two_level="global_scale" in parts)  # type: ignore[call-arg]
+            layout = None if recipe is None else recipe.layout
+            dtype = "float16" if kind.startswith("Q") else "uint8"
+            outside, options = self._spelled(name, file.shapes[name])
+            one = Found(outside, "gguf", kind, parts, file.shapes[name], recipe, layout, dtype, options=options)
+            taken |= set(parts.values())
+            found.append(one)
+        return found
+
+    def _spelled(self, name: str, shape: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
+        """The model's own name of a stored tensor, and the order of its rows where GGUF has another."""
+        home = self.home[name]
+        if not isinstance(home, GgufFile) or home.model is None:
+            return name, {}
+        outside = home.model.outside(name)
+        order = home.model.row_order(outside, shape[0] if shape else 0)
+        return outside, {} if order is None else {"row_order": order}
 
     def nbytes(self, found: Found) -> int:
         """Stored bytes of a logical tensor."""
@@ -177,11 +217,12 @@ class Checkpoint:
         """
         try:
             if found.format == "plain":
-                return self.array(found.name)
+                return self._in_order(found, self.array(found.parts["weight"]))
             parts = {role: self.array(name) for role, name in found.parts.items()}
             module = bridges.modules()[found.format]
             if found.format == "gguf":
                 kind = found.kind
+                parts["blocks"] = self._in_order(found, parts["blocks"])
                 if kind in ("Q8_0", "Q4_0", "Q4_1", "MXFP4", "NVFP4"):
                     return gguf.from_gguf(parts["blocks"], kind, parts.get("global_scale"))
                 return gguf.dequantize_gguf(parts["blocks"], kind)
@@ -192,6 +233,23 @@ class Checkpoint:
             return result
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self.path}: tensor {found.name!r}: {error}") from error
+
+    def raw(self, found: Found) -> np.ndarray[Any, Any]:
+        """A plain tensor's bytes, flat."""
+        name = found.parts["weight"]
+        if "row_order" not in found.options:
+            return self.home[name].raw(name)
+        return np.ascontiguousarray(self._in_order(found, self.array(name))).reshape(-1).view(np.uint8)
+
+    def _in_order(self, found: Found, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        order = found.options.get("row_order")
+        return array if order is None else array[np.argsort(order)]
+
+    @property
+    def left_out(self) -> set[str]:
+        """Tensors that a conversion to GGUF had no place for."""
+        said = [f.fields[LEFT_OUT][1] for f in self.files if isinstance(f, GgufFile) and LEFT_OUT in f.fields]
+        return {str(name) for names in said if isinstance(names, list) for name in names}
 
     def refined(self, found: Found) -> Found:
         """What only small tensors tell, such as whether zero points are all the same, looked at."""
@@ -227,26 +285,6 @@ def _take(found: Found, taken: set[str]) -> bool:
         return False
     taken |= names
     return True
-
-
-def _find_gguf(file: GgufFile, taken: set[str]) -> list[Found]:
-    found = []
-    for name, kind in file.kinds.items():
-        if gguf.TYPES[kind][1] == 1:
-            continue
-        parts = {"blocks": name}
-        second = name.removesuffix("weight") + "scale" if name.endswith("weight") else name + ".scale"
-        if kind == "NVFP4" and second in file.entries:
-            parts["global_scale"] = second
-        recipe = gguf.RECIPE_OF.get(kind)
-        if kind == "NVFP4" and recipe is not None:
-            recipe = replace(recipe, two_level="global_scale" in parts)  # type: ignore[call-arg]
-        layout = None if recipe is None else recipe.layout
-        dtype = "float16" if kind.startswith("Q") else "uint8"
-        one = Found(name, "gguf", kind, parts, file.shapes[name], recipe, layout, dtype)
-        taken |= set(parts.values())
-        found.append(one)
-    return found
 
 
 def _suspicious(entry: Entry) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 from breccia import bridges, recipes
 from breccia.bridges import gguf
 from breccia.bridges._parts import Found, Part, ghost
+from breccia.checkpoint.gguf_models import ModelMap
 from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -55,6 +56,7 @@ _HOW_SCALES_ARE_FOUND = frozenset(
 class Target:
     """What to write: a float dtype, or a bridge's format with a recipe.
 
+    ``names`` are those of a model that the format spells in its own way.
     ``recipe`` is None where the format was named without one: what the source has is kept if the format
     can hold it, and the format's first recipe is used if not.
     """
@@ -66,6 +68,11 @@ class Target:
     default: ScalingRecipe | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    names: ModelMap | None = None
+
+    def spell(self, name: str) -> str:
+        """The name a tensor is stored under."""
+        return (self.names.inside(name) if self.names else None) or name
 
     @property
     def module(self) -> ModuleType:
@@ -208,7 +215,10 @@ def _float_shape(found: Found) -> tuple[int, ...]:
 
 
 def _copy(found: Found, target: Target) -> Choice:
-    name = found.parts["weight"] if found.format == "plain" else found.name
+    if target.names is not None and len(found.shape) < 2 and found.dtype in ("BF16", "F16"):
+        # Programs add and multiply by vectors in float32 only.
+        return Choice(found, "float", {target.spell(found.name): ("F32", found.shape)})
+    name = target.spell(found.name)
     metadata = {name: json.dumps({"_type": "Tensor"})} if target.format == "torchao" else {}
     return Choice(found, "copy", {name: (found.dtype, found.shape)}, metadata=metadata)
 
@@ -223,7 +233,7 @@ def _quantize(found: Found, action: str, recipe: ScalingRecipe, target: Target) 
         # What cannot be written in the new format must not stay in the old one, which nothing would read.
         metadata = {found.name: json.dumps({"_type": "Tensor"})} if target.format == "torchao" else {}
         note = f"written as bf16: {error}"
-        return Choice(found, "float", {found.name: ("BF16", found.shape)}, metadata=metadata, note=note)
+        return Choice(found, "float", {target.spell(found.name): ("BF16", found.shape)}, metadata=metadata, note=note)
 
 
 def _outputs(
@@ -249,7 +259,7 @@ def target_parts(target: Target, name: str, scaled: ScaledTensor) -> tuple[dict[
         return parts, {name: text}
     roles = getattr(module, "lay_out_for_checkpoint", module.lay_out)(scaled)
     if target.format == "gguf":
-        kind = next(iter(roles))
+        kind, name = next(iter(roles)), target.spell(name)
         second = {stored_name(name, "scale"): roles["scale"]} if "scale" in roles else {}
         block = Part(kind, scaled.shape, roles[kind].make)  # GGUF's table has types and logical shapes
         return {name: block, **second}, {}

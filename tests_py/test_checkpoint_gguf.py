@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models in GGUF: names, hyperparameters and tokenizers, by the programs that read them."""
+
+import json
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from breccia.checkpoint import (
+    Checkpoint,
+    SafetensorsFile,
+    convert,
+    save_arrays,
+    verify,
+)
+from breccia.checkpoint.verify import values
+from checkpoints import minilm, weight
+
+
+def test_hostile_gguf_is_refused(tmp_path: Path) -> None:
+    good = tmp_path / "good.gguf"
+    save_arrays({"a.weight": weight(64, 256)}, tmp_path / "a.safetensors")
+    convert(tmp_path / "a.safetensors", good, "gguf:q8_0", include=["*"])
+    raw = good.read_bytes()
+    for cut in (0, 3, 10, 23, 40, 100, len(raw) - 64 * 272 - 40, len(raw) - 1000):
+        (tmp_path / "bad.gguf").write_bytes(raw[:cut])
+        with pytest.raises(ValueError, match=r"bad\.gguf"):
+            Checkpoint(tmp_path / "bad.gguf")
+    for at in range(4, 160):  # any one byte changed: read, or refused with a message
+        (tmp_path / "bad.gguf").write_bytes(raw[:at] + bytes([raw[at] ^ 0xFF]) + raw[at + 1 :])
+        try:
+            Checkpoint(tmp_path / "bad.gguf").close()
+        except ValueError as error:
+            assert "bad.gguf" in str(error)
+
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 64,
+}
+
+
+def byte_tokenizer() -> Any:
+    """A small byte-level BPE with special tokens at its end, as Llama 3's and Qwen's."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(["block scaled tensors whose scale travels with the data"] * 4, trainer)
+    made.add_special_tokens(["<|begin|>", "<|end|>"])
+    return made
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Path]]:
+    """Small models of three architectures with random weights, saved by transformers."""
+    torch = pytest.importorskip("torch")
+    made = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers = pytest.importorskip("transformers")
+        for name, more in {"Llama": {}, "Qwen2": {}, "Qwen3": {"head_dim": 32}}.items():
+            torch.manual_seed(0)
+            config = getattr(transformers, f"{name}Config")(**SIZES, **more, rope_theta=5e5)
+            model = getattr(transformers, f"{name}ForCausalLM")(config).to(torch.bfloat16)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.normal_(0, 0.02)
+            path = tmp_path_factory.mktemp(name)
+            model.save_pretrained(path)
+            byte_tokenizer().save(str(path / "tokenizer.json"))
+            made[name.lower()] = model, path
+    return made
+
+
+def float_values(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {found.name: values(checkpoint.load(found)) for found in checkpoint.found}
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "mxfp4"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_transformers_loads_our_models(
+    name: str, kind: str, models: dict[str, tuple[Any, Path]], tmp_path: Path
+) -> None:
+    """Its reader finds every tensor under the model's own name, Llama's rows in the model's order, and the config."""
+    model, source = models[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = pytest.importorskip("transformers.modeling_gguf_pytorch_utils")
+        out = tmp_path / "out.gguf"
+        report = convert(source, out, f"gguf:{kind}")
+        assert not report["notes"]
+        assert verify(source, out)["ok"]
+        loaded = loader.load_gguf_checkpoint(str(out), return_tensors=True, model_to_load=model)
+    ours = float_values(Checkpoint(out))
+    assert loaded["tensors"].keys() == ours.keys()
+    for tensor, value in loaded["tensors"].items():
+        np.testing.assert_array_equal(value.numpy(), ours[tensor], tensor)
+    for key in (*SIZES, "rms_norm_eps", "rope_theta"):
+        wanted = model.config.rope_parameters[key] if key == "rope_theta" else getattr(model.config, key)
+        assert loaded["config"][key] == pytest.approx(wanted), key
+    assert loaded["config"]["model_type"] == name
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_names_and_rows_survive_the_way_back(name: str, models: dict[str, tuple[Any, Path]], tmp_path: Path) -> None:
+    _, source = models[name]
+    convert(source, tmp_path / "a.gguf", "gguf:q8_0")
+    convert(tmp_path / "a.gguf", tmp_path / "b.safetensors", "fp32")
+    convert(tmp_path / "a.gguf", tmp_path / "c.gguf", "gguf")  # GGUF to GGUF
+    first = float_values(Checkpoint(tmp_path / "a.gguf"))
+    assert first.keys() == {n for f in source.glob("*.safetensors") for n in SafetensorsFile(f)}
+    for other in ("b.safetensors", "c.gguf"):
+        second = float_values(Checkpoint(tmp_path / other))
+        assert first.keys() == second.keys()
+        for tensor, value in first.items():
+            np.testing.assert_array_equal(second[tensor], value, tensor)
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
+
+
+def test_llama_rows_are_in_ggufs_order(models: dict[str, tuple[Any, Path]], tmp_path: Path) -> None:
+    """Neighbouring rows of a file's head are the same row of the two halves of the model's head."""
+    reader = pytest.importorskip("gguf.gguf_reader")
+    model, source = models["llama"]
+    convert(source, tmp_path / "a.gguf", "gguf:q8_0", exclude=["*_proj.weight"])
+    stored = {t.name: t for t in reader.GGUFReader(tmp_path / "a.gguf").tensors}
+    q = model.model.layers[0].self_attn.q_proj.weight.detach()
+    heads = q.reshape(4, 2, 8, 64)
+    got = stored["blk.0.attn_q.weight"].data.view(np.uint16).reshape(4, 8, 2, 64)
+    for half in range(2):
+        np.testing.assert_array_equal(got[:, :, half], heads[:, half].view(dtype=torch_uint16()).numpy())
+
+
+def torch_uint16() -> Any:
+    import torch
+
+    return torch.uint16
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_the_tokenizer_is_the_same(name: str, models: dict[str, tuple[Any, Path]], tmp_path: Path) -> None:
+    """A byte-level BPE made of what gguf-py reads splits texts as the original does."""
+    reader_module = pytest.importorskip("gguf.gguf_reader")
+    tokenizers = pytest.importorskip("tokenizers")
+    _, source = models[name]
+    convert(source, tmp_path / "out.gguf", "gguf:q8_0")
+    fields = reader_module.GGUFReader(tmp_path / "out.gguf").fields
+    said = {key.rpartition(".")[2]: f.contents() for key, f in fields.items() if key.startswith("tokenizer.ggml.")}
+    assert said["model"] == "gpt2"
+    assert said["pre"] == {"llama": "llama-bpe", "qwen2": "qwen2"}[name]
+    assert len(said["tokens"]) == len(said["token_type"]) == SIZES["vocab_size"]
+    original = byte_tokenizer()
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            vocab={token: i for i, token in enumerate(said["tokens"])},
+            merges=[tuple(m.split(" ")) for m in said["merges"]],
+        )
+    )
+    made.pre_tokenizer = original.pre_tokenizer
+    made.add_special_tokens([t for t, kind in zip(said["tokens"], said["token_type"], strict=True) if kind == 3])
+    for text in ("the scale of a block", "naïve ☂ tensors<|end|>"):
+        assert made.encode(text).ids == original.encode(text).ids
+
+
+def test_minilm_is_a_whole_model(tmp_path: Path) -> None:
+    """GGUF's BERT: every tensor that llama.cpp's architecture has and no other, WordPiece, the pooling."""
+    reader_module = pytest.importorskip("gguf.gguf_reader")
+    constants = pytest.importorskip("gguf.constants")
+    source = minilm()
+    report = convert(source, tmp_path / "out.gguf", "gguf:q8_0")
+    assert {note.partition(":")[0] for note in report["notes"]} == {
+        "embeddings.position_ids",
+        "pooler.dense.bias",
+        "pooler.dense.weight",
+    }
+    reader = reader_module.GGUFReader(tmp_path / "out.gguf")
+    known = {constants.TENSOR_NAMES[t] for t in constants.MODEL_TENSORS[constants.MODEL_ARCH.BERT]}
+    names = {re.sub(r"\d+", "{bid}", t.name).rpartition(".")[0] for t in reader.tensors}
+    assert names <= known
+    fields = {key: field.contents() for key, field in reader.fields.items()}
+    assert fields["general.architecture"] == "bert"
+    assert (fields["bert.block_count"], fields["bert.embedding_length"], fields["bert.pooling_type"]) == (6, 384, 1)
+    assert fields["bert.attention.causal"] is False
+    vocabulary = (source / "vocab.txt").read_text("utf-8").splitlines()
+    assert len(fields["tokenizer.ggml.tokens"]) == len(vocabulary)
+    for theirs, ours, kind in zip(
+        vocabulary, fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"], strict=True
+    ):
+        plain = theirs.removeprefix("##") if theirs.startswith("##") else "▁" + theirs
+        assert ours == (theirs if kind == 3 else plain)
+    assert vocabulary[fields["tokenizer.ggml.bos_token_id"]] == "[CLS]"
+    assert vocabulary[fields["tokenizer.ggml.eos_token_id"]] == "[SEP]"
+    result = verify(source, tmp_path / "out.gguf")
+    assert result["ok"], (result["failed"], result["missing"])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' has no GGUF names here"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type 'llama3' has no GGUF form here"),
+        ({"rms_norm_eps": None}, "config.json lacks what GGUF must say"),
+    ],
+)
+def test_a_model_that_is_not_known_keeps_its_names(
+    change: dict[str, Any], reason: str, models: dict[str, tuple[Any, Path]], tmp_path: Path
+) -> None:
+    _, source = models["llama"]
+    shutil.copytree(source, tmp_path / "in")
+    config = json.loads((source / "config.json").read_text())
+    (tmp_path / "in" / "config.json").write_text(json.dumps(config | change))
+    report = convert(tmp_path / "in", tmp_path / "out.gguf", "gguf:q8_0")
+    assert len(report["notes"]) == 1
+    assert "no program loads a model" in report["notes"][0] and reason in report["notes"][0]
+    assert verify(source, tmp_path / "out.gguf")["ok"]
+    assert "model.norm.weight" in Checkpoint(tmp_path / "out.gguf").entries
+
+
+@pytest.mark.parametrize(
+    "tokenizer", ["{}", '{"model": {"type": "BPE", "vocab": {"a": -1}}}', '{"model": {"type": "Unigram", "vocab": {}}}']
+)
+def test_a_tokenizer_that_is_not_one_is_said(
+    tokenizer: str, models: dict[str, tuple[Any, Path]], tmp_path: Path
+) -> None:
+    _, source = models["qwen2"]
+    shutil.copytree(source, tmp_path / "in")
+    (tmp_path / "in" / "tokenizer.json").write_text(tokenizer)
+    report = convert(tmp_path / "in", tmp_path / "out.gguf", "gguf:q8_0")
+    assert "tokenizer" in report["notes"][0]
+    assert verify(source, tmp_path / "out.gguf")["ok"]
