@@ -3,6 +3,7 @@
 wrong on the way."""
 
 import errno
+import importlib
 import json
 import os
 import signal
@@ -112,6 +113,20 @@ def test_int4_repacks(tmp_path: Path) -> None:
         assert first.array(name).tobytes() == last.array(name).tobytes(), name
 
 
+@pytest.mark.parametrize("shape", [(640, 4096), (3, 96, 4096)])
+def test_pieces_make_the_whole(shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every format's bytes are the same whether a tensor is moved at once or in runs of rows."""
+    repack_module = importlib.import_module("breccia.checkpoint.repack")
+    save_arrays({"a.weight": weight(*shape)}, tmp_path / "a.safetensors")
+    for i, to in enumerate(name for name in target_names() if ":" in name):
+        suffix = ".gguf" if to.startswith("gguf") else ".safetensors"
+        outs = [tmp_path / f"{i}-{kind}{suffix}" for kind in ("pieces", "whole")]
+        for piece, out in zip((1 << 16, 1 << 40), outs, strict=True):
+            monkeypatch.setattr(repack_module, "_PIECE", piece)
+            convert(tmp_path / "a.safetensors", out, to)
+        assert outs[0].read_bytes() == outs[1].read_bytes(), to
+
+
 def test_e8m0_tiles_become_float_tiles_without_loss(tmp_path: Path) -> None:
     save_arrays({"a.weight": weight(300, 520)}, tmp_path / "a.safetensors")
     convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "deepseek:block-ue8m0")
@@ -177,14 +192,14 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     import breccia.checkpoint.execute as execute_module
 
     calls = []
-    real = execute_module._store
+    real = execute_module.repack
 
     def count(*args: Any) -> None:
         calls.append(args)
         real(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execute_module, "_store", count)
+        patch.setattr(execute_module, "repack", count)
         convert(source, tmp_path / "out", "mxfp8")
     assert len(calls) == 5  # four of nine were there
     assert verify(source, tmp_path / "out")["ok"]

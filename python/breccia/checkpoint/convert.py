@@ -19,7 +19,7 @@ from typing import Any
 
 from breccia.bridges import gguf
 from breccia.checkpoint import outputs
-from breccia.checkpoint.execute import Workers, execute
+from breccia.checkpoint.execute import execute
 from breccia.checkpoint.gguf_file import GgufFile, GgufWriter
 from breccia.checkpoint.gguf_models import ModelMap
 from breccia.checkpoint.planned_file import PlannedWriter, sync_directory
@@ -27,6 +27,7 @@ from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Choice, Target, choose, gguf_kind, parse_target
+from breccia.checkpoint.workers import Workers
 
 __all__ = ["convert"]
 

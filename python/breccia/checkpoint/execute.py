@@ -5,10 +5,7 @@ bytes as they are where they are kept."""
 from __future__ import annotations
 
 import math
-import os
-import queue
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,47 +14,20 @@ from breccia import _core, ops
 from breccia.bridges._common import bfloat16_bits
 from breccia.bridges._outside import OutsideTensor
 from breccia.checkpoint.planned_file import PlannedWriter
+from breccia.checkpoint.repack import cut, repack
 from breccia.checkpoint.source import Checkpoint
-from breccia.checkpoint.targets import Choice, Target, target_parts
+from breccia.checkpoint.targets import Choice, Target
+from breccia.checkpoint.workers import PIECE, Workers
 from breccia.layouts import PerBlockMN, PerTensor
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["execute"]
 
-_PIECE = 4 << 20  # bytes of output at a time: several fit in a cache, and writing them costs few calls
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 
 Array = Any
 Done = Callable[[int], None]
-
-
-class Workers:
-    """Threads that turn pieces into bytes and write them, each with memory of its own."""
-
-    def __init__(self, count: int | None = None) -> None:
-        self.count = count or os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(self.count)
-        self._memory: queue.SimpleQueue[np.ndarray[Any, Any]] = queue.SimpleQueue()
-        for _ in range(self.count):
-            self._memory.put(np.empty(_PIECE, np.uint8))
-
-    def each(self, work: Callable[[Any, np.ndarray[Any, Any]], None], pieces: Iterator[Any]) -> None:
-        """Run ``work(piece, memory)`` for every piece; the first error is raised."""
-
-        def run(piece: Any) -> None:
-            memory = self._memory.get()
-            try:
-                work(piece, memory)
-            finally:
-                self._memory.put(memory)
-
-        for _ in self._pool.map(run, pieces):
-            pass
-
-    def close(self) -> None:
-        """Wait for the threads."""
-        self._pool.shutdown()
 
 
 def execute(
@@ -77,12 +47,14 @@ def execute(
             ((name, (dtype, _)),) = choice.outputs.items()
             _floats(checkpoint.load(found), name, dtype, writer, workers, done)
         case "repack":
-            _store(checkpoint.load(found), choice, target, writer, done)
+            loaded = checkpoint.load(found)
+            assert isinstance(loaded, (ScaledTensor, OutsideTensor))
+            repack(loaded, choice, target, writer, workers, done)
         case "requantize":
             assert choice.recipe is not None
             scaled = checkpoint.load(found)
             assert isinstance(scaled, ScaledTensor)
-            _store(ops.requantize(scaled, choice.recipe), choice, target, writer, done)
+            repack(ops.requantize(scaled, choice.recipe), choice, target, writer, workers, done)
         case "cast":
             assert choice.recipe is not None
             values = checkpoint.load(found)
@@ -92,25 +64,17 @@ def execute(
                 values = ops.dequantize(values)
             elif values.dtype == np.uint16:
                 values = (values.astype(np.uint32) << 16).view(np.float32)
-            _store(ops.cast(values, choice.recipe), choice, target, writer, done)
+            repack(ops.cast(values, choice.recipe), choice, target, writer, workers, done)
     checkpoint.release(found)
 
 
 def _copy(raw: Array, name: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
     def work(at: int, _: Array) -> None:
-        piece = raw[at : at + 4 * _PIECE]
+        piece = raw[at : at + 4 * PIECE]
         writer.write(name, piece, at)
         done(piece.nbytes)
 
-    workers.each(work, iter(range(0, max(raw.size, 1), 4 * _PIECE)))
-
-
-def _store(scaled: Any, choice: Choice, target: Target, writer: PlannedWriter, done: Done) -> None:
-    parts, _ = target_parts(target, choice.found.name, scaled)
-    for name, p in parts.items():
-        array = np.asarray(p.make())
-        writer.write(name, array)
-        done(array.nbytes)
+    workers.each(work, iter(range(0, max(raw.size, 1), 4 * PIECE)))
 
 
 def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
@@ -119,7 +83,7 @@ def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: 
         values = values.dequantize()
     if not isinstance(values, ScaledTensor):
         flat = values.reshape(-1)
-        count = _PIECE // 4
+        count = PIECE // 4
 
         def convert(at: int, memory: Array) -> None:
             piece = _as_dtype(flat[at : at + count], dtype)
@@ -163,42 +127,37 @@ def _as_dtype(values: Array, dtype: str) -> Array:
 def _pieces(scaled: ScaledTensor, size: int) -> Iterator[tuple[int, ScaledTensor]]:
     """Runs of whole rows of blocks, with the number of the first element of each."""
     shape = scaled.shape
-    if len(shape) < 2 or math.prod(shape) * size <= _PIECE:
+    if len(shape) < 2 or math.prod(shape) * size <= PIECE:
         yield 0, scaled
         return
     matrix = shape[-2] * shape[-1]
     tile = scaled.layout.block_m if isinstance(scaled.layout, PerBlockMN) else 1
-    step = max(_PIECE // (shape[-1] * size) // tile * tile, tile)
+    step = max(PIECE // (shape[-1] * size) // tile * tile, tile)
     for index in np.ndindex(*shape[:-2]):
+        one = _matrix(scaled, index)
         flat = int(np.ravel_multi_index(index, shape[:-2])) if index else 0
         for row in range(0, shape[-2], step):
             stop = min(row + step, shape[-2])
-            yield flat * matrix + row * shape[-1], _rows(scaled, index, row, stop, tile)
+            yield flat * matrix + row * shape[-1], cut(one, row, stop)
 
 
-def cut_rows(scaled: ScaledTensor, start: int, stop: int) -> ScaledTensor:
-    """Rows of a 2-D tensor; ``start`` must be where a row of blocks begins."""
-    tile = scaled.layout.block_m if isinstance(scaled.layout, PerBlockMN) else 1
-    return _rows(scaled, (), start, stop, tile)
+def _matrix(scaled: ScaledTensor, index: tuple[int, ...]) -> ScaledTensor:
+    """One of a batch."""
+    if not index:
+        return scaled
 
-
-def _rows(scaled: ScaledTensor, index: tuple[int, ...], row: int, stop: int, tile: int) -> ScaledTensor:
-    shape = scaled.shape
-
-    def cut(array: Any) -> Any:
-        if array is None or isinstance(scaled.layout, PerTensor):
-            return array
-        return array[index][row // tile : -(-stop // tile)]
+    def at(array: Any) -> Any:
+        return array if array is None or isinstance(scaled.layout, PerTensor) else array[index]
 
     second = scaled.global_scale
     if second is not None and second.size > 1:
         second = second[index]
     return ScaledTensor(
-        scaled.data[index][row:stop],
-        cut(scaled.scale),
+        scaled.data[index],
+        at(scaled.scale),
         scaled.recipe,
         scaled.layout,
-        cut(scaled.zero_point),
+        at(scaled.zero_point),
         global_scale=second,
-        shape=(stop - row, shape[-1]),
+        shape=scaled.shape[-2:],
     )

@@ -19,6 +19,7 @@ from breccia.bridges._common import (
 )
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
+from breccia.checkpoint.repack import cut
 from breccia.checkpoint.source import Checkpoint, is_float
 from breccia.scaled_tensor import ScaledTensor
 
@@ -96,10 +97,8 @@ def values(tensor: Any) -> Any:
 
 
 def _rows(tensor: Any, start: int, stop: int) -> Any:
-    from breccia.checkpoint.execute import cut_rows
-
     if isinstance(tensor, ScaledTensor) and tensor.ndim == 2:
-        return values(cut_rows(tensor, start, stop))
+        return values(cut(tensor, start, stop))
     if isinstance(tensor, (ScaledTensor, OutsideTensor)):
         return None
     return values(tensor[start:stop])

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads for the pieces of a tensor."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+__all__ = ["PIECE", "Workers"]
+
+PIECE = 4 << 20  # bytes of output at a time: several fit in a cache, and writing them costs few calls
+
+
+class Workers:
+    """Threads that turn pieces into bytes and write them, each with memory of its own."""
+
+    def __init__(self, count: int | None = None) -> None:
+        self.count = count or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self.count)
+        self._memory: queue.SimpleQueue[np.ndarray[Any, Any]] = queue.SimpleQueue()
+        for _ in range(self.count):
+            self._memory.put(np.empty(PIECE, np.uint8))
+
+    def each(self, work: Callable[[Any, np.ndarray[Any, Any]], None], pieces: Iterator[Any]) -> None:
+        """Run ``work(piece, memory)`` for every piece; the first error is raised."""
+
+        def run(piece: Any) -> None:
+            memory = self._memory.get()
+            try:
+                work(piece, memory)
+            finally:
+                self._memory.put(memory)
+
+        for _ in self._pool.map(run, pieces):
+            pass
+
+    def close(self) -> None:
+        """Wait for the threads."""
+        self._pool.shutdown()
