@@ -184,3 +184,20 @@ def test_files_of_breccia_0_1_3_load(name: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(breccia.dequantize(back), breccia.dequantize(scaled))
     convert(tmp_path / "old.safetensors", tmp_path / "new.safetensors", "breccia")
     assert verify(tmp_path / "old.safetensors", tmp_path / "new.safetensors", min_sqnr_db=1e9)["ok"]
+
+
+def test_the_file_that_breccia_0_1_3_wrote(tmp_path: Path) -> None:
+    """Its own bytes (data/make_breccia_0_1_3.py), to the values that it made of them."""
+    from breccia.bridges import load_safetensors
+
+    data = Path(__file__).parent / "data"
+    wanted = np.load(data / "breccia_0_1_3.npz")
+    tensors = load_safetensors(data / "breccia_0_1_3.safetensors")
+    assert tensors.keys() == set(wanted.files)
+    for name, scaled in tensors.items():
+        np.testing.assert_array_equal(breccia.dequantize(scaled), wanted[name], name)
+    assert SafetensorsFile(data / "breccia_0_1_3.safetensors").metadata["note"] == "by breccia 0.1.3"
+    convert(data / "breccia_0_1_3.safetensors", tmp_path / "new.safetensors", "breccia")
+    assert verify(data / "breccia_0_1_3.safetensors", tmp_path / "new.safetensors", min_sqnr_db=1e9)["ok"]
+    for name, scaled in load_safetensors(tmp_path / "new.safetensors").items():
+        np.testing.assert_array_equal(breccia.dequantize(scaled), wanted[name], name)

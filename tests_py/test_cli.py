@@ -52,7 +52,12 @@ def test_convert_verify_inspect_plot(model: Path, tmp_path: Path, capsys: pytest
     code, out, _ = run("plot", tmp_path / "q", "--reference", model, "--out", page, "--json", capsys=capsys)
     assert code == 0
     assert all(15 < row["sqnr_db"] < 25 for row in json.loads(out)["tensors"])
-    assert page.read_text().count("<rect") > 20
+    text = page.read_text()
+    assert text.count('fill="#557"') > 20  # scales
+    assert text.count('fill="#a66"') > 20  # errors
+    rows = json.loads(out)["tensors"]
+    assert [sum(row["errors"]) for row in rows] == [128 * 256] * 2
+    assert [sum(row["scales"]) for row in rows] == [128 * 16] * 2
 
 
 def test_targets_are_listed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,3 +101,20 @@ def test_every_command_has_json() -> None:
             [sys.executable, "-m", "breccia", command, "--help"], capture_output=True, text=True, check=True
         )
         assert "--json" in out.stdout
+
+
+def test_png_is_a_picture(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    image = pytest.importorskip("PIL.Image")
+    run("convert", model, tmp_path / "q", "--to", "modelopt:nvfp4", capsys=capsys)
+    out = tmp_path / "p.png"
+    code, _, _ = run("plot", tmp_path / "q", "--reference", model, "--out", out, capsys=capsys)
+    assert code == 0
+    assert out.read_bytes()[:16] == b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+    with image.open(out) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    assert pixels.shape == (int(120 * (1.5 + 0.24 * 2)), 120 * 18, 3)
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+    third = pixels.shape[1] // 3
+    for part in range(3):  # scales, errors, bars: something is drawn in each
+        assert pixels[:, part * third : (part + 1) * third].std() > 20

@@ -111,3 +111,15 @@ def test_reciprocals_turn_into_each_other_where_they_can() -> None:
     back = np.float32(1) / _common.reciprocal(x)
     assert (np.abs(back - x) <= np.spacing(x)).all()
     assert (back == x).sum() > 0.6 * x.size
+
+
+@pytest.mark.parametrize("group_size", [None, 64])
+def test_int8_byte_by_byte(group_size: Any) -> None:
+    scaled = breccia.cast(weight(), breccia.INT8Scaling(group_size=group_size))
+    parts = to_compressed_tensors(scaled, packed=False)
+    state = {role: _common.to_torch(array) for role, array in parts.items()}
+    assert same_numbers(
+        compressor("int-quantized").decompress(state, scheme(scaled.recipe)[0])["weight"], breccia.dequantize(scaled)
+    )
+    for role, array in to_compressed_tensors(from_compressed_tensors(parts), packed=False).items():
+        assert array.tobytes() == parts[role].tobytes(), role

@@ -45,7 +45,8 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         if prefix + role in entries:
             parts[role] = prefix + role
     findings: list[str] = []
-    found = _find_packed(prefix, parts, weight, scale, findings) if packed else _find_plain(parts, weight, scale)
+    bits = _bits(context.get("quantization_config") or {})
+    found = _find_packed(prefix, parts, weight, scale, bits, findings) if packed else _find_plain(parts, weight, scale)
     if found is None:
         return None
     kind, shape, recipe, layout, dtype = found
@@ -73,7 +74,17 @@ _Kind = tuple[str, tuple[int, ...], ScalingRecipe | None, Layout | None, str]
 _NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-def _find_packed(prefix: str, parts: dict[str, str], weight: Any, scale: Any, findings: list[str]) -> _Kind | None:
+def _bits(said: Mapping[str, Any]) -> int | None:
+    """Width of packed integers, where config.json has one for all groups."""
+    groups = said.get("config_groups")
+    schemes = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+    widths = {s.get("num_bits") for s in schemes if isinstance(s, dict)}
+    return widths.pop() if widths in ({4}, {8}) else None
+
+
+def _find_packed(
+    prefix: str, parts: dict[str, str], weight: Any, scale: Any, said_bits: int | None, findings: list[str]
+) -> _Kind | None:
     stored, groups = weight.shape, scale.shape[-1] if scale.shape else 1
     if weight.dtype == "U8" and scale.dtype == "F8_E4M3":
         shape = (*stored[:-1], stored[-1] * 2)
@@ -91,9 +102,12 @@ def _find_packed(prefix: str, parts: dict[str, str], weight: Any, scale: Any, fi
         dtype = _NUMPY[scale.dtype]
         symmetric = "weight_zero_point" not in parts
         columns = stored[-1] * 8
-        # weight_shape is data; where headers leave 4 or 8 bits open, power-of-two groups decide.
-        bits = 4 if groups == 1 or (columns % groups == 0 and columns // groups >= 16) else 8
+        # weight_shape is data; where headers and config.json leave 4 or 8 bits open, groups decide.
+        bits = said_bits or (4 if groups == 1 or (columns % groups == 0 and columns // groups >= 16) else 8)
         columns = stored[-1] * 32 // bits
+        if bits == 8:
+            recipe8, layout8 = int8_recipe((*stored[:-1], columns), scale.shape, dtype, symmetric)
+            return "int8-packed", (*stored[:-1], columns), recipe8, layout8, dtype
         size = group_size_of(columns, groups, "weight_scale")
         recipe4 = INT4Scaling(group_size=size, signed=symmetric, symmetric=symmetric, scale_dtype=SCALE_NAMES[dtype])
         return "int4", (*stored[:-1], columns), recipe4, row_blocks(size, columns), dtype
@@ -157,7 +171,7 @@ def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, An
             weights |= {"num_bits": 4, "type": "int", "strategy": "group", "group_size": recipe.group_size}
             weights["symmetric"] = recipe.symmetric
         case INT8Scaling():
-            fmt = "int-quantized"
+            fmt = "pack-quantized"
             weights |= {"num_bits": 8, "type": "int", "symmetric": recipe.symmetric}
             weights |= _strategy(recipe.group_size)
         case Float8BlockScaling() if recipe.block_m > 1:

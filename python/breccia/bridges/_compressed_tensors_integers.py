@@ -94,7 +94,32 @@ def pack_int4(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
     return result
 
 
+def pack_int8(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
+    """INT8 of weights alone, which loaders expect in words, offset by 128."""
+    shape, zero_point = scaled.shape, scaled.zero_point
+    scale = scale.reshape(1) if isinstance(scaled.layout, PerTensor) else scale
+    scale = scale[..., None] if isinstance(scaled.layout, PerChannel) and scale.ndim < scaled.ndim else scale
+    result = {
+        "weight_packed": Part(
+            "I32", (*shape[:-1], -(-shape[-1] // 4)), lambda: from_words(codes(scaled.data, "data") ^ np.uint8(0x80))
+        ),
+        "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
+        "weight_shape": part(np.array(shape, np.int64), "I64"),
+    }
+    if zero_point is not None and isinstance(scaled.layout, PerTensor):
+        raise ValueError(f"zero_point must be that of a row or a group for {NAME}, got one for the tensor")
+    if zero_point is not None:
+
+        def zeros() -> Array:
+            offset = codes(zero_point, "zero_point").reshape(scale.shape) ^ np.uint8(0x80)
+            return np.swapaxes(from_words(np.ascontiguousarray(np.swapaxes(offset, -1, -2))), -1, -2)
+
+        result["weight_zero_point"] = Part("I32", (*shape[:-2], -(-shape[-2] // 4), scale.shape[-1]), zeros)
+    return result
+
+
 def store_int8(scaled: ScaledTensor, scale: Array) -> dict[str, Part]:
+    """INT8 of weights and activations: the bytes as they are."""
     if isinstance(scaled.layout, PerTensor):
         scale = scale.reshape(1)
     result = {

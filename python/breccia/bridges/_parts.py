@@ -56,6 +56,7 @@ class Found:
         recipe: None where the values have no ScaledTensor form.
         layout: of the scales.
         scale_dtype: NumPy name of the scales' dtype.
+        zero_dtype: of the zero points', "" for the recipe's own.
         dtype: header's dtype of a plain tensor.
         options: passed on to the bridge.
         findings: what looks wrong.
@@ -69,6 +70,7 @@ class Found:
     recipe: ScalingRecipe | None = None
     layout: Layout | None = None
     scale_dtype: str = "uint8"
+    zero_dtype: str = ""
     dtype: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
@@ -77,7 +79,14 @@ class Found:
         """A ScaledTensor of this shape, recipe and layout whose memory was never touched."""
         assert self.recipe is not None
         assert self.layout is not None
-        return ghost(self.shape, self.recipe, self.layout, self.scale_dtype, global_scale="global_scale" in self.parts)
+        return ghost(
+            self.shape,
+            self.recipe,
+            self.layout,
+            self.scale_dtype,
+            zero_dtype=self.zero_dtype,
+            global_scale="global_scale" in self.parts,
+        )
 
 
 def ghost(
@@ -86,6 +95,7 @@ def ghost(
     layout: Layout | None = None,
     scale_dtype: str | None = None,
     *,
+    zero_dtype: str = "",
     global_scale: bool = False,
 ) -> ScaledTensor:
     """What casting a tensor of that shape would give, as to shapes and types; the memory is never
@@ -106,12 +116,13 @@ def ghost(
     if scale_dtype == "bfloat16" and getattr(recipe, "scale_format", getattr(recipe, "scale_dtype", "")) != "bf16":
         scale = np.empty(scale_shape, float_dtype("bfloat16"))
     asymmetric = getattr(recipe, "symmetric", True) is False
+    zero_dtype = zero_dtype or ("int8" if isinstance(recipe, INT8Scaling) else "uint8")
     return ScaledTensor(
         np.empty(stored, np.uint8),
         scale,
         recipe,
         layout,
-        np.empty(scale_shape, np.int8 if isinstance(recipe, INT8Scaling) else np.uint8) if asymmetric else None,
+        np.empty(scale_shape, zero_dtype) if asymmetric else None,
         global_scale=np.empty((), np.float32) if global_scale else None,
         shape=shape,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia.bridges import _compressed_tensors_headers as _headers
 from breccia.bridges._common import (
     STORED_SCALES,
     Array,
@@ -23,8 +24,7 @@ from breccia.bridges._common import (
     global_scale,
     packed_codes,
 )
-from breccia.bridges._compressed_tensors_headers import config, find, nvfp4_recipe, refine
-from breccia.bridges._compressed_tensors_integers import NAME, int8, pack_int4, packed_integers, store_int8
+from breccia.bridges._compressed_tensors_integers import NAME, int8, pack_int4, pack_int8, packed_integers, store_int8
 from breccia.bridges._parts import Part, materialize, part
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
@@ -56,8 +56,7 @@ RECIPES: dict[str, ScalingRecipe] = {
     "int8": INT8Scaling(),
 }
 
-# What the checkpoint's code asks every bridge for.
-_ = (config, find, refine)
+find, refine, config = _headers.find, _headers.refine, _headers.config
 
 __all__ = ["from_compressed_tensors", "to_compressed_tensors"]
 
@@ -85,7 +84,7 @@ def from_compressed_tensors(parts: Mapping[str, Any], kind: str | None = None) -
         return ScaledTensor(
             codes(weight, "weight_packed"),
             codes(scale, "weight_scale"),
-            nvfp4_recipe(second is not None),
+            _headers.nvfp4_recipe(second is not None),
             PerBlockMN(1, 16),
             global_scale=None if second is None else np.asarray(second, np.float32).reshape(()),
             shape=(*weight.shape[:-1], weight.shape[-1] * 2),
@@ -140,16 +139,20 @@ def _pack6(values: Array) -> Array:
     return packed.reshape(*values.shape[:-1], -1)
 
 
-def to_compressed_tensors(scaled: ScaledTensor) -> dict[str, Array]:
+def to_compressed_tensors(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Array]:
     """The inverse of `from_compressed_tensors`.
+
+    Args:
+        scaled: what to convert.
+        packed: INT8 in words (format "pack-quantized", of weights alone), or byte by byte ("int-quantized").
 
     Raises:
         ValueError: the format has no place for such a tensor.
     """
-    return materialize(lay_out(scaled))
+    return materialize(lay_out(scaled, packed=packed))
 
 
-def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
+def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
     """`to_compressed_tensors`, each tensor made when it is asked for."""
     recipe = scaled.recipe
     check_upright(scaled)
@@ -181,7 +184,7 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     if isinstance(recipe, INT4Scaling):
         return pack_int4(scaled, scale)
     if isinstance(recipe, INT8Scaling):
-        return store_int8(scaled, scale)
+        return pack_int8(scaled, scale) if packed else store_int8(scaled, scale)
     if isinstance(recipe, (DelayedScaling, Float8CurrentScaling, Float8BlockScaling)) and scale.dtype.itemsize > 1:
         if isinstance(scaled.layout, PerTensor):
             scale = scale.reshape(1)

@@ -27,6 +27,7 @@ from breccia.bridges._common import (
     packed_codes,
 )
 from breccia.bridges._parts import Found, Part, part
+from breccia.checkpoint.dtypes import numpy_dtype
 from breccia.checkpoint.safetensors_file import SafetensorsFile, SafetensorsWriter
 from breccia.layouts import Layout
 from breccia.recipes import ScalingRecipe
@@ -192,6 +193,8 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
         parts = {role: f"{name}.{role}" for role in ROLES if f"{name}.{role}" in entries}
         data, scale = entries[parts["data"]], entries[parts["scale"]]
         dtype = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(scale.dtype, "uint8")
+        zero = entries.get(parts.get("zero_point", ""))
+        zero_dtype = "" if zero is None else str(numpy_dtype(zero.dtype))
         findings: tuple[str, ...] = ()
         if shape is None:
             shape = data.shape
@@ -207,6 +210,7 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
                 recipe,
                 layout,
                 dtype,
+                zero_dtype,
                 options={"config": text},
                 findings=findings,
             )

@@ -81,12 +81,9 @@ def quantization_config(checkpoint: Checkpoint, target: Target, choices: list[Ch
 
 
 def _ignored(choices: list[Choice]) -> list[str]:
-    """Modules whose weight is a matrix that stays in high precision."""
-    return sorted(
-        c.found.name.removesuffix(".weight")
-        for c in choices
-        if c.action in ("copy", "float") and len(c.found.shape) == 2 and c.found.name.endswith(".weight")
-    )
+    """Modules whose weight stays in high precision; loaders that go by names know "…norm" themselves."""
+    kept = [c.found.name for c in choices if c.action in ("copy", "float") and c.found.name.endswith(".weight")]
+    return sorted(name.removesuffix(".weight") for name in kept if not name.endswith("norm.weight"))
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One look tells which layers suffer: a row per quantized tensor, with its scales' histogram and, where
-there is a reference, its error. HTML needs nothing; PNG needs matplotlib."""
+there is a reference, its errors'. HTML needs nothing; PNG needs matplotlib."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from breccia.bridges._common import codes, float32, global_scale, require
 from breccia.bridges._outside import OutsideTensor
 from breccia.checkpoint.source import Checkpoint
-from breccia.checkpoint.verify import compare
+from breccia.checkpoint.verify import compare, values
 from breccia.formats import decode
 from breccia.scaled_tensor import ScaledTensor
 
@@ -25,8 +25,8 @@ _BINS = 24
 
 
 def measure(path: str | os.PathLike[str], reference: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
-    """Per quantized tensor: histogram of log2 of its scales, share of codes at the largest value, and
-    the SQNR against a reference checkpoint. JSON types only."""
+    """Per quantized tensor: histogram of log2 of its scales and, against a reference checkpoint, SQNR and
+    histogram of its errors in units of the reference's root mean square. JSON types only."""
     checkpoint = Checkpoint(path)
     known = None if reference is None else Checkpoint(reference)
     originals = {} if known is None else {f.name: f for f in known.found}
@@ -50,10 +50,23 @@ def measure(path: str | os.PathLike[str], reference: str | os.PathLike[str] | No
             }
         original = originals.get(found.name)
         if known is not None and original is not None and original.shape == found.shape:
-            row["sqnr_db"] = compare(found.name, known.load(original), tensor).sqnr_db
+            reference_values = known.load(original)
+            row["sqnr_db"] = compare(found.name, reference_values, tensor).sqnr_db
+            row |= _errors(values(reference_values), values(tensor))
         rows.append(row)
         checkpoint.release(found)
     return rows
+
+
+def _errors(wanted: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Histogram of the errors in units of the reference's root mean square, from -1 to 1 of the largest."""
+    x = wanted.astype(np.float32).reshape(-1)
+    root = math.sqrt(float(np.mean(np.square(x, dtype=np.float64)))) if x.size else 0.0
+    error = (got.astype(np.float32).reshape(-1) - x)[np.isfinite(x)]
+    error = error[np.isfinite(error)] / (root or 1.0)
+    most = float(np.abs(error).max()) if error.size else 0.0
+    counts, _ = np.histogram(error, bins=_BINS, range=(-(most or 1.0), most or 1.0))
+    return {"errors": counts.tolist(), "largest_error": most}
 
 
 def _scales(scaled: ScaledTensor) -> np.ndarray[Any, Any]:
@@ -105,50 +118,65 @@ def _colour(sqnr: float | None) -> str:
     return f"hsl({round(share * 120)},65%,45%)"
 
 
+_HEIGHT, _LABEL, _CHART, _BAR = 22, 460, 300, 260
+
+
 def _svg(rows: list[dict[str, Any]]) -> str:
-    height, label, chart, bar = 22, 460, 300, 260
-    errors = [r["sqnr_db"] for r in rows if r["sqnr_db"] is not None and math.isfinite(r["sqnr_db"])]
-    most = max([*errors, 1.0])
+    finite = [r["sqnr_db"] for r in rows if r["sqnr_db"] is not None and math.isfinite(r["sqnr_db"])]
+    most = max([*finite, 1.0])
+    errors = _LABEL + _CHART + 20
+    bars = errors + _CHART + 20
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{label + chart + bar + 90}" '
-        f'height="{height * (len(rows) + 2)}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{bars + _BAR + 90}" height="{_HEIGHT * (len(rows) + 2)}" '
         f'font-family="monospace" font-size="12">',
-        f'<text x="{label}" y="14">log2 of scales</text><text x="{label + chart + 20}" y="14">SQNR dB</text>',
+        f'<text x="{_LABEL}" y="14">log2 of scales</text><text x="{errors}" y="14">errors</text>'
+        f'<text x="{bars}" y="14">SQNR dB</text>',
     ]
     for i, row in enumerate(rows):
-        y = height * (i + 1)
+        y = _HEIGHT * (i + 1)
         name = row["name"] if len(row["name"]) <= 58 else "…" + row["name"][-57:]
         parts.append(f'<text x="0" y="{y + 15}">{html.escape(name)}<title>{html.escape(row["format"])}</title></text>')
-        top = max([*row.get("scales", []), 1])
-        width = chart / _BINS
-        for k, count in enumerate(row.get("scales", [])):
-            tall = (height - 4) * count / top
-            if count:
-                parts.append(
-                    f'<rect x="{label + k * width:.1f}" y="{y + height - 2 - tall:.1f}" width="{width - 1:.1f}" '
-                    f'height="{tall:.1f}" fill="#557"><title>2^{row["low"]} to 2^{row["high"]}</title></rect>'
-                )
-        if row["sqnr_db"] is not None:
-            value = row["sqnr_db"]
-            long = bar * min(value / most, 1) if math.isfinite(value) and value > 0 else bar * (value > 0)
-            x = label + chart + 20
+        if "scales" in row:
+            parts += _columns(row["scales"], _LABEL, y, "#557", f"2^{row['low']} to 2^{row['high']}")
+        if "errors" in row:
+            parts += _columns(row["errors"], errors, y, "#a66", f"up to {row['largest_error']:.3g} times the RMS")
+        value = row["sqnr_db"]
+        if value is not None:
+            long = _BAR * min(value / most, 1) if math.isfinite(value) and value > 0 else _BAR * (value > 0)
             parts.append(
-                f'<rect x="{x}" y="{y + 3}" width="{long:.1f}" height="{height - 7}" fill="{_colour(value)}"/>'
-                f'<text x="{x + bar + 8}" y="{y + 15}">{value:.1f}</text>'
+                f'<rect x="{bars}" y="{y + 3}" width="{long:.1f}" height="{_HEIGHT - 7}" fill="{_colour(value)}"/>'
+                f'<text x="{bars + _BAR + 8}" y="{y + 15}">{value:.1f}</text>'
             )
     return "\n".join([*parts, "</svg>\n"])
 
 
+def _columns(counts: list[int], x: float, y: float, colour: str, title: str) -> list[str]:
+    top, width = max([*counts, 1]), _CHART / _BINS
+    parts = []
+    for k, count in enumerate(counts):
+        tall = (_HEIGHT - 4) * count / top
+        if count:
+            parts.append(
+                f'<rect x="{x + k * width:.1f}" y="{y + _HEIGHT - 2 - tall:.1f}" width="{width - 1:.1f}" '
+                f'height="{tall:.1f}" fill="{colour}"><title>{title}</title></rect>'
+            )
+    return parts
+
+
 def _png(rows: list[dict[str, Any]], out: Path, title: str) -> None:
     figure_module = require("matplotlib.figure", "plot")
-    figure = figure_module.Figure(figsize=(14, 1.5 + 0.24 * len(rows)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    figure = figure_module.Figure(figsize=(18, 1.5 + 0.24 * len(rows)), layout="constrained")
+    left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=[3, 3, 2])
     figure.suptitle(title)
-    grid = np.array([[c / max([*r.get("scales", []), 1]) for c in r.get("scales", [0] * _BINS)] for r in rows])
-    left.imshow(grid, aspect="auto", cmap="magma", interpolation="nearest")
+    for axes, key, label in (
+        (left, "scales", "log2 of scales, each tensor's range"),
+        (middle, "errors", "errors, from minus to plus each tensor's largest"),
+    ):
+        grid = np.array([np.array(r.get(key, [0] * _BINS)) / max([*r.get(key, []), 1]) for r in rows])
+        axes.imshow(grid, aspect="auto", cmap="magma", interpolation="nearest", vmin=0, vmax=1)
+        axes.set_xlabel(label)
     left.set_yticks(range(len(rows)), [r["name"][-60:] for r in rows], fontsize=7)
-    left.set_xlabel("log2 of scales, each tensor's range")
-    errors = [r["sqnr_db"] if r["sqnr_db"] is not None and math.isfinite(r["sqnr_db"]) else 0.0 for r in rows]
-    right.barh(range(len(rows)), errors)
+    values_db = [r["sqnr_db"] if r["sqnr_db"] is not None and math.isfinite(r["sqnr_db"]) else 0.0 for r in rows]
+    right.barh(range(len(rows)), values_db)
     right.set_xlabel("SQNR dB against the reference")
     figure.savefig(out, dpi=120)

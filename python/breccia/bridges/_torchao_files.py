@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The safetensors layout that torchao saves its tensors in (torchao.prototype.safetensors), without torchao."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges._outside import OutsideTensor
+from breccia.bridges._parts import Found, Part
+from breccia.bridges._torchao_parts import describe
+from breccia.bridges._torchao_read import NAME, dtype_name, float8, from_parts
+from breccia.layouts import Layout, PerBlockMN
+from breccia.recipes import (
+    MXFP4BlockScaling,
+    MXFP6BlockScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    ScalingRecipe,
+)
+from breccia.scaled_tensor import ScaledTensor
+
+
+def store(name: str, scaled: ScaledTensor | OutsideTensor, high: str = "bfloat16") -> tuple[dict[str, Part], str]:
+    """Stored tensors of a logical one, by full name, and its entry in the header's metadata."""
+    kind, parts, attributes = describe(scaled, high)
+    module, _, last = name.rpartition(".")
+    entry = {"_type": kind, "_data": attributes, "_tensor_data_names": list(parts)}
+    return {f"{module}._{last}_{role}": value for role, value in parts.items()}, json.dumps(entry)
+
+
+def load(parts: Mapping[str, Any], *, kind: str, attributes: Mapping[str, Any]) -> ScaledTensor | OutsideTensor:
+    """The logical tensor of its stored ones, by role."""
+    return from_parts(kind, parts, attributes)
+
+
+def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Found]:
+    """The logical tensors that a header's metadata describes.
+
+    Raises:
+        ValueError: the metadata is torchao's but not of its form.
+    """
+    if "tensor_names" not in metadata:
+        return []
+    try:
+        names = json.loads(metadata["tensor_names"])
+        described = {name: json.loads(metadata[name]) for name in names if name in metadata}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"metadata 'tensor_names' must be {NAME}'s JSON: {error}") from None
+    found = []
+    for name, entry in described.items():
+        kind = entry.get("_type") if isinstance(entry, dict) else None
+        if kind in (None, "Tensor"):
+            continue
+        module, _, last = name.rpartition(".")
+        parts = {role: f"{module}._{last}_{role}" for role in entry.get("_tensor_data_names", [])}
+        missing = [full for full in parts.values() if full not in entries]
+        if missing or "qdata" not in parts or "scale" not in parts:
+            raise ValueError(
+                f"tensor {name!r}: {missing or 'qdata and scale'} must be in the file, as its metadata says"
+            )
+        found.append(_found(name, kind, parts, entry["_data"], entries))
+    return found
+
+
+def _found(
+    name: str, kind: str, parts: dict[str, str], attributes: dict[str, Any], entries: Mapping[str, Any]
+) -> Found:
+    qdata, scale = entries[parts["qdata"]], entries[parts["scale"]]
+    shape = tuple(qdata.shape)
+    options = {"kind": kind, "attributes": attributes}
+    recipe: ScalingRecipe | None = None
+    layout: Layout | None = None
+    dtype = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(scale.dtype, "uint8")
+    if kind == "NVFP4Tensor":
+        shape = (*shape[:-1], shape[-1] * 2)
+        recipe, layout = NVFP4BlockScaling(two_level="per_tensor_scale" in parts), PerBlockMN(1, 16)
+        if "per_tensor_scale" in parts:
+            parts = {**parts, "global_scale": parts["per_tensor_scale"]}
+    elif kind == "MXTensor":
+        element = attributes["elem_dtype"]
+        element = element if isinstance(element, str) else dtype_name(element)
+        layout = PerBlockMN(1, 32)
+        if element == "float4_e2m1fn_x2":
+            recipe, shape = MXFP4BlockScaling(), (*shape[:-1], shape[-1] * 2)
+        elif element.startswith("fp6"):
+            recipe = MXFP6BlockScaling(fp6_format=element[4:].upper())
+        else:
+            recipe = MXFP8BlockScaling(fp8_format="E5M2" if "e5m2" in element else "E4M3")
+    elif kind == "Float8Tensor":
+        fp8 = "E5M2" if qdata.dtype == "F8_E5M2" else "E4M3"
+        recipe, layout = float8(fp8, shape, np.empty(scale.shape, np.float32), attributes.get("block_size"))
+    elif kind == "Int4Tensor":
+        shape = tuple(attributes["shape"])
+    swizzled = ("scales are tiled for cuBLAS (swizzled)",) if attributes.get("is_swizzled_scales") else ()
+    return Found(name, NAME, kind, parts, shape, recipe, layout, dtype, options=options, findings=swizzled)
+
+
+def refine(found: Found, array: Any) -> Found:
+    """Whether a tensor of integers has zero points other than zero, which its header does not say."""
+    kind = found.options["kind"]
+    if kind not in ("Int8Tensor", "IntxUnpackedToInt8Tensor"):
+        return found
+    zero = array(found.parts["zero_point"]) if "zero_point" in found.parts else None
+    scale, shape = array(found.parts["scale"]), found.shape
+    # One row is enough to know the recipe: everything but the zero points is in the attributes.
+    ghost = {"qdata": np.empty(shape, np.int8), "scale": scale, **({} if zero is None else {"zero_point": zero})}
+    made = from_parts(kind, ghost, found.options["attributes"])
+    assert isinstance(made, ScaledTensor)
+    return replace(found, recipe=made.recipe, layout=made.layout, scale_dtype=scale.dtype.name)
+
+
+def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says of a checkpoint written here: the method; classes are in the files' headers."""
+    return {"quantization_config": {"quant_method": "torchao", "modules_to_not_convert": ignored}}

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torchao's tensors from their parts and attributes, wherever those come from: a tensor object or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges._common import SCALE_NAMES, Array, as_numpy, codes, fp8_recipe, row_blocks, unswizzle
+from breccia.bridges._outside import OutsideTensor
+from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
+from breccia.recipes import (
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    INT4Scaling,
+    INT8Scaling,
+    MXFP4BlockScaling,
+    MXFP6BlockScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    ScalingRecipe,
+)
+from breccia.scaled_tensor import ScaledTensor
+
+NAME = "torchao"
+
+
+def dtype_name(value: Any) -> str:
+    if isinstance(value, dict):  # as torchao's JSON spells it
+        value = value.get("_data", "")
+    return str(value).removeprefix("torch.")
+
+
+def from_parts(kind: str, parts: Mapping[str, Any], attributes: Mapping[str, Any]) -> ScaledTensor | OutsideTensor:
+    for needed in ("qdata", "scale"):
+        if needed not in parts:
+            raise ValueError(f"{NAME}: {kind} must have {needed!r}, got {', '.join(sorted(parts))}")
+    if "act_pre_scale" in parts:
+        raise ValueError(f"{NAME}: act_pre_scale must be absent: it scales the layer's input, not this tensor")
+    qdata, scale = as_numpy(parts["qdata"], "qdata"), as_numpy(parts["scale"], "scale")
+    match kind:
+        case "Float8Tensor":
+            fp8_format = "E5M2" if qdata.dtype.name == "float8_e5m2" else "E4M3"
+            recipe, layout = float8(fp8_format, qdata.shape, scale, attributes.get("block_size"))
+            if isinstance(layout, PerTensor):
+                scale = scale.reshape(())
+            return ScaledTensor(codes(qdata, "qdata"), scale, recipe, layout)
+        case "Int8Tensor":
+            return _int8(qdata, scale, parts.get("zero_point"), attributes["block_size"])
+        case "IntxUnpackedToInt8Tensor":
+            return _intx(qdata, scale, parts.get("zero_point"), attributes)
+        case "Int4Tensor":
+            return _int4(qdata, scale, parts, attributes)
+        case "MXTensor":
+            return _mx(qdata, scale, attributes)
+        case "NVFP4Tensor":
+            shape = (*qdata.shape[:-1], qdata.shape[-1] * 2)
+            second = parts.get("per_tensor_scale")
+            second = None if second is None else np.asarray(as_numpy(second, "per_tensor_scale"), np.float32)
+            return ScaledTensor(
+                codes(qdata, "qdata"),
+                _rows(codes(scale, "scale"), shape, 16, bool(attributes.get("is_swizzled_scales"))),
+                NVFP4BlockScaling(two_level=second is not None),
+                PerBlockMN(1, 16),
+                global_scale=second,
+                shape=shape,
+            )
+    raise TypeError(f"tensor must be one of torchao's plain tensor classes, got {kind}")
+
+
+def _rows(scale: Array, shape: tuple[int, ...], block: int, swizzled: bool) -> Array:
+    groups = shape[-1] // block
+    if not swizzled:
+        return scale.reshape(*shape[:-1], groups)
+    rows = int(np.prod(shape[:-1]))
+    return unswizzle(scale.reshape(-1), rows, groups).reshape(*shape[:-1], groups)
+
+
+def float8(fp8: str, shape: tuple[int, ...], scale: Array, block_size: Any) -> tuple[ScalingRecipe, Layout]:
+    if block_size is None or scale.size == 1:
+        recipe, layout, _ = fp8_recipe(fp8, shape, scale.shape, scale.dtype.name)
+        return recipe, layout
+    block = [int(b) for b in block_size]
+    if tuple(block[:-2]) != (1,) * (len(block) - 2):
+        raise ValueError(f"{NAME}: block_size must be 1 along leading axes, got {block}")
+    if block[-1] == shape[-1] and block[-2] == 1:
+        return Float8CurrentScaling(fp8_format=fp8, granularity="row"), PerChannel()
+    recipe = Float8BlockScaling(fp8_format=fp8, block_m=block[-2], block_k=block[-1])
+    return recipe, row_blocks(block[-1], shape[-1]) if block[-2] == 1 else PerBlockMN(block[-2], block[-1])
+
+
+def _int8(qdata: Array, scale: Array, zero_point: Any, block_size: Any) -> ScaledTensor:
+    size = int(block_size[-1])
+    name = SCALE_NAMES[scale.dtype.name]
+    zero = None if zero_point is None else as_numpy(zero_point, "zero_point")
+    if zero is not None and not zero.any():
+        zero = None
+    symmetric = zero is None
+    if scale.size == 1 and qdata.shape[0] != 1:
+        recipe, layout = INT8Scaling(scale_dtype=name, symmetric=symmetric), PerTensor()
+        return ScaledTensor(qdata, scale.reshape(()), recipe, layout, None if zero is None else zero.reshape(()))
+    if size == qdata.shape[-1]:
+        return ScaledTensor(qdata, scale, INT8Scaling(scale_dtype=name, symmetric=symmetric), PerChannel(), zero)
+    recipe = INT8Scaling(group_size=size, scale_dtype=name, symmetric=symmetric)
+    return ScaledTensor(qdata, scale, recipe, row_blocks(size, qdata.shape[-1]), zero)
+
+
+def _intx(qdata: Array, scale: Array, zero_point: Any, attributes: Mapping[str, Any]) -> ScaledTensor:
+    target = dtype_name(attributes["target_dtype"])
+    zero = None if zero_point is None else as_numpy(zero_point, "zero_point")
+    if zero is not None and not zero.any():
+        zero = None
+    size = int(attributes["block_size"][-1])
+    layout = row_blocks(size, qdata.shape[-1])
+    if target == "int8":
+        recipe8 = INT8Scaling(group_size=size, scale_dtype=SCALE_NAMES[scale.dtype.name], symmetric=zero is None)
+        return ScaledTensor(qdata, scale, recipe8, layout, zero)
+    if target not in ("int1", "int2", "int3", "int4"):
+        raise TypeError(f"tensor has target_dtype {target}: only int1 to int4 and int8 have a recipe")
+    recipe = INT4Scaling(
+        group_size=size,
+        signed=zero is None,
+        symmetric=zero is None,
+        scale_dtype=SCALE_NAMES[scale.dtype.name],
+    )
+    nibbles = qdata.view(np.uint8)
+    if zero is None:
+        return ScaledTensor(nibbles & 15, scale, recipe, layout, shape=qdata.shape)
+    unsigned = zero.astype(np.uint8) + np.uint8(8) if zero.dtype.kind in "iu" else zero.astype(np.float32) + 8
+    return ScaledTensor((nibbles + np.uint8(8)) & 15, scale, recipe, layout, unsigned, shape=qdata.shape)
+
+
+def _int4(qdata: Array, scale: Array, parts: Mapping[str, Any], attributes: Mapping[str, Any]) -> OutsideTensor:
+    shape = tuple(int(n) for n in attributes["shape"])
+    size = int(attributes["block_size"][-1])
+    scale = np.ascontiguousarray(np.swapaxes(scale, -1, -2))
+    bias = np.ascontiguousarray(np.swapaxes(as_numpy(parts["zero_point"], "zero_point"), -1, -2))
+    recipe = INT4Scaling(group_size=size, scale_dtype=SCALE_NAMES[scale.dtype.name])
+    scaled = ScaledTensor(codes(qdata, "qdata"), scale, recipe, row_blocks(size, shape[-1]), shape=shape)
+    return OutsideTensor(scaled, bias=bias)
+
+
+def _mx(qdata: Array, scale: Array, attributes: Mapping[str, Any]) -> ScaledTensor:
+    element = attributes["elem_dtype"]
+    element = element if element in ("fp6_e2m3", "fp6_e3m2") else dtype_name(element)
+    shape = qdata.shape
+    recipe: ScalingRecipe
+    match element:
+        case "float8_e4m3fn":
+            recipe = MXFP8BlockScaling()
+        case "float8_e5m2":
+            recipe = MXFP8BlockScaling(fp8_format="E5M2")
+        case "fp6_e2m3" | "fp6_e3m2":
+            recipe = MXFP6BlockScaling(fp6_format=element[4:].upper())
+        case "float4_e2m1fn_x2":
+            recipe = MXFP4BlockScaling()
+            shape = (*qdata.shape[:-1], qdata.shape[-1] * 2)
+        case _:
+            raise TypeError(f"tensor has elem_dtype {element}, which must be an FP8, FP6 or FP4 type")
+    if int(attributes.get("block_size", 32)) != 32:
+        raise ValueError(f"{NAME}: block_size must be 32, got {attributes['block_size']}")
+    rows = _rows(codes(scale, "scale"), shape, 32, bool(attributes.get("is_swizzled_scales")))
+    return ScaledTensor(codes(qdata, "qdata"), rows, recipe, PerBlockMN(1, 32), shape=shape)
