@@ -12,7 +12,7 @@ import pytest
 from breccia.bridges import modules
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert
 from breccia.checkpoint.verify import values
-from checkpoints import first_layer_of_minilm
+from checkpoints import deepseek_v3, first_layer_of_minilm, gpt_oss_20b
 
 torch = pytest.importorskip("torch")
 
@@ -123,3 +123,29 @@ def test_modelopt_becomes_compressed_tensors(minilm: Path, tmp_path: Path) -> No
             np.testing.assert_array_equal(theirs[f"{base}.{role}"].view(torch.uint8).numpy(), mine)
         divisor = theirs[f"{base}.weight_global_scale"].numpy()
         assert np.abs(divisor - written[f"{base}.weight_global_scale"]) <= np.spacing(divisor)
+
+
+def test_deepseek_by_compressed_tensors(tmp_path: Path) -> None:
+    entry = pytest.importorskip("compressed_tensors.entrypoints.convert")
+    source = deepseek_v3(tmp_path / "in")
+    convert(source, tmp_path / "bf16", "bf16")
+    converter = entry.FP8BlockDequantizer.from_pretrained(source)
+    tensors = {n: as_torch(a) for path in source.glob("*.safetensors") for n, a in SafetensorsFile(path).items()}
+    theirs = converter.process(tensors)
+    checkpoint = Checkpoint(tmp_path / "bf16")
+    assert {found.name for found in checkpoint.found} == theirs.keys()
+    for found in checkpoint.found:
+        assert as_torch(checkpoint.array(found.name)).equal(theirs[found.name]), found.name
+
+
+def test_gpt_oss_by_transformers(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    checkpoint = Checkpoint(gpt_oss_20b(tmp_path / "in"))
+    experts = [found for found in checkpoint.found if found.format == "gpt-oss"]
+    assert len(experts) == 2
+    for found in experts:
+        blocks, scales = (as_torch(checkpoint.array(found.parts[role])) for role in ("blocks", "scales"))
+        theirs = mxfp4.convert_moe_packed_tensors(blocks, scales.view(torch.uint8), dtype=torch.float32)
+        np.testing.assert_array_equal(theirs.numpy(), values(checkpoint.load(found)).swapaxes(-1, -2))
