@@ -9,6 +9,7 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
+from breccia import frameworks
 from breccia.checkpoint import (
     Checkpoint,
     SafetensorsFile,
@@ -39,6 +40,45 @@ def test_every_dtype_is_read_in_place(tmp_path: Path) -> None:
         row = DTYPES[name]
         assert array.dtype.name == ("uint8" if row.bits < 8 else row.numpy)
         assert file.entry(name).shape == plan[name][1]
+
+
+# What a framework has no type of that width for by default.
+NARROWED = {"torch": set(), "jax": {"F64", "I64", "U64"}, "mlx": {"F64"}}
+
+
+@pytest.mark.parametrize("framework", NARROWED)
+def test_every_dtype_in_every_framework(framework: str, tmp_path: Path) -> None:
+    """The file's bytes, in the framework's own type where it has one."""
+    pytest.importorskip({"mlx": "mlx.core"}.get(framework, framework))
+    raw = RNG.integers(0, 256, 48, dtype=np.uint8)
+    plan = {
+        name: (name, (2, 48 * 8 // row.bits // 2)) for name, row in DTYPES.items() if name not in NARROWED[framework]
+    }
+    with SafetensorsWriter(tmp_path / "a.safetensors", plan) as writer:
+        for name in plan:
+            writer.write(name, raw % 2 if name == "BOOL" else raw)
+    file = SafetensorsFile(tmp_path / "a.safetensors")
+    for name in plan:
+        array = file.load(name, framework)
+        assert frameworks.of(array).__name__ == f"breccia.frameworks.{framework}"
+        dtype = str(array.dtype).rpartition(".")[2]
+        if framework == "torch" and DTYPES[name].torch:
+            assert dtype == DTYPES[name].torch
+        if framework == "jax" and DTYPES[name].bits >= 8:
+            assert dtype == DTYPES[name].numpy
+        assert raw_bytes(array, framework) == (raw % 2 if name == "BOOL" else raw).tobytes(), name
+
+
+def raw_bytes(array: Any, framework: str) -> bytes:
+    if framework == "torch":
+        import torch
+
+        return array.contiguous().view(torch.uint8).numpy().tobytes()
+    if framework == "mlx":
+        import mlx.core as mx
+
+        return np.array(array if array.dtype == mx.bool_ else array.view(mx.uint8)).tobytes()
+    return np.asarray(array).tobytes()
 
 
 def test_frameworks_read_it(tmp_path: Path) -> None:
