@@ -52,6 +52,33 @@ TEST(Backends, CastBytesEqualPortable) {
     }
 }
 
+TEST(Backends, StochasticCodesEqualPortable) {
+    constexpr std::int64_t rows = 35, cols = 384;
+    for (const bool specials : {false, true}) {
+        std::vector<float> x = heavy_tailed(rows, cols);
+        if (specials) x = with_specials(x);
+        const Array array = array_of(x, {rows, cols});
+        CastOptions options, other;
+        options.seed = 0x1'0000'0003U;
+        other.seed = 3;
+        options.hadamard_block = other.hadamard_block = 16;
+        for (const Recipe& recipe : all_recipes()) {
+            SCOPED_TRACE(describe(recipe));
+            const ScaledTensor expected = [&] {
+                const BackendScope scope("portable");
+                return cast(array, recipe, options);
+            }();
+            for (const std::string& name : faster_backends()) {
+                const BackendScope scope(name);
+                EXPECT_TRUE(same_bytes(cast(array, recipe, options).data(), expected.data())) << name;
+            }
+            if (!specials) {
+                EXPECT_FALSE(same_bytes(cast(array, recipe, other).data(), expected.data()));
+            }
+        }
+    }
+}
+
 // Each length from 0 to three vectors, each format, at an odd address.
 TEST(Backends, EncodeAndDecodeEqualPortableAtAnyLength) {
     std::mt19937 random(3);

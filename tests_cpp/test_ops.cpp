@@ -85,6 +85,21 @@ TEST(Cast, MarginsThatOverflowSaturate) {
         }
 }
 
+TEST(Cast, OptionsAreChecked) {
+    std::vector<float> x(96, 1.0F);
+    const Array array = array_of(x, {2, 48});
+    CastOptions factor, square, hadamard;
+    factor.factor = 2.0F;
+    square.square_blocks = true;
+    hadamard.hadamard_block = 32;
+    EXPECT_EQ(cast(array, make_recipe("DelayedScaling"), factor).scale().as<float>()[0], 0.5F);
+    EXPECT_THROW(cast(array, make_recipe("INT8Scaling"), factor), Error);
+    EXPECT_THROW(cast(array, make_recipe("INT8Scaling"), square), Error);
+    EXPECT_THROW(cast(array, make_recipe("NVFP4BlockScaling"), hadamard), Error);
+    hadamard.hadamard_block = 12;
+    EXPECT_THROW(cast(array, make_recipe("NVFP4BlockScaling"), hadamard), Error);
+}
+
 TEST(Cast, RefusesWhatDoesNotFit) {
     std::vector<float> x(8 * 100);
     const std::string message =

@@ -26,15 +26,10 @@ def digest():
             x[3, 4], x[5, 1], x[9, 7] = np.nan, np.inf, -np.inf
             scaled = breccia.cast(x, recipe)
             again = breccia.requantize(scaled, breccia.Float8CurrentScaling(granularity="row"))
-            for part in (
-                scaled.data,
-                scaled.scale,
-                scaled.zero_point,
-                scaled.global_scale,
-                again.data,
-                again.scale,
-            ):
-                add(part)
+            drawn = breccia.cast(x, recipe, rounding="stochastic", seed=2**40 - 3)
+            for made in (scaled, again, drawn):
+                for part in (made.data, made.scale, made.zero_point, made.global_scale):
+                    add(part)
             add(breccia.dequantize(scaled))
             add(breccia.dequantize(scaled, dtype="bfloat16"))
             add(breccia.dequantize(scaled.T, dtype="float16"))

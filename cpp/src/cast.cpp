@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <bit>
+
 #include "breccia/error.hpp"
 #include "breccia/formats.hpp"
 #include "breccia/ops.hpp"
+#include "hadamard.hpp"
 #include "quantize.hpp"
 #include "threads.hpp"
 
@@ -22,6 +25,23 @@ private:
     Shape batch_;
     const KernelTable& kernels_;
 };
+
+void check_options(const CastOptions& options, const Recipe& recipe, const BlockGrid& grid) {
+    const std::string name(recipe.name);
+    const bool whole = recipe.layout.kind == LayoutKind::per_tensor;
+    if (options.factor && !whole) throw_value("factor needs a recipe of one scale per tensor, got " + name);
+    const bool rows = recipe.layout.kind == LayoutKind::per_block_k || recipe.layout.kind == LayoutKind::per_block_mn;
+    if (options.square_blocks && (!rows || grid.block_rows != 1))
+        throw_value("square_blocks needs a recipe whose blocks lie along rows, got " + name);
+}
+
+void check_hadamard(std::int64_t block, const Shape& shape) {
+    if (block < 2 || block > 1024 || !std::has_single_bit(static_cast<std::uint64_t>(block)))
+        throw_value("hadamard_block must be a power of two between 2 and 1024, got " + std::to_string(block));
+    if (shape.empty() || shape.back() % block != 0)
+        throw_value("Hadamard requires x.shape[-1] to be divisible by " + std::to_string(block) + ", got x.shape " +
+                    to_string(shape));
+}
 
 }  // namespace
 
@@ -58,15 +78,19 @@ CastOutput allocate(const CastPlan& plan) {
     return out;
 }
 
-void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out) {
+void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out, const CastOptions& options) {
     if (!x.type.is_number())
         throw_type("x must be a float32, float64, float16 or bfloat16 array, got dtype " + x.type.name());
-    quantize(NumberSource(x), x.shape, recipe, out);
+    check_options(options, recipe, recipe.layout.grid(x.shape));
+    const NumberSource source(x);
+    if (options.hadamard_block == 0) return quantize(source, x.shape, recipe, out, options);
+    check_hadamard(options.hadamard_block, x.shape);
+    quantize(HadamardSource(source, options.hadamard_block, options.hadamard_seed), x.shape, recipe, out, options);
 }
 
-ScaledTensor cast(const Array& x, const Recipe& recipe) {
+ScaledTensor cast(const Array& x, const Recipe& recipe, const CastOptions& options) {
     CastOutput out = allocate(plan_cast(x.shape, recipe));
-    cast_into(x, recipe, out);
+    cast_into(x, recipe, out, options);
     return assemble(std::move(out), recipe, x.shape, x.type.dtype());
 }
 

@@ -10,6 +10,7 @@
 
 #include "breccia/recipe.hpp"
 #include "matmul_kernels.hpp"
+#include "random.hpp"
 
 namespace breccia {
 
@@ -79,7 +80,10 @@ struct FormatKernels {
     BlockScale (*choose_scale)(const BlockStats&, const ScaleParams&, int candidate);
     int (*candidates)(const ScaleParams&);
     void (*encode)(const float* x, std::int64_t n, const BlockScale&, std::uint8_t* codes, std::int64_t offset,
-                   bool packed);                                                ///< writes codes [offset, offset + n)
+                   bool packed);  ///< writes codes [offset, offset + n)
+    /// The same, rounding stochastically by draws first, first + 1, …; null for scale formats.
+    void (*encode_stochastic)(const float* x, std::int64_t n, const BlockScale&, RandomKey, std::uint32_t first,
+                              std::uint8_t* codes, std::int64_t offset, bool packed);
     float (*squared_error)(const float* x, std::int64_t n, const BlockScale&);  ///< of quantizing x so
     void (*quantize_row)(const QuantizeRow&);
     std::array<void (*)(const DequantizeRow&), dtype_count> dequantize_row;  ///< by type of output; float64 has none

@@ -47,7 +47,8 @@ std::optional<BlockScale> exactly(float scale, ScaleType type) {
 
 class Quantizer {
 public:
-    Quantizer(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out)
+    Quantizer(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out,
+              const CastOptions& options)
         : source_(source),
           recipe_(recipe),
           out_(out),
@@ -56,7 +57,11 @@ public:
           grid_(recipe.layout.grid(shape)),
           matrices_(element_count(batch_shape(shape))),
           packed_(is_packed(recipe.element)),
-          row_bytes_(packed_ ? (grid_.cols + 1) / 2 : grid_.cols) {
+          row_bytes_(packed_ ? (grid_.cols + 1) / 2 : grid_.cols),
+          factor_(options.factor),
+          stored_grid_(grid_) {
+        if (options.square_blocks) grid_.block_rows = grid_.block_cols;
+        if (options.seed) key_.emplace(*options.seed, RandomStream::rounding);
         params_.rule = recipe.rule;
         params_.type = recipe.scale;
         params_.search = recipe.search;
@@ -70,7 +75,7 @@ public:
         if (recipe_.layout.kind == LayoutKind::per_tensor) return quantize_whole();
         const bool whole_bytes = !packed_ || grid_.block_cols % 2 == 0;
         if (grid_.block_rows == 1 && grid_.cols > 0 && grid_.block_cols <= 2 * piece && whole_bytes &&
-            !source_.may_be_exact())
+            !source_.may_be_exact() && !key_)
             quantize_rows();
         else
             quantize_tiles();
@@ -81,7 +86,7 @@ private:
         return out_.data.as<std::uint8_t>() + (matrix * grid_.rows + row) * row_bytes_;
     }
     [[nodiscard]] std::int64_t block_index(std::int64_t matrix, std::int64_t block_row) const {
-        return (matrix * grid_.grid_rows() + block_row) * grid_.grid_cols();
+        return (matrix * stored_grid_.grid_rows() + block_row) * grid_.grid_cols();
     }
     [[nodiscard]] std::byte* scale_at(std::int64_t block) const {
         return out_.scale.as<std::byte>() + block * static_cast<std::int64_t>(out_.scale.type.size());
@@ -154,14 +159,27 @@ private:
             *zero_point = static_cast<std::uint8_t>(static_cast<int>(s.zero_point));
     }
 
+    // Elements [col, col + n) of a row, under one scale.
+    void encode_run(const float* x, std::int64_t n, const BlockScale& s, std::int64_t matrix, std::int64_t row,
+                    std::int64_t col) const {
+        std::uint8_t* codes = row_codes(matrix, row);
+        if (!key_) return format_.encode(x, n, s, codes, col, packed_);
+        const auto first = static_cast<std::uint32_t>((matrix * grid_.rows + row) * grid_.cols + col);
+        format_.encode_stochastic(x, n, s, *key_, first, codes, col, packed_);
+    }
+
     void encode(const BlockRange& b, const BlockScale& s, Scratch& scratch) const {
         for_each_piece(b, scratch, [&](const float* x, std::int64_t row, std::int64_t col, std::int64_t n) {
-            format_.encode(x, n, s, row_codes(b.matrix, row), col, packed_);
+            encode_run(x, n, s, b.matrix, row, col);
         });
     }
 
     // One scale for the whole tensor: statistics of every row, then every row's codes.
     void quantize_whole() const {
+        if (factor_) {
+            const float scale = 1 / *factor_;
+            return encode_whole({.stored = bits_of(scale), .factor = *factor_, .multiply = true, .decoded = scale});
+        }
         const BlockStats stats = tensor_stats();
         BlockScale best = format_.choose_scale(stats, params_, 0);
         if (searches(stats)) {
@@ -175,8 +193,12 @@ private:
                 }
             }
         }
-        write_scale(0, best);
-        for_each_row([&](const BlockRange& row, Scratch& scratch) { encode(row, best, scratch); });
+        encode_whole(best);
+    }
+
+    void encode_whole(const BlockScale& s) const {
+        write_scale(0, s);
+        for_each_row([&](const BlockRange& row, Scratch& scratch) { encode(row, s, scratch); });
     }
 
     [[nodiscard]] bool searches(const BlockStats& stats) const {
@@ -240,9 +262,12 @@ private:
                 for (std::int64_t block = 0; block < grid_cols; block += step) {
                     const std::int64_t count = std::min(step, grid_cols - block);
                     choose_scales(matrix, block_row, block, count, scratch, scales);
-                    for (std::int64_t j = 0; j < count; ++j)
-                        write_scale(block_index(matrix, block_row) + block + j, scales[static_cast<std::size_t>(j)]);
-                    encode_tiles(range_of(matrix, block_row, block, count), scales, scratch);
+                    const BlockRange b = range_of(matrix, block_row, block, count);
+                    for (std::int64_t r = b.begin_row; r < b.end_row; r += stored_grid_.block_rows)
+                        for (std::int64_t j = 0; j < count; ++j)
+                            write_scale(block_index(matrix, r / stored_grid_.block_rows) + block + j,
+                                        scales[static_cast<std::size_t>(j)]);
+                    encode_tiles(b, scales, scratch);
                 }
             }
         });
@@ -291,7 +316,7 @@ private:
                 const std::int64_t block = col / grid_.block_cols;
                 const std::int64_t part = std::min((block + 1) * grid_.block_cols, end) - col;
                 const auto& s = scales[static_cast<std::size_t>(block - b.begin_col / grid_.block_cols)];
-                format_.encode(x, part, s, row_codes(b.matrix, row), col, packed_);
+                encode_run(x, part, s, b.matrix, row, col);
                 x += part, col += part;
             }
         });
@@ -354,6 +379,9 @@ private:
     std::int64_t matrices_;
     bool packed_;
     std::int64_t row_bytes_;
+    std::optional<float> factor_;
+    BlockGrid stored_grid_;         // of the scales; finer than grid_ where a square's rows each store one
+    std::optional<RandomKey> key_;  // of stochastic rounding
     ScaleParams params_;
     bool needs_range_ = false;
 };
@@ -371,8 +399,9 @@ ScaledTensor assemble(CastOutput out, const Recipe& recipe, const Shape& shape, 
              .original_dtype = original_dtype}};
 }
 
-void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out) {
-    Quantizer(source, shape, recipe, out).run();
+void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out,
+              const CastOptions& options) {
+    Quantizer(source, shape, recipe, out, options).run();
 }
 
 }  // namespace breccia

@@ -26,7 +26,8 @@ public:
 };
 
 /// `shape` is the tensor's; `out` has the shapes of plan_cast(shape, recipe).
-void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out);
+void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out,
+              const CastOptions& options = {});
 
 /// What was written to `out`, as a tensor of that shape in the recipe's own layout.
 ScaledTensor assemble(CastOutput out, const Recipe& recipe, const Shape& shape, DType original_dtype);

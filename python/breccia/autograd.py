@@ -8,13 +8,12 @@ those of the forward pass.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from breccia import frameworks, layouts
 from breccia.delayed import AmaxHistory
-from breccia.ops import cast, matmul
+from breccia.ops import matmul
 from breccia.options import CastOptions, Hadamard
 from breccia.recipes import (
     DelayedScaling,
@@ -70,6 +69,8 @@ class LinearRecipes:
         x, w, grad: recipes of the input, the weight and the gradient of the output.
         stochastic: round gradients stochastically.
         hadamard: transform both operands of the weight's gradient along the axis they are contracted over.
+        square_weights: one scale per square of the weight, so that the forward product and the gradient of the
+            input see the same quantized weight.
     """
 
     x: ScalingRecipe
@@ -77,6 +78,7 @@ class LinearRecipes:
     grad: ScalingRecipe
     stochastic: bool = False
     hadamard: Hadamard | None = None
+    square_weights: bool = False
 
     @staticmethod
     def fp8() -> LinearRecipes:
@@ -96,10 +98,12 @@ class LinearRecipes:
 
     @staticmethod
     def nvfp4() -> LinearRecipes:
-        """NVFP4 throughout, with stochastic rounding of gradients and a random Hadamard transform before the
-        weight's gradient, after TransformerEngine's NVFP4BlockScaling."""
+        """NVFP4 throughout, with stochastic rounding of gradients, a random Hadamard transform before the
+        weight's gradient, and 16 × 16 weight scaling: TransformerEngine's NVFP4BlockScaling, after "Pretraining
+        Large Language Models with NVFP4" (NVIDIA, 2025), which also keeps some of the last layers in high
+        precision."""
         recipe = NVFP4BlockScaling()
-        return LinearRecipes(recipe, recipe, recipe, stochastic=True, hadamard=Hadamard(16))
+        return LinearRecipes(recipe, recipe, recipe, stochastic=True, hadamard=Hadamard(16), square_weights=True)
 
 
 def linear(
@@ -149,53 +153,74 @@ class Products:
         self.scales: tuple[AmaxHistory | None, ...] = scales or (None, None, None)
 
     def forward(self, x: Any, w: Any) -> Any:
-        r = self.recipes
-        a = _quantized(x, r.x, self.scales[0])
-        b = _quantized(w, r.w, self.scales[1])
-        return _product(a, b, x)
+        return _product(self._x(x), self._w(w), x)
 
     def backward(self, grad: Any, x: Any, w: Any, seed: Any) -> tuple[Any, Any]:
         """Gradients of x and w."""
         return self.grad_x(grad, w, seed), self.grad_w(grad, x, seed)
 
     def grad_x(self, grad: Any, w: Any, seed: Any) -> Any:
-        r = self.recipes
-        a = _quantized(grad, r.grad, self.scales[2], _options(r, seed, 0))
-        return _product(a, _quantized(_turned(w), r.w, self.scales[1]), grad)
+        return _product(self._grad(grad, self._draws(seed, 0)), self._w(_turned(w)), grad)
 
     def grad_w(self, grad: Any, x: Any, seed: Any) -> Any:
-        r = self.recipes
-        a = _quantized(_turned(grad), r.grad, self.scales[2], _options(r, seed, 1, r.hadamard))
-        options = CastOptions(hadamard=r.hadamard)
-        return _product(a, _quantized(_turned(x), r.x, self.scales[0], options), grad)
+        hadamard = self.recipes.hadamard
+        a = self._grad(_turned(grad), self._draws(seed, 1), hadamard)
+        return _product(a, self._x(_turned(x), hadamard), grad)
+
+    def _x(self, x: Any, hadamard: Hadamard | None = None) -> _Factor:
+        return _Factor(x, self.recipes.x, self.scales[0], CastOptions(hadamard=hadamard))
+
+    def _w(self, w: Any) -> _Factor:
+        options = CastOptions(square_blocks=self.recipes.square_weights)
+        return _Factor(w, self.recipes.w, self.scales[1], options)
+
+    def _grad(self, grad: Any, seed: Any, hadamard: Hadamard | None = None) -> _Factor:
+        rounding = "stochastic" if self.recipes.stochastic else "nearest"
+        return _Factor(grad, self.recipes.grad, self.scales[2], CastOptions(rounding, seed, hadamard))
+
+    def _draws(self, seed: Any, product: int) -> Any:
+        # Two streams of one seed: the products must not round alike.
+        return 2 * seed + product if self.recipes.stochastic else None
 
 
-def _options(r: LinearRecipes, seed: Any, product: int, hadamard: Hadamard | None = None) -> CastOptions:
-    if not r.stochastic:
-        return CastOptions(hadamard=hadamard)
-    # Two streams of one seed: the products must not round alike.
-    return CastOptions("stochastic", 2 * seed + product, hadamard)
+@dataclass(frozen=True)
+class _Factor:
+    """One side of a product, (rows, contracted axis), and how it is quantized."""
+
+    array: Any
+    recipe: ScalingRecipe
+    history: AmaxHistory | None
+    options: CastOptions
+
+    @property
+    def width(self) -> int:
+        """What the contracted axis must be a multiple of."""
+        hadamard = self.options.hadamard
+        return _common_multiple(block_width(self.recipe), 1 if hadamard is None else hadamard.block)
+
+    def quantized(self, width: int) -> ScaledTensor:
+        """Padded with zeros along the contracted axis to a multiple of ``width``."""
+        framework = frameworks.of(self.array)
+        short = -self.array.shape[-1] % width
+        array = framework.namespace.pad(self.array, 0, short) if short else self.array
+        if isinstance(self.recipe, DelayedScaling) and self.history is not None:
+            return framework.cast_scaled(array, self.recipe, self.history.scale, self.options)
+        if self.options.is_default:
+            return framework.cast(array, self.recipe)
+        return framework.cast_with(array, self.recipe, self.options)
 
 
-def _product(a: ScaledTensor, b: ScaledTensor, like: Any) -> Any:
-    return matmul(a, b.mT, str(like.dtype).rpartition(".")[2])
+def _product(a: _Factor, b: _Factor, like: Any) -> Any:
+    width = _common_multiple(a.width, b.width)
+    return matmul(a.quantized(width), b.quantized(width).mT, str(like.dtype).rpartition(".")[2])
 
 
-def _quantized(
-    x: Any, recipe: ScalingRecipe, history: AmaxHistory | None, options: CastOptions | None = None
-) -> ScaledTensor:
-    """``x`` (rows, contracted axis), padded with zeros to whole blocks along the latter."""
-    framework = frameworks.of(x)
-    options = options or CastOptions()
-    if isinstance(recipe, DelayedScaling) and history is not None:
-        return framework.cast_scaled(x, recipe, history.scale, options)
-    width = block_width(recipe)
-    if options.hadamard is not None:
-        width = math.lcm(width, options.hadamard.block)
-    short = -x.shape[-1] % width
-    if short:
-        x = framework.namespace.pad(x, 0, short)
-    return cast(x, recipe, rounding=options.rounding, seed=options.seed, hadamard=options.hadamard)
+def _common_multiple(a: int, b: int) -> int:
+    """The least; in plain steps, because torch.compile traces it."""
+    multiple = a
+    while multiple % b:
+        multiple += a
+    return multiple
 
 
 def block_width(recipe: ScalingRecipe) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia import _core, frameworks
+from breccia import frameworks
 from breccia.options import CastOptions, Hadamard
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -22,6 +22,7 @@ def cast(
     rounding: str = "nearest",
     seed: Any = None,
     hadamard: Hadamard | None = None,
+    square_blocks: bool = False,
 ) -> ScaledTensor:
     """Quantize.
 
@@ -36,6 +37,9 @@ def cast(
             in every framework.
         hadamard: a `breccia.Hadamard` transform to apply to the rows first. The result holds the
             transformed values.
+        square_blocks: for recipes whose blocks of n lie along rows: n × n elements share a scale, which
+            each of their rows stores. A matrix and its transpose then quantize to the same values, which
+            a weight's forward and backward products want (NVFP4's 16 × 16 weight scaling).
 
     Returns:
         ScaledTensor of logical shape ``x.shape``.
@@ -48,9 +52,9 @@ def cast(
     format has one; elsewhere the block's scale becomes NaN. Infinities saturate.
     """
     _recipe(recipe, "recipe")
-    if rounding == "nearest" and seed is None and hadamard is None:
+    if rounding == "nearest" and seed is None and hadamard is None and not square_blocks:
         return frameworks.of(x).cast(x, recipe)
-    return frameworks.of(x).cast_with(x, recipe, CastOptions(rounding, seed, hadamard))
+    return frameworks.of(x).cast_with(x, recipe, CastOptions(rounding, seed, hadamard, square_blocks))
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: Any = None) -> Any:
@@ -90,10 +94,9 @@ def matmul(a: Any, b: Any, out_dtype: Any = np.float32, *, precision: str = "exa
         TypeError: an operand is neither, or has an unsupported dtype.
         ValueError: the shapes do not match, or ``precision`` is neither.
     """
-    if precision == "exact":
-        return frameworks.common(a, b).matmul(a, b, out_dtype)
-    with _core.PrecisionScope(precision):
-        return frameworks.common(a, b).matmul(a, b, out_dtype)
+    if precision not in ("exact", "fast"):
+        raise ValueError(f"precision must be 'exact' or 'fast', got {precision!r}")
+    return frameworks.common(a, b).matmul(a, b, out_dtype, precision)
 
 
 def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:

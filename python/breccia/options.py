@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 __all__ = ["CastOptions", "Hadamard"]
 
@@ -38,6 +41,7 @@ class CastOptions:
     rounding: str = "nearest"
     seed: Any = None
     hadamard: Hadamard | None = None
+    square_blocks: bool = False
 
     def __post_init__(self) -> None:
         if self.rounding not in ("nearest", "stochastic"):
@@ -48,10 +52,21 @@ class CastOptions:
             raise ValueError("seed must be None for rounding='nearest', which draws nothing")
         if self.hadamard is not None and not isinstance(self.hadamard, Hadamard):
             raise TypeError(f"hadamard must be a breccia.Hadamard or None, got {type(self.hadamard).__name__}")
+        if isinstance(self.seed, np.integer):
+            object.__setattr__(self, "seed", int(self.seed))
         if isinstance(self.seed, (bool, float, str)):
             raise TypeError(f"seed must be an integer, got {self.seed!r}")
+        if not isinstance(self.square_blocks, bool):
+            raise TypeError(f"square_blocks must be True or False, got {self.square_blocks!r}")
 
     @property
     def is_default(self) -> bool:
         """Whether nothing was asked for."""
-        return self.rounding == "nearest" and self.hadamard is None
+        return self.rounding == "nearest" and self.hadamard is None and not self.square_blocks
+
+    @property
+    def core_arguments(self) -> dict[str, Any]:
+        """As keyword arguments of the core's casts."""
+        hadamard = None if self.hadamard is None else (self.hadamard.block, self.hadamard.seed)
+        seed = None if self.seed is None else operator.index(self.seed)
+        return {"seed": seed, "hadamard": hadamard, "square_blocks": self.square_blocks}

@@ -1,39 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "ieee_arithmetic.hpp"
 #include "register.hpp"
-
-#if defined(__SSE2__) || defined(_M_X64)
-#include <xmmintrin.h>
-#endif
 
 namespace breccia::python {
 namespace {
 
-// `with IeeeArithmetic():` around core calls on a thread that someone else set to flush subnormals to zero, as XLA
-// does to those it calls back from.
+// `with IeeeArithmetic():` around core calls.
 class PyIeeeArithmetic {
 public:
-#if defined(__SSE2__) || defined(_M_X64)
-    void enter() {
-        saved_ = _mm_getcsr();
-        _mm_setcsr(0x1F80);  // the power-on value: nearest even, subnormals, no traps
-    }
-    void exit() const { _mm_setcsr(saved_); }
+    void enter() { scope_.emplace(); }
+    void exit() { scope_.reset(); }
 
 private:
-    unsigned saved_ = 0x1F80;
-#elif defined(__aarch64__)
-    void enter() {
-        asm volatile("mrs %0, fpcr" : "=r"(saved_));
-        asm volatile("msr fpcr, %0" ::"r"(std::uint64_t{0}));
-    }
-    void exit() const { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
-
-private:
-    std::uint64_t saved_ = 0;
-#else
-    void enter() {}
-    void exit() const {}
-#endif
+    std::optional<IeeeArithmetic> scope_;
 };
 
 // `with BackendScope(name):` around core calls of this thread.
@@ -70,7 +49,7 @@ void register_cpu(py::module_& m) {
     py::class_<PyIeeeArithmetic>(m, "IeeeArithmetic")
         .def(py::init<>())
         .def("__enter__", &PyIeeeArithmetic::enter)
-        .def("__exit__", [](const PyIeeeArithmetic& scope, const py::args&) { scope.exit(); });
+        .def("__exit__", [](PyIeeeArithmetic& scope, const py::args&) { scope.exit(); });
 }
 
 }  // namespace breccia::python

@@ -53,6 +53,25 @@ CastOutput outputs(py::handle data, py::handle scale, py::handle zero_point, py:
             to_optional_array(global_scale, "global_scale")};
 }
 
+// seed: an integer modulo 2^64, or None. hadamard: (block, seed) or None. factor: a number or None.
+CastOptions options_of(py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks) {
+    const auto low_bits = [](py::handle integer) {
+        const auto bits = PyLong_AsUnsignedLongLongMask(integer.ptr());
+        if (bits == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) throw py::error_already_set();
+        return std::uint64_t{bits};
+    };
+    CastOptions options;
+    if (!seed.is_none()) options.seed = low_bits(seed);
+    if (!hadamard.is_none()) {
+        const auto pair = hadamard.cast<py::tuple>();
+        options.hadamard_block = pair[0].cast<std::int64_t>();
+        options.hadamard_seed = low_bits(pair[1]);
+    }
+    if (!factor.is_none()) options.factor = factor.cast<float>();
+    options.square_blocks = square_blocks;
+    return options;
+}
+
 // A ScaledTensor or an array, kept alive for the duration of a call.
 class PyOperand {
 public:
@@ -71,6 +90,12 @@ private:
 
 }  // namespace
 
+Precision parse_precision(std::string_view name) {
+    if (name == "exact") return Precision::exact;
+    if (name == "fast") return Precision::fast;
+    throw_value("precision must be 'exact' or 'fast', got '" + std::string(name) + "'");
+}
+
 void register_ops(py::module_& m) {
     m.def("plan_cast", [](const Shape& shape, const Recipe& recipe) {
         const CastPlan plan = plan_cast(shape, recipe);
@@ -85,25 +110,37 @@ void register_ops(py::module_& m) {
         return result;
     });
 
-    m.def("cast", [](py::handle x, const Recipe& recipe) {
-        const Array array = to_array(x, "x");
-        if (!array.type.is_number())
-            throw_type("x must be a float32, float64, float16 or bfloat16 array, got dtype " + array.type.name());
-        NumpyCast result(array.shape, recipe);
-        {
-            const py::gil_scoped_release release;
-            cast_into(array, recipe, result.out());
-        }
-        return result.finish(array.type.dtype());
-    });
+    const auto none = [](const char* name) { return py::arg_v(name, py::none()); };
+    m.def(
+        "cast",
+        [](py::handle x, const Recipe& recipe, py::handle seed, py::handle hadamard, py::handle factor,
+           bool square_blocks) {
+            const CastOptions options = options_of(seed, hadamard, factor, square_blocks);
+            const Array array = to_array(x, "x");
+            if (!array.type.is_number())
+                throw_type("x must be a float32, float64, float16 or bfloat16 array, got dtype " + array.type.name());
+            NumpyCast result(array.shape, recipe);
+            {
+                const py::gil_scoped_release release;
+                cast_into(array, recipe, result.out(), options);
+            }
+            return result.finish(array.type.dtype());
+        },
+        py::arg("x"), py::arg("recipe"), none("seed"), none("hadamard"), none("factor"),
+        py::arg("square_blocks") = false);
 
-    m.def("cast_into", [](py::handle x, const Recipe& recipe, py::handle data, py::handle scale, py::handle zero_point,
-                          py::handle global_scale) {
-        const Array array = to_array(x, "x");
-        const CastOutput out = outputs(data, scale, zero_point, global_scale);
-        const py::gil_scoped_release release;
-        cast_into(array, recipe, out);
-    });
+    m.def(
+        "cast_into",
+        [](py::handle x, const Recipe& recipe, py::handle data, py::handle scale, py::handle zero_point,
+           py::handle global_scale, py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks) {
+            const Array array = to_array(x, "x");
+            const CastOutput out = outputs(data, scale, zero_point, global_scale);
+            const CastOptions options = options_of(seed, hadamard, factor, square_blocks);
+            const py::gil_scoped_release release;
+            cast_into(array, recipe, out, options);
+        },
+        py::arg("x"), py::arg("recipe"), py::arg("data"), py::arg("scale"), py::arg("zero_point"),
+        py::arg("global_scale"), none("seed"), none("hadamard"), none("factor"), py::arg("square_blocks") = false);
 
     m.def("dequantize", [](const ScaledTensor& scaled, std::string_view dtype) {
         auto [array, view] = allocate_numpy(parse_dtype(dtype), scaled.shape());
@@ -138,24 +175,32 @@ void register_ops(py::module_& m) {
 
     m.def("matmul_shape", [](const Shape& a, const Shape& b) { return py::tuple(py::cast(matmul_shape(a, b))); });
 
-    m.def("matmul", [](py::handle a, py::handle b, std::string_view out_dtype) {
-        const PyOperand left(a, "a"), right(b, "b");
-        const Operand lhs = left.get(), rhs = right.get();
-        auto [array, view] = allocate_numpy(parse_dtype(out_dtype), matmul_shape(lhs.shape(), rhs.shape()));
-        {
-            const py::gil_scoped_release release;
-            matmul_into(lhs, rhs, view, current_precision());
-        }
-        return array;
-    });
+    m.def(
+        "matmul",
+        [](py::handle a, py::handle b, std::string_view out_dtype, std::string_view precision) {
+            const Precision allowed = parse_precision(precision);
+            const PyOperand left(a, "a"), right(b, "b");
+            const Operand lhs = left.get(), rhs = right.get();
+            auto [array, view] = allocate_numpy(parse_dtype(out_dtype), matmul_shape(lhs.shape(), rhs.shape()));
+            {
+                const py::gil_scoped_release release;
+                matmul_into(lhs, rhs, view, allowed);
+            }
+            return array;
+        },
+        py::arg("a"), py::arg("b"), py::arg("out_dtype"), py::arg("precision") = "exact");
 
-    m.def("matmul_into", [](py::handle a, py::handle b, py::handle out) {
-        const PyOperand left(a, "a"), right(b, "b");
-        const Operand lhs = left.get(), rhs = right.get();
-        const Array view = to_output(out, "out");
-        const py::gil_scoped_release release;
-        matmul_into(lhs, rhs, view, current_precision());
-    });
+    m.def(
+        "matmul_into",
+        [](py::handle a, py::handle b, py::handle out, std::string_view precision) {
+            const Precision allowed = parse_precision(precision);
+            const PyOperand left(a, "a"), right(b, "b");
+            const Operand lhs = left.get(), rhs = right.get();
+            const Array view = to_output(out, "out");
+            const py::gil_scoped_release release;
+            matmul_into(lhs, rhs, view, allowed);
+        },
+        py::arg("a"), py::arg("b"), py::arg("out"), py::arg("precision") = "exact");
 }
 
 }  // namespace breccia::python

@@ -79,8 +79,14 @@ Array to_output(py::handle object, const char* argument) {
 }
 
 std::pair<py::array, Array> allocate_numpy(ElementType type, const Shape& shape) {
-    py::array array(numpy_dtype(type), shape);
-    Array view = Array::borrow(array.mutable_data(), type, shape);
+    // Inside of NumPy's own memory, which knows of huge pages, at a cache line, where XLA takes arrays over uncopied.
+    constexpr std::int64_t cache_line = 64;
+    const std::int64_t bytes = element_count(shape, type.size()) * static_cast<std::int64_t>(type.size());
+    const py::array_t<std::uint8_t> memory(bytes + cache_line);
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    auto* aligned = reinterpret_cast<void*>((address + cache_line - 1) / cache_line * cache_line);
+    py::array array(numpy_dtype(type), shape, aligned, memory);
+    Array view = Array::borrow(aligned, type, shape);
     return {std::move(array), std::move(view)};
 }
 

@@ -19,4 +19,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
     breccia::python::register_formats(m);
     breccia::python::register_cpu(m);
     breccia::python::register_prepared(m);
+#ifdef BRECCIA_XLA
+    breccia::python::register_xla(m);
+#endif
 }

@@ -12,7 +12,11 @@ void register_formats(py::module_& m);
 void register_cpu(py::module_& m);
 void register_prepared(py::module_& m);
 
-/// What this thread allows products to do; see PrecisionScope.
-Precision current_precision();
+#ifdef BRECCIA_XLA
+void register_xla(py::module_& m);
+#endif
+
+/// "exact" or "fast". Throws Error(value).
+Precision parse_precision(std::string_view name);
 
 }  // namespace breccia::python

@@ -11,6 +11,7 @@ from breccia import cast, dequantize, linear, matmul, requantize
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 from breccia.frameworks import _jax_callbacks as callbacks  # noqa: E402
+from breccia.frameworks import _jax_ffi  # noqa: E402
 from breccia.frameworks import jax as framework  # noqa: E402
 from breccia.kernels import vectorized  # noqa: E402
 from breccia.options import CastOptions  # noqa: E402
@@ -28,7 +29,19 @@ def special():
     return x
 
 
+@pytest.fixture(params=["callback", "ffi"])
+def compiled(request, monkeypatch):
+    """Both ways of compiled code to the core."""
+    if request.param == "ffi" and not _jax_ffi.register():
+        pytest.skip("built without jaxlib's headers")
+    monkeypatch.setattr(framework, "compiled", _jax_ffi.chosen(request.param))
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
 @FEW
+@pytest.mark.usefixtures("compiled")
 def test_under_jit(recipe):
     x = special()
     reference = cast(x, recipe)
@@ -75,10 +88,13 @@ def test_native_dtypes():
 def test_the_core_reads_and_writes_jax_memory():
     x = jnp.asarray(cases.normal((64, 256)))
     assert framework.to_core(x, "x").ctypes.data == x.unsafe_buffer_pointer()
+    for made in (dequantize(cast(np.asarray(x), INT4)), cast(np.asarray(x), MXFP8).data):
+        assert framework.from_numpy(made).unsafe_buffer_pointer() == made.ctypes.data
     made = callbacks.empty((64, 256), np.float32)
     assert framework.from_numpy(made).unsafe_buffer_pointer() == made.ctypes.data
 
 
+@pytest.mark.usefixtures("compiled")
 def test_vmap_is_a_loop():
     x = cases.normal((3, 4, 256))
     for recipe in (MXFP8, NVFP4, INT4, breccia.Float8CurrentScaling()):
@@ -92,6 +108,7 @@ def test_vmap_is_a_loop():
         assert products.shape == (3, 4, 4)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_grad_through_matmul_and_cast():
     w = cast(jnp.asarray(cases.normal((7, 256), seed=1)), MXFP8)
     values = np.asarray(dequantize(w))
@@ -116,6 +133,7 @@ def test_a_scaled_tensor_is_a_tree():
     assert jax.tree_util.tree_structure(doubled) == tree
 
 
+@pytest.mark.usefixtures("compiled")
 def test_large_arrays_under_jit_do_not_wait_for_themselves():
     x = jnp.asarray(cases.normal((1024, 2048)))
 
@@ -128,6 +146,7 @@ def test_large_arrays_under_jit_do_not_wait_for_themselves():
     assert np.isfinite(np.asarray(chain(x))).all()
 
 
+@pytest.mark.usefixtures("compiled")
 def test_traced_seeds():
     x = jnp.asarray(cases.normal((4, 256)))
 
@@ -135,9 +154,26 @@ def test_traced_seeds():
     def draw(x, seed):
         return cast(x, NVFP4, rounding="stochastic", seed=seed)
 
-    for seed in (3, 4):
+    for seed in (3, -4):
         reference = cast(np.asarray(x), NVFP4, rounding="stochastic", seed=seed)
         peers.same_parts(PEER, draw(x, seed), reference)
+    options = {"rounding": "stochastic", "seed": 2**40 + 1, "hadamard": breccia.Hadamard(16, 3), "square_blocks": True}
+    constant = jax.jit(lambda x: cast(x, NVFP4, **options))
+    peers.same_parts(PEER, constant(x), cast(np.asarray(x), NVFP4, **options))
+    mapped = jax.vmap(lambda x: cast(x, MXFP8, rounding="stochastic", seed=5))(jnp.stack([x, 2 * x]))
+    for i, member in enumerate((x, 2 * x)):
+        one = jax.tree_util.tree_map(lambda leaf: leaf[i], mapped)
+        peers.same_parts(PEER, one, cast(np.asarray(member), MXFP8, rounding="stochastic", seed=5))
+
+
+def test_compiled_code_does_not_pass_through_python():
+    if not _jax_ffi.register():
+        pytest.skip("built without jaxlib's headers")
+    text = jax.jit(lambda x: dequantize(cast(x, NVFP4))).lower(jnp.ones((2, 32))).as_text()
+    assert "breccia_cast" in text
+    assert "callback" not in text
+    with pytest.raises(ValueError, match="BRECCIA_XLA must be"):
+        _jax_ffi.chosen("fast")
 
 
 def test_clear_errors():

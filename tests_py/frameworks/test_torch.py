@@ -52,7 +52,7 @@ def test_any_device_implementation_makes_the_cores_bytes(recipe):
 
 def test_any_device_matmul():
     x, w = torch.from_numpy(cases.normal((5, 256))), weight()
-    product = _torch_ops._matmul_anywhere([x], "", *flatten(w.T), torch.float32)
+    product = _torch_ops._matmul_anywhere([x], "", *flatten(w.T), torch.float32, "exact")
     torch.testing.assert_close(product, matmul(x, w.T), rtol=1e-5, atol=1e-4)
 
 
@@ -179,6 +179,7 @@ def test_clear_errors():
 CALLS = {
     "round trip": lambda x, w: dequantize(cast(x, MXFP8)),
     "linear": linear,
+    "fast linear": lambda x, w: linear(x, w, precision="fast"),
     "both quantized": lambda x, w: matmul(cast(x, MXFP8), w.T, torch.bfloat16),
     "requantize": lambda x, w: dequantize(requantize(w, MXFP8)),
     "straight through": lambda x, w: breccia.cast_ste_clipped(x, NVFP4),
@@ -240,7 +241,7 @@ def test_operators_keep_their_promises():
     torch.library.opcheck(ops.cast.default, (x, recipe_key(NVFP4)), test_utils=utils[1:])
     torch.library.opcheck(ops.dequantize.default, (*flatten(w), torch.bfloat16), test_utils=utils)
     torch.library.opcheck(ops.requantize.default, (*flatten(w), recipe_key(INT4)), test_utils=utils)
-    arguments = ([x.requires_grad_()], "", *flatten(w.T), torch.float32)
+    arguments = ([x.requires_grad_()], "", *flatten(w.T), torch.float32, "exact")
     torch.library.opcheck(ops.matmul.default, arguments, test_utils=utils)
 
 

@@ -233,14 +233,25 @@ def example():
     return module
 
 
-def test_digits_reach_the_loss_of_fp32():
+@pytest.mark.parametrize("recipe", ["fp8-delayed", "mxfp8", "nvfp4"])
+def test_digits_reach_the_loss_of_fp32(recipe, exact_losses):
+    """Of images held out, in nats per pixel, mean over seeds. The differences of runs that share a seed spread by about
+    0.2 %: docs/frameworks.md has longer runs."""
     digits = example()
-    reference = digits.train("fp32", steps=60)
-    assert reference["accuracy"] > 0.85
-    for name, slack in (("fp8-delayed", 0.05), ("mxfp8", 0.05), ("nvfp4", 0.15)):
-        result = digits.train(name, steps=60)
-        assert result["mean_loss"] < reference["mean_loss"] * (1 + slack), f"{name}: {result} against {reference}"
-        assert result["accuracy"] > reference["accuracy"] - 0.05, name
+    losses = np.array([digits.train(recipe, "draw", STEPS, 16, seed)["held_out_loss"] for seed in SEEDS])
+    relative = (losses - exact_losses) / exact_losses.mean()
+    assert abs(relative.mean()) < 0.015, relative
+    assert np.abs(relative).max() < 0.03, relative
+
+
+STEPS, SEEDS = 60, (0, 1)
+
+
+@pytest.fixture(scope="module")
+def exact_losses():
+    runs = [example().train("fp32", "draw", STEPS, 16, seed) for seed in SEEDS]
+    assert all(run["held_out_loss"] < 1.75 for run in runs), "it did not learn"  # guessing: 2.83, frequencies: 2.16
+    return np.array([run["held_out_loss"] for run in runs])
 
 
 def test_delayed_state_is_part_of_the_module():

@@ -105,6 +105,55 @@ def test_odd_groups(group):
 
 # --- options of a cast ------------------------------------------------------------------------------------------------
 
+OPTIONS = {
+    "stochastic": {"rounding": "stochastic", "seed": 7},
+    "long seeds": {"rounding": "stochastic", "seed": 2**40 + 1, "hadamard": breccia.Hadamard(16, 2**33 + 5)},
+    "negative seeds": {"rounding": "stochastic", "seed": -3, "hadamard": breccia.Hadamard(4, -5)},
+    "hadamard": {"hadamard": breccia.Hadamard(64)},
+    "square": {"square_blocks": True},
+    "square stochastic": {"square_blocks": True, "rounding": "stochastic", "seed": 1},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@cases.ALL
+def test_options_make_the_cores_bytes(recipe, options):
+    if "square_blocks" in options and not lies_along_rows(recipe):
+        with pytest.raises(ValueError, match="square_blocks needs"):
+            cast(tensor("student"), recipe, **options)
+        with pytest.raises(ValueError, match="square_blocks needs"):
+            vectorized.cast(XP, tensor("student"), recipe, CastOptions(**options))
+        return
+    with np.errstate(all="ignore"):
+        for kind in (*cases.DATA, *SPECIAL):
+            x = tensor(kind)
+            same(vectorized.cast(XP, x, recipe, CastOptions(**options)), cast(x, recipe, **options), kind)
+
+
+def lies_along_rows(recipe):
+    return cases.is_block(recipe) and getattr(recipe, "block_m", 1) == 1
+
+
+@cases.some("block mxfp8 mxfp4 nvfp4 int4-32 int8-32")
+def test_square_blocks_are_the_same_of_the_transpose(recipe):
+    if not lies_along_rows(recipe):
+        pytest.skip("its blocks are rectangles")
+    x = cases.heavy_tailed("student", (256, 128))
+    square = cast(x, recipe, square_blocks=True)
+    assert square.layout == recipe.layout  # and so goes wherever the recipe goes
+    np.testing.assert_array_equal(dequantize(square), dequantize(cast(x.T, recipe, square_blocks=True)).T)
+    n = cases.block_width(recipe)
+    scales = np.asarray(square.scale).reshape(256 // n, n, 128 // n)
+    assert (scales == scales[:, :1]).all()
+
+
+def test_numbers_of_any_integer_type_are_seeds():
+    x = cases.normal((4, 64))
+    reference = cast(x, breccia.MXFP8BlockScaling(), rounding="stochastic", seed=-2)
+    for seed in (np.int64(-2), np.int8(-2), 2**64 - 2):
+        again = cast(x, breccia.MXFP8BlockScaling(), rounding="stochastic", seed=seed)
+        np.testing.assert_array_equal(again.data, reference.data)
+
 
 @cases.some("current mxfp8 mxfp6-e2m3 mxfp4 nvfp4 int4 int8 block")
 def test_stochastic_rounding_is_unbiased(recipe):

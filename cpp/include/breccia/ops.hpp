@@ -30,9 +30,18 @@ struct CastOutput {
 };
 CastOutput allocate(const CastPlan& plan);
 
+/// How a cast departs from its recipe.
+struct CastOptions {
+    std::optional<std::uint64_t> seed;  ///< round stochastically, with draws from this seed and elements' positions
+    std::int64_t hadamard_block = 0;    ///< transform runs of so many elements of a row first; a power of two, or 0
+    std::uint64_t hadamard_seed = 0;    ///< of the transform's signs
+    std::optional<float> factor;        ///< one scale per tensor, from elsewhere: codes of x * factor
+    bool square_blocks = false;         ///< n x n elements share the scale that each of their rows stores
+};
+
 /// Quantizes x, of any strides, in float32: float64 is rounded to float32 first, float16 and bfloat16 are exact.
-void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out);
-ScaledTensor cast(const Array& x, const Recipe& recipe);
+void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out, const CastOptions& options = {});
+ScaledTensor cast(const Array& x, const Recipe& recipe, const CastOptions& options = {});
 
 /// (decode(data) - zero_point) * scale in float32, where scale includes the global scale, rounded once more to the
 /// type of `out` (nearest even). `out` has the logical shape, any strides, and must not overlap the operand.

@@ -4,6 +4,7 @@
 // clang-format off: sorting would break the order
 #include "kernels/scale_rules.inl.hpp"
 #include "kernels/encode.inl.hpp"
+#include "kernels/stochastic.inl.hpp"
 #include "kernels/quantize.inl.hpp"
 #include "kernels/quantize_group.inl.hpp"
 #include "kernels/dequantize.inl.hpp"

@@ -13,6 +13,7 @@ static consteval KernelTable make_table(std::string_view name, const BF16Kernels
             return FormatKernels{.choose_scale = choose_scale<C>,
                                  .candidates = candidate_count<C>,
                                  .encode = encode_run<C>,
+                                 .encode_stochastic = stochastic_encoder<C>(),
                                  .squared_error = squared_error<C>,
                                  .quantize_row = quantize_row<C>,
                                  .dequantize_row = {dequantize_row<C, float>, nullptr, dequantize_row<C, Float16>,

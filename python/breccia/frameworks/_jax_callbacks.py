@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core on JAX's arrays: at once, and as callbacks of compiled code."""
+"""The core on JAX's arrays: at once, and as callbacks of compiled code, where the extension has no handlers for XLA
+(`_jax_ffi`)."""
 
 from __future__ import annotations
 
@@ -95,9 +96,9 @@ def _outputs(plan: Any, recipe: ScalingRecipe) -> tuple[list[Any], list[Any]]:
     return made, [made[0], made[1], zero_point, global_scale]
 
 
-def cast_now(x: Any, recipe: ScalingRecipe, plan: Any) -> list[Any]:
-    made, arguments = _outputs(plan, recipe)
-    _core.cast_into(x, _spec(recipe), *arguments)
+def cast_now(x: Any, recipe: ScalingRecipe, **options: Any) -> list[Any]:
+    made, arguments = _outputs(_core.plan_cast(list(x.shape), _spec(recipe)), recipe)
+    _core.cast_into(x, _spec(recipe), *arguments, **options)
     return made
 
 
@@ -107,26 +108,42 @@ def dequantize_now(scaled: ScaledTensor, name: str) -> Any:
     return out
 
 
-def requantize_now(scaled: ScaledTensor, recipe: ScalingRecipe, plan: Any) -> list[Any]:
-    made, arguments = _outputs(plan, recipe)
+def requantize_now(scaled: ScaledTensor, recipe: ScalingRecipe) -> list[Any]:
+    made, arguments = _outputs(_core.plan_cast(list(scaled.shape), _spec(recipe)), recipe)
     _core.requantize_into(scaled._core, _spec(recipe), *arguments)
     return made
 
 
-def matmul_now(a: Any, b: Any, name: str) -> Any:
+def matmul_now(a: Any, b: Any, name: str, precision: str) -> Any:
     out = empty(_core.matmul_shape(list(a.shape), list(b.shape)), _dtype(name))
     left, right = (x._core if isinstance(x, ScaledTensor) else np.asarray(x) for x in (a, b))
-    _core.matmul_into(left, right, out)
+    _core.matmul_into(left, right, out, precision)
     return out
 
 
-# --- as callbacks ---------------------------------------------------------------------------------------------------
+# --- in compiled code -----------------------------------------------------------------------------------------------
 
 
-def _vmap_method(*recipes_: ScalingRecipe) -> str:
-    """A batch is a leading axis to recipes whose scales see one matrix; others are called once for each."""
-    whole = any(r.layout.name == "per_tensor" or r._traits[2] for r in recipes_)  # type: ignore[attr-defined]
+def cast_results(shape: Any, recipe: ScalingRecipe) -> tuple[Any, ...]:
+    """What a cast returns, as XLA wants to know it."""
+    plan = _core.plan_cast(list(shape), _spec(recipe))
+    return tuple(result(extents, dtype) for extents, dtype in _dtypes(plan, recipe))
+
+
+def result(shape: Any, dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct(tuple(shape), _dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype))
+
+
+def cast_method(recipe: ScalingRecipe, stochastic: bool) -> str:
+    """What vmap does. A batch is a leading axis to recipes whose scales see one matrix; others, and casts whose draws
+    depend on positions, are called once for each member."""
+    whole = stochastic or recipe.layout.name == "per_tensor" or recipe._traits[2]  # type: ignore[attr-defined]
     return "sequential" if whole else "expand_dims"
+
+
+def dequantize_method(scaled: ScaledTensor) -> str:
+    whole = scaled.layout.name == "per_tensor" or scaled.global_scale is not None
+    return "sequential" if whole else "broadcast_all"
 
 
 def _callback(call: Any, results: Any, *operands: Any, vmap_method: str) -> Any:
@@ -138,10 +155,6 @@ def _callback(call: Any, results: Any, *operands: Any, vmap_method: str) -> Any:
     return jax.pure_callback(exactly, results, *operands, vmap_method=vmap_method)
 
 
-def _result(shape: Any, dtype: Any) -> Any:
-    return jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
-
-
 def _host(scaled: ScaledTensor) -> ScaledTensor:
     """Its arrays as NumPy ones, in place."""
     from breccia import frameworks
@@ -149,38 +162,40 @@ def _host(scaled: ScaledTensor) -> ScaledTensor:
     return frameworks.transform(scaled, np.asarray)
 
 
-def cast(x: Any, recipe: ScalingRecipe) -> Any:
-    def call(x: Any) -> tuple[Any, ...]:
-        x = np.asarray(x)
-        return tuple(cast_now(x, recipe, _core.plan_cast(list(x.shape), _spec(recipe))))
+def cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: tuple[int, int] | None, square_blocks: bool) -> Any:
+    """``seed``: two uint32, the low half first; None to round to nearest."""
 
-    plan = _core.plan_cast(list(x.shape), _spec(recipe))
-    results = tuple(_result(shape, dtype) for shape, dtype in _dtypes(plan, recipe))
-    return _callback(call, results, x, vmap_method=_vmap_method(recipe))
+    def call(x: Any, *seeds: Any) -> tuple[Any, ...]:
+        drawn = None
+        if seeds:
+            low, high = (int(half) for half in np.asarray(seeds[0]))
+            drawn = low | high << 32
+        options = {"seed": drawn, "hadamard": hadamard, "square_blocks": square_blocks}
+        return tuple(cast_now(np.asarray(x), recipe, **options))
+
+    operands = (x,) if seed is None else (x, seed)
+    method = cast_method(recipe, seed is not None)
+    return _callback(call, cast_results(x.shape, recipe), *operands, vmap_method=method)
 
 
 def dequantize(scaled: ScaledTensor, name: str) -> Any:
     def call(scaled: ScaledTensor) -> Any:
         return dequantize_now(_host(scaled), name)
 
-    method = "sequential" if scaled.layout.name == "per_tensor" or scaled.global_scale is not None else "broadcast_all"
-    return _callback(call, _result(scaled.shape, _dtype(name)), scaled, vmap_method=method)
+    return _callback(call, result(scaled.shape, name), scaled, vmap_method=dequantize_method(scaled))
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
     def call(scaled: ScaledTensor) -> tuple[Any, ...]:
-        plan = _core.plan_cast(list(scaled.shape), _spec(recipe))
-        return tuple(requantize_now(_host(scaled), recipe, plan))
+        return tuple(requantize_now(_host(scaled), recipe))
 
-    plan = _core.plan_cast(list(scaled.shape), _spec(recipe))
-    results = tuple(_result(shape, dtype) for shape, dtype in _dtypes(plan, recipe))
-    return _callback(call, results, scaled, vmap_method="sequential")
+    return _callback(call, cast_results(scaled.shape, recipe), scaled, vmap_method="sequential")
 
 
-def matmul(a: Any, b: Any, name: str) -> Any:
+def matmul(a: Any, b: Any, name: str, precision: str) -> Any:
     def call(a: Any, b: Any) -> Any:
         left, right = (_host(x) if isinstance(x, ScaledTensor) else np.asarray(x) for x in (a, b))
-        return matmul_now(left, right, name)
+        return matmul_now(left, right, name, precision)
 
     shape = _core.matmul_shape(list(a.shape), list(b.shape))
-    return _callback(call, _result(shape, _dtype(name)), a, b, vmap_method="sequential")
+    return _callback(call, result(shape, name), a, b, vmap_method="sequential")

@@ -116,7 +116,7 @@ _library = torch.library.Library("breccia", "DEF")
 _library.define("cast(Tensor x, str recipe) -> Tensor[]")
 _library.define("dequantize(Tensor[] parts, str key, ScalarType dtype) -> Tensor")
 _library.define("requantize(Tensor[] parts, str key, str recipe) -> Tensor[]")
-_library.define("matmul(Tensor[] a, str a_key, Tensor[] b, str b_key, ScalarType out_dtype) -> Tensor")
+_library.define("matmul(Tensor[] a, str a_key, Tensor[] b, str b_key, ScalarType out_dtype, str precision) -> Tensor")
 _library.define("straight_through(Tensor x, str recipe, bool clipped, float? low, float? high) -> (Tensor, Tensor)")
 
 
@@ -193,14 +193,14 @@ def _shape_of(tensors: list[Any], key: str) -> Any:
     return unflatten(tensors, key).shape
 
 
-def _matmul_cpu(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any) -> Any:
+def _matmul_cpu(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
     shape = _core.matmul_shape(list(_shape_of(a, a_key)), list(_shape_of(b, b_key)))
     out = torch.empty(shape, dtype=out_dtype)
-    _core.matmul_into(_core_operand(a, a_key, "a"), _core_operand(b, b_key, "b"), core_array(out, "out"))
+    _core.matmul_into(_core_operand(a, a_key, "a"), _core_operand(b, b_key, "b"), core_array(out, "out"), precision)
     return out
 
 
-def _matmul_anywhere(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any) -> Any:
+def _matmul_anywhere(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
     values = [
         _dequantize_anywhere(tensors, key, torch.float32) if key else tensors[0].float()
         for tensors, key in ((a, a_key), (b, b_key))
@@ -209,14 +209,14 @@ def _matmul_anywhere(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dty
     return torch.matmul(*values).to(out_dtype)
 
 
-def _matmul_fake(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any) -> Any:
+def _matmul_fake(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
     left, right = _shape_of(a, a_key), _shape_of(b, b_key)
     batch = torch.broadcast_shapes(left[:-2], right[:-2])
     return torch.empty((*batch, left[-2], right[-1]), dtype=out_dtype, device=a[0].device)
 
 
 def _matmul_context(ctx: Any, inputs: Any, output: Any) -> None:
-    a, a_key, b, b_key, _ = inputs
+    a, a_key, b, b_key, *_ = inputs
     ctx.keys = (a_key, b_key, len(a))
     ctx.save_for_backward(*a, *b)
 
@@ -225,12 +225,12 @@ def _matmul_backward(ctx: Any, grad: Any) -> Any:
     a_key, b_key, count = ctx.keys
     tensors = list(ctx.saved_tensors)
     left, right = unflatten(tensors[:count], a_key), unflatten(tensors[count:], b_key)
-    grads: list[Any] = [[None] * count, None, [None] * (len(tensors) - count), None, None]
+    grads: list[Any] = [[None] * count, None, [None] * (len(tensors) - count), None, None, None]
     if not a_key and ctx.needs_input_grad[0][0]:
-        product = torch.ops.breccia.matmul([grad], "", *flatten(right.mT), left.dtype)
+        product = torch.ops.breccia.matmul([grad], "", *flatten(right.mT), left.dtype, "exact")
         grads[0] = [product.sum_to_size(left.shape)]
     if not b_key and ctx.needs_input_grad[2][0]:
-        product = torch.ops.breccia.matmul(*flatten(left.mT), [grad], "", right.dtype)
+        product = torch.ops.breccia.matmul(*flatten(left.mT), [grad], "", right.dtype, "exact")
         grads[2] = [product.sum_to_size(right.shape)]
     return tuple(grads)
 

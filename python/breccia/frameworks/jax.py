@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX arrays: on a CPU the core reads them in place and what it writes becomes an array without a copy; inside of
-``jit`` it is called back. On other devices the same verbs are jax.numpy."""
+"""JAX arrays: on a CPU the core reads them in place and what it writes becomes an array without a copy; compiled code
+calls it through XLA's foreign function interface, or else calls back. On other devices the same verbs are jax.numpy."""
 
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import jax
@@ -15,21 +16,24 @@ import numpy as np
 from breccia import _core, recipes
 from breccia.delayed import AmaxHistory
 from breccia.frameworks import _jax_callbacks as callbacks
+from breccia.frameworks import _jax_ffi
 from breccia.frameworks._jax_callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
 from breccia.frameworks._jax_namespace import Jax
 from breccia.kernels import vectorized
-from breccia.options import CastOptions
+from breccia.options import CastOptions, Hadamard
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 
 namespace = Jax()
+compiled = _jax_ffi.chosen(os.environ.get("BRECCIA_XLA", ""))  # how compiled code on a CPU reaches the core
+_NEAREST = CastOptions()
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 def to_core(array: Any, argument: str) -> Any:
     if not isinstance(array, jax.Array):
         raise TypeError(f"{argument} must be a JAX array like data, got {type(array).__name__}")
-    if is_concrete(array) and on_cpu(array):
+    if _is_here(array):
         return np.asarray(array)
     item, strides = array.dtype.itemsize, list[int]()
     for extent in reversed(array.shape):
@@ -50,7 +54,7 @@ def native(array: Any, fmt: str) -> Any:
     dtype = NATIVE.get(fmt)
     if dtype is None or array.dtype == dtype:
         return array
-    if is_concrete(array) and on_cpu(array):
+    if _is_here(array):
         return from_numpy(np.asarray(array).view(dtype))
     return jax.lax.bitcast_convert_type(array, dtype)
 
@@ -97,48 +101,55 @@ def to_device(array: Any, device: Any) -> Any:
 
 
 def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
-    x = _floats(x, "x")
-    plan = _core.plan_cast(list(x.shape), _spec(recipe))
-    if is_concrete(x) and on_cpu(x):
-        return tensor_of(callbacks.cast_now(np.asarray(x), recipe, plan), recipe, x.shape, x.dtype.name)
-    made = _cast(jax.lax.stop_gradient(x), recipe)
-    return tensor_of(made, recipe, x.shape, x.dtype.name)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _cast(x: Any, recipe: ScalingRecipe) -> Any:
-    return jax.lax.platform_dependent(
-        x,
-        cpu=functools.partial(callbacks.cast, recipe=recipe),
-        default=lambda x: as_outputs(vectorized.cast(namespace, x.astype(jnp.float32), recipe, CastOptions()), recipe),
-    )
+    return cast_with(x, recipe, _NEAREST)
 
 
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
     x = _floats(x, "x")
-    seed = 0 if options.seed is None else options.seed
-    if not isinstance(seed, int):
-        seed = jnp.asarray(seed)
-        if seed.size != 1 or not jnp.issubdtype(seed.dtype, jnp.integer):
-            raise TypeError(f"seed must be one integer, got shape {seed.shape} of {seed.dtype}")
-        made = _cast_with(jax.lax.stop_gradient(x), recipe, options.rounding, options.hadamard, seed)
+    _core.plan_cast(list(x.shape), _spec(recipe))  # checks the shape
+    if _is_here(x) and _is_known(options.seed):
+        made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
     else:
-        made = _cast_with_fixed(jax.lax.stop_gradient(x), recipe, options.rounding, options.hadamard, seed)
+        seed = None if options.seed is None else _halves(options.seed)
+        made = _cast(jax.lax.stop_gradient(x), seed, recipe, options.hadamard, options.square_blocks)
     return tensor_of(made, recipe, x.shape, x.dtype.name)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _cast_with(x: Any, recipe: ScalingRecipe, rounding: str, hadamard: Any, seed: Any) -> Any:
-    options = CastOptions(rounding, seed if rounding == "stochastic" else None, hadamard)
-    return as_outputs(vectorized.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: Hadamard | None, square_blocks: bool) -> Any:
+    def by_core(x: Any, seed: Any) -> Any:
+        pair = None if hadamard is None else (hadamard.block, hadamard.seed)
+        return compiled.cast(x, seed, recipe, pair, square_blocks)
+
+    def by_jnp(x: Any, seed: Any) -> Any:
+        rounding = "nearest" if seed is None else "stochastic"
+        options = CastOptions(rounding, None if seed is None else (seed[0], seed[1]), hadamard, square_blocks)
+        return as_outputs(vectorized.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
+
+    return jax.lax.platform_dependent(x, seed, cpu=by_core, default=by_jnp)
 
 
-_cast_with_fixed = jax.jit(_cast_with.__wrapped__, static_argnums=(1, 2, 3, 4))
+def _halves(seed: Any) -> Any:
+    """The low and the high 32 bits of an integer, of whatever width it is."""
+    if isinstance(seed, int):
+        return np.array([seed & 0xFFFF_FFFF, seed >> 32 & 0xFFFF_FFFF], np.uint32)
+    seed = jnp.asarray(seed)
+    if seed.size != 1 or not jnp.issubdtype(seed.dtype, jnp.integer):
+        raise TypeError(f"seed must be one integer, got shape {seed.shape} of {seed.dtype}")
+    high = (seed >> 31) >> 1 if seed.dtype.itemsize >= 4 else seed >> 31
+    return jnp.stack([seed.reshape(()).astype(jnp.uint32), high.reshape(()).astype(jnp.uint32)])
+
+
+def _is_known(seed: Any) -> bool:
+    return seed is None or isinstance(seed, (int, np.integer)) or (isinstance(seed, jax.Array) and is_concrete(seed))
 
 
 def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
     x = _floats(x, "x")
     factor = jnp.asarray(factor, jnp.float32)
+    if _is_here(x) and is_concrete(factor) and _is_known(options.seed):
+        made = callbacks.cast_now(np.asarray(x), recipe, factor=float(factor), **options.core_arguments)
+        return tensor_of(made, recipe, x.shape, x.dtype.name)
     values = jax.lax.stop_gradient(x).astype(jnp.float32)
     codes = vectorized.cast_scaled(namespace, values, recipe, factor, options)
     data = jax.lax.bitcast_convert_type(codes, NATIVE[recipe.element])
@@ -149,7 +160,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
     if out is not None:
         raise TypeError("out must be None: JAX arrays are immutable")
     name = _dtype_name(dtype)
-    if is_concrete(scaled.data) and on_cpu(scaled.data):
+    if _is_here(scaled.data):
         return from_numpy(callbacks.dequantize_now(scaled, name))
     return _dequantize(jax.lax.stop_gradient(scaled), name)
 
@@ -158,7 +169,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
 def _dequantize(scaled: ScaledTensor, name: str) -> Any:
     return jax.lax.platform_dependent(
         scaled,
-        cpu=functools.partial(callbacks.dequantize, name=name),
+        cpu=functools.partial(compiled.dequantize, name=name),
         default=lambda scaled: jnp.broadcast_to(vectorized.dequantize(namespace, scaled, raw), scaled.shape).astype(
             name
         ),
@@ -166,9 +177,8 @@ def _dequantize(scaled: ScaledTensor, name: str) -> Any:
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
-    if is_concrete(scaled.data) and on_cpu(scaled.data):
-        plan = _core.plan_cast(list(scaled.shape), _spec(recipe))
-        made = callbacks.requantize_now(scaled, recipe, plan)
+    if _is_here(scaled.data):
+        made = callbacks.requantize_now(scaled, recipe)
     else:
         made = _requantize(jax.lax.stop_gradient(scaled), recipe)
     return tensor_of(made, recipe, scaled.shape, scaled.original_dtype)
@@ -178,41 +188,40 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
 def _requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
     return jax.lax.platform_dependent(
         scaled,
-        cpu=functools.partial(callbacks.requantize, recipe=recipe),
+        cpu=functools.partial(compiled.requantize, recipe=recipe),
         default=lambda scaled: as_outputs(vectorized.requantize(namespace, scaled, recipe, raw), recipe),
     )
 
 
-def matmul(a: Any, b: Any, out_dtype: Any) -> Any:
+def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     a, b, name = _operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype)
     _core.matmul_shape(list(a.shape), list(b.shape))
-    arrays = [x.data if isinstance(x, ScaledTensor) else x for x in (a, b)]
-    if all(is_concrete(x) and on_cpu(x) for x in arrays):
-        return from_numpy(callbacks.matmul_now(a, b, name))
-    return _matmul(a, b, name)
+    if all(_is_here(x.data if isinstance(x, ScaledTensor) else x) for x in (a, b)):
+        return from_numpy(callbacks.matmul_now(a, b, name, precision))
+    return _matmul(a, b, name, precision)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _matmul(a: Any, b: Any, name: str) -> Any:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _matmul(a: Any, b: Any, name: str, precision: str) -> Any:
     return jax.lax.platform_dependent(
         a,
         b,
-        cpu=functools.partial(callbacks.matmul, name=name),
+        cpu=functools.partial(compiled.matmul, name=name, precision=precision),
         default=lambda a, b: jnp.matmul(_values(a), _values(b), precision="highest").astype(name),
     )
 
 
-def _matmul_forward(a: Any, b: Any, name: str) -> Any:
-    return _matmul(a, b, name), (a, b)
+def _matmul_forward(a: Any, b: Any, name: str, precision: str) -> Any:
+    return _matmul(a, b, name, precision), (a, b)
 
 
-def _matmul_backward(name: str, operands: Any, grad: Any) -> Any:
+def _matmul_backward(name: str, precision: str, operands: Any, grad: Any) -> Any:
     a, b = operands
 
     def towards(operand: Any, left: Any, right: Any) -> Any:
         if isinstance(operand, ScaledTensor):
             return None
-        return _sum_to(_matmul(left, right, operand.dtype.name), operand.shape)
+        return _sum_to(_matmul(left, right, operand.dtype.name, "exact"), operand.shape)
 
     return towards(a, grad, _turned(b)), towards(b, _turned(a), grad)
 
@@ -273,6 +282,11 @@ def _linear_backward(recipes: Any, saved: Any, grad: Any) -> Any:
 
 
 _linear.defvjp(_linear_forward, _linear_backward)
+
+
+def _is_here(x: Any) -> bool:
+    """Whether the core may read the array at once."""
+    return is_concrete(x) and on_cpu(x)
 
 
 def as_outputs(parts: vectorized.Parts, recipe: ScalingRecipe) -> tuple[Any, ...]:

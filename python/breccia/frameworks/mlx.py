@@ -14,7 +14,6 @@ import numpy as np
 
 from breccia import _core
 from breccia.frameworks._mlx_namespace import Mlx
-from breccia.frameworks.numpy import namespace as _numpy
 from breccia.options import CastOptions
 from breccia.recipes import (
     MXFP4BlockScaling,
@@ -93,31 +92,23 @@ def to_device(array: Any, device: Any) -> Any:
 
 
 def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
-    x = _floats(x, "x")
-    spec = _spec(recipe)
-    made, memory = _allocate(_core.plan_cast(list(x.shape), spec))
-    _core.cast_into(_host(x), spec, *memory)
-    return _wrap(made, recipe, x.shape, _NAMES[x.dtype])
+    return _cast(x, recipe)
 
 
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
-    from breccia.kernels import vectorized
-
-    x = _floats(x, "x")
-    with np.errstate(all="ignore"):
-        parts = vectorized.cast(_numpy, _host(x).astype(np.float32), recipe, options)
-    made = [None if part is None else _array(np.asarray(part)) for part in parts]
-    return _wrap(made, recipe, x.shape, _NAMES[x.dtype])
+    return _cast(x, recipe, **options.core_arguments)
 
 
 def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
-    from breccia.kernels import vectorized
+    return _cast(x, recipe, factor=float(np.asarray(factor)), **options.core_arguments)
 
+
+def _cast(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
     x = _floats(x, "x")
-    with np.errstate(all="ignore"):
-        host = np.asarray(factor, np.float32)
-        codes = vectorized.cast_scaled(_numpy, _host(x).astype(np.float32), recipe, host, options)
-    return ScaledTensor(mx.array(codes), mx.array(1 / host), recipe, recipe.layout, original_dtype=_NAMES[x.dtype])
+    spec = _spec(recipe)
+    made, memory = _allocate(_core.plan_cast(list(x.shape), spec))
+    _core.cast_into(_host(x), spec, *memory, **options)
+    return _wrap(made, recipe, x.shape, _NAMES[x.dtype])
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
@@ -136,10 +127,10 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     return _wrap(made, recipe, scaled.shape, scaled.original_dtype)
 
 
-def matmul(a: Any, b: Any, out_dtype: Any) -> Any:
+def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     left, right = _operand(a, "a"), _operand(b, "b")
     made, memory = _empty(_core.matmul_shape(list(a.shape), list(b.shape)), _dtype_name(out_dtype))
-    _core.matmul_into(left, right, memory)
+    _core.matmul_into(left, right, memory, precision)
     return made
 
 

@@ -12,7 +12,7 @@ from breccia import _core
 from breccia.kernels.vectorized.namespace import NumPy
 from breccia.options import CastOptions
 from breccia.recipes import ScalingRecipe, _spec
-from breccia.scaled_tensor import ScaledTensor, from_buffer
+from breccia.scaled_tensor import ScaledTensor
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _PLAIN = ("uint8", "int8")
@@ -76,39 +76,20 @@ def to_device(array: Any, device: Any) -> Any:
 
 
 def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
-    core, data, scale, zero_point, global_scale = _core.cast(_floats(x, "x"), _spec(recipe))
-    return ScaledTensor._from_core(core, data, scale, recipe, recipe.layout, zero_point, global_scale)
+    return _cast(x, recipe)
 
 
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
-    from breccia.kernels import vectorized
-
-    array = _floats(x, "x")
-    with np.errstate(all="ignore"):
-        parts = vectorized.cast(namespace, array.astype(np.float32), recipe, options)
-    data, scale, zero_point, global_scale = (None if part is None else np.asarray(part) for part in parts)
-    if scale is not None and scale.dtype.name == "bfloat16":
-        scale = scale.view(np.uint16)
-    return from_buffer(
-        data,
-        scale,
-        recipe,
-        recipe.layout,
-        zero_point,
-        global_scale=global_scale,
-        shape=array.shape,
-        original_dtype=array.dtype.name,
-    )
+    return _cast(x, recipe, **options.core_arguments)
 
 
 def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
-    from breccia.kernels import vectorized
+    return _cast(x, recipe, factor=float(factor), **options.core_arguments)
 
-    array = _floats(x, "x")
-    factor = np.asarray(factor, np.float32)
-    with np.errstate(all="ignore"):
-        codes = vectorized.cast_scaled(namespace, array.astype(np.float32), recipe, factor, options)
-    return from_buffer(codes, 1 / factor, recipe, recipe.layout, shape=array.shape, original_dtype=array.dtype.name)
+
+def _cast(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
+    core, data, scale, zero_point, global_scale = _core.cast(_floats(x, "x"), _spec(recipe), **options)
+    return ScaledTensor._from_core(core, data, scale, recipe, recipe.layout, zero_point, global_scale)
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
@@ -125,8 +106,8 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     return ScaledTensor._from_core(core, data, scale, recipe, recipe.layout, zero_point, global_scale)
 
 
-def matmul(a: Any, b: Any, out_dtype: Any) -> Any:
-    return _core.matmul(_operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype))
+def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
+    return _core.matmul(_operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype), precision)
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:

@@ -85,31 +85,39 @@ def to_device(array: Any, device: Any) -> Any:
 
 def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
     x = _floats(x, "x")
-    if not _is_plain(x):
-        name = dtype_name(x)
-        return parts_to_tensor(torch.ops.breccia.cast(x.detach(), recipe_key(recipe)), x.shape, recipe, name)
-    spec = _spec(recipe)
-    shape = list(x.shape)
-    made, arrays = allocate(_core.plan_cast(shape, spec), spec.element, recipe, x.device)
-    _core.cast_into(core_array(x, "x"), spec, *arrays)
-    return _wrap(made, arrays, recipe, shape, dtype_name(x))
+    if _is_plain(x):
+        return _cast_here(x, recipe)
+    name = dtype_name(x)
+    return parts_to_tensor(torch.ops.breccia.cast(x.detach(), recipe_key(recipe)), x.shape, recipe, name)
 
 
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
     x = _floats(x, "x")
+    if _is_plain(x):
+        return _cast_here(x, recipe, **options.core_arguments)
     return parts_to_tensor(vectorized_cast(x.detach(), recipe, options), x.shape, recipe, dtype_name(x))
 
 
 def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
     x = _floats(x, "x")
+    if _is_plain(x):
+        return _cast_here(x, recipe, factor=float(factor), **options.core_arguments)
     values = x.detach().float()
     element = Element.of(recipe.element)
     factor = torch.as_tensor(factor, dtype=torch.float32, device=x.device)
-    if options.rounding == "nearest":  # torch's own conversion rounds as the core's does
+    if options.is_default:  # torch's own conversion rounds as the core's does
         data = (values * factor).clamp(-element.max, element.max).to(NATIVE[element.name])
     else:
         data = vectorized.cast_scaled(namespace, values, recipe, factor, options).view(NATIVE[element.name])
     return ScaledTensor._unchecked("one", dtype_name(x), data, 1 / factor, recipe, recipe.layout, None, None)
+
+
+def _cast_here(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
+    spec = _spec(recipe)
+    shape = list(x.shape)
+    made, arrays = allocate(_core.plan_cast(shape, spec), spec.element, recipe, x.device)
+    _core.cast_into(core_array(x, "x"), spec, *arrays, **options)
+    return _wrap(made, arrays, recipe, shape, dtype_name(x))
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
@@ -144,13 +152,13 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     return _wrap(made, arrays, recipe, shape, scaled.original_dtype)
 
 
-def matmul(a: Any, b: Any, out_dtype: Any) -> Any:
+def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     a, b = _operand(a, "a"), _operand(b, "b")
     kind = _dtype(out_dtype)
     if not (_is_plain(_data(a)) and _is_plain(_data(b))) or _needs_grad(a) or _needs_grad(b):
-        return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind)
+        return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind, precision)
     out = torch.empty(_core.matmul_shape(list(a.shape), list(b.shape)), dtype=kind)
-    _core.matmul_into(_readable(a, "a"), _readable(b, "b"), core_array(out, "out"))
+    _core.matmul_into(_readable(a, "a"), _readable(b, "b"), core_array(out, "out"), precision)
     return out
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from breccia import _core
 from breccia.kernels.vectorized.encode import encode, squared_errors
 from breccia.kernels.vectorized.namespace import Namespace
@@ -41,7 +43,7 @@ class Grid:
     """A tensor (…, R, C) as blocks: (matrices, block rows, rows of a block, block columns, columns of a block),
     with zeros beyond its edges."""
 
-    def __init__(self, shape: tuple[int, ...], recipe: ScalingRecipe) -> None:
+    def __init__(self, shape: tuple[int, ...], recipe: ScalingRecipe, square: bool = False) -> None:
         layout = _spec(recipe).layout
         self.shape = shape
         self.plan: Any = _core.plan_cast(list(shape), _spec(recipe))
@@ -56,6 +58,13 @@ class Grid:
             self.block = (1, self.cols)
         else:
             self.block = (layout.block_m, layout.block_n)
+        self.stored_rows = self.block[0]  # that one stored scale is for
+        if square:
+            if self.whole or layout.kind == "PerChannel" or self.block[0] != 1:
+                raise ValueError(
+                    f"square_blocks needs a recipe whose blocks lie along rows, got {type(recipe).__name__}"
+                )
+            self.block = (self.block[1], self.block[1])
         self.empty = 0 in shape
 
     def split(self, xp: Namespace, x: Any) -> Any:
@@ -71,7 +80,9 @@ class Grid:
         x = blocks.reshape(self.matrices, -(-self.rows // m) * m, -(-self.cols // n) * n)
         return x[:, : self.rows, : self.cols].reshape(self.shape)
 
-    def per_block(self, values: Any, key: str) -> Any:
+    def per_block(self, xp: Namespace, values: Any, key: str) -> Any:
+        if self.stored_rows != self.block[0]:  # each row of a square stores its scale
+            values = xp.index(values, 1, np.arange(self.rows) // self.block[0])
         return values.reshape(tuple(self.plan[key][0]))
 
 
@@ -81,7 +92,7 @@ def cast(xp: Namespace, x: Any, recipe: ScalingRecipe, options: CastOptions) -> 
     Raises:
         ValueError: the shape does not suit the recipe.
     """
-    grid, spec = Grid(tuple(x.shape), recipe), Spec.of(recipe)
+    grid, spec = Grid(tuple(x.shape), recipe, options.square_blocks), Spec.of(recipe)
     if options.hadamard is not None:
         x = hadamard(xp, x, options.hadamard.block, options.hadamard.seed)
     if grid.empty:
@@ -99,6 +110,8 @@ def cast(xp: Namespace, x: Any, recipe: ScalingRecipe, options: CastOptions) -> 
 
 def cast_scaled(xp: Namespace, x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> Any:
     """Codes of ``x * factor`` by the recipe's element format, for scales that come from elsewhere."""
+    if options.hadamard is not None:
+        x = hadamard(xp, x, options.hadamard.block, options.hadamard.seed)
     draws = None
     if options.rounding == "stochastic":
         draws = uniform(xp, options.seed, math.prod(x.shape), x).reshape(tuple(x.shape))
@@ -129,9 +142,9 @@ def assemble(
     if scale.zero_point is not None:
         zeros = xp.astype(scale.zero_point, "int32")
         zeros = xp.where(stats.has_nan, zeros * 0, zeros)
-        zero_point = grid.per_block(xp.astype(zeros, grid.plan["zero_point"][1]), "zero_point")
+        zero_point = grid.per_block(xp, xp.astype(zeros, grid.plan["zero_point"][1]), "zero_point")
     stored = xp.astype(scale.stored, "uint8" if spec.scale in ("e8m0", "e4m3") else spec.scale)
-    return Parts(data, grid.per_block(stored, "scale"), zero_point, _stored_level(level, spec))
+    return Parts(data, grid.per_block(xp, stored, "scale"), zero_point, _stored_level(level, spec))
 
 
 def pack(xp: Namespace, codes: Any) -> Any:

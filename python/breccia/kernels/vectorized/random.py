@@ -28,9 +28,9 @@ def _mix(x: Any) -> Any:
 
 
 def _random_bits(xp: Namespace, seed: Any, n: int, stream: str, like: Any) -> Any:
-    # Reshaped, because NumPy warns of wrapping scalars.
-    key = xp.integer(seed if not isinstance(seed, int) else wrapped(seed), like).reshape(1)
-    high = xp.integer(wrapped(seed >> 32) if isinstance(seed, int) else 0, like).reshape(1)
+    # A pair has the low and the high 32 bits. Reshaped, because NumPy warns of wrapping scalars.
+    low, high = seed if isinstance(seed, tuple) else (seed, seed >> 32)
+    key, high = (xp.integer(wrapped(x) if isinstance(x, int) else x, like).reshape(1) for x in (low, high))
     key = _mix(key + wrapped(_STREAM[stream]))
     return _mix(_mix(xp.arange(n, like) ^ key) + _mix(high ^ key))
 
