@@ -4,7 +4,9 @@
 import importlib.util
 import re
 from pathlib import Path
+from pydoc_data.topics import topics
 
+import tokenizers
 import torch
 from safetensors.torch import load_file
 
@@ -46,7 +48,7 @@ class Layer(torch.nn.Module):
 
 
 class MiniLM(torch.nn.Module):
-    """One sentence at a time: (1, tokens) to (1, 384)."""
+    """One sentence at a time, (1, tokens) to (1, 384): the mean of its tokens, normalized."""
 
     def __init__(self, path):
         super().__init__()
@@ -79,35 +81,23 @@ class MiniLM(torch.nn.Module):
         return torch.nn.functional.normalize(x.mean(1), dim=-1)
 
 
-def tokenizer(path):
-    """Greedy WordPiece over lower-cased words and punctuation marks."""
-    vocabulary = {word: i for i, word in enumerate((path / "vocab.txt").read_text("utf-8").splitlines())}
-
-    def tokens(sentence):
-        found = [vocabulary["[CLS]"]]
-        for word in re.findall(r"\w+|[^\w\s]", sentence.lower()):
-            start, pieces = 0, []
-            while start < len(word):
-                end = len(word)
-                while end > start and ("##" if start else "") + word[start:end] not in vocabulary:
-                    end -= 1
-                if end == start:
-                    pieces = [vocabulary["[UNK]"]]
-                    break
-                pieces.append(vocabulary[("##" if start else "") + word[start:end]])
-                start = end
-            found += pieces
-        return torch.tensor([[*found, vocabulary["[SEP]"]]])
-
-    return tokens
+def prose(count):
+    """Sentences of Python's own help, which comes with it."""
+    text = re.sub(r"\s+", " ", " ".join(topics[name] for name in sorted(topics)))
+    found = re.findall(r"(?<=[.!?] )[A-Z][^.!?*\"`|=]{40,250}\.(?= )", text)
+    return found[:: max(1, len(found) // count)][:count]
 
 
-def similarities(recipe, quantize):
-    """Per sentence, the cosine similarity of the quantized model's embedding to the original's."""
+def similarities(quantize, sentences=SENTENCES):
+    """Per sentence, the cosine similarity of the embedding by the model that ``quantize`` changes in place to the
+    original's."""
     path = folder()
-    inputs = [tokenizer(path)(sentence) for sentence in SENTENCES]
+    tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    inputs = [torch.tensor([tokenizer.encode(sentence).ids]) for sentence in sentences]
     with torch.no_grad():
         model = MiniLM(path).eval()
         reference = [model(x) for x in inputs]
-        quantize(model, recipe)
+        quantize(model)
         return torch.stack([(model(x) * y).sum() for x, y in zip(inputs, reference, strict=True)])

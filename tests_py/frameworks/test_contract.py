@@ -3,6 +3,7 @@
 
 import copy
 import pickle
+import tracemalloc
 
 import breccia
 import cases
@@ -113,6 +114,25 @@ def test_array_is_the_dequantized_values(peer):
         np.asarray(mine, copy=False)
 
 
+@pytest.mark.parametrize("options", [{}, {"rounding": "stochastic", "seed": 1, "hadamard": breccia.Hadamard(16)}])
+def test_numpy_allocates_what_it_returns(options):
+    x = cases.normal((512, 512))
+    slack = 32 * 1024
+    for recipe in (breccia.MXFP8BlockScaling(), breccia.NVFP4BlockScaling(), breccia.Float8CurrentScaling()):
+        scaled = cast(x, recipe, **options)
+        calls = {
+            "cast": (lambda: cast(x, recipe, **options), scaled.nbytes),
+            "dequantize": (lambda: dequantize(scaled, "float16"), 512 * 512 * 2),
+            "matmul": (lambda: matmul(x, scaled.T), 512 * 512 * 4),
+        }
+        for name, (call, expected) in calls.items():
+            tracemalloc.start()
+            call()
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert expected <= peak <= expected + slack, f"{name}: {peak} bytes for a result of {expected}"
+
+
 @peers.ALL
 def test_stochastic_rounding_draws_the_same_everywhere(peer):
     x = cases.normal((8, K))
@@ -120,6 +140,8 @@ def test_stochastic_rounding_draws_the_same_everywhere(peer):
         options = {"rounding": "stochastic", "seed": 7, "hadamard": breccia.Hadamard(16)}
         mine, reference = cast(peer.array(x), recipe, **options), cast(x, recipe, **options)
         peers.same_parts(peer, mine, reference)
+        square = {**options, "square_blocks": True}
+        peers.same_parts(peer, cast(peer.array(x), recipe, **square), cast(x, recipe, **square))
         other = cast(peer.array(x), recipe, rounding="stochastic", seed=8)
         assert (peer.host(other.data) != peer.host(mine.data)).any()
 

@@ -198,6 +198,44 @@ def test_linear_and_its_gradients(peer, preset):
     np.testing.assert_array_equal(grad_x, again[0])
 
 
+@GRADIENTS
+def test_square_weights_are_the_same_forward_and_backward(peer):
+    """An input and a gradient that NVFP4 holds exactly pick a column and a row of the quantized weight."""
+    recipes = LinearRecipes.nvfp4()
+    w, x, g = cases.heavy_tailed("student", (48, 80)), np.zeros((1, 80), np.float32), np.zeros((1, 48), np.float32)
+    x[0, 3] = g[0, 5] = 1
+    seen = dequantize(cast(w, recipes.w, square_blocks=True))
+
+    def loss(x):
+        return autograd.linear(x, peer.array(w), None, recipes, seed=1) * peer.array(g)
+
+    y = peer.host(autograd.linear(peer.array(x), peer.array(w), None, recipes, seed=1))
+    np.testing.assert_allclose(y[0], seen[:, 3], rtol=1e-6)
+    (grad,) = gradient(peer, loss, x)
+    np.testing.assert_allclose(grad[0], seen[5], rtol=1e-6)
+
+
+@GRADIENTS
+def test_operands_of_different_blocks_are_padded_alike(peer):
+    """Tiles may be short at the edges, blocks along rows may not."""
+    recipes = LinearRecipes(
+        breccia.MXFP8BlockScaling(),
+        breccia.Float8BlockScaling(block_m=128),
+        breccia.DelayedScaling("E5M2"),
+        hadamard=breccia.Hadamard(16),
+    )
+    x, w, g = cases.normal((9, 100)), cases.normal((33, 100), seed=1), cases.normal((9, 33), seed=2)
+    scales = (None, None, delayed.init(recipes.grad, peer.array(x)))
+
+    def product(x, w):
+        return autograd.linear(x, w, None, recipes, scales=scales)
+
+    assert cosine(peer.host(product(peer.array(x), peer.array(w))), x @ w.T) > 0.998
+    grad_x, grad_w = gradient(peer, lambda x, w: product(x, w) * peer.array(g), x, w)
+    assert cosine(grad_x, g @ w) > 0.998
+    assert cosine(grad_w, g.T @ x) > 0.998
+
+
 def test_linear_makes_the_same_numbers_in_every_framework():
     if len(TRAINING) < 2:
         pytest.skip("needs torch and jax")
@@ -238,19 +276,20 @@ def test_digits_reach_the_loss_of_fp32(recipe, exact_losses):
     """Of images held out, in nats per pixel, mean over seeds. The differences of runs that share a seed spread by about
     0.2 %: docs/frameworks.md has longer runs."""
     digits = example()
-    losses = np.array([digits.train(recipe, "draw", STEPS, 16, seed)["held_out_loss"] for seed in SEEDS])
+    losses = np.array([digits.train(recipe, "draw", STEPS, 8, seed, 8e-3)["held_out_loss"] for seed in SEEDS])
     relative = (losses - exact_losses) / exact_losses.mean()
     assert abs(relative.mean()) < 0.015, relative
     assert np.abs(relative).max() < 0.03, relative
 
 
-STEPS, SEEDS = 60, (0, 1)
+STEPS, SEEDS = 100, (0, 1)
 
 
 @pytest.fixture(scope="module")
 def exact_losses():
-    runs = [example().train("fp32", "draw", STEPS, 16, seed) for seed in SEEDS]
-    assert all(run["held_out_loss"] < 1.75 for run in runs), "it did not learn"  # guessing: 2.83, frequencies: 2.16
+    runs = [example().train("fp32", "draw", STEPS, 8, seed, 8e-3) for seed in SEEDS]
+    # Guessing has a loss of 2.83, the frequencies of a pixel's levels 2.07, those at its position 1.69.
+    assert all(run["held_out_loss"] < 1.66 for run in runs), "it did not learn"
     return np.array([run["held_out_loss"] for run in runs])
 
 

