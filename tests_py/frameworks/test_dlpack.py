@@ -9,9 +9,10 @@ import pytest
 from breccia import cast
 from breccia.dlpack import from_dlpack, to_dlpack
 
-# MLX imports by copying on a CPU; XLA takes over memory only if it is aligned to 64 bytes, which torch's is.
+# MLX imports by copying on a CPU; XLA takes over memory only if it is aligned to 64 bytes, as torch's is and what the
+# core allocates for NumPy.
 SHARED = [("numpy", "torch"), ("torch", "numpy"), ("torch", "jax"), ("jax", "torch"), ("jax", "numpy")]
-SHARED += [("mlx", "numpy"), ("mlx", "torch")]
+SHARED += [("numpy", "jax"), ("mlx", "numpy"), ("mlx", "torch")]
 SHARED = [pair for pair in SHARED if set(pair) <= set(peers.PEERS)]
 PARTS = ("data", "scale", "zero_point", "global_scale")
 
