@@ -5,6 +5,7 @@
 #include <atomic>
 #include <bit>
 
+#include "aligned.hpp"
 #include "panels.hpp"
 
 namespace breccia {
@@ -49,11 +50,12 @@ std::vector<Chunk> chunks_of(std::int64_t k, std::int64_t block) {
     return chunks;
 }
 
-// Activations of one call, packed, and their scales for sums: [panel][block][activation], or none.
+// Activations of one call, packed: [chunk][term][panel][pair][activation][2]; and their scales for sums:
+// [panel][block][activation], or none.
 struct Activations {
-    std::vector<std::uint16_t> x;
-    std::int64_t term_stride = 0;
-    std::vector<float> scales;
+    AlignedBuffer<std::uint16_t> x;
+    std::int64_t bytes = 0;
+    AlignedBuffer<float> scales;
 };
 
 // Fills `out` with blocks' scales of one operand row, repeated where the product's blocks are finer.
@@ -86,16 +88,11 @@ struct Setup {
     int terms = 1;  // bfloat16 numbers that make up an activation
 };
 
-// Leaves what rounding to bfloat16 loses.
-void subtract_rounded(std::vector<float>& x) {
-    for (float& value : x) value -= to_float(to_bfloat16(value));
-}
-
 bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations& out) {
     std::int64_t padded_k = s.chunks.back().k + round_up(s.chunks.back().count, 32);
-    out.term_stride = grid.padded * padded_k;
-    out.x.resize(static_cast<std::size_t>(s.terms * out.term_stride));
-    if (s.a != nullptr) out.scales.resize(static_cast<std::size_t>(grid.padded * s.blocks));
+    out.x = AlignedBuffer<std::uint16_t>(s.terms * grid.padded * padded_k);
+    out.bytes = s.terms * grid.padded * padded_k * 2;
+    if (s.a != nullptr) out.scales = AlignedBuffer<float>(grid.padded * s.blocks);
     std::atomic<bool> ordinary{true};
     parallel_for(grid.padded / 16, 1, [&](std::int64_t begin, std::int64_t end) {
         Scratch scratch;
@@ -120,16 +117,15 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
                                    group.data() + i * panel_k);
                 }
                 const std::int64_t pairs = round_up(chunk.count, 32) / 2;
-                std::uint16_t* to = out.x.data() + chunk.k * grid.padded + 2 * packed_offset(g, pairs);
-                for (int term = 0; term < s.terms; ++term) {
-                    if (term > 0) subtract_rounded(group);
-                    const bool in_range = s.bf16.pack({.x = group.data(),
-                                                       .x_stride = panel_k,
-                                                       .k = chunk.count,
-                                                       .out = to + term * out.term_stride,
-                                                       .width = grid.width(g / 2)});
-                    if (term == 0 && !in_range) ordinary = false;  // the other terms may be smaller: they are exact
-                }
+                std::uint16_t* to = out.x.data() + s.terms * chunk.k * grid.padded + 2 * packed_offset(g, pairs);
+                const bool in_range = s.bf16.pack({.x = group.data(),
+                                                   .x_stride = panel_k,
+                                                   .k = chunk.count,
+                                                   .out = to,
+                                                   .width = grid.width(g / 2),
+                                                   .terms = s.terms,
+                                                   .term_stride = grid.padded * 2 * pairs});
+                if (!in_range) ordinary = false;
             }
             if (s.a == nullptr) continue;
             for (std::int64_t i = 0; i < 16; ++i) {
@@ -146,14 +142,37 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
     return ordinary;
 }
 
+// So many bytes of activations do not stay in the second-level cache from one panel to the next.
+constexpr std::int64_t beyond_cache = std::int64_t{1} << 20;
+
 // The part of a weight panel's work that a thread keeps its buffers for.
 struct BF16Panels {
     const Setup& s;
     const PanelGrid& grid;
     const Activations& activations;
-    std::vector<std::uint16_t> panel;
-    std::vector<float> scales, row_scales = {}, code_scales = {};
+    AlignedBuffer<std::uint16_t> panel;
+    AlignedBuffer<float> scales;  // [block][row]
+    std::int64_t scale_stride;
+    std::vector<float> row_scales = {}, scratch = {}, code_scales = {};
     std::vector<std::uint8_t> zero_points = {};
+
+    // Scales of the sums, 16 rows at a time turned to lie side by side.
+    void read_sum_scales(std::int64_t j, std::int64_t rows) {
+        const std::int64_t stride = round_up(s.blocks, 16);
+        row_scales.resize(static_cast<std::size_t>(16 * stride));
+        float turned[16 * 16];
+        for (std::int64_t first = 0; first < rows; first += 16) {
+            const std::int64_t count = std::min<std::int64_t>(16, rows - first);
+            for (std::int64_t r = 0; r < count; ++r)
+                scales_of_row(s.table, s.w, s.plan, j + first + r, s.block, s.blocks, scratch,
+                              row_scales.data() + r * stride);
+            for (std::int64_t b = 0; b < s.blocks; b += 16) {
+                s.table.matmul.transpose(row_scales.data() + b, stride, turned, 16);
+                for (std::int64_t i = 0; i < std::min<std::int64_t>(16, s.blocks - b); ++i)
+                    std::copy_n(turned + i * 16, 16, scales.data() + (b + i) * scale_stride + first);
+            }
+        }
+    }
 
     // Scales and zero points of the codes themselves, for all of K.
     void read_blocks(std::int64_t j, std::int64_t rows) {
@@ -178,17 +197,16 @@ struct BF16Panels {
     }
 
     void run(std::int64_t j, std::int64_t rows, std::int64_t padded_rows, float* c) {
-        for (std::int64_t r = 0; r < rows; ++r)
-            scales_of_row(s.table, s.w, s.plan, j + r, s.block, s.blocks, row_scales, scales.data() + r * s.blocks);
+        read_sum_scales(j, rows);
         read_blocks(j, rows);
         // For few activations a tile's rows at a time: they stay in the first-level cache.
         const std::int64_t step = grid.padded == 16 ? s.bf16.tile_rows : padded_rows;
-        for (std::size_t i = 0; i < s.chunks.size(); ++i) {
-            const bool last = i + 1 == s.chunks.size();
-            for (std::int64_t r = 0; r < rows; r += step)
+        for (std::int64_t r = 0; r < rows; r += step)
+            for (std::size_t i = 0; i < s.chunks.size(); ++i) {
+                const bool last = i + 1 == s.chunks.size();
                 multiply(j, r, std::min(step, rows - r), padded_rows, step, s.chunks[i], s.chunks[last ? 0 : i + 1],
-                         last ? rows : 0, c);
-        }
+                         last ? step : 0, c);
+            }
     }
 
     // Rows [r, r + rows) of the panel at j, one chunk of K; the codes of `next`, `down` rows on, are wanted after that.
@@ -212,24 +230,34 @@ struct BF16Panels {
         const std::int64_t block_pairs = s.block > 0 && s.block < chunk.count ? s.block / 2 : pairs;
         const std::int64_t first_block = s.block > 0 ? chunk.k / s.block : 0;
         const std::int64_t next_row = j + r + down;
-        for (std::int64_t part = 0; part < grid.count() * s.terms; ++part) {
-            const std::int64_t p = part / s.terms, term = part % s.terms, width = grid.width(p);
+        // Panels of full width, then the one that may be narrower.
+        const std::int64_t full = grid.padded / panel_width;
+        for (std::int64_t p = 0; p < grid.count(); p += std::max<std::int64_t>(full, 1)) {
+            const std::int64_t width = grid.width(p);
             const float* x_scales = activations.scales.data() + p * panel_width * s.blocks + first_block * width;
             s.bf16.gemm({.w = panel.data(),
-                         .x = activations.x.data() + term * activations.term_stride + chunk.k * grid.padded +
-                              2 * p * panel_width * pairs,
+                         .x = activations.x.data() + s.terms * chunk.k * grid.padded + 2 * p * panel_width * pairs,
                          .c = c + p * panel_width * padded_rows + r * width,
                          .rows = std::min(step, padded_rows - r),
                          .width = width,
                          .pairs = pairs,
                          .block_pairs = block_pairs,
-                         .w_scales = scales.data() + r * s.blocks + first_block,
-                         .w_scale_stride = s.blocks,
+                         .panels = p < full ? full : 1,
+                         .x_panel_stride = 2 * panel_width * pairs,
+                         .c_panel_stride = panel_width * padded_rows,
+                         .terms = s.terms,
+                         .term_stride = grid.padded * 2 * pairs,
+                         .w_scales = scales.data() + first_block * scale_stride + r,
+                         .w_scale_stride = scale_stride,
                          .x_scales = s.a != nullptr ? x_scales : nullptr,
-                         .next = part == 0 ? codes_at(next_row, next.k) : nullptr,
+                         .x_scale_panel_stride = panel_width * s.blocks,
+                         .next = p == 0 ? codes_at(next_row, next.k) : nullptr,
                          .next_stride = s.w.row_stride,
                          .next_rows = std::min(rows, s.product.n - next_row),
-                         .next_bytes = s.w.packed ? next.count / 2 : next.count});
+                         .next_bytes = s.w.packed ? next.count / 2 : next.count,
+                         .next_x = activations.x.data() + s.terms * next.k * grid.padded,
+                         .next_x_bytes =
+                             p == 0 && activations.bytes > beyond_cache ? s.terms * next.count * grid.padded * 2 : 0});
         }
     }
 };
@@ -271,17 +299,20 @@ bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
     if (w.zero_point != nullptr && !in_chunks(w.grid.block_cols, product.k)) return false;
     s.blocks = s.block == 0 ? 1 : (product.k + s.block - 1) / s.block;
     s.chunks = chunks_of(product.k, s.block);
-    for (std::int64_t first = 0; first < product.total_rows(); first += rows_at_once) {
-        const PanelGrid grid(std::min(rows_at_once, product.total_rows() - first));
+    // Activations of several terms take the room of as many.
+    const std::int64_t at_once = s.terms > 1 ? rows_at_once / 2 : rows_at_once;
+    for (std::int64_t first = 0; first < product.total_rows(); first += at_once) {
+        const PanelGrid grid(std::min(at_once, product.total_rows() - first));
+        const std::int64_t n_at_once = panel_rows(product.n, grid, bf16->panel_rows);
         Activations activations;
         if (!pack(s, first, grid, activations)) return false;
-        for_weight_panels(table, product, first, grid, [&](std::int64_t at_once) {
-            return BF16Panels{
-                .s = s,
-                .grid = grid,
-                .activations = activations,
-                .panel = std::vector<std::uint16_t>(static_cast<std::size_t>(at_once * panel_stride_bf16)),
-                .scales = std::vector<float>(static_cast<std::size_t>(at_once * s.blocks))};
+        for_weight_panels(table, product, first, grid, n_at_once, [&] {
+            return BF16Panels{.s = s,
+                              .grid = grid,
+                              .activations = activations,
+                              .panel = AlignedBuffer<std::uint16_t>(n_at_once * panel_stride_bf16),
+                              .scales = AlignedBuffer<float>(n_at_once * s.blocks),
+                              .scale_stride = n_at_once};
         });
     }
     return true;

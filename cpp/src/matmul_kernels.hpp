@@ -29,20 +29,27 @@ struct GemmF32 {
     std::int64_t rows = 0, width = 0, k = 0;
 };
 
-/// c[n][m] += sum over blocks of (sum over the block of w[n][k] x[k][m]) * w_scales[n][block] * x_scales[block][m].
+/// c[n][m] += sum over blocks of (sum over the block of w[n][k] x[k][m]) * w_scales[block][n] * x_scales[block][m], for
+/// `panels` of activations that follow one another; x is the sum of `terms` bfloat16 numbers.
 struct GemmBF16 {
     const std::uint16_t* w = nullptr;  ///< rows panel_stride_bf16 apart
     const std::uint16_t* x = nullptr;  ///< [pairs][width][2]: two consecutive k of one activation are neighbours
     float* c = nullptr;                ///< [rows][width]
     std::int64_t rows = 0, width = 0;
     std::int64_t pairs = 0, block_pairs = 0;  ///< multiples of 16
-    const float* w_scales = nullptr;
-    std::int64_t w_scale_stride = 0;  ///< between rows
-    const float* x_scales = nullptr;  ///< or null
+    std::int64_t panels = 1, x_panel_stride = 0, c_panel_stride = 0;
+    std::int64_t terms = 1, term_stride = 0;  ///< the largest term first
+    const float* w_scales = nullptr;          ///< rows side by side
+    std::int64_t w_scale_stride = 0;          ///< between blocks
+    const float* x_scales = nullptr;          ///< [block][width], or null
+    std::int64_t x_scale_panel_stride = 0;
     /// Codes that the next panel will be decoded from, to be brought to the second-level cache meanwhile, or null: rows
     /// so short and so far apart are beyond what hardware prefetches.
     const std::uint8_t* next = nullptr;
     std::int64_t next_stride = 0, next_rows = 0, next_bytes = 0;
+    /// The activations it will meet.
+    const std::uint16_t* next_x = nullptr;
+    std::int64_t next_x_bytes = 0;
 };
 
 /// Sixteen rows of activations, each zero-padded to a multiple of 32 elements, to `x` above.
@@ -51,6 +58,7 @@ struct PackRows {
     std::int64_t x_stride = 0, k = 0;
     void* out = nullptr;
     std::int64_t width = 0;
+    std::int64_t terms = 1, term_stride = 0;  ///< bfloat16 only: each term is what the ones before leave, rounded
 };
 
 /// Rows of codes to bfloat16, each zero-padded to a multiple of 64 elements.
@@ -91,6 +99,7 @@ inline constexpr std::int64_t max_gemv_vectors = 8;
 /// Kernels over bfloat16 dot products. Formats they do not decode have null entries.
 struct BF16Kernels {
     std::int64_t tile_rows;         ///< weight rows of a tile of 16 activations: so many are best decoded just before
+    std::int64_t panel_rows;        ///< most rows of a panel: as the second-level cache can hold
     int max_terms;                  ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
     bool (*pack)(const PackRows&);  ///< rounds to nearest; whether every number was zero or of ordinary size
     void (*gemm)(const GemmBF16&);

@@ -6,12 +6,14 @@
 
 #include <algorithm>
 
+#include "aligned.hpp"
+#include "breccia/cpu.hpp"
 #include "gemm.hpp"
 #include "threads.hpp"
 
 namespace breccia {
 
-/// Activations that are packed, and weight rows that are decoded, at a time.
+/// Activations that are packed at a time.
 inline constexpr std::int64_t rows_at_once = 512;
 
 struct Chunk {
@@ -35,19 +37,22 @@ constexpr std::int64_t packed_offset(std::int64_t group, std::int64_t units) {
     return group / 2 * panel_width * units + group % 2 * 16;
 }
 
+/// Weight rows of a panel: large panels read the activations less often, small ones leave some for every thread.
+inline std::int64_t panel_rows(std::int64_t n, const PanelGrid& grid, std::int64_t most) {
+    if (grid.padded <= panel_width) return row_multiple;
+    const int threads = num_threads();
+    return std::clamp(round_up((n + threads - 1) / threads, row_multiple), row_multiple, most);
+}
+
 /// Calls product(begin_n, rows, c) for panels of weights; it must leave c[panel][row][activation], zeroed here, full.
 template <class PanelProduct>
 void for_weight_panels(const KernelTable& table, const Product& product, std::int64_t first, const PanelGrid& grid,
-                       PanelProduct panel_product) {
-    // Small panels leave more of them to share among threads; large ones read the activations less often.
-    const std::int64_t at_once = grid.padded <= 32 ? row_multiple : 2 * row_multiple;
+                       std::int64_t at_once, PanelProduct panel_product) {
     const std::int64_t panels = (product.n + at_once - 1) / at_once;
     parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
-        const auto sums = static_cast<std::size_t>(at_once * grid.padded);
-        std::vector<float> buffer(sums + static_cast<std::size_t>(16 * at_once));
-        float* c = buffer.data();
-        float* turned = c + sums;
-        auto state = panel_product(at_once);
+        const AlignedBuffer<float> sums(at_once * grid.padded), turning(16 * at_once);
+        float *c = sums.data(), *turned = turning.data();
+        auto state = panel_product();
         for (std::int64_t unit = begin; unit < end; ++unit) {
             const std::int64_t j = unit * at_once, rows = std::min(at_once, product.n - j);
             const std::int64_t padded_rows = round_up(rows, row_multiple);

@@ -24,7 +24,7 @@ namespace {
 #include "backends/amx/gemm.inl.hpp"
 // clang-format on
 // Three tile products are quicker than one float32 product.
-constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_amx, 48, 3);
+constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_amx, 16, 384, 3);
 }  // namespace
 
 extern constinit const KernelTable kernels;

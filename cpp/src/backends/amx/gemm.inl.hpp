@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The bfloat16 panel product in tiles: 16 weight rows by 32 k in their own order times 16 pairs of k by 16 activations.
-// A block's sums go through memory to be scaled; the sums of one block are scaled while the tiles of the next are at
-// work, which is what the two halves of the buffer are for.
+// A block's sums go through memory to be scaled. They leave their tiles one by one, each just before it takes the first
+// product of the next block, and are scaled a few rows at a time between the products that follow.
 
 // Tile numbers must be literals. Sums: 0 ... 3. Weights: 4, 5 (and 3 where tiles are one abreast). Activations: 6, 7.
+// What is read once per pass is loaded with a hint not to displace what stays in the first-level cache: 30 to 27
+// cycles a product.
 struct TileConfig {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -12,138 +14,277 @@ struct TileConfig {
 };
 alignas(64) constexpr TileConfig tile_config{};
 
-// gcc's tile intrinsics do not tell it that they read and write memory.
+// gcc's tile intrinsics do not tell it that they read memory.
 BRECCIA_INLINE void tile_memory_barrier() { __asm__ volatile("" ::: "memory"); }
 
-/// Sums of one block on their way to c: `tiles` of 16 x 16, row tiles by `across`.
-struct TileSums {
-    const float* sums = nullptr;
-    float* c = nullptr;
-    const float* w_scales = nullptr;
-    const float* x_scales = nullptr;
+template <int N>
+struct Constant {
+    static constexpr int value = N;
 };
 
-template <int Down, int Across>
-BRECCIA_INLINE void add_scaled(const TileSums& t, std::int64_t w_scale_stride) {
-    if (t.sums == nullptr) return;
-    F x_scale_f32x16[Across];
+/// Calls f(Constant<0>{}) ... f(Constant<N - 1>{}).
+template <int N, class F>
+BRECCIA_INLINE void for_constants(F f) {
+    if constexpr (N > 0) {
+        for_constants<N - 1>(f);
+        f(Constant<N - 1>{});
+    }
+}
+
+/// Sums of one block on their way to c.
+struct TileSums {
+    float* c;
+    const float* w_scales;
+    const float* x_scales;
+};
+
+/// Rows [first, first + Count) of a block's sums, times their scales, added to c.
+template <class Tiles, bool XScales, int Count>
+BRECCIA_INLINE void add_scaled(const TileSums& t, const float* sums, int first) {
+#pragma GCC unroll 6
+    for (int n = first; n < first + Count; ++n) {
+        const F w_scale_f32x16 = f_set(t.w_scales[n]);
 #pragma GCC unroll 2
-    for (int v = 0; v < Across; ++v)
-        x_scale_f32x16[v] = t.x_scales != nullptr ? f_load(t.x_scales + 16 * v) : f_set(1.0F);
-    for (int n = 0; n < 16 * Down; ++n) {
-        const F w_scale_f32x16 = f_set(t.w_scales[n * w_scale_stride]);
-#pragma GCC unroll 2
-        for (int v = 0; v < Across; ++v) {
-            float* c = t.c + (n * Across + v) * 16;
-            const F sum = f_load(t.sums + ((n / 16 * Across + v) * 16 + n % 16) * 16);
-            f_store(c, f_multiply_add(sum, f_mul(w_scale_f32x16, x_scale_f32x16[v]), f_load(c)));
+        for (int v = 0; v < Tiles::across; ++v) {
+            F scale_f32x16 = w_scale_f32x16;
+            if constexpr (XScales) scale_f32x16 = f_mul(scale_f32x16, f_load(t.x_scales + 16 * v));
+            float* c = t.c + (n * Tiles::across + v) * 16;
+            const F sum = f_load(sums + ((n / 16 * Tiles::across + v) * 16 + n % 16) * 16);
+            f_store(c, f_multiply_add(sum, scale_f32x16, f_load(c)));
         }
     }
 }
 
-BRECCIA_INLINE void prefetch_next(const GemmBF16& g, std::int64_t row, std::int64_t rows) {
+// 32 rows by 32 activations: four products for four loads. Each product is one of a step's slots.
+struct Tiles2x2 {
+    static constexpr int down = 2, across = 2, slots = 4;
+
+    BRECCIA_INLINE void store(float* sums) {
+        _tile_stored(0, sums, 64);
+        _tile_stored(1, sums + 256, 64);
+        _tile_stored(2, sums + 512, 64);
+        _tile_stored(3, sums + 768, 64);
+    }
+    /// 32 k. `First`: of a block, which lets the sums of the one before go. `Terms`: the weights are read once for
+    /// each.
+    template <bool First, bool Terms, class Between>
+    BRECCIA_INLINE void step(const std::uint16_t* w, const std::uint16_t* x, float* sums, Between between) {
+        constexpr std::int64_t w_bytes = panel_stride_bf16 * 2, x_bytes = 128;
+        if constexpr (Terms) {
+            _tile_stream_loadd(6, x, x_bytes);
+            _tile_loadd(4, w, w_bytes);
+        } else {
+            _tile_loadd(6, x, x_bytes);
+            _tile_stream_loadd(4, w, w_bytes);
+        }
+        if constexpr (First) {
+            _tile_stored(0, sums, 64);
+            _tile_zero(0);
+        }
+        _tile_dpbf16ps(0, 4, 6);
+        between(Constant<0>{});
+        if constexpr (Terms)
+            _tile_stream_loadd(7, x + 32, x_bytes);
+        else
+            _tile_loadd(7, x + 32, x_bytes);
+        if constexpr (First) {
+            _tile_stored(1, sums + 256, 64);
+            _tile_zero(1);
+        }
+        _tile_dpbf16ps(1, 4, 7);
+        between(Constant<1>{});
+        if constexpr (Terms)
+            _tile_loadd(5, w + 16 * panel_stride_bf16, w_bytes);
+        else
+            _tile_stream_loadd(5, w + 16 * panel_stride_bf16, w_bytes);
+        if constexpr (First) {
+            _tile_stored(2, sums + 512, 64);
+            _tile_zero(2);
+        }
+        _tile_dpbf16ps(2, 5, 6);
+        between(Constant<2>{});
+        if constexpr (First) {
+            _tile_stored(3, sums + 768, 64);
+            _tile_zero(3);
+        }
+        _tile_dpbf16ps(3, 5, 7);
+        between(Constant<3>{});
+    }
+};
+
+// 48 rows by 16 activations.
+struct Tiles3x1 {
+    static constexpr int down = 3, across = 1, slots = 3;
+
+    BRECCIA_INLINE void store(float* sums) {
+        _tile_stored(0, sums, 64);
+        _tile_stored(1, sums + 256, 64);
+        _tile_stored(2, sums + 512, 64);
+    }
+    template <bool First, bool Terms, class Between>
+    BRECCIA_INLINE void step(const std::uint16_t* w, const std::uint16_t* x, float* sums, Between between) {
+        constexpr std::int64_t w_bytes = panel_stride_bf16 * 2, x_bytes = 64;
+        _tile_loadd(6, x, x_bytes);
+        _tile_loadd(3, w, w_bytes);
+        if constexpr (First) {
+            _tile_stored(0, sums, 64);
+            _tile_zero(0);
+        }
+        _tile_dpbf16ps(0, 3, 6);
+        between(Constant<0>{});
+        _tile_loadd(4, w + 16 * panel_stride_bf16, w_bytes);
+        if constexpr (First) {
+            _tile_stored(1, sums + 256, 64);
+            _tile_zero(1);
+        }
+        _tile_dpbf16ps(1, 4, 6);
+        between(Constant<1>{});
+        _tile_loadd(5, w + 32 * panel_stride_bf16, w_bytes);
+        if constexpr (First) {
+            _tile_stored(2, sums + 512, 64);
+            _tile_zero(2);
+        }
+        _tile_dpbf16ps(2, 5, 6);
+        between(Constant<2>{});
+    }
+};
+
+/// Has a part of the codes of the next panel brought to the second-level cache: rows of share `part` of `parts`.
+BRECCIA_INLINE void prefetch_next(const GemmBF16& g, std::int64_t part, std::int64_t parts) {
     if (g.next == nullptr) return;
-    const std::int64_t end = row + rows < g.next_rows ? row + rows : g.next_rows;
-    for (std::int64_t r = row; r < end; ++r)
+    for (std::int64_t r = g.next_rows * part / parts; r < g.next_rows * (part + 1) / parts; ++r)
         for (std::int64_t at = 0; at < g.next_bytes; at += 64)
             _mm_prefetch(g.next + r * g.next_stride + at, _MM_HINT_T1);
 }
 
-// 32 rows by 32 activations: four products for four loads.
-static void gemm_amx_32(const GemmBF16& g) {
-    alignas(64) float buffer[2][4 * 256];
-    constexpr std::int64_t w_bytes = panel_stride_bf16 * 2, x_bytes = 128;
-    TileSums pending;
-    int half = 0;
-    for (std::int64_t row = 0; row < g.rows; row += 32) {
-        prefetch_next(g, row, 32);
+template <class Tiles, bool XScales, bool Terms>
+static void gemm_tiles(const GemmBF16& g) {
+    constexpr int rows = 16 * Tiles::down, width = 16 * Tiles::across;
+    // Scaling starts a step after the sums have left, and is spread over the slots of three.
+    constexpr int spread_steps = 4, rows_per_slot = (rows + 3 * Tiles::slots - 1) / (3 * Tiles::slots);
+    alignas(64) float sums[rows * width], nowhere[rows * width] = {};
+    static constexpr float none[rows] = {};
+    TileSums pending{.c = nowhere, .w_scales = none, .x_scales = none};
+    const auto idle = [](auto) {};
+    const std::int64_t parts = g.panels * (g.rows / rows);
+    // A few lines at a time of the activations that the next panel of weights meets.
+    const char *next_x = reinterpret_cast<const char*>(g.next_x), *next_x_end = next_x + g.next_x_bytes;
+    const std::int64_t steps_in_all = parts * g.terms * (g.pairs / 16);
+    const std::int64_t next_x_lines = (g.next_x_bytes / 64 + steps_in_all - 1) / steps_in_all;
+    for (std::int64_t part = 0; part < parts; ++part) {
+        const std::int64_t panel = part / (g.rows / rows), row = part % (g.rows / rows) * rows;
+        prefetch_next(g, part, parts);
         const std::uint16_t* w = g.w + row * panel_stride_bf16;
-        const std::uint16_t* x = g.x;
+        const std::uint16_t* x = g.x + panel * g.x_panel_stride;
         std::int64_t block = 0;
         for (std::int64_t done = 0; done < g.pairs; ++block) {
             const std::int64_t left = g.pairs - done, pairs = left < g.block_pairs ? left : g.block_pairs;
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-            for (std::int64_t p = 0; p < pairs; p += 16, w += 32, x += 16 * 64) {
-                _tile_loadd(6, x, x_bytes);
-                _tile_loadd(4, w, w_bytes);
-                _tile_dpbf16ps(0, 4, 6);
-                _tile_loadd(7, x + 32, x_bytes);
-                _tile_dpbf16ps(1, 4, 7);
-                _tile_loadd(5, w + 16 * panel_stride_bf16, w_bytes);
-                _tile_dpbf16ps(2, 5, 6);
-                _tile_dpbf16ps(3, 5, 7);
+            const std::int64_t steps = pairs / 16;
+            // The smallest terms first: their sum is still small when it is rounded.
+            const std::uint16_t* x_term = x + (g.terms - 1) * g.term_stride;
+            const auto step = [&]<bool First>(std::int64_t s, auto between) BRECCIA_INLINE_LAMBDA {
+                Tiles::template step<First, Terms>(w + s * 32, x_term + s * 32 * width, sums, between);
+                for (std::int64_t i = 0; i < next_x_lines && next_x < next_x_end; ++i, next_x += 64)
+                    _mm_prefetch(next_x, _MM_HINT_T1);
+            };
+            std::int64_t s = 0;
+            if (steps >= spread_steps) {
+                for_constants<spread_steps>([&](auto constant) BRECCIA_INLINE_LAMBDA {
+                    constexpr int at = decltype(constant)::value;
+                    step.template operator()<at == 0>(at, [&](auto slot) BRECCIA_INLINE_LAMBDA {
+                        constexpr int first = ((at - 1) * Tiles::slots + decltype(slot)::value) * rows_per_slot;
+                        constexpr int count = first + rows_per_slot <= rows ? rows_per_slot : rows - first;
+                        if constexpr (at > 0 && count > 0) add_scaled<Tiles, XScales, count>(pending, sums, first);
+                    });
+                });
+                s = spread_steps;
+            } else {
+                step.template operator()<true>(0, idle);
+                for (int n = 0; n < rows; n += 4) add_scaled<Tiles, XScales, 4>(pending, sums, n);
+                s = 1;
             }
+            for (std::int64_t term = g.terms; term > 0; --term, x_term -= g.term_stride, s = 0)
+                for (; s < steps; ++s) step.template operator()<false>(s, idle);
+            pending = {.c = g.c + panel * g.c_panel_stride + row * width,
+                       .w_scales = g.w_scales + block * g.w_scale_stride + row,
+                       .x_scales = XScales ? g.x_scales + panel * g.x_scale_panel_stride + block * width : none};
             done += pairs;
-            add_scaled<2, 2>(pending, g.w_scale_stride);
-            float* sums = buffer[half];
-            half ^= 1;
-            tile_memory_barrier();
-            _tile_stored(0, sums, 64);
-            _tile_stored(1, sums + 256, 64);
-            _tile_stored(2, sums + 512, 64);
-            _tile_stored(3, sums + 768, 64);
-            tile_memory_barrier();
-            pending = {.sums = sums,
-                       .c = g.c + row * 32,
-                       .w_scales = g.w_scales + row * g.w_scale_stride + block,
-                       .x_scales = g.x_scales != nullptr ? g.x_scales + block * 32 : nullptr};
+            w += 2 * pairs;
+            x += 2 * pairs * width;
         }
     }
-    add_scaled<2, 2>(pending, g.w_scale_stride);
+    Tiles::store(sums);
+    for (int n = 0; n < rows; n += 4) add_scaled<Tiles, XScales, 4>(pending, sums, n);
 }
 
-// 48 rows by 16 activations.
-static void gemm_amx_16(const GemmBF16& g) {
-    alignas(64) float buffer[2][3 * 256];
+// 16 rows by 16 activations, for weights that are decoded just before. A product takes three times as long to finish as
+// to begin: each tile of sums takes two steps of a block at most, and four tiles are on their way.
+static void gemm_tile_rows(const GemmBF16& g) {
     constexpr std::int64_t w_bytes = panel_stride_bf16 * 2, x_bytes = 64;
-    TileSums pending;
-    int half = 0;
-    for (std::int64_t row = 0; row < g.rows; row += 48) {
-        prefetch_next(g, row, 48);
+    constexpr int tiles = 4, most_steps = 2;
+    alignas(64) float sums[tiles][256];
+    const std::int64_t block_steps = g.block_pairs / 16;
+    for (std::int64_t row = 0; row < g.rows; row += 16) {
         const std::uint16_t* w = g.w + row * panel_stride_bf16;
-        const std::uint16_t* x = g.x;
-        std::int64_t block = 0;
-        for (std::int64_t done = 0; done < g.pairs; ++block) {
-            const std::int64_t left = g.pairs - done, pairs = left < g.block_pairs ? left : g.block_pairs;
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            for (std::int64_t p = 0; p < pairs; p += 16, w += 32, x += 16 * 32) {
-                _tile_loadd(6, x, x_bytes);
-                _tile_loadd(3, w, w_bytes);
-                _tile_dpbf16ps(0, 3, 6);
-                _tile_loadd(4, w + 16 * panel_stride_bf16, w_bytes);
-                _tile_dpbf16ps(1, 4, 6);
-                _tile_loadd(5, w + 32 * panel_stride_bf16, w_bytes);
-                _tile_dpbf16ps(2, 5, 6);
+        float* c = g.c + row * 16;
+        for (std::int64_t step = 0; step < g.pairs / 16;) {
+            std::int64_t blocks[tiles];
+            int used = 0;
+            for_constants<tiles>([&](auto constant) BRECCIA_INLINE_LAMBDA {
+                constexpr int tile = decltype(constant)::value;
+                if (step == g.pairs / 16) return;
+                blocks[used++] = step / block_steps;
+                const std::int64_t block_end = (step / block_steps + 1) * block_steps;
+                const auto product = [&]() BRECCIA_INLINE_LAMBDA {
+                    _tile_loadd(4, w + step * 32, w_bytes);
+                    for (std::int64_t term = g.terms - 1; term >= 0; --term) {
+                        _tile_loadd(6, g.x + term * g.term_stride + step * 32 * 16, x_bytes);
+                        if constexpr (tile == 0) _tile_dpbf16ps(0, 4, 6);
+                        if constexpr (tile == 1) _tile_dpbf16ps(1, 4, 6);
+                        if constexpr (tile == 2) _tile_dpbf16ps(2, 4, 6);
+                        if constexpr (tile == 3) _tile_dpbf16ps(3, 4, 6);
+                    }
+                    ++step;
+                };
+                if constexpr (tile == 0) _tile_zero(0);
+                if constexpr (tile == 1) _tile_zero(1);
+                if constexpr (tile == 2) _tile_zero(2);
+                if constexpr (tile == 3) _tile_zero(3);
+                product();
+                for (int i = 1; i < most_steps && step < block_end && step < g.pairs / 16; ++i) product();
+            });
+            _tile_stored(0, sums[0], 64);
+            _tile_stored(1, sums[1], 64);
+            _tile_stored(2, sums[2], 64);
+            _tile_stored(3, sums[3], 64);
+            for (int tile = 0; tile < used; ++tile) {
+                const float* w_scales = g.w_scales + blocks[tile] * g.w_scale_stride + row;
+                const F x_scale_f32x16 = g.x_scales != nullptr ? f_load(g.x_scales + blocks[tile] * 16) : f_set(1.0F);
+#pragma GCC unroll 16
+                for (int n = 0; n < 16; ++n) {
+                    const F scale_f32x16 = f_mul(f_set(w_scales[n]), x_scale_f32x16);
+                    f_store(c + n * 16, f_multiply_add(f_load(sums[tile] + n * 16), scale_f32x16, f_load(c + n * 16)));
+                }
             }
-            done += pairs;
-            add_scaled<3, 1>(pending, g.w_scale_stride);
-            float* sums = buffer[half];
-            half ^= 1;
-            tile_memory_barrier();
-            _tile_stored(0, sums, 64);
-            _tile_stored(1, sums + 256, 64);
-            _tile_stored(2, sums + 512, 64);
-            tile_memory_barrier();
-            pending = {.sums = sums,
-                       .c = g.c + row * 16,
-                       .w_scales = g.w_scales + row * g.w_scale_stride + block,
-                       .x_scales = g.x_scales != nullptr ? g.x_scales + block * 16 : nullptr};
         }
     }
-    add_scaled<3, 1>(pending, g.w_scale_stride);
+}
+
+template <class Tiles>
+static void gemm_tiles(const GemmBF16& g) {
+    const bool scaled = g.x_scales != nullptr;
+    if (g.terms > 1)
+        gemm_tiles<Tiles, false, true>(g);
+    else
+        scaled ? gemm_tiles<Tiles, true, false>(g) : gemm_tiles<Tiles, false, false>(g);
 }
 
 static void gemm_amx(const GemmBF16& g) {
     tile_memory_barrier();
     _tile_loadconfig(&tile_config);
-    if (g.width == 16)
-        gemm_amx_16(g);
+    if (g.rows % (16 * Tiles3x1::down) != 0)
+        gemm_tile_rows(g);
     else
-        gemm_amx_32(g);
+        g.width == 16 ? gemm_tiles<Tiles3x1>(g) : gemm_tiles<Tiles2x2>(g);
     _tile_release();  // a thread that does not use tiles need not save them
 }

@@ -115,60 +115,61 @@ static void decode_byte_rows(const DecodeBF16& d) {
 }
 
 /// 32 packed codes as 16 doublewords of two: the even one in the low nibble of each, the odd one above it.
-BRECCIA_INLINE I load_pairs(const std::uint8_t* p, std::int64_t bytes) {
-    const __mmask16 mask = first_lanes(bytes < 16 ? bytes : 16);
-    return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, p));
+BRECCIA_INLINE I load_pairs(const std::uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
-/// Codes past the row's end are masked by whole bytes: of an odd row the last byte's high nibble is someone's rubbish.
-BRECCIA_INLINE I clear_past_end(I words, std::int64_t n) {
-    return n >= 32 ? words : _mm512_maskz_mov_epi16((__mmask32{1} << n) - 1, words);
+/// Calls decode(k, pairs, store) for every 32 codes of a row; of the last ones, what lies past the end is stored as
+/// zeros (of an odd row the last byte's high nibble is someone's rubbish), up to a multiple of 64.
+template <class Decode>
+BRECCIA_INLINE void for_pairs(const DecodeBF16& d, std::int64_t row, Decode decode) {
+    const std::uint8_t* codes = d.codes + row * d.row_stride;
+    std::uint16_t* out = d.out + row * panel_stride_bf16;
+    std::int64_t k = 0;
+    for (; k + 32 <= d.k; k += 32) _mm512_storeu_si512(out + k, decode(k, load_pairs(codes + k / 2)));
+    if (k < d.k) {
+        const __m128i rest = _mm_maskz_loadu_epi8(first_lanes((d.k - k + 1) / 2), codes + k / 2);
+        const __mmask32 inside = (__mmask32{1} << (d.k - k)) - 1;
+        _mm512_storeu_si512(out + k, _mm512_maskz_mov_epi16(inside, decode(k, _mm512_cvtepu8_epi32(rest))));
+        k += 32;
+    }
+    if (k % 64 != 0) _mm512_storeu_si512(out + k, _mm512_setzero_si512());
 }
 
 template <class C>
 static void decode_nibble_rows(const DecodeBF16& d) {
     const I no_zero_point = nibble_table<C>(0);
-    for (std::int64_t row = 0; row < d.rows; ++row) {
-        const std::uint8_t* codes = d.codes + row * d.row_stride;
-        std::uint16_t* out = d.out + row * panel_stride_bf16;
-        for (std::int64_t k = 0; k < d.k; k += 32) {
-            const I pairs = load_pairs(codes + k / 2, (d.k - k + 1) / 2);
+    for (std::int64_t row = 0; row < d.rows; ++row)
+        for_pairs(d, row, [&](std::int64_t k, I pairs) BRECCIA_INLINE_LAMBDA {
             const I index = _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
             const I table = d.zero_points != nullptr
                                 ? nibble_table<C>(d.zero_points[row * d.stride + (k >> d.block_shift)])
                                 : no_zero_point;
-            const I w = clear_past_end(_mm512_permutexvar_epi16(index, table), d.k - k);
-            _mm512_storeu_si512(out + k, w);
-        }
-        if ((d.k + 31) / 32 % 2 != 0) _mm512_storeu_si512(out + (d.k + 31) / 32 * 32, _mm512_setzero_si512());
-    }
+            return _mm512_permutexvar_epi16(index, table);
+        });
 }
 
-/// E2M1 times a scale of few enough bits: in float32, then cut to bfloat16, which drops only zeros.
-template <class C>
+/// E2M1 times a scale of few enough bits: in float32, then cut to bfloat16, which drops only zeros. Halves: blocks of
+/// 16, of which a vector holds two.
+template <class C, bool Halves>
 static void decode_scaled_nibble_rows(const DecodeBF16& d) {
     const F table = _mm512_load_ps(decode_table<C>.values);
     const I upper_half = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     for (std::int64_t row = 0; row < d.rows; ++row) {
-        const std::uint8_t* codes = d.codes + row * d.row_stride;
-        std::uint16_t* out = d.out + row * panel_stride_bf16;
         const float* scales = d.scales + row * d.stride;
-        for (std::int64_t k = 0; k < d.k; k += 32) {
-            const I pairs = load_pairs(codes + k / 2, (d.k - k + 1) / 2);
-            // A block of 16 is half of the vector's 32 codes.
-            F scale_f32x16 = f_set(scales[k >> d.block_shift]);
-            if (d.block_shift == 4) {
-                const __mmask16 two = k + 16 < d.k ? 3 : 1;
-                scale_f32x16 = _mm512_permutexvar_ps(upper_half, _mm512_maskz_loadu_ps(two, scales + k / 16));
-            }
+        for_pairs(d, row, [&](std::int64_t k, I pairs) BRECCIA_INLINE_LAMBDA {
+            F scale_f32x16;
+            if constexpr (Halves)
+                scale_f32x16 =
+                    _mm512_permutexvar_ps(upper_half, _mm512_castpd_ps(_mm512_maskz_loadu_pd(1, scales + k / 16)));
+            else
+                scale_f32x16 = f_set(scales[k >> d.block_shift]);
             const F even = _mm512_mul_ps(_mm512_permutexvar_ps(pairs, table), scale_f32x16);
             const F odd = _mm512_mul_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(pairs, 4), table), scale_f32x16);
             constexpr int a_or_b_and_c = 0xF8;
-            const I w = _mm512_ternarylogic_epi32(_mm512_srli_epi32(as_bits(even), 16), as_bits(odd),
-                                                  i_set(static_cast<int>(0xFFFF'0000U)), a_or_b_and_c);
-            _mm512_storeu_si512(out + k, clear_past_end(w, d.k - k));
-        }
-        if ((d.k + 31) / 32 % 2 != 0) _mm512_storeu_si512(out + (d.k + 31) / 32 * 32, _mm512_setzero_si512());
+            return _mm512_ternarylogic_epi32(_mm512_srli_epi32(as_bits(even), 16), as_bits(odd),
+                                             i_set(static_cast<int>(0xFFFF'0000U)), a_or_b_and_c);
+        });
     }
 }
 
@@ -179,6 +180,6 @@ static void decode_bf16(const DecodeBF16& d) {
     } else if (d.scales == nullptr) {
         decode_nibble_rows<C>(d);
     } else {
-        decode_scaled_nibble_rows<C>(d);
+        d.block_shift == 4 ? decode_scaled_nibble_rows<C, true>(d) : decode_scaled_nibble_rows<C, false>(d);
     }
 }

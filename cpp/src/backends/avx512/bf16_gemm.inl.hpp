@@ -8,7 +8,7 @@ static void gemm_bf16_tile(const GemmBF16& g, std::int64_t row) {
     const std::uint16_t* w = g.w + row * panel_stride_bf16;
     const std::uint16_t* x = g.x;
     float* c = g.c + row * 16 * Vectors;
-    const float* w_scales = g.w_scales + row * g.w_scale_stride;
+    const float* w_scales = g.w_scales + row;
     const float* x_scales = g.x_scales;
     if (g.next != nullptr) {
         const std::int64_t end = row + Rows < g.next_rows ? row + Rows : g.next_rows;
@@ -16,7 +16,7 @@ static void gemm_bf16_tile(const GemmBF16& g, std::int64_t row) {
             for (std::int64_t at = 0; at < g.next_bytes; at += 64)
                 _mm_prefetch(g.next + r * g.next_stride + at, _MM_HINT_T1);
     }
-    for (std::int64_t done = 0; done < g.pairs; ++w_scales) {
+    for (std::int64_t done = 0; done < g.pairs; w_scales += g.w_scale_stride) {
         std::int64_t pairs = g.pairs - done < g.block_pairs ? g.pairs - done : g.block_pairs;
         done += pairs;
         F sum_f32x16[Rows][Vectors];
@@ -40,7 +40,7 @@ static void gemm_bf16_tile(const GemmBF16& g, std::int64_t row) {
         }
 #pragma GCC unroll 24
         for (int r = 0; r < Rows; ++r) {
-            F scale_f32x16 = f_set(w_scales[r * g.w_scale_stride]);
+            F scale_f32x16 = f_set(w_scales[r]);
 #pragma GCC unroll 2
             for (int v = 0; v < Vectors; ++v) {
                 F both = scale_f32x16;
@@ -54,16 +54,24 @@ static void gemm_bf16_tile(const GemmBF16& g, std::int64_t row) {
 }
 
 [[maybe_unused]] static void gemm_bf16(const GemmBF16& g) {
-    if (g.width == 16)
-        for (std::int64_t row = 0; row < g.rows; row += 24) gemm_bf16_tile<24, 1>(g, row);
-    else
-        for (std::int64_t row = 0; row < g.rows; row += 12) gemm_bf16_tile<12, 2>(g, row);
+    GemmBF16 one = g;
+    for (std::int64_t part = 0; part < g.panels * g.terms; ++part) {
+        const std::int64_t panel = part / g.terms;
+        one.x = g.x + panel * g.x_panel_stride + part % g.terms * g.term_stride;
+        one.c = g.c + panel * g.c_panel_stride;
+        if (g.x_scales != nullptr) one.x_scales = g.x_scales + panel * g.x_scale_panel_stride;
+        if (g.width == 16)
+            for (std::int64_t row = 0; row < g.rows; row += 24) gemm_bf16_tile<24, 1>(one, row);
+        else
+            for (std::int64_t row = 0; row < g.rows; row += 12) gemm_bf16_tile<12, 2>(one, row);
+        one.next = nullptr;
+    }
 }
 
 /// Rounds pairs of float32 to nearest even and lays them side by side. Out of range: anything but zero and
-/// [2^-100, 2^100], for which no product or sum of a panel meets the ends of the exponent range.
+/// [2^-100, 2^100], for which no product or sum of a panel meets the ends of the exponent range. (Further terms may be
+/// smaller: they are exact.)
 static bool pack_bf16(const PackRows& p) {
-    auto* out = static_cast<std::uint16_t*>(p.out);
     __mmask16 strange = 0;
     const auto load = [&](const float* from, std::int64_t n) BRECCIA_INLINE_LAMBDA {
         const F x = n >= 16 ? f_load(from) : n > 0 ? f_load_n(from, n) : f_set(0.0F);
@@ -74,17 +82,25 @@ static bool pack_bf16(const PackRows& p) {
         strange = static_cast<__mmask16>(strange | _mm512_mask_test_epi32_mask(outside, magnitude, magnitude));
         return x;
     };
-    for (std::int64_t k = 0; k < p.k; k += 32) {
-        I row[16];
+    alignas(64) float rest[16][32];
+    for (std::int64_t k = 0; k < p.k; k += 32)
+        for (std::int64_t term = 0; term < p.terms; ++term) {
+            I row[16];
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) {
-            const float* from = p.x + i * p.x_stride + k;
-            const F first = load(from, p.k - k), second = load(from + 16, p.k - k - 16);
-            row[i] = f_round_pair(first, second);
+            for (int i = 0; i < 16; ++i) {
+                const float* from = p.x + i * p.x_stride + k;
+                const F first = term == 0 ? load(from, p.k - k) : f_load(rest[i]);
+                const F second = term == 0 ? load(from + 16, p.k - k - 16) : f_load(rest[i] + 16);
+                row[i] = f_round_pair(first, second);
+                if (term + 1 < p.terms) {
+                    f_store(rest[i], f_sub(first, f_widen(_mm512_castsi512_si256(row[i]))));
+                    f_store(rest[i] + 16, f_sub(second, f_widen(_mm512_extracti64x4_epi64(row[i], 1))));
+                }
+            }
+            transpose_16x16(row);
+            auto* out = static_cast<std::uint16_t*>(p.out) + term * p.term_stride + k * p.width;
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + i * 2 * p.width, row[i]);
         }
-        transpose_16x16(row);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + (k / 2 + i) * 2 * p.width, row[i]);
-    }
     return strange == 0;
 }

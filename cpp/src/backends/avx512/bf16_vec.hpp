@@ -9,3 +9,6 @@ BRECCIA_INLINE F f_dot_pairs(F sum, I a, I b) {
 
 /// 32 floats to bfloat16, nearest even.
 BRECCIA_INLINE I f_round_pair(F first, F second) { return reinterpret_cast<I>(_mm512_cvtne2ps_pbh(second, first)); }
+
+/// 16 bfloat16 numbers to floats.
+BRECCIA_INLINE F f_widen(__m256i x) { return as_float(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }

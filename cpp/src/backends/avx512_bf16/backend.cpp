@@ -23,7 +23,7 @@ namespace {
 #include "backends/avx512/bf16_gemv.inl.hpp"
 // clang-format on
 // Two products of pairs take the time of one float32 product.
-constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_bf16, 24, 2);
+constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_bf16, 24, 192, 2);
 }  // namespace
 
 extern constinit const KernelTable kernels;
