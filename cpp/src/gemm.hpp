@@ -4,6 +4,7 @@
 #pragma once
 
 #include "breccia/ops.hpp"
+#include "interleaved.hpp"
 #include "output.hpp"
 #include "rows.hpp"
 
@@ -29,6 +30,9 @@ struct Product {
 /// Reads packed weights in place for a few activations. False, with nothing written, where the layout, the format, the
 /// machine or the activations' range do not allow that.
 bool gemv_bf16(const Product& product, const ScaledMatrix& w);
+
+/// A row of weights to each lane, for up to 16 activations. False as above.
+bool product_in_lanes(const Product& product, const ScaledMatrix& w);
 
 /// Dequantizes one weight row at a time.
 void gemv_f32(const Product& product, const Rows& w);

@@ -23,8 +23,10 @@ void check_overlap(const Array& out, const Operand& operand) {
 
 // The first kernel that takes the operands; the last of each kind takes any.
 void multiply(const Product& product, const Rows& w) {
-    constexpr std::int64_t few = 4;
+    constexpr std::int64_t few = 4, in_rows = 2;
     const ScaledMatrix* codes = w.scaled_along_k();
+    const bool prepared = codes != nullptr && codes->lane_codes != nullptr;
+    if (codes != nullptr && (prepared || product.total_rows() > in_rows) && product_in_lanes(product, *codes)) return;
     if (codes != nullptr && gemv_bf16(product, *codes)) return;
     if (product.total_rows() < few) return gemv_f32(product, w);
     if (codes != nullptr && gemm_bf16(product, *codes)) return;

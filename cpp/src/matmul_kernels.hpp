@@ -92,6 +92,37 @@ struct Gemv {
     float* out = nullptr;  ///< [rows][vectors]
 };
 
+/// out[group][v][lane] = sum over k of w[16 group + lane][k] x[v][k] for up to 16 activations. A quad is four
+/// doublewords of codes of each of 16 rows: 16 elements of a row, or 32 packed ones.
+struct LaneProduct {
+    const std::uint8_t* codes = nullptr;
+    bool interleaved = false;  ///< [group][doubleword][16 rows], zero-padded to whole quads; else rows in place
+    std::int64_t row_stride = 0, row_bytes = 0;  ///< of rows in place
+    std::int64_t rows = 0, quads = 0;
+    std::int64_t block_quads =
+        0;                ///< to a scale, at most 256 elements, so that few products are summed up unscaled; or
+    int block_shift = 0;  ///< where that is 0: to a scale are 16 << block_shift elements, up to 64
+    /// [group][block][16 rows] of float32, or of codes in doublewords as `codes`: E4M3 that are neither negative nor
+    /// NaN, E8M0 but 0 and 255.
+    const std::byte* scales = nullptr;
+    ScaleType scale_type = ScaleType::float32;
+    std::int64_t scale_step = 1;          ///< blocks from a scale to the next: 0 where there is one for all of K
+    std::int64_t group_scale_stride = 0;  ///< bytes
+    /// [doubleword][part][vectors][2]: see PackLanes.
+    const std::uint16_t* x = nullptr;
+    std::int64_t vectors = 0;  ///< 1, 2, 3, 4, 6, 8, 12 or 16
+    float* out = nullptr;
+};
+
+/// Activations for a LaneProduct: of the doubleword's elements i and i + parts go together.
+struct PackLanes {
+    const float* x = nullptr;  ///< `rows` rows of k elements, zero-padded to a multiple of 32
+    std::int64_t x_stride = 0, rows = 0, k = 0;
+    std::uint16_t* out = nullptr;
+    std::int64_t vectors = 0;  ///< pairs from one step to the next
+    bool packed = false;
+};
+
 /// Codes one step of a Gemv decodes.
 constexpr std::int64_t gemv_step(bool packed) { return packed ? 128 : 64; }
 inline constexpr std::int64_t max_gemv_vectors = 8;
@@ -101,10 +132,13 @@ struct BF16Kernels {
     std::int64_t tile_rows;         ///< weight rows of a tile of 16 activations: so many are best decoded just before
     std::int64_t panel_rows;        ///< most rows of a panel: as the second-level cache can hold
     int max_terms;                  ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
+    std::int64_t lane_vectors;      ///< most activations, or terms of them, for which lanes are the quickest
     bool (*pack)(const PackRows&);  ///< rounds to nearest; whether every number was zero or of ordinary size
     void (*gemm)(const GemmBF16&);
+    bool (*pack_lanes)(const PackLanes&);  ///< as pack
     std::array<void (*)(const DecodeBF16&), Codecs::size> decode;
     std::array<void (*)(const Gemv&), Codecs::size> gemv;
+    std::array<void (*)(const LaneProduct&), Codecs::size> lanes;
 };
 
 struct MatmulKernels {

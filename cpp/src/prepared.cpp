@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "breccia/prepared.hpp"
 
-#include "views.hpp"
+#include "interleaved.hpp"
 
 namespace breccia {
 namespace {
 
 constexpr std::size_t cache_line = 64;
 
-bool is_ready(const ScaledTensor& w) {
-    const bool aligned = reinterpret_cast<std::uintptr_t>(w.data().data) % cache_line == 0 &&
-                         reinterpret_cast<std::uintptr_t>(w.scale().data) % cache_line == 0;
+bool is_aligned(const ScaledTensor& w) {
+    return reinterpret_cast<std::uintptr_t>(w.data().data) % cache_line == 0 &&
+           reinterpret_cast<std::uintptr_t>(w.scale().data) % cache_line == 0;
+}
+
+bool is_in_order(const ScaledTensor& w) {
     const auto in_order = [&](const Array& array) {
         return (w.layout().axis == -1 ? array : array.transposed()).is_contiguous();
     };
     const bool wide = is_coded(w.scale_type()) || w.scale_type() == ScaleType::float32;
-    return aligned && wide && w.is_packed() == is_packed(w.recipe().element) && in_order(w.data()) &&
+    return wide && w.is_packed() == is_packed(w.recipe().element) && in_order(w.data()) &&
            (w.layout().kind == LayoutKind::per_tensor || in_order(w.scale())) &&
            (!w.zero_point() || w.layout().kind == LayoutKind::per_tensor || in_order(*w.zero_point()));
 }
@@ -62,7 +65,7 @@ Array widened(const Array& scale) {
 }
 
 ScaledTensor ready(const ScaledTensor& w) {
-    if (w.data().rank() < 2 || is_ready(w)) return w;
+    if (w.data().rank() < 2 || (is_in_order(w) && is_aligned(w))) return w;
     const int axis = w.layout().axis;
     const auto turned = [&](const Array& array) { return axis == -2 ? array.transposed() : array; };
     Array data = turned(copy_in_order(w.data(), axis));
@@ -87,7 +90,17 @@ ScaledTensor ready(const ScaledTensor& w) {
 
 }  // namespace
 
-PreparedWeight::PreparedWeight(const ScaledTensor& weight) : tensor_(ready(weight)) {}
+PreparedWeight::PreparedWeight(const ScaledTensor& weight) : tensor_(weight) {
+    if (weight.interleaved_ != nullptr) return;
+    if (weight.data().rank() < 2 || !is_in_order(weight)) tensor_ = ready(weight);
+    tensor_.interleaved_ = interleave(kernels(), tensor_);
+    if (tensor_.interleaved_ == nullptr) tensor_ = ready(weight);
+}
+
+std::int64_t PreparedWeight::packed_nbytes() const {
+    const InterleavedWeight* packed = tensor_.interleaved();
+    return packed == nullptr ? 0 : packed->codes.size() + packed->scales.size();
+}
 
 PreparedWeight PreparedWeight::transposed() const { return {Ready{}, tensor_.transposed()}; }
 

@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "interleaved.hpp"
+
 namespace breccia {
 namespace {
 
@@ -138,6 +140,11 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
         const std::int64_t offset = global->size() == 1 ? 0 : batch_offset(*global, batch, index);
         m.global_scale = read_number(global->as<const std::byte>() + offset, DType::float32);
         m.global_divides = scaled.recipe().global_divides;
+    }
+    if (const InterleavedWeight* prepared = scaled.interleaved()) {
+        m.lane_codes = prepared->codes.as<const std::uint8_t>() + batch_offset(prepared->codes, batch, index);
+        m.lane_scales = prepared->scales.as<const std::byte>() + batch_offset(prepared->scales, batch, index);
+        m.lane_scale_type = prepared->scale_type;
     }
     return m;
 }

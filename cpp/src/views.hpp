@@ -55,6 +55,10 @@ struct ScaledMatrix {
     std::int64_t zero_row_stride = 0, zero_col_stride = 0;
     float global_scale = 1;
     bool global_divides = false;
+    /// Of a prepared weight: see InterleavedWeight.
+    const std::uint8_t* lane_codes = nullptr;
+    const std::byte* lane_scales = nullptr;
+    ScaleType lane_scale_type = ScaleType::float32;
 
     /// Dequantized elements [begin, begin + n) of a row, as float32 or another type that has a kernel.
     void read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, Scratch& scratch,

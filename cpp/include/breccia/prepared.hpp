@@ -7,9 +7,13 @@
 
 namespace breccia {
 
-/// Immutable; the same values in the form the matmul kernels read in place: codes packed and contiguous along the axis
-/// they are scaled along, rows and scales on cache lines, scales that are not codes in float32. It takes the place of a
-/// ScaledTensor as an operand. A weight that is in that form already is shared, not copied.
+/// Immutable; the weight, and beside it its codes and scales in the order in which the kernels for few activations read
+/// them: 16 rows side by side, as many bytes as the weight has (rows padded to 16, K to 32). Where this machine or the
+/// recipe has no such kernel: codes packed and contiguous along the axis they are scaled along, rows and scales on
+/// cache lines, scales that are not codes in float32; a weight that is in that form already is shared, not copied.
+///
+/// It takes the place of a ScaledTensor as an operand. tensor() has the values and, where no copy was needed to order
+/// them, the very arrays it was made from.
 class PreparedWeight {
 public:
     explicit PreparedWeight(const ScaledTensor& weight);
@@ -17,6 +21,8 @@ public:
     [[nodiscard]] const ScaledTensor& tensor() const { return tensor_; }
     [[nodiscard]] const Shape& shape() const { return tensor_.shape(); }
     [[nodiscard]] std::int64_t nbytes() const { return tensor_.nbytes(); }
+    /// Bytes that products with few activations read instead; 0 where these read tensor().
+    [[nodiscard]] std::int64_t packed_nbytes() const;
     /// The last two axes swapped; shares all memory.
     [[nodiscard]] PreparedWeight transposed() const;
 

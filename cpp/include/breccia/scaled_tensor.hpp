@@ -5,6 +5,8 @@
 
 namespace breccia {
 
+struct InterleavedWeight;
+
 /// The optional parts of a ScaledTensor.
 struct Extras {
     std::optional<Array> zero_point = {};    ///< shaped like the scale; value = (code - zero_point) * scale
@@ -40,7 +42,11 @@ public:
     /// The last two axes swapped; shares all memory.
     [[nodiscard]] ScaledTensor transposed() const;
 
+    /// What a PreparedWeight adds, else null.
+    [[nodiscard]] const InterleavedWeight* interleaved() const { return interleaved_.get(); }
+
 private:
+    friend class PreparedWeight;
     void check_data();
     void check_scale();
     void check_zero_point() const;
@@ -54,6 +60,7 @@ private:
     Shape shape_;
     ScaleType scale_type_ = ScaleType::float32;
     bool packed_ = false;
+    std::shared_ptr<const InterleavedWeight> interleaved_;
 };
 
 }  // namespace breccia

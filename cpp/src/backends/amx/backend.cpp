@@ -21,6 +21,7 @@ namespace {
 #include "backends/avx512/bf16_decode.inl.hpp"
 #include "backends/avx512/bf16_gemm.inl.hpp"
 #include "backends/avx512/bf16_gemv.inl.hpp"
+#include "backends/avx512/bf16_lanes.inl.hpp"
 #include "backends/amx/gemm.inl.hpp"
 // clang-format on
 // Three tile products are quicker than one float32 product.

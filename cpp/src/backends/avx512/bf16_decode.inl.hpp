@@ -44,13 +44,13 @@ BRECCIA_INLINE I nibble_table(std::uint8_t zero_point) {
 
 BRECCIA_INLINE __mmask64 first_bytes(std::int64_t n) { return n >= 64 ? ~__mmask64{0} : (__mmask64{1} << n) - 1; }
 
-struct BF16x64 {
-    I first, second;
+/// The two bytes of 64 bfloat16 numbers apart.
+struct ByteHalves {
+    I low, high;
 };
 
-/// 64 byte codes. `first` takes the lower 8 of every 16, `second` the upper 8.
 template <class C>
-BRECCIA_INLINE BF16x64 decode_bytes(I codes) {
+BRECCIA_INLINE ByteHalves look_up_bytes(I codes) {
     I index = codes;
     if constexpr (C::family == CodecFamily::integer) index = _mm512_abs_epi8(codes);
     const std::uint8_t *low_table = byte_tables<C>.low, *high_table = byte_tables<C>.high;
@@ -69,7 +69,18 @@ BRECCIA_INLINE BF16x64 decode_bytes(I codes) {
         else if constexpr (is_nan(C::decode(0x80)))
             replace_most_negative(_mm512_cmpeq_epi8_mask(codes, _mm512_set1_epi8(-128)), 0x7FC0);
     }
-    return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
+    return {low, high};
+}
+
+struct BF16x64 {
+    I first, second;
+};
+
+/// 64 byte codes. `first` takes the lower 8 of every 16, `second` the upper 8.
+template <class C>
+BRECCIA_INLINE BF16x64 decode_bytes(I codes) {
+    const ByteHalves value = look_up_bytes<C>(codes);
+    return {_mm512_unpacklo_epi8(value.low, value.high), _mm512_unpackhi_epi8(value.low, value.high)};
 }
 
 // --- panels -------------------------------------------------------------------------------------------------------

@@ -68,20 +68,27 @@ static void gemm_bf16_tile(const GemmBF16& g, std::int64_t row) {
     }
 }
 
-/// Rounds pairs of float32 to nearest even and lays them side by side. Out of range: anything but zero and
-/// [2^-100, 2^100], for which no product or sum of a panel meets the ends of the exponent range. (Further terms may be
-/// smaller: they are exact.)
-static bool pack_bf16(const PackRows& p) {
+/// Whether any number was neither zero nor in [2^-100, 2^100], for which no product or sum of a panel meets the ends of
+/// the exponent range.
+struct OrdinaryRange {
     __mmask16 strange = 0;
-    const auto load = [&](const float* from, std::int64_t n) BRECCIA_INLINE_LAMBDA {
-        const F x = n >= 16 ? f_load(from) : n > 0 ? f_load_n(from, n) : f_set(0.0F);
-        const I magnitude = i_and(as_bits(x), i_set(0x7FFF'FFFF));
-        constexpr int smallest = (127 - 100) << 23, largest = (127 + 100) << 23;
-        const I above = _mm512_sub_epi32(magnitude, i_set(smallest));
-        const __mmask16 outside = _mm512_cmpgt_epu32_mask(above, i_set(largest - smallest));
-        strange = static_cast<__mmask16>(strange | _mm512_mask_test_epi32_mask(outside, magnitude, magnitude));
-        return x;
-    };
+};
+
+/// 16 floats, those from n on zero.
+BRECCIA_INLINE F load_checked(OrdinaryRange& range, const float* from, std::int64_t n) {
+    const F x = n >= 16 ? f_load(from) : n > 0 ? f_load_n(from, n) : f_set(0.0F);
+    const I magnitude = i_and(as_bits(x), i_set(0x7FFF'FFFF));
+    constexpr int smallest = (127 - 100) << 23, largest = (127 + 100) << 23;
+    const I above = _mm512_sub_epi32(magnitude, i_set(smallest));
+    const __mmask16 outside = _mm512_cmpgt_epu32_mask(above, i_set(largest - smallest));
+    range.strange = static_cast<__mmask16>(range.strange | _mm512_mask_test_epi32_mask(outside, magnitude, magnitude));
+    return x;
+}
+
+/// Rounds pairs of float32 to nearest even and lays them side by side. Returns whether the range was ordinary; terms
+/// but the first may be smaller: they are exact.
+static bool pack_bf16(const PackRows& p) {
+    OrdinaryRange range;
     alignas(64) float rest[16][32];
     for (std::int64_t k = 0; k < p.k; k += 32)
         for (std::int64_t term = 0; term < p.terms; ++term) {
@@ -89,8 +96,8 @@ static bool pack_bf16(const PackRows& p) {
 #pragma GCC unroll 16
             for (int i = 0; i < 16; ++i) {
                 const float* from = p.x + i * p.x_stride + k;
-                const F first = term == 0 ? load(from, p.k - k) : f_load(rest[i]);
-                const F second = term == 0 ? load(from + 16, p.k - k - 16) : f_load(rest[i] + 16);
+                const F first = term == 0 ? load_checked(range, from, p.k - k) : f_load(rest[i]);
+                const F second = term == 0 ? load_checked(range, from + 16, p.k - k - 16) : f_load(rest[i] + 16);
                 row[i] = f_round_pair(first, second);
                 if (term + 1 < p.terms) {
                     f_store(rest[i], f_sub(first, f_widen(_mm512_castsi512_si256(row[i]))));
@@ -102,5 +109,5 @@ static bool pack_bf16(const PackRows& p) {
 #pragma GCC unroll 16
             for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + i * 2 * p.width, row[i]);
         }
-    return strange == 0;
+    return range.strange == 0;
 }

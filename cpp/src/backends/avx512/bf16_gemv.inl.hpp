@@ -165,23 +165,3 @@ static void gemv_bf16(const Gemv& g) {
         if (g.zero_points != nullptr) return gemv_any<C, true>(g);
     gemv_any<C, false>(g);
 }
-
-static consteval BF16Kernels make_bf16_kernels(void (*gemm)(const GemmBF16&), std::int64_t tile_rows,
-                                               std::int64_t panel_rows, int max_terms) {
-    BF16Kernels kernels{.tile_rows = tile_rows,
-                        .panel_rows = panel_rows,
-                        .max_terms = max_terms,
-                        .pack = pack_bf16,
-                        .gemm = gemm,
-                        .decode = {},
-                        .gemv = {}};
-    kernels.decode = Codecs::map([]<Codec C>() -> void (*)(const DecodeBF16&) {
-        if constexpr (has_bf16<C>) return decode_bf16<C>;
-        return nullptr;
-    });
-    kernels.gemv = Codecs::map([]<Codec C>() -> void (*)(const Gemv&) {
-        if constexpr (has_bf16<C>) return gemv_bf16<C>;
-        return nullptr;
-    });
-    return kernels;
-}

@@ -21,9 +21,10 @@ namespace {
 #include "backends/avx512/bf16_decode.inl.hpp"
 #include "backends/avx512/bf16_gemm.inl.hpp"
 #include "backends/avx512/bf16_gemv.inl.hpp"
+#include "backends/avx512/bf16_lanes.inl.hpp"
 // clang-format on
 // Two products of pairs take the time of one float32 product.
-constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_bf16, 24, 192, 2);
+constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_bf16, 24, 192, 2, 16);
 }  // namespace
 
 extern constinit const KernelTable kernels;

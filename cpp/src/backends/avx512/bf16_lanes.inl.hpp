@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Up to 16 activations by groups of 16 weight rows, a row to each lane: codes are decoded into the registers that the
+// products read, and a pair of an activation's elements is broadcast from memory. Decoding takes other ports than the
+// products do, so it costs next to nothing as soon as a few activations share it.
+//
+// A doubleword of codes is 4 of a row (8 where they are packed) and makes `parts` pairs of bfloat16: part p holds the
+// codes p and p + parts.
+
+template <class C>
+inline constexpr int lane_parts = C::bits == 4 ? 4 : 2;
+
+template <class C>
+BRECCIA_INLINE void decode_lanes(I codes, I table, I (&pairs)[lane_parts<C>]) {
+    if constexpr (C::bits == 4) {
+        pairs[0] = _mm512_permutexvar_epi16(codes, table);
+        pairs[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table);
+        pairs[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), table);
+        pairs[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table);
+    } else {
+        const ByteHalves value = look_up_bytes<C>(codes);
+        const I low_bytes = _mm512_set1_epi16(0x00FF);
+        constexpr int a_selects_b_else_c = 0xCA;
+        pairs[0] =
+            _mm512_ternarylogic_epi32(low_bytes, value.low, _mm512_slli_epi16(value.high, 8), a_selects_b_else_c);
+        pairs[1] =
+            _mm512_ternarylogic_epi32(low_bytes, _mm512_srli_epi16(value.low, 8), value.high, a_selects_b_else_c);
+    }
+}
+
+/// Quads as they lie.
+struct InterleavedCodes {
+    const std::uint8_t* codes;
+};
+
+BRECCIA_INLINE void load_quad(const InterleavedCodes& from, std::int64_t quad, I (&codes)[4]) {
+    constexpr std::int64_t ahead = 4096;
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        codes[i] = _mm512_loadu_si512(from.codes + quad * 256 + i * 64);
+        _mm_prefetch(from.codes + quad * 256 + i * 64 + ahead, _MM_HINT_T0);
+    }
+}
+
+/// Quads of 16 rows apart, 64 bytes of each at a time. Turning them is cut in halves, one of which is done a line
+/// ahead, and both are spread over the quads of a line: they are to run beside the products.
+struct CodesInRows {
+    const std::uint8_t* codes;
+    std::int64_t row_stride, row_bytes, last_row;
+    I (&lines)[2][4][4];  ///< [line][quad][i]: 16 bytes of each of the rows i, 4 + i, 8 + i, 12 + i
+};
+
+/// A line of rows i, 4 + i, 8 + i, 12 + i; of the next group it is asked for. Rows past the last repeat it.
+BRECCIA_INLINE void fetch_lines(const CodesInRows& from, std::int64_t line, std::int64_t i) {
+    const __mmask64 in_row = first_bytes(from.row_bytes - line * 64);
+    I row[4], t[4];
+#pragma GCC unroll 4
+    for (std::int64_t q = 0; q < 4; ++q) {
+        const std::int64_t r = 4 * q + i;
+        const std::uint8_t* p = from.codes + line * 64 + (r < from.last_row ? r : from.last_row) * from.row_stride;
+        row[q] = _mm512_maskz_loadu_epi8(in_row, p);
+        _mm_prefetch(p + 16 * from.row_stride, _MM_HINT_T1);
+    }
+    t[0] = _mm512_shuffle_i32x4(row[0], row[1], 0b01'00'01'00);
+    t[1] = _mm512_shuffle_i32x4(row[0], row[1], 0b11'10'11'10);
+    t[2] = _mm512_shuffle_i32x4(row[2], row[3], 0b01'00'01'00);
+    t[3] = _mm512_shuffle_i32x4(row[2], row[3], 0b11'10'11'10);
+    I(&to)[4][4] = from.lines[line % 2];
+    to[0][i] = _mm512_shuffle_i32x4(t[0], t[2], 0b10'00'10'00);
+    to[1][i] = _mm512_shuffle_i32x4(t[0], t[2], 0b11'01'11'01);
+    to[2][i] = _mm512_shuffle_i32x4(t[1], t[3], 0b10'00'10'00);
+    to[3][i] = _mm512_shuffle_i32x4(t[1], t[3], 0b11'01'11'01);
+}
+
+BRECCIA_INLINE void load_quad(const CodesInRows& from, std::int64_t quad, I (&codes)[4]) {
+    const std::int64_t line = quad / 4;
+    if (quad == 0)
+        for (std::int64_t i = 0; i < 4; ++i) fetch_lines(from, 0, i);
+    if ((line + 1) * 64 < from.row_bytes) fetch_lines(from, line + 1, quad % 4);
+    const I(&rows)[4] = from.lines[line % 2][quad % 4];
+    const I t[4] = {_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpackhi_epi32(rows[0], rows[1]),
+                    _mm512_unpacklo_epi32(rows[2], rows[3]), _mm512_unpackhi_epi32(rows[2], rows[3])};
+    codes[0] = _mm512_unpacklo_epi64(t[0], t[2]);
+    codes[1] = _mm512_unpackhi_epi64(t[0], t[2]);
+    codes[2] = _mm512_unpacklo_epi64(t[1], t[3]);
+    codes[3] = _mm512_unpackhi_epi64(t[1], t[3]);
+}
+
+/// Scales of a block for 16 rows. Codes lie four to a doubleword: turned to where a float32 has its fields.
+BRECCIA_INLINE F lane_scales(const std::byte* scales, ScaleType type, std::int64_t block) {
+    if (type == ScaleType::float32) return f_load(reinterpret_cast<const float*>(scales) + block * 16);
+    const bool e8m0 = type == ScaleType::e8m0;
+    const I codes = _mm512_loadu_si512(scales + block / 4 * 64);
+    const I turned = _mm512_rolv_epi32(codes, i_set(static_cast<int>((e8m0 ? 23 : 20) - block % 4 * 8)));
+    const I bits = i_and(turned, i_set(e8m0 ? 0x7F80'0000 : 0x07F0'0000));
+    return f_mul(as_float(bits), f_set(e8m0 ? 1.0F : exp2i(120)));
+}
+
+/// c += w x for a pair of one activation's elements and those of 16 rows.
+BRECCIA_INLINE F lane_dot(F sum, I pairs, const std::uint16_t* x) {
+    std::int32_t pair;
+    __builtin_memcpy(&pair, x, sizeof pair);
+    return f_dot_pairs(sum, pairs, _mm512_set1_epi32(pair));
+}
+
+/// The sums of a group of rows, in registers as long as these suffice for them and for the sums of a block.
+template <int Vectors, bool InRegisters>
+struct LaneTotals {
+    F values[InRegisters ? Vectors : 1];
+    float* out;
+};
+
+template <int Vectors, bool InRegisters>
+BRECCIA_INLINE void clear(LaneTotals<Vectors, InRegisters>& totals) {
+#pragma GCC unroll 16
+    for (int v = 0; v < Vectors; ++v)
+        if constexpr (InRegisters)
+            totals.values[v] = f_set(0.0F);
+        else
+            f_store(totals.out + v * 16, f_set(0.0F));
+}
+
+template <int Vectors, bool InRegisters>
+BRECCIA_INLINE void add_scaled(LaneTotals<Vectors, InRegisters>& totals, int v, F sum, F scale) {
+    if constexpr (InRegisters)
+        totals.values[v] = f_multiply_add(sum, scale, totals.values[v]);
+    else
+        f_store(totals.out + v * 16, f_multiply_add(sum, scale, f_load(totals.out + v * 16)));
+}
+
+template <int Vectors, bool InRegisters>
+BRECCIA_INLINE void store(const LaneTotals<Vectors, InRegisters>& totals) {
+    if constexpr (InRegisters)
+#pragma GCC unroll 16
+        for (int v = 0; v < Vectors; ++v) f_store(totals.out + v * 16, totals.values[v]);
+}
+
+/// Blocks of many elements: the sums of all activations go on at once, as several chains where these are few.
+template <class C, int Vectors, class Source>
+static void lane_group_long(const LaneProduct& g, const Source& source, const std::byte* scales, float* out) {
+    constexpr int parts = lane_parts<C>, chains = Vectors <= 3 ? 4 : Vectors <= 6 ? 2 : 1;
+    I table = i_set(0);
+    if constexpr (C::bits == 4) table = nibble_table<C>(0);
+    LaneTotals<Vectors, (Vectors <= 8)> totals{.values = {}, .out = out};
+    clear(totals);
+    const std::uint16_t* x = g.x;
+    for (std::int64_t quad = 0, block = 0; quad < g.quads; block += g.scale_step) {
+        F sum_f32x16[Vectors][chains];
+#pragma GCC unroll 16
+        for (int v = 0; v < Vectors; ++v)
+#pragma GCC unroll 4
+            for (int s = 0; s < chains; ++s) sum_f32x16[v][s] = f_set(0.0F);
+        const std::int64_t end = quad + g.block_quads < g.quads ? quad + g.block_quads : g.quads;
+        for (; quad < end; ++quad) {
+            I codes[4];
+            load_quad(source, quad, codes);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) {
+                I pairs[parts];
+                decode_lanes<C>(codes[i], table, pairs);
+#pragma GCC unroll 4
+                for (int p = 0; p < parts; ++p, x += 2 * Vectors)
+#pragma GCC unroll 16
+                    for (int v = 0; v < Vectors; ++v) {
+                        F& sum = sum_f32x16[v][(i * parts + p) % chains];
+                        sum = lane_dot(sum, pairs[p], x + 2 * v);
+                    }
+            }
+        }
+        const F scale_f32x16 = lane_scales(scales, g.scale_type, block);
+#pragma GCC unroll 16
+        for (int v = 0; v < Vectors; ++v) {
+            F sum = sum_f32x16[v][0];
+            if constexpr (chains == 2) sum = f_add(sum, sum_f32x16[v][1]);
+            if constexpr (chains == 4)
+                sum = f_add(f_add(sum, sum_f32x16[v][1]), f_add(sum_f32x16[v][2], sum_f32x16[v][3]));
+            add_scaled(totals, v, sum, scale_f32x16);
+        }
+    }
+    store(totals);
+}
+
+/// Blocks of 16, 32 or 64: the codes of 16 elements are decoded at a time, then one activation follows another.
+template <class C, int Vectors, class Source>
+static void lane_group_short(const LaneProduct& g, const Source& source, const std::byte* scales, float* out) {
+    constexpr int parts = lane_parts<C>, in_unit = 8 / parts, units = 4 / in_unit, chains = Vectors <= 3 ? 2 : 1;
+    I table = i_set(0);
+    if constexpr (C::bits == 4) table = nibble_table<C>(0);
+    LaneTotals<Vectors, true> totals{.values = {}, .out = out};
+    clear(totals);
+    const std::uint16_t* x = g.x;
+    for (std::int64_t quad = 0; quad < g.quads; ++quad) {
+        I codes[4];
+        load_quad(source, quad, codes);
+#pragma GCC unroll 2
+        for (int u = 0; u < units; ++u, x += 16 * Vectors) {
+            I pairs[in_unit][parts];
+#pragma GCC unroll 4
+            for (int i = 0; i < in_unit; ++i) decode_lanes<C>(codes[u * in_unit + i], table, pairs[i]);
+            const F scale_f32x16 = lane_scales(scales, g.scale_type, (quad * units + u) >> g.block_shift);
+#pragma GCC unroll 16
+            for (int v = 0; v < Vectors; ++v) {
+                F sum_f32x16[chains];
+#pragma GCC unroll 2
+                for (int s = 0; s < chains; ++s) sum_f32x16[s] = f_set(0.0F);
+#pragma GCC unroll 8
+                for (int p = 0; p < 8; ++p)
+                    sum_f32x16[p % chains] =
+                        lane_dot(sum_f32x16[p % chains], pairs[p / parts][p % parts], x + 2 * (p * Vectors + v));
+                if constexpr (chains == 2) sum_f32x16[0] = f_add(sum_f32x16[0], sum_f32x16[1]);
+                add_scaled(totals, v, sum_f32x16[0], scale_f32x16);
+            }
+        }
+    }
+    store(totals);
+}
+
+template <class C, int Vectors, bool Short>
+static void lane_groups(const LaneProduct& g) {
+    const std::byte* scales = g.scales;
+    float* out = g.out;
+    I lines[2][4][4];
+    for (std::int64_t row = 0; row < g.rows; row += 16, out += Vectors * 16, scales += g.group_scale_stride) {
+        const InterleavedCodes interleaved{.codes = g.codes + row / 16 * g.quads * 256};
+        const CodesInRows in_rows{.codes = g.codes + row * g.row_stride,
+                                  .row_stride = g.row_stride,
+                                  .row_bytes = g.row_bytes,
+                                  .last_row = (g.rows - row < 16 ? g.rows - row : 16) - 1,
+                                  .lines = lines};
+        const auto multiply = [&](const auto& source) {
+            if constexpr (Short)
+                lane_group_short<C, Vectors>(g, source, scales, out);
+            else
+                lane_group_long<C, Vectors>(g, source, scales, out);
+        };
+        g.interleaved ? multiply(interleaved) : multiply(in_rows);
+    }
+}
+
+template <class C, int Vectors>
+static void lane_product_of(const LaneProduct& g) {
+    g.block_quads == 0 ? lane_groups<C, Vectors, true>(g) : lane_groups<C, Vectors, false>(g);
+}
+
+template <class C>
+static void lane_product(const LaneProduct& g) {
+    switch (g.vectors) {
+        case 1: return lane_product_of<C, 1>(g);
+        case 2: return lane_product_of<C, 2>(g);
+        case 3: return lane_product_of<C, 3>(g);
+        case 4: return lane_product_of<C, 4>(g);
+        case 6: return lane_product_of<C, 6>(g);
+        case 8: return lane_product_of<C, 8>(g);
+        case 12: return lane_product_of<C, 12>(g);
+        default: return lane_product_of<C, 16>(g);
+    }
+}
+
+/// Activations for a lane_product, rounded to nearest. Returns what pack_bf16 does.
+static bool pack_lanes(const PackLanes& p) {
+    alignas(64) static constexpr std::uint16_t orders[2][32] = {
+        {0,  2,  1,  3,  4,  6,  5,  7,  8,  10, 9,  11, 12, 14, 13, 15,
+         16, 18, 17, 19, 20, 22, 21, 23, 24, 26, 25, 27, 28, 30, 29, 31},
+        {0,  4,  1,  5,  2,  6,  3,  7,  8,  12, 9,  13, 10, 14, 11, 15,
+         16, 20, 17, 21, 18, 22, 19, 23, 24, 28, 25, 29, 26, 30, 27, 31}};
+    const I order = _mm512_load_si512(orders[p.packed ? 1 : 0]);
+    const __mmask16 lane = first_lanes(p.rows);
+    OrdinaryRange range;
+    for (std::int64_t k = 0; k < p.k; k += 32) {
+        I row[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) {
+            row[i] = i_set(0);
+            if (i >= p.rows) continue;
+            const float* from = p.x + i * p.x_stride + k;
+            const F first = load_checked(range, from, p.k - k), second = load_checked(range, from + 16, p.k - k - 16);
+            row[i] = _mm512_permutexvar_epi16(order, f_round_pair(first, second));
+        }
+        std::uint16_t* out = p.out + k * p.vectors;
+        if (p.vectors == 1) {
+            _mm512_storeu_si512(out, row[0]);
+            continue;
+        }
+        transpose_16x16(row);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) _mm512_mask_storeu_epi32(out + i * 2 * p.vectors, lane, row[i]);
+    }
+    return range.strange == 0;
+}
+
+static consteval BF16Kernels make_bf16_kernels(void (*gemm)(const GemmBF16&), std::int64_t tile_rows,
+                                               std::int64_t panel_rows, int max_terms, std::int64_t lane_vectors = 4) {
+    BF16Kernels kernels{.tile_rows = tile_rows,
+                        .panel_rows = panel_rows,
+                        .max_terms = max_terms,
+                        .lane_vectors = lane_vectors,
+                        .pack = pack_bf16,
+                        .gemm = gemm,
+                        .pack_lanes = pack_lanes,
+                        .decode = {},
+                        .gemv = {},
+                        .lanes = {}};
+    kernels.decode = Codecs::map([]<Codec C>() -> void (*)(const DecodeBF16&) {
+        if constexpr (has_bf16<C>) return decode_bf16<C>;
+        return nullptr;
+    });
+    kernels.gemv = Codecs::map([]<Codec C>() -> void (*)(const Gemv&) {
+        if constexpr (has_bf16<C>) return gemv_bf16<C>;
+        return nullptr;
+    });
+    kernels.lanes = Codecs::map([]<Codec C>() -> void (*)(const LaneProduct&) {
+        if constexpr (has_bf16<C>) return lane_product<C>;
+        return nullptr;
+    });
+    return kernels;
+}

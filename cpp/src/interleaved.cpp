@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "interleaved.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "panels.hpp"
+
+namespace breccia {
+namespace {
+
+constexpr std::int64_t lanes = 16;
+
+// Rows of bytes as they lie, `each` of the product's to one of them.
+struct ByteRows {
+    const std::byte* data;
+    std::int64_t stride, first = 0, each = 1;
+    [[nodiscard]] const std::byte* operator[](std::int64_t r) const { return data + (first + r) / each * stride; }
+};
+
+// Doublewords of up to 16 rows in turn; what is missing of the last one, and rows that are, become zeros.
+void interleave_rows(const KernelTable& table, const ByteRows& from, std::int64_t rows, std::int64_t bytes,
+                     std::byte* out) {
+    constexpr std::int64_t line = 64;
+    alignas(line) float lines[lanes][lanes] = {}, turned[lanes][lanes];
+    std::int64_t at = 0;
+    for (; at + line <= bytes; at += line, out += lanes * line) {
+        for (std::int64_t r = 0; r < rows; ++r) std::memcpy(lines[r], from[r] + at, line);
+        table.matmul.transpose(lines[0], lanes, turned[0], lanes);
+        std::memcpy(out, turned, sizeof turned);
+    }
+    if (at == bytes) return;
+    const std::int64_t n = bytes - at;
+    std::memset(lines, 0, sizeof lines);
+    for (std::int64_t r = 0; r < rows; ++r) std::memcpy(lines[r], from[r] + at, static_cast<std::size_t>(n));
+    table.matmul.transpose(lines[0], lanes, turned[0], lanes);
+    std::memcpy(out, turned, static_cast<std::size_t>((n + 3) / 4 * line));
+}
+
+bool readable(ScaleType type, const std::byte* codes, std::int64_t n) {
+    const std::uint8_t low = type == ScaleType::e8m0 ? 1 : 0, span = type == ScaleType::e8m0 ? 253 : 126;
+    std::uint8_t outside = 0;
+    for (std::int64_t i = 0; i < n; ++i)
+        outside |= static_cast<std::uint8_t>(static_cast<std::uint8_t>(codes[i]) - low) > span ? 1 : 0;
+    return outside == 0;
+}
+
+}  // namespace
+
+std::optional<LaneBlocks> lane_blocks(const ScaledMatrix& w) {
+    constexpr std::int64_t longest = 256;
+    const std::int64_t k = w.grid.cols, own = w.grid.block_cols, quad = w.packed ? 32 : 16;
+    if (w.zero_point != nullptr || w.col_stride != 1 || w.packed != is_packed(w.element) || k == 0) return {};
+    const std::int64_t cols = w.grid.grid_cols();
+    if (cols == 1) return LaneBlocks{.block_quads = longest / quad, .scale_step = 0};
+    if (own == 16 || own == 32 || own == 64)
+        return LaneBlocks{.stored = round_up(cols, 4),
+                          .block_shift = std::countr_zero(static_cast<std::uint64_t>(own)) - 4};
+    if (own == longest / 2 || own % longest == 0) {
+        const std::int64_t repeats = std::max<std::int64_t>(own / longest, 1);
+        return LaneBlocks{
+            .block_quads = own / repeats / quad, .stored = round_up(cols * repeats, 4), .repeats = repeats};
+    }
+    return {};
+}
+
+bool interleave_scales(const KernelTable& table, const ScaledMatrix& w, const LaneBlocks& blocks, std::int64_t row,
+                       ScaleType type, Scratch& scratch, std::byte* out) {
+    const std::int64_t rows = std::min(lanes, w.grid.rows - row), cols = w.grid.grid_cols();
+    const std::int64_t item = is_coded(type) ? 1 : sizeof(float), bytes = cols * blocks.repeats * item;
+    const std::int64_t whole = blocks.group_bytes(type) / lanes;  // of one row
+    if (bytes < whole) std::memset(out, 0, static_cast<std::size_t>(blocks.group_bytes(type)));
+    ByteRows from{.data = w.scale, .stride = w.scale_row_stride, .first = row, .each = w.grid.block_rows};
+    const bool as_they_lie = type == w.scale_type && blocks.repeats == 1 && (cols == 1 || w.scale_col_stride == item);
+    if (is_coded(type)) {
+        if (!as_they_lie) return false;
+        for (std::int64_t r = 0; r < rows; ++r)
+            if (!readable(type, from[r], cols)) return false;
+    } else if (!as_they_lie) {
+        const std::int64_t count = cols * blocks.repeats;
+        scratch.scales.resize(static_cast<std::size_t>(rows * count));
+        for (std::int64_t r = 0; r < rows; ++r) {
+            float* line = scratch.scales.data() + r * count;
+            read_scales(table, w, (row + r) / w.grid.block_rows, 0, cols, line);
+            if (blocks.repeats == 1) continue;
+            for (std::int64_t i = count; i-- > 0;) line[i] = line[i / blocks.repeats];
+        }
+        from = {.data = reinterpret_cast<const std::byte*>(scratch.scales.data()), .stride = bytes};
+    }
+    interleave_rows(table, from, rows, bytes, out);
+    return true;
+}
+
+std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, const ScaledTensor& w) {
+    const BF16Kernels* bf16 = bf16_kernels(table);
+    if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.recipe().element)] == nullptr || w.shape().size() < 2)
+        return nullptr;
+    const Shape batch = batch_shape(w.shape());
+    const std::int64_t members = element_count(batch);
+    if (members == 0) return nullptr;
+    const auto matrix = [&](std::int64_t index) { return scaled_matrix(w, batch, index); };
+    const ScaledMatrix first = matrix(0);
+    const std::optional<LaneBlocks> blocks = lane_blocks(first);
+    if (!blocks) return nullptr;
+    const std::int64_t groups = (first.grid.rows + lanes - 1) / lanes;
+    const std::int64_t group_bytes = quads_of(first.grid.cols, first.packed) * 256;
+    const std::int64_t row_bytes = first.packed ? (first.grid.cols + 1) / 2 : first.grid.cols;
+    auto result = std::make_shared<InterleavedWeight>();
+    const auto allocate = [&](std::int64_t bytes) {
+        Shape shape = batch;
+        shape.insert(shape.end(), {1, groups * bytes});
+        return Array::allocate(ElementType::uint8(), shape);
+    };
+    result->codes = allocate(group_bytes);
+    std::memset(result->codes.data, 0, static_cast<std::size_t>(result->codes.size()));
+    for (std::int64_t i = 0; i < members * groups; ++i) {
+        const ScaledMatrix m = matrix(i / groups);
+        const std::int64_t row = i % groups * lanes;
+        const ByteRows codes{.data = reinterpret_cast<const std::byte*>(m.data), .stride = m.row_stride, .first = row};
+        interleave_rows(table, codes, std::min(lanes, m.grid.rows - row), row_bytes,
+                        result->codes.as<std::byte>() + i * group_bytes);
+    }
+    Scratch scratch;
+    const auto interleave_all = [&](ScaleType type) {
+        const std::int64_t bytes = blocks->group_bytes(type);
+        result->scale_type = type;
+        result->scales = allocate(bytes);
+        for (std::int64_t i = 0; i < members * groups; ++i)
+            if (!interleave_scales(table, matrix(i / groups), *blocks, i % groups * lanes, type, scratch,
+                                   result->scales.as<std::byte>() + i * bytes))
+                return false;
+        return true;
+    };
+    if (!is_coded(first.scale_type) || !interleave_all(first.scale_type)) interleave_all(ScaleType::float32);
+    return result;
+}
+
+}  // namespace breccia
