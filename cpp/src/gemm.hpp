@@ -27,6 +27,9 @@ struct Product {
                const float* x) const;
 };
 
+/// Which of the drivers below multiplies such operands: it is tried out.
+std::string_view matmul_way(const Operand& a, const Operand& b);
+
 /// Reads packed weights in place for a few activations. False, with nothing written, where the layout, the format, the
 /// machine or the activations' range do not allow that.
 bool gemv_bf16(const Product& product, const ScaledMatrix& w);

@@ -21,16 +21,48 @@ void check_overlap(const Array& out, const Operand& operand) {
     check_no_overlap(out, operand.scaled() != nullptr ? operand.scaled()->data() : *operand.array());
 }
 
-// The first kernel that takes the operands; the last of each kind takes any.
-void multiply(const Product& product, const Rows& w) {
-    constexpr std::int64_t few = 4, in_rows = 2;
+// Ways to multiply, in the order in which they are tried. Each returns whether it took the operands.
+struct Way {
+    std::string_view name;
+    bool (*multiply)(const Product&, const Rows&);
+};
+
+// For weights whose codes and scales run along K.
+template <bool (*Multiply)(const Product&, const ScaledMatrix&)>
+bool with_codes(const Product& product, const Rows& w) {
     const ScaledMatrix* codes = w.scaled_along_k();
-    const bool prepared = codes != nullptr && codes->lane_codes != nullptr;
-    if (codes != nullptr && (prepared || product.total_rows() > in_rows) && product_in_lanes(product, *codes)) return;
-    if (codes != nullptr && gemv_bf16(product, *codes)) return;
-    if (product.total_rows() < few) return gemv_f32(product, w);
-    if (codes != nullptr && gemm_bf16(product, *codes)) return;
+    return codes != nullptr && Multiply(product, *codes);
+}
+
+bool few_by_dequantized_rows(const Product& product, const Rows& w) {
+    constexpr std::int64_t few = 4;
+    if (product.total_rows() >= few) return false;
+    gemv_f32(product, w);
+    return true;
+}
+
+bool dequantized_panels(const Product& product, const Rows& w) {
     gemm_f32(product, w);
+    return true;
+}
+
+constexpr Way ways[] = {
+    {"rows across lanes, bfloat16", with_codes<product_in_lanes>},
+    {"rows in place, bfloat16", with_codes<gemv_bf16>},
+    {"rows, float32", few_by_dequantized_rows},
+    {"panels, bfloat16", with_codes<gemm_bf16>},
+    {"panels, float32", dequantized_panels},
+};
+
+// Of the last product that this thread began.
+thread_local std::string_view way_taken;
+
+void multiply(const Product& product, const Rows& w) {
+    for (const Way& way : ways)
+        if (way.multiply(product, w)) {
+            way_taken = way.name;
+            return;
+        }
 }
 
 }  // namespace
@@ -90,6 +122,11 @@ void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision
     parallel_for(members, grain, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) multiply(product_of(i, i + 1), Rows(b, -2, batch, i));
     });
+}
+
+std::string_view matmul_way(const Operand& a, const Operand& b) {
+    matmul(a, b);
+    return way_taken;
 }
 
 Array matmul(const Operand& a, const Operand& b, DType out_dtype, Precision precision) {

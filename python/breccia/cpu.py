@@ -8,8 +8,8 @@ from typing import TypedDict
 from breccia import _core
 
 
-class CpuInfo(TypedDict):
-    """What `cpu_info` returns."""
+class CoreInfo(TypedDict):
+    """What the core says of itself."""
 
     backend: str
     supported: list[str]
@@ -17,10 +17,26 @@ class CpuInfo(TypedDict):
     threads: int
 
 
+class CpuInfo(CoreInfo):
+    """What `cpu_info` returns."""
+
+    kernels: dict[str, dict[str, str]]
+
+
 def cpu_info() -> CpuInfo:
-    """The backend in use, the backends this machine supports (slowest first), the instruction set
-    extensions found and the number of threads a call may use."""
-    return _core.cpu_info()
+    """What runs on this machine.
+
+    Returns:
+        ``backend`` in use; ``supported`` backends, slowest first; instruction set ``features`` found;
+        ``threads`` a call may use; and ``kernels``: for each recipe of a weight and kind of activations
+        ("INT4Scaling x bfloat16", prepared or not) the kernel by their number, found by multiplying
+        small operands of that kind.
+    """
+    kernels: dict[str, dict[str, str]] = {}
+    for recipe, activations, prepared, rows, kernel in _core.matmul_kernels():
+        name = f"{recipe}{', prepared' if prepared else ''} x {activations}"
+        kernels.setdefault(name, {})[f"M = {rows}"] = kernel
+    return {**_core.cpu_info(), "kernels": kernels}
 
 
 def set_backend(name: str) -> None:

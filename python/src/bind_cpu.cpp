@@ -39,6 +39,18 @@ void register_cpu(py::module_& m) {
         result["threads"] = found.threads;
         return result;
     });
+    m.def("matmul_kernels", [] {
+        std::vector<MatmulKernel> found;
+        {
+            const py::gil_scoped_release release;
+            found = matmul_kernels();
+        }
+        py::list result;
+        for (const MatmulKernel& kernel : found)
+            result.append(
+                py::make_tuple(kernel.recipe, kernel.activations, kernel.prepared, kernel.rows, kernel.kernel));
+        return result;
+    });
     m.def("set_backend", &set_backend, py::arg("name"));
     m.def("set_num_threads", &set_num_threads, py::arg("count"));
     m.def("num_threads", &num_threads);

@@ -3,6 +3,7 @@
 // Which kernels run, and on how many threads.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,17 @@ struct CpuInfo {
     int threads;
 };
 CpuInfo cpu_info();
+
+/// Which kernel a kind of product takes in the backend in use.
+struct MatmulKernel {
+    std::string recipe;       ///< of the weight: its name in the catalogue
+    std::string activations;  ///< "bfloat16", "float32" or "fp8"
+    bool prepared;
+    std::int64_t rows;  ///< of activations
+    std::string kernel;
+};
+/// Found by multiplying small operands of each kind, so that it is the dispatch itself which answers.
+std::vector<MatmulKernel> matmul_kernels();
 
 /// Forces a backend, as the environment variable BRECCIA_CPU does at start-up. Throws Error when the name is unknown
 /// or the machine cannot run it. An empty name goes back to the best one.
