@@ -15,18 +15,22 @@
 namespace breccia {
 namespace {
 
-// Memory whose last byte is followed by a page that cannot be touched; by itself at any alignment.
+// Memory whose last byte is followed by a page that cannot be touched, at any alignment; or whose first byte follows
+// one.
 class Guarded {
 public:
-    explicit Guarded(std::size_t bytes) {
+    enum class Side : bool { before, after };
+    explicit Guarded(std::size_t bytes, Side side = Side::after) {
 #ifdef BRECCIA_GUARD_PAGES
         const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-        size_ = (bytes + page - 1) / page * page + page;
+        size_ = (bytes + page - 1) / page * page + 2 * page;
         base_ =
             static_cast<std::byte*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        mprotect(base_, page, PROT_NONE);
         mprotect(base_ + size_ - page, page, PROT_NONE);
-        data_ = base_ + size_ - page - bytes;
+        data_ = side == Side::before ? base_ + page : base_ + size_ - page - bytes;
 #else
+        static_cast<void>(side);
         base_ = data_ = new std::byte[bytes + 1];
 #endif
     }
@@ -50,21 +54,22 @@ private:
     std::byte *base_ = nullptr, *data_ = nullptr;
 };
 
-Array copy_to(std::vector<std::unique_ptr<Guarded>>& memory, const Array& from) {
+Array copy_to(std::vector<std::unique_ptr<Guarded>>& memory, const Array& from, Guarded::Side side) {
     const std::size_t bytes = static_cast<std::size_t>(from.size()) * from.type.size();
-    memory.push_back(std::make_unique<Guarded>(bytes));
+    memory.push_back(std::make_unique<Guarded>(bytes, side));
     std::memcpy(memory.back()->data(), from.data, bytes);
     return memory.back()->array(from.type, from.shape);
 }
 
 // The same tensor in guarded memory.
-ScaledTensor guarded(std::vector<std::unique_ptr<Guarded>>& memory, const ScaledTensor& w) {
+ScaledTensor guarded(std::vector<std::unique_ptr<Guarded>>& memory, const ScaledTensor& w, Guarded::Side side) {
     Extras extras{.zero_point = std::nullopt,
                   .global_scale = w.global_scale(),
                   .shape = w.shape(),
                   .original_dtype = w.original_dtype()};
-    if (w.zero_point()) extras.zero_point = copy_to(memory, *w.zero_point());
-    return {copy_to(memory, w.data()), copy_to(memory, w.scale()), w.recipe(), w.layout(), std::move(extras)};
+    if (w.zero_point()) extras.zero_point = copy_to(memory, *w.zero_point(), side);
+    return {copy_to(memory, w.data(), side), copy_to(memory, w.scale(), side), w.recipe(), w.layout(),
+            std::move(extras)};
 }
 
 Array rounded(const std::vector<float>& x, DType dtype, const Shape& shape) {
@@ -151,27 +156,32 @@ TEST_P(Backends, MatmulOfEveryRecipe) {
                              " k=" + std::to_string(k));
                 std::vector<float> x = heavy_tailed(m, k, seed, 1), w = heavy_tailed(n, k, seed + 1, 1);
                 std::vector<std::unique_ptr<Guarded>> memory;
-                const ScaledTensor b = guarded(memory, cast(array_of(w, {n, k}), recipe));
+                const auto side = seed / 5 % 2 == 0 ? Guarded::Side::before : Guarded::Side::after;
+                const ScaledTensor b = guarded(memory, cast(array_of(w, {n, k}), recipe), side);
+                const PreparedWeight prepared = PreparedWeight(b).transposed();
                 const std::vector<float> b_values = to_vector(dequantize(b));
 
                 // float32, float16 and bfloat16 numbers, and codes.
                 for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
-                    const Array a = copy_to(memory, rounded(x, dtype, {m, k}));
+                    const Array a = copy_to(memory, rounded(x, dtype, {m, k}), side);
                     const std::vector<float> a_values = numbers_of(a);
                     const Reference reference = multiply(a_values, b_values, m, n, k);
-                    Guarded result(static_cast<std::size_t>(4 * m * n));
+                    Guarded result(static_cast<std::size_t>(4 * m * n), side);
                     const Array y = result.array(DType::float32, {m, n});
                     matmul_into(a, b.transposed(), y);
                     expect_close(y, reference, bound(k));
-                    matmul_into(a, PreparedWeight(b).transposed(), y);
-                    expect_close(y, reference, bound(k));
                     matmul_into(a, b.transposed(), y, Precision::fast);
+                    expect_close(y, reference, bound(k) + std::ldexp(1.0, -8));
+                    matmul_into(a, prepared, y);
+                    expect_close(y, reference, bound(k));
+                    matmul_into(a, prepared, y, Precision::fast);
                     expect_close(y, reference, bound(k) + std::ldexp(1.0, -8));
                     if (HasFatalFailure()) return;
                 }
-                const ScaledTensor a = guarded(memory, cast(array_of(x, {m, k}), recipe));
-                const Array y = matmul(a, b.transposed());
-                expect_close(y, multiply(to_vector(dequantize(a)), b_values, m, n, k), bound(k));
+                const ScaledTensor a = guarded(memory, cast(array_of(x, {m, k}), recipe), side);
+                const Reference reference = multiply(to_vector(dequantize(a)), b_values, m, n, k);
+                expect_close(matmul(a, b.transposed()), reference, bound(k));
+                expect_close(matmul(a, prepared), reference, bound(k));
                 if (HasFatalFailure()) return;
             }
 }
@@ -195,6 +205,24 @@ TEST_P(Backends, MatmulReadsAnyOrder) {
     }
 }
 
+// Row i of w is what `decode` makes of code i, then zeros: so is its product with 1, 0, 0, ...
+void expect_decoded(const ScaledTensor& w, std::int64_t codes, std::int64_t k, float (*decode)(std::uint8_t)) {
+    const PreparedWeight prepared(w);
+    for (const std::int64_t m : {1, 3, 16, 20}) {
+        Array a = Array::allocate(DType::bfloat16, {m, k});
+        for (std::int64_t i = 0; i < m * k; ++i) a.as<BFloat16>()[i] = to_bfloat16(i % k == 0 ? 1.0F : 0.0F);
+        for (const Array& product : {matmul(a, w.transposed()), matmul(a, prepared.transposed())}) {
+            const std::vector<float> y = to_vector(product);
+            for (std::int64_t i = 0; i < m * codes; ++i) {
+                const float expected = decode(static_cast<std::uint8_t>(i % codes)),
+                            got = y[static_cast<std::size_t>(i)];
+                ASSERT_TRUE(is_nan(expected) ? is_nan(got) : got == expected)
+                    << w.recipe().name << " code " << i % codes << " m=" << m << " gave " << got;
+            }
+        }
+    }
+}
+
 // Codes that are not numbers, at the ends of the exponent range and zero.
 TEST_P(Backends, MatmulDecodesEveryCode) {
     const BackendScope scope(GetParam());
@@ -211,18 +239,57 @@ TEST_P(Backends, MatmulDecodesEveryCode) {
         *scale.as<float>() = 1;
         const ScaledTensor w(data, scale, recipe, Layout::per_tensor(),
                              {.zero_point = {}, .global_scale = {}, .shape = Shape{codes, k}});
-        for (const std::int64_t m : {1, 20}) {
-            Array a = Array::allocate(DType::bfloat16, {m, k});
-            for (std::int64_t i = 0; i < m * k; ++i) a.as<BFloat16>()[i] = to_bfloat16(i % k == 0 ? 1.0F : 0.0F);
-            const std::vector<float> y = to_vector(matmul(a, w.transposed()));
-            for (std::int64_t i = 0; i < codes; ++i) {
-                const float expected = info(format).decode(static_cast<std::uint8_t>(i)),
-                            got = y[static_cast<std::size_t>(i)];
-                EXPECT_TRUE(is_nan(expected) ? is_nan(got) : got == expected)
-                    << info(format).name << " code " << i << " gave " << got;
-            }
-        }
+        expect_decoded(w, codes, k, info(format).decode);
     }
+}
+
+// Scales that are codes: negative ones, NaN, zero, subnormal.
+TEST_P(Backends, MatmulDecodesEveryScale) {
+    const BackendScope scope(GetParam());
+    constexpr std::int64_t codes = 256, k = 96;
+    constexpr std::uint8_t one = 2;  // E2M1
+    constexpr std::uint8_t e8m0_one = 127, e4m3_one = 56;
+    for (const bool e8m0 : {false, true}) {
+        const Recipe recipe =
+            e8m0 ? make_recipe("MXFP4BlockScaling") : make_recipe("NVFP4BlockScaling", {{"two_level", false}});
+        const std::int64_t block = e8m0 ? 32 : 16, blocks = k / block;
+        Array data = Array::allocate(ElementType::uint8(), {codes, k / 2});
+        std::fill_n(data.as<std::uint8_t>(), data.size(), std::uint8_t{0});
+        Array scale = Array::allocate(ElementType::uint8(), {codes, blocks});
+        for (std::int64_t i = 0; i < codes; ++i) {
+            data.as<std::uint8_t>()[i * k / 2] = one;
+            // The other blocks' scales are ordinary, so that rows differ in what is special of them.
+            std::fill_n(scale.as<std::uint8_t>() + i * blocks, blocks, e8m0 ? e8m0_one : e4m3_one);
+            scale.as<std::uint8_t>()[i * blocks] = static_cast<std::uint8_t>(i);
+        }
+        const ScaledTensor w(data, scale, recipe, Layout::per_block_k(block));
+        expect_decoded(w, codes, k, info(format_of_scale(recipe.scale)).decode);
+    }
+}
+
+// Blocks of a few and of many elements, shared by rows, at the ends of a float's range; bfloat16 activations as large
+// and as small as the bfloat16 kernels take, and beyond.
+TEST_P(Backends, MatmulOfAnyMagnitude) {
+    const BackendScope scope(GetParam());
+    constexpr std::int64_t n = 37, k = 1024;
+    for (const std::int64_t block : {16, 32, 64, 128, 256, 512, 1024})
+        for (const std::int64_t block_m : {1, 128})
+            for (const int exponent : {-96, 0, 90, 110}) {
+                const Recipe recipe = make_recipe("Float8BlockScaling", {{"block_k", block}, {"block_m", block_m}});
+                std::vector<float> numbers = heavy_tailed(n, k, 7, 1);
+                const ScaledTensor w = cast(array_of(numbers, {n, k}), recipe);
+                const std::vector<float> values = to_vector(dequantize(w));
+                for (const std::int64_t m : {1, 4, 16, 40}) {
+                    std::vector<float> x = heavy_tailed(m, k, 9, 1);
+                    for (float& value : x) value = std::ldexp(value, exponent);
+                    const Array a = rounded(x, DType::bfloat16, {m, k});
+                    const Reference reference = multiply(numbers_of(a), values, m, n, k);
+                    SCOPED_TRACE(describe(recipe) + " m=" + std::to_string(m) + " 2^" + std::to_string(exponent));
+                    expect_close(matmul(a, w.transposed()), reference, bound(k));
+                    expect_close(matmul(a, PreparedWeight(w).transposed()), reference, bound(k));
+                    if (HasFatalFailure()) return;
+                }
+            }
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, Backends, testing::ValuesIn(cpu_info().supported),

@@ -38,6 +38,21 @@ def portable():
     return result(BRECCIA_CPU="portable")
 
 
+def test_every_product_has_a_kernel():
+    """Whatever the recipe and however many activations, and of the backend in use."""
+    kernels = breccia.cpu_info()["kernels"]
+    named = {name.split(",")[0].split(" x ")[0] for name in kernels}
+    assert named == {cls.__name__ for cls in breccia.recipes.ScalingRecipe.__subclasses__()}
+    assert all(set(by_rows) == {"M = 1", "M = 4", "M = 16", "M = 512"} for by_rows in kernels.values())
+    before = breccia.cpu_info()["backend"]
+    try:
+        breccia.set_backend("portable")
+        portable = {kernel for by_rows in breccia.cpu_info()["kernels"].values() for kernel in by_rows.values()}
+    finally:
+        breccia.set_backend(before)
+    assert portable == {"rows, float32", "panels, float32"}
+
+
 def test_portable_is_always_there():
     assert SUPPORTED[0] == "portable"
     assert breccia.cpu_info()["backend"] in SUPPORTED

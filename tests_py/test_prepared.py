@@ -10,7 +10,7 @@ import numpy as np
 import oracles
 import pytest
 from breccia import PreparedWeight, ScaledTensor, cast, dequantize, linear, matmul, prepare
-from test_ops import bound
+from test_ops import as_float, bound
 
 K, N = 256, 37
 
@@ -29,8 +29,10 @@ def test_products_are_those_of_the_tensor(recipe, rows):
         cases.normal((rows, K)).astype(ml_dtypes.bfloat16),
         cast(cases.normal((rows, K)), recipe),
     ):
-        np.testing.assert_array_equal(matmul(x, prepared.T), matmul(x, w.T))
-        np.testing.assert_array_equal(linear(x, prepared), linear(x, w))
+        exact, values = as_float(x).astype(np.float64), dequantize(w).astype(np.float64).T
+        for operand in (w, prepared):
+            assert (np.abs(matmul(x, operand.T) - exact @ values) <= bound(exact, values)).all()
+            np.testing.assert_array_equal(linear(x, operand), matmul(x, operand.T))
 
 
 @cases.ALL
@@ -43,6 +45,11 @@ def test_it_is_the_same_tensor(recipe):
     assert prepared.shape == w.shape
     assert prepared.T.shape == w.T.shape
     assert prepared.recipe == w.recipe
+    original = prepared.original
+    assert type(original) is ScaledTensor
+    assert original.data is w.data
+    assert original.scale is w.scale
+    assert (original.layout, original.shape, original.nbytes) == (w.layout, w.shape, w.nbytes)
     oracles.assert_same_bits(dequantize(prepared), dequantize(w))
     oracles.assert_same_bits(dequantize(prepared.T), dequantize(w.T))
     again = pickle.loads(pickle.dumps(prepared))
@@ -90,6 +97,14 @@ def test_a_batch_of_weights(recipe):
     w = cast(cases.normal((2, 3, N, K), seed=1), recipe)
     x = cases.normal((2, 3, 4, K))
     np.testing.assert_array_equal(matmul(x, prepare(w).mT), matmul(x, w.mT))
+
+
+@cases.some("block mxfp8 mxfp4 nvfp4 int4 int8")
+def test_a_packed_copy_is_no_larger_than_the_weight(recipe):
+    """But for rows padded to 16, K to 32, and scales of 16 bits in float32."""
+    w = cast(cases.normal((64, 1024), seed=1), recipe)
+    blocks = 0 if w.scale.dtype == np.uint8 else w.scale.size
+    assert prepare(w).packed_nbytes <= w.data.nbytes + max(w.scale.nbytes, 4 * blocks) + 64 * 128
 
 
 def test_only_scaled_tensors_can_be_prepared():

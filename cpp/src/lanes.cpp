@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Up to 16 activations, or terms of such, by a weight whose rows lie across the lanes: as prepared, or turned on the
-// way from rows in place.
+// Activations, or terms of such, 16 at a time by a weight whose rows lie across the lanes: as prepared, or turned on
+// the way from rows in place.
 #include <algorithm>
 
 #include "gemm.hpp"
@@ -14,14 +14,14 @@ constexpr std::int64_t lanes = 16;
 
 // Activations that a kernel comes for; the rest of them are zeros.
 std::int64_t kernel_vectors(std::int64_t used) {
-    for (const std::int64_t count : {1, 2, 3, 4, 6, 8, 12})
+    for (const std::int64_t count : {1, 2, 3, 4, 8})
         if (used <= count) return count;
     return lanes;
 }
 
-// The activations of a product, as bfloat16 terms that add up to them: vector t * rows + i is term t of row i.
+// Some of a product's activations, as bfloat16 terms that add up to them: vector t * rows + i is term t of row i.
 struct LaneActivations {
-    std::int64_t rows, terms, vectors;
+    std::int64_t first, rows, terms, vectors;
     std::vector<std::uint16_t> x;
 };
 
@@ -32,7 +32,7 @@ bool pack(const Product& product, bool packed, const BF16Kernels& bf16, LaneActi
     Scratch scratch;
     for (std::int64_t k = 0; k < product.k; k += panel_k) {
         const std::int64_t count = std::min(panel_k, product.k - k);
-        product.read(product.table, 0, rows, k, count, scratch, chunk.data(), panel_k);
+        product.read(product.table, out.first, rows, k, count, scratch, chunk.data(), panel_k);
         for (std::int64_t term = 0; term < out.terms; ++term) {
             if (term > 0)
                 for (float& value : chunk) value -= to_float(to_bfloat16(value));
@@ -52,32 +52,20 @@ bool pack(const Product& product, bool packed, const BF16Kernels& bf16, LaneActi
 // Rows of the weight in one call of the kernel, and what it needs besides.
 class LaneGroups {
 public:
-    LaneGroups(const Product& product, const ScaledMatrix& w, const LaneBlocks& blocks, const LaneActivations& a)
-        : product_(product), w_(w), blocks_(blocks), a_(a), scales_(blocks.group_bytes(ScaleType::float32)) {
-        sums_.resize(static_cast<std::size_t>(at_once * lanes * a.vectors));
-    }
+    LaneGroups(const Product& product, const ScaledMatrix& w, const LaneBlocks& blocks)
+        : product_(product), w_(w), blocks_(blocks), scales_(blocks.group_bytes(ScaleType::float32)) {}
 
-    void multiply(std::int64_t begin, std::int64_t end) {
+    void multiply(const std::vector<LaneActivations>& passes, std::int64_t begin, std::int64_t end) {
         for (std::int64_t group = begin; group < end; group += at_once) {
-            const std::int64_t row = group * lanes,
-                               n = std::min(std::min(at_once, end - group) * lanes, w_.grid.rows - row);
-            if (w_.lane_codes != nullptr)
-                run({.codes = w_.lane_codes + group * quads() * 256,
-                     .interleaved = true,
-                     .rows = n,
-                     .scales = w_.lane_scales + group * blocks_.group_bytes(w_.lane_scale_type),
-                     .scale_type = w_.lane_scale_type,
-                     .out = sums_.data()});
-            else
-                for (std::int64_t r = 0; r < n; r += lanes)
-                    run({.codes = w_.data + (row + r) * w_.row_stride,
-                         .row_stride = w_.row_stride,
-                         .row_bytes = w_.packed ? (product_.k + 1) / 2 : product_.k,
-                         .rows = std::min(lanes, n - r),
-                         .scales = scales_.data(),
-                         .scale_type = scales_of(row + r),
-                         .out = sums_.data() + r * a_.vectors});
-            for (std::int64_t i = 0; i < a_.rows; ++i) write(i, row, n);
+            const std::int64_t row = group * lanes;
+            const std::int64_t n = std::min(std::min(at_once, end - group) * lanes, w_.grid.rows - row);
+            for (const LaneActivations& a : passes) {
+                if (w_.lane_codes != nullptr)
+                    run_prepared(a, group, n);
+                else
+                    run_rows(a, row, n);
+                for (std::int64_t i = 0; i < a.rows; ++i) write(a, i, row, n);
+            }
         }
     }
 
@@ -86,14 +74,34 @@ private:
 
     [[nodiscard]] std::int64_t quads() const { return quads_of(product_.k, w_.packed); }
 
-    void run(LaneProduct p) const {
+    void run_prepared(const LaneActivations& a, std::int64_t group, std::int64_t n) {
+        run(a, {.codes = w_.lane_codes + group * quads() * 256,
+                .interleaved = true,
+                .rows = n,
+                .scales = w_.lane_scales + group * blocks_.group_bytes(w_.lane_scale_type),
+                .scale_type = w_.lane_scale_type,
+                .out = sums_});
+    }
+
+    void run_rows(const LaneActivations& a, std::int64_t row, std::int64_t n) {
+        for (std::int64_t r = 0; r < n; r += lanes)
+            run(a, {.codes = w_.data + (row + r) * w_.row_stride,
+                    .row_stride = w_.row_stride,
+                    .row_bytes = w_.packed ? (product_.k + 1) / 2 : product_.k,
+                    .rows = std::min(lanes, n - r),
+                    .scales = scales_.data(),
+                    .scale_type = scales_of(row + r),
+                    .out = sums_ + r * a.vectors});
+    }
+
+    void run(const LaneActivations& a, LaneProduct p) const {
         p.quads = quads();
         p.block_quads = blocks_.block_quads;
         p.block_shift = blocks_.block_shift;
         p.scale_step = blocks_.scale_step;
         p.group_scale_stride = blocks_.group_bytes(p.scale_type);
-        p.x = a_.x.data();
-        p.vectors = a_.vectors;
+        p.x = a.x.data();
+        p.vectors = a.vectors;
         bf16_kernels(product_.table)->lanes[static_cast<std::size_t>(w_.element)](p);
     }
 
@@ -106,25 +114,24 @@ private:
         return ScaleType::float32;
     }
 
-    void write(std::int64_t i, std::int64_t row, std::int64_t n) const {
+    void write(const LaneActivations& a, std::int64_t i, std::int64_t row, std::int64_t n) const {
         float line[at_once * lanes];
         for (std::int64_t j = 0; j < n; j += lanes) {
-            const float* from = sums_.data() + (j * a_.vectors) + i * lanes;
+            const float* from = sums_ + j * a.vectors + i * lanes;
             for (std::int64_t lane = 0; lane < lanes; ++lane) {
                 float sum = from[lane];
-                for (std::int64_t t = 1; t < a_.terms; ++t) sum += from[t * a_.rows * lanes + lane];
+                for (std::int64_t t = 1; t < a.terms; ++t) sum += from[t * a.rows * lanes + lane];
                 line[j + lane] = sum * w_.global_scale;
             }
         }
-        product_.write(product_.table, i, row, n, line);
+        product_.write(product_.table, a.first + i, row, n, line);
     }
 
     const Product& product_;
     const ScaledMatrix& w_;
     const LaneBlocks& blocks_;
-    const LaneActivations& a_;
     std::vector<std::byte> scales_;
-    std::vector<float> sums_;
+    alignas(64) float sums_[at_once * lanes * lanes];  // [group][vector][row]
     Scratch scratch_;
 };
 
@@ -136,15 +143,24 @@ bool product_in_lanes(const Product& product, const ScaledMatrix& w) {
     const std::optional<LaneBlocks> blocks = lane_blocks(w);
     const std::int64_t rows = product.total_rows();
     const std::int64_t terms = product.precision == Precision::fast ? 1 : product.a.front().bfloat16_terms();
-    if (!blocks || rows * terms > bf16->lane_vectors) return false;
-    LaneActivations a{.rows = rows, .terms = terms, .vectors = kernel_vectors(rows * terms), .x = {}};
-    if (!pack(product, w.packed, *bf16, a)) return false;
+    // Rows in place are turned for every pass; for one or two activations reading them row by row is quicker.
+    const bool prepared = w.lane_codes != nullptr;
+    if (!blocks || rows < (prepared ? 1 : 3)) return false;
+    // Panels take activations that are codes without their scales, as one term, and short blocks' scales into codes.
+    const bool suits_panels = product.a.front().scaled_along_k() != nullptr || (terms == 1 && blocks->block_quads == 0);
+    if (rows * terms > (prepared && !suits_panels ? bf16->prepared_lane_vectors : bf16->lane_vectors)) return false;
+    std::vector<LaneActivations> passes;
+    for (std::int64_t first = 0; first < rows; first += passes.back().rows) {
+        const std::int64_t count = std::min(lanes / terms, rows - first);
+        passes.push_back(
+            {.first = first, .rows = count, .terms = terms, .vectors = kernel_vectors(count * terms), .x = {}});
+        if (!pack(product, w.packed, *bf16, passes.back())) return false;
+    }
     constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
-    const std::int64_t grain =
-        std::max<std::int64_t>(1, bytes_per_task / std::max<std::int64_t>(lanes * w.row_stride, 1));
-    parallel_for((product.n + lanes - 1) / lanes, grain, [&](std::int64_t begin, std::int64_t end) {
-        LaneGroups(product, w, *blocks, a).multiply(begin, end);
-    });
+    const std::int64_t group_bytes = quads_of(product.k, w.packed) * 256;
+    parallel_for(
+        (product.n + lanes - 1) / lanes, std::max<std::int64_t>(1, bytes_per_task / group_bytes),
+        [&](std::int64_t begin, std::int64_t end) { LaneGroups(product, w, *blocks).multiply(passes, begin, end); });
     return true;
 }
 

@@ -110,7 +110,7 @@ struct LaneProduct {
     std::int64_t group_scale_stride = 0;  ///< bytes
     /// [doubleword][part][vectors][2]: see PackLanes.
     const std::uint16_t* x = nullptr;
-    std::int64_t vectors = 0;  ///< 1, 2, 3, 4, 6, 8, 12 or 16
+    std::int64_t vectors = 0;  ///< 1, 2, 3, 4, 8 or 16
     float* out = nullptr;
 };
 
@@ -132,7 +132,8 @@ struct BF16Kernels {
     std::int64_t tile_rows;         ///< weight rows of a tile of 16 activations: so many are best decoded just before
     std::int64_t panel_rows;        ///< most rows of a panel: as the second-level cache can hold
     int max_terms;                  ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
-    std::int64_t lane_vectors;      ///< most activations, or terms of them, for which lanes are the quickest
+    /// Most activations, or terms of them, for which rows in lanes are the quickest: turned on the way, or prepared.
+    std::int64_t lane_vectors, prepared_lane_vectors;
     bool (*pack)(const PackRows&);  ///< rounds to nearest; whether every number was zero or of ordinary size
     void (*gemm)(const GemmBF16&);
     bool (*pack_lanes)(const PackLanes&);  ///< as pack

@@ -97,9 +97,8 @@ PreparedWeight::PreparedWeight(const ScaledTensor& weight) : tensor_(weight) {
     if (tensor_.interleaved_ == nullptr) tensor_ = ready(weight);
 }
 
-std::int64_t PreparedWeight::packed_nbytes() const {
-    const InterleavedWeight* packed = tensor_.interleaved();
-    return packed == nullptr ? 0 : packed->codes.size() + packed->scales.size();
+std::int64_t ScaledTensor::packed_nbytes() const {
+    return interleaved_ == nullptr ? 0 : interleaved_->codes.size() + interleaved_->scales.size();
 }
 
 PreparedWeight PreparedWeight::transposed() const { return {Ready{}, tensor_.transposed()}; }

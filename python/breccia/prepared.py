@@ -14,10 +14,31 @@ __all__ = ["PreparedWeight", "prepare"]
 class PreparedWeight(ScaledTensor):
     """A `ScaledTensor` whose values the CPU core also holds in the form its matmul kernels read in place.
 
-    It is accepted wherever a ScaledTensor is. The arrays are those of the tensor it was made from;
-    a copy exists only where they are strided, unaligned, scaled along another axis than they are
-    contiguous in, hold one 4-bit code per byte, or have 16-bit scales.
+    It is accepted wherever a ScaledTensor is, and has the very arrays of the tensor it was made from.
+    For few activations the kernels read a copy of ``packed_nbytes`` instead, 16 rows side by side;
+    without such a kernel there is a copy only where the arrays are strided, unaligned, scaled along
+    another axis than they are contiguous in, hold one 4-bit code per byte, or have 16-bit scales.
     """
+
+    @property
+    def packed_nbytes(self) -> int:
+        """Bytes of the copy for few activations: those of the tensor, rows padded to 16 and their codes
+        to whole quads; 0 where this machine or the recipe has no kernel for it."""
+        return self._core.packed_nbytes
+
+    @property
+    def original(self) -> ScaledTensor:
+        """The tensor this was made from: the same arrays and metadata, without the copy."""
+        return ScaledTensor._unchecked(
+            self.__dict__["_packing"],
+            self.original_dtype,
+            self.data,
+            self.scale,
+            self.recipe,
+            self.layout,
+            self.zero_point,
+            self.global_scale,
+        )
 
     @property
     def mT(self) -> ScaledTensor:  # noqa: N802 (NumPy's name)

@@ -38,6 +38,7 @@ void register_tensors(py::module_& m) {
              py::arg("global_scale"), py::arg("shape"), py::arg("original_dtype"))
         .def_property_readonly("shape", [](const ScaledTensor& t) { return shape_tuple(t.shape()); })
         .def_property_readonly("nbytes", &ScaledTensor::nbytes)
+        .def_property_readonly("packed_nbytes", &ScaledTensor::packed_nbytes)
         .def_property_readonly("is_packed", &ScaledTensor::is_packed)
         .def_property_readonly("original_dtype", [](const ScaledTensor& t) { return name_of(t.original_dtype()); })
         .def_property_readonly("layout", &ScaledTensor::layout)

@@ -22,7 +22,7 @@ public:
     [[nodiscard]] const Shape& shape() const { return tensor_.shape(); }
     [[nodiscard]] std::int64_t nbytes() const { return tensor_.nbytes(); }
     /// Bytes that products with few activations read instead; 0 where these read tensor().
-    [[nodiscard]] std::int64_t packed_nbytes() const;
+    [[nodiscard]] std::int64_t packed_nbytes() const { return tensor_.packed_nbytes(); }
     /// The last two axes swapped; shares all memory.
     [[nodiscard]] PreparedWeight transposed() const;
 

@@ -44,6 +44,8 @@ public:
 
     /// What a PreparedWeight adds, else null.
     [[nodiscard]] const InterleavedWeight* interleaved() const { return interleaved_.get(); }
+    /// Bytes of that; else 0.
+    [[nodiscard]] std::int64_t packed_nbytes() const;
 
 private:
     friend class PreparedWeight;

@@ -249,9 +249,7 @@ static void lane_product(const LaneProduct& g) {
         case 2: return lane_product_of<C, 2>(g);
         case 3: return lane_product_of<C, 3>(g);
         case 4: return lane_product_of<C, 4>(g);
-        case 6: return lane_product_of<C, 6>(g);
         case 8: return lane_product_of<C, 8>(g);
-        case 12: return lane_product_of<C, 12>(g);
         default: return lane_product_of<C, 16>(g);
     }
 }
@@ -289,11 +287,13 @@ static bool pack_lanes(const PackLanes& p) {
 }
 
 static consteval BF16Kernels make_bf16_kernels(void (*gemm)(const GemmBF16&), std::int64_t tile_rows,
-                                               std::int64_t panel_rows, int max_terms, std::int64_t lane_vectors = 4) {
+                                               std::int64_t panel_rows, int max_terms, std::int64_t lane_vectors = 4,
+                                               std::int64_t prepared_lane_vectors = 4) {
     BF16Kernels kernels{.tile_rows = tile_rows,
                         .panel_rows = panel_rows,
                         .max_terms = max_terms,
                         .lane_vectors = lane_vectors,
+                        .prepared_lane_vectors = prepared_lane_vectors,
                         .pack = pack_bf16,
                         .gemm = gemm,
                         .pack_lanes = pack_lanes,

@@ -24,7 +24,7 @@ namespace {
 #include "backends/avx512/bf16_lanes.inl.hpp"
 // clang-format on
 // Two products of pairs take the time of one float32 product.
-constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_bf16, 24, 192, 2, 16);
+constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_bf16, 24, 192, 2, 16, 64);
 }  // namespace
 
 extern constinit const KernelTable kernels;
