@@ -88,6 +88,22 @@ struct Setup {
     int terms = 1;  // bfloat16 numbers that make up an activation
 };
 
+// Packs 16 rows where they lie as bfloat16 numbers: whether they do, and whether they are in range.
+struct Packed {
+    bool in_place, in_range;
+};
+Packed pack_in_place(const Setup& s, std::int64_t first, std::int64_t rows, const Chunk& chunk, std::int64_t width,
+                     std::uint16_t* to) {
+    PackWords words{.k = chunk.count, .out = to, .width = width};
+    for (std::int64_t i = 0; i < rows; ++i) {
+        const Rows& a = s.product.a[static_cast<std::size_t>((first + i) / s.product.m)];
+        const std::byte* row = a.bfloat16_row((first + i) % s.product.m);
+        if (row == nullptr) return {false, false};
+        words.rows[static_cast<std::size_t>(i)] = row + 2 * chunk.k;
+    }
+    return {true, s.bf16.pack_words(words)};
+}
+
 bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations& out) {
     std::int64_t padded_k = s.chunks.back().k + round_up(s.chunks.back().count, 32);
     out.x = AlignedBuffer<std::uint16_t>(s.terms * grid.padded * padded_k);
@@ -101,6 +117,13 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
             const std::int64_t rows = std::min<std::int64_t>(16, grid.rows - g * 16);
             group.assign(static_cast<std::size_t>(16 * panel_k), 0.0F);
             for (const Chunk& chunk : s.chunks) {
+                const std::int64_t pairs = round_up(chunk.count, 32) / 2, width = grid.width(g / 2);
+                std::uint16_t* to = out.x.data() + s.terms * chunk.k * grid.padded + 2 * packed_offset(g, pairs);
+                const Packed packed = pack_in_place(s, first + g * 16, rows, chunk, width, to);
+                if (packed.in_place) {
+                    if (!packed.in_range) ordinary = false;
+                    continue;
+                }
                 if (s.a == nullptr) {
                     s.product.read(s.table, first + g * 16, rows, chunk.k, chunk.count, scratch, group.data(), panel_k);
                 } else {
@@ -116,13 +139,11 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
                         plain.read(s.table, first + g * 16 + i, chunk.k, chunk.count, scratch,
                                    group.data() + i * panel_k);
                 }
-                const std::int64_t pairs = round_up(chunk.count, 32) / 2;
-                std::uint16_t* to = out.x.data() + s.terms * chunk.k * grid.padded + 2 * packed_offset(g, pairs);
                 const bool in_range = s.bf16.pack({.x = group.data(),
                                                    .x_stride = panel_k,
                                                    .k = chunk.count,
                                                    .out = to,
-                                                   .width = grid.width(g / 2),
+                                                   .width = width,
                                                    .terms = s.terms,
                                                    .term_stride = grid.padded * 2 * pairs});
                 if (!in_range) ordinary = false;
@@ -145,9 +166,26 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
 // So many bytes of activations do not stay in the second-level cache from one panel to the next.
 constexpr std::int64_t beyond_cache = std::int64_t{1} << 20;
 
+// What a thread's kernels need before and after.
+class KernelScope {
+public:
+    explicit KernelScope(const BF16Kernels& bf16) : bf16_(bf16) {
+        if (bf16_.begin != nullptr) bf16_.begin();
+    }
+    ~KernelScope() {
+        if (bf16_.end != nullptr) bf16_.end();
+    }
+    KernelScope(const KernelScope&) = delete;
+    KernelScope& operator=(const KernelScope&) = delete;
+
+private:
+    const BF16Kernels& bf16_;
+};
+
 // The part of a weight panel's work that a thread keeps its buffers for.
 struct BF16Panels {
     const Setup& s;
+    KernelScope scope;
     const PanelGrid& grid;
     const Activations& activations;
     AlignedBuffer<std::uint16_t> panel;
@@ -299,15 +337,17 @@ bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
     if (w.zero_point != nullptr && !in_chunks(w.grid.block_cols, product.k)) return false;
     s.blocks = s.block == 0 ? 1 : (product.k + s.block - 1) / s.block;
     s.chunks = chunks_of(product.k, s.block);
-    // Activations of several terms take the room of as many.
-    const std::int64_t at_once = s.terms > 1 ? rows_at_once / 2 : rows_at_once;
+    // Activations of several terms take the room of more, and are best read seldom: fewer of them by more weights.
+    const int fewer = s.terms > 1 ? 2 : 1;
+    const std::int64_t at_once = rows_at_once / fewer;
     for (std::int64_t first = 0; first < product.total_rows(); first += at_once) {
         const PanelGrid grid(std::min(at_once, product.total_rows() - first));
-        const std::int64_t n_at_once = panel_rows(product.n, grid, bf16->panel_rows);
+        const std::int64_t n_at_once = panel_rows(product.n, grid, bf16->panel_rows * fewer);
         Activations activations;
         if (!pack(s, first, grid, activations)) return false;
         for_weight_panels(table, product, first, grid, n_at_once, [&] {
             return BF16Panels{.s = s,
+                              .scope = KernelScope(s.bf16),
                               .grid = grid,
                               .activations = activations,
                               .panel = AlignedBuffer<std::uint16_t>(n_at_once * panel_stride_bf16),

@@ -42,6 +42,14 @@ void Product::read(const KernelTable& table, std::int64_t row, std::int64_t rows
     }
 }
 
+float* Product::in_place(std::int64_t row, std::int64_t rows, std::int64_t begin, std::int64_t count,
+                         std::int64_t& stride) const {
+    const OutputMatrix& to = c[static_cast<std::size_t>(row / m)];
+    constexpr auto item = static_cast<std::int64_t>(sizeof(float));
+    stride = to.row_stride / item;
+    return row % m + rows <= m && to.row_stride % item == 0 ? to.in_place(row % m, begin, count) : nullptr;
+}
+
 void Product::write(const KernelTable& table, std::int64_t row, std::int64_t begin, std::int64_t count,
                     const float* x) const {
     c[static_cast<std::size_t>(row / m)].write(table, row % m, begin, count, x);

@@ -61,6 +61,14 @@ struct PackRows {
     std::int64_t terms = 1, term_stride = 0;  ///< bfloat16 only: each term is what the ones before leave, rounded
 };
 
+/// The same of bfloat16 numbers in place.
+struct PackWords {
+    std::array<const std::byte*, 16> rows{};  ///< null: zeros
+    std::int64_t k = 0;
+    std::uint16_t* out = nullptr;
+    std::int64_t width = 0;
+};
+
 /// Rows of codes to bfloat16, each zero-padded to a multiple of 64 elements.
 struct DecodeBF16 {
     const std::uint8_t* codes = nullptr;
@@ -134,7 +142,10 @@ struct BF16Kernels {
     int max_terms;                  ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
     /// Most activations, or terms of them, for which rows in lanes are the quickest: turned on the way, or prepared.
     std::int64_t lane_vectors, prepared_lane_vectors;
+    void (*begin)();                ///< a thread calls this before its first gemm,
+    void (*end)();                  ///< and this after its last; or null
     bool (*pack)(const PackRows&);  ///< rounds to nearest; whether every number was zero or of ordinary size
+    bool (*pack_words)(const PackWords&);
     void (*gemm)(const GemmBF16&);
     bool (*pack_lanes)(const PackLanes&);  ///< as pack
     std::array<void (*)(const DecodeBF16&), Codecs::size> decode;

@@ -61,8 +61,13 @@ void for_weight_panels(const KernelTable& table, const Product& product, std::in
             for (std::int64_t m = 0; m < grid.rows; m += 16) {
                 const float* from = c + m / panel_width * panel_width * padded_rows + m % panel_width;
                 const std::int64_t width = grid.width(m / panel_width);
+                std::int64_t stride = 0;
+                float* out =
+                    m + 16 <= grid.rows && rows % 16 == 0 ? product.in_place(first + m, 16, j, rows, stride) : nullptr;
+                if (out == nullptr) stride = at_once;
                 for (std::int64_t i = 0; i < rows; i += 16)
-                    table.matmul.transpose(from + i * width, width, turned + i, at_once);
+                    table.matmul.transpose(from + i * width, width, (out != nullptr ? out : turned) + i, stride);
+                if (out != nullptr) continue;
                 for (std::int64_t r = 0; r < std::min<std::int64_t>(16, grid.rows - m); ++r)
                     product.write(table, first + m + r, j, rows, turned + r * at_once);
             }

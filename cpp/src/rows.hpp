@@ -23,6 +23,13 @@ public:
     [[nodiscard]] const ScaledMatrix* scaled_along_k() const {
         return along_k_ ? std::get_if<ScaledMatrix>(&matrix_) : nullptr;
     }
+    /// Where a row of contiguous bfloat16 numbers begins, else null.
+    [[nodiscard]] const std::byte* bfloat16_row(std::int64_t row) const {
+        const auto* numbers = std::get_if<NumberMatrix>(&matrix_);
+        const bool in_place = numbers != nullptr && numbers->dtype == DType::bfloat16 && along_k_ &&
+                              (numbers->col_stride == 2 || numbers->cols <= 1);
+        return in_place ? numbers->data + row * numbers->row_stride : nullptr;
+    }
     /// How many bfloat16 numbers add up to an element, exactly.
     [[nodiscard]] int bfloat16_terms() const {
         const auto* numbers = std::get_if<NumberMatrix>(&matrix_);

@@ -24,8 +24,13 @@ namespace {
 #include "backends/avx512/bf16_lanes.inl.hpp"
 #include "backends/amx/gemm.inl.hpp"
 // clang-format on
-// Three tile products are quicker than one float32 product.
-constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_amx, 16, 384, 3);
+constexpr BF16Kernels bf16 = [] {
+    // Three tile products are quicker than one float32 product.
+    BF16Kernels kernels = make_bf16_kernels(gemm_amx, 16, 384, 3);
+    kernels.begin = configure_tiles;
+    kernels.end = release_tiles;
+    return kernels;
+}();
 }  // namespace
 
 extern constinit const KernelTable kernels;

@@ -279,12 +279,14 @@ static void gemm_tiles(const GemmBF16& g) {
         scaled ? gemm_tiles<Tiles, true, false>(g) : gemm_tiles<Tiles, false, false>(g);
 }
 
+// Configuring takes longer than a tile of few activations.
+static void configure_tiles() { _tile_loadconfig(&tile_config); }
+static void release_tiles() { _tile_release(); }  // a thread that does not use tiles need not save them
+
 static void gemm_amx(const GemmBF16& g) {
     tile_memory_barrier();
-    _tile_loadconfig(&tile_config);
     if (g.rows % (16 * Tiles3x1::down) != 0)
         gemm_tile_rows(g);
     else
         g.width == 16 ? gemm_tiles<Tiles3x1>(g) : gemm_tiles<Tiles2x2>(g);
-    _tile_release();  // a thread that does not use tiles need not save them
 }

@@ -111,3 +111,26 @@ static bool pack_bf16(const PackRows& p) {
         }
     return range.strange == 0;
 }
+
+static bool pack_words(const PackWords& p) {
+    __mmask32 strange = 0;
+    for (std::int64_t k = 0; k < p.k; k += 32) {
+        const __mmask32 inside = p.k - k >= 32 ? ~__mmask32{0} : (__mmask32{1} << (p.k - k)) - 1;
+        I row[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) {
+            row[i] = p.rows[static_cast<std::size_t>(i)] == nullptr
+                         ? _mm512_setzero_si512()
+                         : _mm512_maskz_loadu_epi16(inside, p.rows[static_cast<std::size_t>(i)] + 2 * k);
+            const I magnitude = _mm512_and_si512(row[i], _mm512_set1_epi16(0x7FFF));
+            constexpr short smallest = (127 - 100) << 7, largest = (127 + 100) << 7;
+            const I above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16(smallest));
+            const __mmask32 outside = _mm512_cmpgt_epu16_mask(above, _mm512_set1_epi16(largest - smallest));
+            strange |= _mm512_mask_test_epi16_mask(outside, magnitude, magnitude);
+        }
+        transpose_16x16(row);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(p.out + (k / 2 + i) * 2 * p.width, row[i]);
+    }
+    return strange == 0;
+}
