@@ -5,7 +5,6 @@
 #include <atomic>
 #include <bit>
 
-#include "aligned.hpp"
 #include "panels.hpp"
 
 namespace breccia {
@@ -53,9 +52,9 @@ std::vector<Chunk> chunks_of(std::int64_t k, std::int64_t block) {
 // Activations of one call, packed: [chunk][term][panel][pair][activation][2]; and their scales for sums:
 // [panel][block][activation], or none.
 struct Activations {
-    AlignedBuffer<std::uint16_t> x;
+    WorkBuffer<std::uint16_t> x;
     std::int64_t bytes = 0;
-    AlignedBuffer<float> scales;
+    WorkBuffer<float> scales;
 };
 
 // Fills `out` with blocks' scales of one operand row, repeated where the product's blocks are finer.
@@ -106,9 +105,9 @@ Packed pack_in_place(const Setup& s, std::int64_t first, std::int64_t rows, cons
 
 bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations& out) {
     std::int64_t padded_k = s.chunks.back().k + round_up(s.chunks.back().count, 32);
-    out.x = AlignedBuffer<std::uint16_t>(s.terms * grid.padded * padded_k);
+    out.x = WorkBuffer<std::uint16_t>(s.terms * grid.padded * padded_k);
     out.bytes = s.terms * grid.padded * padded_k * 2;
-    if (s.a != nullptr) out.scales = AlignedBuffer<float>(grid.padded * s.blocks);
+    if (s.a != nullptr) out.scales = WorkBuffer<float>(grid.padded * s.blocks);
     std::atomic<bool> ordinary{true};
     parallel_for(grid.padded / 16, 1, [&](std::int64_t begin, std::int64_t end) {
         Scratch scratch;
@@ -188,8 +187,8 @@ struct BF16Panels {
     KernelScope scope;
     const PanelGrid& grid;
     const Activations& activations;
-    AlignedBuffer<std::uint16_t> panel;
-    AlignedBuffer<float> scales;  // [block][row]
+    WorkBuffer<std::uint16_t> panel;
+    WorkBuffer<float> scales;  // [block][row]
     std::int64_t scale_stride;
     std::vector<float> row_scales = {}, scratch = {}, code_scales = {};
     std::vector<std::uint8_t> zero_points = {};
@@ -237,46 +236,68 @@ struct BF16Panels {
     void run(std::int64_t j, std::int64_t rows, std::int64_t padded_rows, float* c) {
         read_sum_scales(j, rows);
         read_blocks(j, rows);
-        // For few activations a tile's rows at a time: they stay in the first-level cache.
-        const std::int64_t step = grid.padded == 16 ? s.bf16.tile_rows : padded_rows;
-        for (std::int64_t r = 0; r < rows; r += step)
-            for (std::size_t i = 0; i < s.chunks.size(); ++i) {
-                const bool last = i + 1 == s.chunks.size();
-                multiply(j, r, std::min(step, rows - r), padded_rows, step, s.chunks[i], s.chunks[last ? 0 : i + 1],
-                         last ? step : 0, c);
-            }
+        // For few activations a tile's rows at a time: they stay in the first-level cache, and each part is decoded
+        // before the product of the one before begins, which need not wait for it.
+        const bool few = grid.padded == 16;
+        const std::int64_t step = few ? s.bf16.tile_rows : padded_rows;
+        const auto chunks = static_cast<std::int64_t>(s.chunks.size()), parts = (rows + step - 1) / step * chunks;
+        const auto part_at = [&](std::int64_t i) {
+            const std::int64_t r = i / chunks * step;
+            return Part{.r = r,
+                        .rows = std::min(step, rows - r),
+                        .padded_rows = std::min(step, padded_rows - r),
+                        .chunk = s.chunks[static_cast<std::size_t>(i % chunks)],
+                        .next = s.chunks[static_cast<std::size_t>((i + 1) % chunks)],
+                        .next_row = j + r + ((i + 1) % chunks == 0 ? step : 0),
+                        .codes = panel.data() + (few ? i % 2 * step * panel_stride_bf16 : 0)};
+        };
+        for (std::int64_t i = 0; i < parts; ++i) {
+            if (!few || i == 0) decode(j, part_at(i));
+            if (few && i + 1 < parts) decode(j, part_at(i + 1));
+            multiply(part_at(i), padded_rows, c);
+        }
     }
 
-    // Rows [r, r + rows) of the panel at j, one chunk of K; the codes of `next`, `down` rows on, are wanted after that.
-    void multiply(std::int64_t j, std::int64_t r, std::int64_t rows, std::int64_t padded_rows, std::int64_t step,
-                  const Chunk& chunk, const Chunk& next, std::int64_t down, float* c) {
+    // Rows [r, r + rows) of a panel, one chunk of K.
+    struct Part {
+        std::int64_t r, rows, padded_rows;
+        Chunk chunk;
+        Chunk next;  // whose codes are wanted after that, from row next_row of the weights on
+        std::int64_t next_row;
+        std::uint16_t* codes;  // decoded
+    };
+
+    void decode(std::int64_t j, const Part& part) {
         const std::int64_t own_block = s.w.grid.block_cols;
-        const std::int64_t cols = s.w.grid.grid_cols(), first = r * cols + chunk.k / own_block;
+        const std::int64_t cols = s.w.grid.grid_cols(), first = part.r * cols + part.chunk.k / own_block;
         s.bf16.decode[static_cast<std::size_t>(s.w.element)](
-            {.codes = codes_at(j + r, chunk.k),
+            {.codes = codes_at(j + part.r, part.chunk.k),
              .row_stride = s.w.row_stride,
-             .rows = rows,
-             .k = chunk.count,
-             .out = panel.data(),
+             .rows = part.rows,
+             .k = part.chunk.count,
+             .out = part.codes,
              // Blocks that a panel holds several of are powers of two.
              .block_shift =
                  cols == 1 || own_block >= panel_k ? 63 : std::countr_zero(static_cast<std::uint64_t>(own_block)),
              .scales = s.plan.scaling == Scaling::into_codes ? code_scales.data() + first : nullptr,
              .zero_points = s.w.zero_point != nullptr ? zero_points.data() + first : nullptr,
              .stride = cols});
-        const std::int64_t pairs = round_up(chunk.count, 32) / 2;
+    }
+
+    void multiply(const Part& part, std::int64_t padded_rows, float* c) {
+        const Chunk &chunk = part.chunk, &next = part.next;
+        const std::int64_t r = part.r, pairs = round_up(chunk.count, 32) / 2;
         const std::int64_t block_pairs = s.block > 0 && s.block < chunk.count ? s.block / 2 : pairs;
         const std::int64_t first_block = s.block > 0 ? chunk.k / s.block : 0;
-        const std::int64_t next_row = j + r + down;
         // Panels of full width, then the one that may be narrower.
         const std::int64_t full = grid.padded / panel_width;
         for (std::int64_t p = 0; p < grid.count(); p += std::max<std::int64_t>(full, 1)) {
             const std::int64_t width = grid.width(p);
             const float* x_scales = activations.scales.data() + p * panel_width * s.blocks + first_block * width;
-            s.bf16.gemm({.w = panel.data(),
+            s.bf16.gemm({.w = part.codes,
                          .x = activations.x.data() + s.terms * chunk.k * grid.padded + 2 * p * panel_width * pairs,
                          .c = c + p * panel_width * padded_rows + r * width,
-                         .rows = std::min(step, padded_rows - r),
+                         .rows = part.padded_rows,
                          .width = width,
                          .pairs = pairs,
                          .block_pairs = block_pairs,
@@ -289,9 +310,9 @@ struct BF16Panels {
                          .w_scale_stride = scale_stride,
                          .x_scales = s.a != nullptr ? x_scales : nullptr,
                          .x_scale_panel_stride = panel_width * s.blocks,
-                         .next = p == 0 ? codes_at(next_row, next.k) : nullptr,
+                         .next = p == 0 ? codes_at(part.next_row, next.k) : nullptr,
                          .next_stride = s.w.row_stride,
-                         .next_rows = std::min(rows, s.product.n - next_row),
+                         .next_rows = std::min(part.rows, s.product.n - part.next_row),
                          .next_bytes = s.w.packed ? next.count / 2 : next.count,
                          .next_x = activations.x.data() + s.terms * next.k * grid.padded,
                          .next_x_bytes =
@@ -350,8 +371,8 @@ bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
                               .scope = KernelScope(s.bf16),
                               .grid = grid,
                               .activations = activations,
-                              .panel = AlignedBuffer<std::uint16_t>(n_at_once * panel_stride_bf16),
-                              .scales = AlignedBuffer<float>(n_at_once * s.blocks),
+                              .panel = WorkBuffer<std::uint16_t>(n_at_once * panel_stride_bf16),
+                              .scales = WorkBuffer<float>(n_at_once * s.blocks),
                               .scale_stride = n_at_once};
         });
     }

@@ -11,7 +11,7 @@ struct F32Panels {
     const Rows& w;
     const PanelGrid& grid;
     const float* x;
-    AlignedBuffer<float> panel;
+    WorkBuffer<float> panel;
     Scratch scratch = {};
 
     void run(std::int64_t j, std::int64_t rows, std::int64_t padded_rows, float* c) {
@@ -59,7 +59,7 @@ void gemm_f32(const Product& product, const Rows& w) {
     const KernelTable& table = product.table;
     for (std::int64_t first = 0; first < product.total_rows(); first += rows_at_once) {
         const PanelGrid grid(std::min(rows_at_once, product.total_rows() - first));
-        const AlignedBuffer<float> x(grid.padded * product.k);
+        const WorkBuffer<float> x(grid.padded * product.k);
         parallel_for(grid.padded / 16, 1, [&](std::int64_t begin, std::int64_t end) {
             Scratch scratch;
             std::vector<float> group(static_cast<std::size_t>(16 * panel_stride_f32));
@@ -77,7 +77,7 @@ void gemm_f32(const Product& product, const Rows& w) {
         });
         const std::int64_t at_once = panel_rows(product.n, grid, 2 * row_multiple);
         for_weight_panels(table, product, first, grid, at_once, [&] {
-            return F32Panels{table, product, w, grid, x.data(), AlignedBuffer<float>(at_once * panel_stride_f32)};
+            return F32Panels{table, product, w, grid, x.data(), WorkBuffer<float>(at_once * panel_stride_f32)};
         });
     }
 }

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
-#include "aligned.hpp"
 #include "breccia/cpu.hpp"
 #include "gemm.hpp"
 #include "threads.hpp"
+#include "workspace.hpp"
 
 namespace breccia {
 
@@ -50,7 +50,7 @@ void for_weight_panels(const KernelTable& table, const Product& product, std::in
                        std::int64_t at_once, PanelProduct panel_product) {
     const std::int64_t panels = (product.n + at_once - 1) / at_once;
     parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
-        const AlignedBuffer<float> sums(at_once * grid.padded), turning(16 * at_once);
+        const WorkBuffer<float> sums(at_once * grid.padded), turning(16 * at_once);
         float *c = sums.data(), *turned = turning.data();
         auto state = panel_product();
         for (std::int64_t unit = begin; unit < end; ++unit) {
