@@ -223,35 +223,34 @@ static void gemm_tile_rows(const GemmBF16& g) {
     constexpr std::int64_t w_bytes = panel_stride_bf16 * 2, x_bytes = 64;
     constexpr int tiles = 4, most_steps = 2;
     alignas(64) float sums[tiles][256];
-    const std::int64_t block_steps = g.block_pairs / 16;
+    const std::int64_t block_steps = g.block_pairs / 16, all_steps = g.pairs / 16;
     for (std::int64_t row = 0; row < g.rows; row += 16) {
         const std::uint16_t* w = g.w + row * panel_stride_bf16;
         float* c = g.c + row * 16;
-        for (std::int64_t step = 0; step < g.pairs / 16;) {
+        for (std::int64_t step = 0; step < all_steps;) {
             std::int64_t blocks[tiles];
             int used = 0;
             for_constants<tiles>([&](auto constant) BRECCIA_INLINE_LAMBDA {
                 constexpr int tile = decltype(constant)::value;
-                if (step == g.pairs / 16) return;
+                if (step == all_steps) return;
                 blocks[used++] = step / block_steps;
                 const std::int64_t block_end = (step / block_steps + 1) * block_steps;
-                const auto product = [&]() BRECCIA_INLINE_LAMBDA {
-                    _tile_loadd(4, w + step * 32, w_bytes);
-                    for (std::int64_t term = g.terms - 1; term >= 0; --term) {
-                        _tile_loadd(6, g.x + term * g.term_stride + step * 32 * 16, x_bytes);
+                std::int64_t end = step + most_steps < block_end ? step + most_steps : block_end;
+                if (end > all_steps) end = all_steps;
+                if constexpr (tile == 0) _tile_zero(0);
+                if constexpr (tile == 1) _tile_zero(1);
+                if constexpr (tile == 2) _tile_zero(2);
+                if constexpr (tile == 3) _tile_zero(3);
+                for (std::int64_t term = g.terms - 1; term >= 0; --term)  // the smallest first
+                    for (std::int64_t s = step; s < end; ++s) {
+                        _tile_loadd(4, w + s * 32, w_bytes);
+                        _tile_loadd(6, g.x + term * g.term_stride + s * 32 * 16, x_bytes);
                         if constexpr (tile == 0) _tile_dpbf16ps(0, 4, 6);
                         if constexpr (tile == 1) _tile_dpbf16ps(1, 4, 6);
                         if constexpr (tile == 2) _tile_dpbf16ps(2, 4, 6);
                         if constexpr (tile == 3) _tile_dpbf16ps(3, 4, 6);
                     }
-                    ++step;
-                };
-                if constexpr (tile == 0) _tile_zero(0);
-                if constexpr (tile == 1) _tile_zero(1);
-                if constexpr (tile == 2) _tile_zero(2);
-                if constexpr (tile == 3) _tile_zero(3);
-                product();
-                for (int i = 1; i < most_steps && step < block_end && step < g.pairs / 16; ++i) product();
+                step = end;
             });
             _tile_stored(0, sums[0], 64);
             _tile_stored(1, sums[1], 64);
