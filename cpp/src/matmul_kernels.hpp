@@ -137,9 +137,9 @@ inline constexpr std::int64_t max_gemv_vectors = 8;
 
 /// Kernels over bfloat16 dot products. Formats they do not decode have null entries.
 struct BF16Kernels {
-    std::int64_t tile_rows;         ///< weight rows of a tile of 16 activations: so many are best decoded just before
-    std::int64_t panel_rows;        ///< most rows of a panel: as the second-level cache can hold
-    int max_terms;                  ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
+    std::int64_t tile_rows;   ///< weight rows of a tile of 16 activations: so many are best decoded just before
+    std::int64_t panel_rows;  ///< most rows of a panel: as the second-level cache can hold
+    int max_terms;            ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
     /// Most activations, or terms of them, for which rows in lanes are the quickest: turned on the way, or prepared.
     std::int64_t lane_vectors, prepared_lane_vectors;
     void (*begin)();                ///< a thread calls this before its first gemm,
