@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "breccia/catalogue.hpp"
 #include "breccia/cpu.hpp"
 #include "gemm.hpp"
@@ -7,7 +9,7 @@ namespace breccia {
 namespace {
 
 Array ones(DType dtype, Shape shape) {
-    const Array one = Array::allocate(DType::float32, std::move(shape));
+    Array one = Array::allocate(DType::float32, std::move(shape));
     std::fill_n(one.as<float>(), one.size(), 1.0F);
     if (dtype == DType::float32) return one;
     Array rounded = Array::allocate(dtype, one.shape);
