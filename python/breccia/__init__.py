@@ -8,6 +8,8 @@ from breccia import autograd, delayed, formats, frameworks, kernels, layouts, re
 from breccia._version import __version__
 from breccia.autograd import cast_ste, cast_ste_clipped
 from breccia.cpu import cpu_info, num_threads, set_backend, set_num_threads
+from breccia.gpu import gpu_info
+from breccia.grouped import grouped_matmul
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
 from breccia.ops import cast, dequantize, linear, matmul, requantize
 from breccia.options import Hadamard
@@ -56,6 +58,8 @@ __all__ = [
     "dequantize",
     "formats",
     "from_buffer",
+    "gpu_info",
+    "grouped_matmul",
     "kernels",
     "layouts",
     "linear",

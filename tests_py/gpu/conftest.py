@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "frameworks"))
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 

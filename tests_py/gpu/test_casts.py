@@ -77,7 +77,7 @@ def test_strided_and_transposed(recipe: Any) -> None:
 def test_dequantize_equals_core(recipe: Any) -> None:
     for shape in shapes(recipe):
         scaled = breccia.cast(torch.from_numpy(cases.normal(shape, 1, 0.02)), recipe)
-        moved = ops._to_device(scaled, "cuda")
+        moved = scaled.to("cuda")
         for name in ("float32", "bfloat16", "float16", "float64"):
             ours, theirs = ops.dequantize(moved, name).cpu(), breccia.dequantize(scaled, name)
             assert torch.equal(ours, theirs), name
@@ -90,7 +90,7 @@ def test_requantize_equals_core(recipe: Any) -> None:
     width = max(128, cases.block_width(recipe))
     scaled = breccia.cast(torch.from_numpy(cases.normal((64, 2 * width))), recipe)
     for goal in (breccia.MXFP8BlockScaling(), breccia.Float8BlockScaling(), breccia.NVFP4BlockScaling()):
-        same(ops.requantize(ops._to_device(scaled, "cuda"), goal), breccia.requantize(scaled, goal))
+        same(ops.requantize(scaled.to("cuda"), goal), breccia.requantize(scaled, goal))
 
 
 @cases.ALL

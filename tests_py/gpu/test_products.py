@@ -144,7 +144,7 @@ def test_grouped(recipe: Any, quantized: bool) -> None:
 def test_errors_before_any_launch() -> None:
     a, w = ops.cast(randn((8, 128)), BLOCK), ops.cast(randn((16, 128)), TILE)
     with pytest.raises(TypeError):
-        kernels.matmul(a, ops._to_device(w, "cpu").T)
+        kernels.matmul(a, w.to("cpu").T)
     with pytest.raises(ValueError):
         kernels.matmul(a, w)
     with pytest.raises(ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MLX for delayed scaling: the few functions of the vectorized kernels' namespace that it needs."""
+"""MLX for delayed scaling and grouped products: the few functions of the vectorized kernels' namespace they need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _DTYPES = {"float32": mx.float32}
 
 
 class Mlx:
-    """The part of `breccia.kernels.vectorized.namespace.Namespace` that `breccia.delayed` uses."""
+    """The part of `breccia.kernels.vectorized.namespace.Namespace` that `breccia.delayed` and
+    `breccia.grouped` use."""
 
     def astype(self, x: Any, dtype: str) -> Any:
         return x.astype(_DTYPES[dtype])
@@ -33,3 +34,6 @@ class Mlx:
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
         return mx.concatenate(parts, axis)
+
+    def pad(self, x: Any, rows: int, cols: int) -> Any:
+        return mx.pad(x, [(0, rows), (0, cols)])

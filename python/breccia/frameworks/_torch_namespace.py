@@ -37,7 +37,7 @@ class Torch:
 
     def constant(self, value: Any, dtype: str, like: Any) -> Any:
         if isinstance(value, np.ndarray):
-            return torch.from_numpy(np.array(value)).to(like.device, _DTYPES[dtype])
+            return torch.from_numpy(np.array(value)).to(like.device, _DTYPES[dtype], non_blocking=True)
         return torch.full((), value, dtype=_DTYPES[dtype], device=like.device)
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
@@ -68,7 +68,7 @@ class Torch:
         return table[index.long()]
 
     def index(self, x: Any, axis: int, index: Any) -> Any:
-        return torch.index_select(x, axis, torch.from_numpy(index).to(x.device))
+        return torch.index_select(x, axis, torch.from_numpy(index).to(x.device, non_blocking=True))
 
     def pad(self, x: Any, rows: int, cols: int) -> Any:
         return torch.nn.functional.pad(x, (0, cols, 0, rows))
@@ -80,4 +80,6 @@ class Torch:
         return torch.arange(n, device=like.device).to(torch.int32)
 
     def integer(self, seed: Any, like: Any) -> Any:
+        if isinstance(seed, int):
+            return torch.full((), seed, dtype=torch.int64, device=like.device).to(torch.int32)
         return torch.as_tensor(seed, device=like.device).to(torch.int64).to(torch.int32)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs as operators of ``torch.ops.breccia``: the core on CPUs, the vectorized kernels on other devices, shapes
-and dtypes for the compiler, and gradients."""
+"""The verbs as operators of ``torch.ops.breccia``: the core on CPUs, Triton kernels on CUDA, the vectorized kernels
+on other devices, shapes and dtypes for the compiler, and gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from breccia import _core, recipes
 from breccia.frameworks._torch_meta import flatten, recipe_of, unflatten
 from breccia.frameworks._torch_namespace import Torch
-from breccia.kernels import vectorized
+from breccia.kernels import triton, vectorized
 from breccia.options import CastOptions
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor, packing_for
@@ -117,6 +117,9 @@ _library.define("cast(Tensor x, str recipe) -> Tensor[]")
 _library.define("dequantize(Tensor[] parts, str key, ScalarType dtype) -> Tensor")
 _library.define("requantize(Tensor[] parts, str key, str recipe) -> Tensor[]")
 _library.define("matmul(Tensor[] a, str a_key, Tensor[] b, str b_key, ScalarType out_dtype, str precision) -> Tensor")
+_library.define(
+    "grouped_matmul(Tensor[] x, str x_key, Tensor[] w, str w_key, Tensor offsets, ScalarType dtype) -> Tensor"
+)
 _library.define("straight_through(Tensor x, str recipe, bool clipped, float? low, float? high) -> (Tensor, Tensor)")
 
 
@@ -130,6 +133,14 @@ def _cast_cpu(x: Any, recipe: str) -> list[Any]:
 
 def _cast_anywhere(x: Any, recipe: str) -> list[Any]:
     return vectorized_cast(x, recipe_of(recipe), CastOptions())
+
+
+def _cast_cuda(x: Any, recipe: str) -> list[Any]:
+    if not triton.TRITON_AVAILABLE:
+        return _cast_anywhere(x, recipe)
+    from breccia.kernels.triton import ops
+
+    return ops.cast_parts(x, recipe_of(recipe))
 
 
 def _cast_fake(x: Any, recipe: str) -> list[Any]:
@@ -153,6 +164,12 @@ def _dequantize_anywhere(parts: list[Any], key: str, dtype: Any) -> Any:
     scaled = unflatten(parts, key)
     made = vectorized.dequantize(NAMESPACE, scaled, raw)
     return made.expand(scaled.shape).to(dtype)
+
+
+def _dequantize_cuda(parts: list[Any], key: str, dtype: Any) -> Any:
+    if not triton.TRITON_AVAILABLE:
+        return _dequantize_anywhere(parts, key, dtype)
+    return triton.dequantize(unflatten(parts, key), dtype).contiguous()
 
 
 def _dequantize_fake(parts: list[Any], key: str, dtype: Any) -> Any:
@@ -209,6 +226,12 @@ def _matmul_anywhere(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dty
     return torch.matmul(*values).to(out_dtype)
 
 
+def _matmul_cuda(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
+    if not triton.TRITON_AVAILABLE:
+        return _matmul_anywhere(a, a_key, b, b_key, out_dtype, precision)
+    return triton.matmul(unflatten(a, a_key), unflatten(b, b_key), out_dtype).contiguous()
+
+
 def _matmul_fake(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
     left, right = _shape_of(a, a_key), _shape_of(b, b_key)
     batch = torch.broadcast_shapes(left[:-2], right[:-2])
@@ -233,6 +256,26 @@ def _matmul_backward(ctx: Any, grad: Any) -> Any:
         product = torch.ops.breccia.matmul(*flatten(left.mT), [grad], "", right.dtype, "exact")
         grads[2] = [product.sum_to_size(right.shape)]
     return tuple(grads)
+
+
+# --- grouped matmul -------------------------------------------------------------------------------------------------
+
+
+def _grouped_anywhere(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
+    from breccia.grouped import by_expert
+
+    return by_expert(unflatten(x, x_key), unflatten(w, w_key), offsets.cpu(), dtype)
+
+
+def _grouped_cuda(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
+    if not triton.TRITON_AVAILABLE:
+        return _grouped_anywhere(x, x_key, w, w_key, offsets, dtype)
+    return triton.grouped_matmul(unflatten(x, x_key), unflatten(w, w_key), offsets, dtype)
+
+
+def _grouped_fake(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
+    rows, columns = _shape_of(x, x_key)[0], _shape_of(w, w_key)[1]
+    return torch.empty((rows, columns), dtype=dtype, device=w[0].device)
 
 
 # --- straight through -----------------------------------------------------------------------------------------------
@@ -268,14 +311,16 @@ def _straight_through_backward(ctx: Any, grad: Any, _: Any) -> Any:
     return (torch.where(inside, grad, 0) if ctx.clipped else grad), None, None, None, None
 
 
-for _name, _cpu, _anywhere, _fake in (
-    ("cast", _cast_cpu, _cast_anywhere, _cast_fake),
-    ("dequantize", _dequantize_cpu, _dequantize_anywhere, _dequantize_fake),
-    ("requantize", _requantize_cpu, _requantize_anywhere, _requantize_fake),
-    ("matmul", _matmul_cpu, _matmul_anywhere, _matmul_fake),
-    ("straight_through", _straight_through, _straight_through, _straight_through_fake),
+for _name, _cpu, _cuda, _anywhere, _fake in (
+    ("cast", _cast_cpu, _cast_cuda, _cast_anywhere, _cast_fake),
+    ("dequantize", _dequantize_cpu, _dequantize_cuda, _dequantize_anywhere, _dequantize_fake),
+    ("requantize", _requantize_cpu, _requantize_anywhere, _requantize_anywhere, _requantize_fake),
+    ("matmul", _matmul_cpu, _matmul_cuda, _matmul_anywhere, _matmul_fake),
+    ("grouped_matmul", _grouped_anywhere, _grouped_cuda, _grouped_anywhere, _grouped_fake),
+    ("straight_through", _straight_through, _straight_through, _straight_through, _straight_through_fake),
 ):
     _library.impl(_name, _cpu, "CPU")
+    _library.impl(_name, _cuda, "CUDA")
     _library.impl(_name, _anywhere, "CompositeExplicitAutograd")
     torch.library.register_fake(f"breccia::{_name}", _fake, lib=_library)
 torch.library.register_autograd("breccia::matmul", _matmul_backward, setup_context=_matmul_context, lib=_library)

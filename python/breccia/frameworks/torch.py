@@ -162,6 +162,17 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     return out
 
 
+def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
+    if not isinstance(offsets, torch.Tensor) or offsets.is_floating_point() or offsets.is_complex():
+        raise TypeError(
+            f"offsets must be a tensor of integers, got {getattr(offsets, 'dtype', type(offsets).__name__)}"
+        )
+    if offsets.device != w_stack.data.device:
+        raise TypeError(f"offsets must be on the device of w_stack, {w_stack.data.device}, got {offsets.device}")
+    operands = (*flatten(_operand(x, "x")), *flatten(w_stack))
+    return torch.ops.breccia.grouped_matmul(*operands, offsets, _dtype(out_dtype))
+
+
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
     x = _floats(x, "x")
     low, high = clip or (None, None)

@@ -20,7 +20,8 @@ from .runtime import HW, launch
 
 @triton.jit
 def find_tile(pid, offset_ptr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr):
-    """(expert, first row, end row) of the pid-th row tile; expert == E past the last one."""
+    """(expert, first row, end row) of the pid-th row tile; past the last one, expert is E and the rows are those that
+    belong to no expert."""
     at = tl.arange(0, EP)
     start = tl.load(offset_ptr + at, mask=at < E, other=0).to(tl.int32)
     end = tl.load(offset_ptr + at + 1, mask=at < E, other=0).to(tl.int32)
@@ -29,6 +30,8 @@ def find_tile(pid, offset_ptr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constex
     expert = tl.sum(tl.where((done <= pid) & (at < E), 1, 0), 0)
     mine = at == expert
     first = tl.sum(tl.where(mine, start + (pid - (done - tiles)) * BM, 0), 0)
+    if expert >= E:
+        first = tl.max(tl.where(at < E, end, 0), 0) + (pid - tl.sum(tiles, 0)) * BM
     return expert, first, tl.sum(tl.where(mine, end, 0), 0)
 
 
@@ -76,6 +79,11 @@ def gemm_kernel(
     if E > 0:
         expert, m0, m_end = find_tile(tl.program_id(0), offset_ptr, E, EP, BM)
         if expert >= E:
+            rows = m0 + tl.arange(0, BM)
+            cols = tl.program_id(1) * BN + tl.arange(0, BN)
+            to = rows.to(tl.int64)[:, None] * out_stride + cols[None, :]
+            zero = tl.zeros([BM, BN], out_ptr.dtype.element_ty)
+            tl.store(out_ptr + to, zero, mask=(rows < T)[:, None] & (cols < N)[None, :])
             return
     else:
         expert = 0

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs on CUDA ScaledTensors: cast, dequantize and requantize, equal to the portable core byte for byte.
+"""The verbs on CUDA tensors: cast, dequantize and requantize, equal to the portable core byte for byte, without
+synchronizing.
 
 What no kernel does (a search for the best scale, zero points found by cast, blocks that are not powers of two,
-float64 input) goes through the core on the CPU and back.
+requantize) are whole-array operations of torch on the same device (`breccia.kernels.vectorized`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from typing import Any
 
 import torch
 
-from breccia import frameworks
+from breccia import _core, frameworks
+from breccia.frameworks import _torch_ops
+from breccia.frameworks._torch_meta import recipe_key
+from breccia.options import CastOptions
+from breccia.recipes import _spec, scale_format
 from breccia.scaled_tensor import ScaledTensor
 
 from . import cast_block, cast_nvfp4, cast_tensor, recipes
@@ -31,31 +36,57 @@ def float_dtype(dtype: Any) -> torch.dtype:
 
 
 def cast(x: torch.Tensor, recipe: Any) -> ScaledTensor:
-    """`breccia.cast` of a CUDA tensor: on its device, without synchronizing."""
+    """`breccia.cast` of a CUDA tensor."""
+    if x.dtype not in FLOATS.values():
+        raise TypeError(f"x must be a float32, float64, float16 or bfloat16 tensor, got {x.dtype}")
+    return _torch_ops.parts_to_tensor(cast_parts(x, recipe), x.shape, recipe, _torch_ops.dtype_name(x))
+
+
+def cast_parts(x: torch.Tensor, recipe: Any) -> list[torch.Tensor]:
+    """The data and scale of `cast` and, where the recipe has them, zero point and global scale.
+
+    Raises:
+        ValueError: the core's, for a shape that does not suit the recipe, before any launch.
+    """
+    shapes = _core.plan_cast(list(x.shape), _spec(recipe))
+    if x.numel() == 0:
+        empty = torch.empty(x.shape, dtype=x.dtype)
+        return [part.to(x.device) for part in _torch_ops._cast_cpu(empty, recipe_key(recipe))]
+    x = x.detach()
+    x = x.float() if x.dtype == torch.float64 else x
     plan = recipes.plan(recipe)
-    _check(x, recipe, plan)
-    if plan.kind == "core" or x.dtype == torch.float64 or x.numel() == 0:
-        return _through_core(x, recipe)
-    batch = x.shape[:-2] if x.ndim >= 2 else ()
-    if plan.block[0] > 1 and batch and x.shape[-2] % plan.block[0]:
-        return _through_core(x, recipe)  # tiles would run from one matrix into the next
+    batched = x.ndim > 2
+    ragged = plan.block[0] > 1 and batched and x.shape[-2] % plan.block[0]  # tiles would run into the next matrix
+    if plan.kind == "core" or ragged:
+        return _torch_ops.vectorized_cast(x, recipe, CastOptions())
     flat = x.flatten(0, -2) if x.ndim >= 2 else x.reshape(1, -1)
-    if plan.kind == "nvfp4" and batch and plan.two_level:
-        return _through_core(x, recipe)  # one global scale per matrix
-    zero = global_scale = None
-    if plan.kind == "tensor":
-        codes, scale = cast_tensor.cast_tensor(flat, plan.element, plan.rule, plan.margin)
-    elif plan.kind == "row":
-        codes, scale = cast_tensor.cast_row(flat, plan.element, plan.rule, plan.scale_dtype)
-    elif plan.kind == "nvfp4":
-        codes, scale, global_scale = cast_nvfp4.cast_nvfp4(flat, plan.two_level, plan.rule)
+    if plan.kind == "nvfp4" and plan.two_level and batched:
+        made = [_flat_parts(matrix, plan) for matrix in x.flatten(0, -3)]  # one global scale per matrix
+        parts = [torch.stack(part) for part in zip(*made, strict=True)]
     else:
-        codes, scale = cast_block.cast_block(flat, plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed)
-    codes = codes.reshape(*x.shape[:-1], codes.shape[-1]) if x.ndim else codes.reshape(())
-    layout = recipe.layout
-    if plan.kind != "tensor":
-        scale = scale.reshape(layout.scale_shape(tuple(x.shape)))
-    return _wrap(codes, scale, recipe, layout, zero, global_scale, tuple(x.shape), str(x.dtype).removeprefix("torch."))
+        parts = _flat_parts(flat, plan)
+    return _native(parts, shapes, recipe)
+
+
+def _flat_parts(x: torch.Tensor, plan: recipes.Plan) -> list[torch.Tensor]:
+    """Codes, scales and, with two levels, the global scale of a 2-D tensor."""
+    if plan.kind == "tensor":
+        return list(cast_tensor.cast_tensor(x, plan.element, plan.rule, plan.margin))
+    if plan.kind == "row":
+        return list(cast_tensor.cast_row(x, plan.element, plan.rule, plan.scale_dtype))
+    if plan.kind == "nvfp4":
+        codes, scale, global_scale = cast_nvfp4.cast_nvfp4(x, plan.two_level, plan.rule)
+        return [codes, scale] if global_scale is None else [codes, scale, global_scale]
+    return list(cast_block.cast_block(x, plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed))
+
+
+def _native(parts: list[torch.Tensor], shapes: Any, recipe: Any) -> list[torch.Tensor]:
+    """The parts in the shapes of the core's plan and torch's own dtypes."""
+    codes, scale = parts[0].reshape(shapes["data"][0]), parts[1].reshape(shapes["scale"][0])
+    fmt = scale_format(recipe)
+    scale = scale if fmt is None else scale.view(_torch_ops.NATIVE[fmt])
+    rest = [part.reshape(shapes["global_scale"][0]) for part in parts[2:]]
+    return [codes.view(_torch_ops.data_dtype(recipe.element)), scale, *rest]
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: torch.Tensor | None = None) -> torch.Tensor:
@@ -118,66 +149,8 @@ def _per_matrix(op: recipes.Operand, dtype: torch.dtype, apply_global: bool, bat
 
 
 def requantize(scaled: ScaledTensor, recipe: Any) -> ScaledTensor:
-    """`breccia.requantize`. Its lossless scales are the core's to find: the bytes travel to the CPU and back."""
-    if scaled.recipe == recipe and scaled.layout == recipe.layout:
-        return scaled
-    from breccia.ops import requantize as on_core
-
-    return _to_device(on_core(_to_device(scaled, "cpu"), recipe), scaled.data.device)
+    """`breccia.requantize` of a CUDA ScaledTensor."""
+    return frameworks.of(scaled.data).requantize(scaled, recipe)
 
 
-def _check(x: torch.Tensor, recipe: Any, plan: recipes.Plan) -> None:
-    """The core's own errors, before any launch: it validates an empty tensor of the same trailing shape."""
-    bad_dtype = x.dtype not in FLOATS.values()
-    width = plan.block[1] or 1
-    short = plan.kind in ("block", "nvfp4") and (x.ndim < 2 or (plan.block[0] == 1 and x.shape[-1] % width))
-    if bad_dtype or short or (x.ndim == 0 and plan.kind == "row"):
-        _through_core(x, recipe)
-        raise TypeError(f"x of dtype {x.dtype} and shape {tuple(x.shape)} does not suit the recipe")
-
-
-def _through_core(x: torch.Tensor, recipe: Any) -> ScaledTensor:
-    from breccia.ops import cast as on_core
-
-    return _to_device(on_core(x.cpu(), recipe), x.device)
-
-
-def _to_device(scaled: ScaledTensor, device: Any) -> ScaledTensor:
-    def move(t: Any) -> Any:
-        return None if t is None else t.to(device)
-
-    return ScaledTensor(
-        move(scaled.data),
-        move(scaled.scale),
-        scaled.recipe,
-        scaled.layout,
-        move(scaled.zero_point),
-        global_scale=move(scaled.global_scale),
-        shape=scaled.shape,
-        original_dtype=scaled.original_dtype,
-    )
-
-
-def _wrap(
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    recipe: Any,
-    layout: Any,
-    zero: torch.Tensor | None,
-    global_scale: torch.Tensor | None,
-    shape: tuple[int, ...],
-    original: str,
-) -> ScaledTensor:
-    from breccia import recipes as public
-
-    native = frameworks.of(codes).native
-    packed = codes.shape != shape
-    data = native(codes, recipe.element + ("_x2" if packed else ""))
-    scale_format = public.scale_format(recipe)
-    scale = scale if scale_format is None else native(scale, scale_format)
-    return ScaledTensor(
-        data, scale, recipe, layout, zero, global_scale=global_scale, shape=shape, original_dtype=original
-    )
-
-
-__all__ = ["cast", "dequantize", "dequantize_operand", "float_dtype", "requantize"]
+__all__ = ["cast", "cast_parts", "dequantize", "dequantize_operand", "float_dtype", "requantize"]

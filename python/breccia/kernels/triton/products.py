@@ -53,7 +53,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
     """Rows offsets[e] to offsets[e + 1] of x (T, K) times expert e's weight w_stack (E, N, K)[e] transposed.
 
     x is bf16/fp16, or FP8 with scales per 1 x 128. `offsets` (E + 1, integers, on the device) is never read on the
-    host; rows past its last entry are left unwritten.
+    host; rows past its last entry are zero.
     """
     w = recipes.operand(w_stack)
     experts = w.shape[0] if len(w.shape) == 3 else 0
@@ -211,6 +211,9 @@ def weight_only(x: torch.Tensor, w: recipes.Operand, dtype: torch.dtype, bias: A
 
         return gemv8(x, w.codes, scale, w.element, w.sfmt, block, dtype, bias)
     values = dequantize_operand(w, x.dtype)
+    if dtype == torch.float32 and _wide_output():
+        y = torch.mm(x, values.T, out_dtype=torch.float32)
+        return y if bias is None else y + bias
     y = torch.nn.functional.linear(x, values, None if bias is None else bias.to(x.dtype))
     return y if y.dtype == dtype else y.to(dtype)
 

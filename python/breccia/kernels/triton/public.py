@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from breccia.gpu import GpuInfo
 from breccia.scaled_tensor import ScaledTensor
 
 from . import recipes
@@ -98,17 +99,26 @@ def block_scaled_matmul_triton(
     return fp8(x, w, left.scale.float(), right.scale.float(), dtype, bias, True, False)
 
 
-def gpu_info(device: int = 0) -> dict[str, Any]:
-    """Which kernels run on a GPU: the sibling of `breccia.cpu_info`."""
+def gpu_info(device: int = 0) -> GpuInfo:
+    """`breccia.gpu_info` where there is a GPU."""
     import triton
 
+    if not 0 <= device < torch.cuda.device_count():
+        raise ValueError(f"device must be between 0 and {torch.cuda.device_count() - 1}, got {device}")
     major, minor = torch.cuda.get_device_capability(device)
-    return {
-        "device": torch.cuda.get_device_name(device),
-        "capability": f"{major}.{minor}",
-        "triton": triton.__version__,
-        "torch": torch.__version__,
-        "fp8_matmul": "hopper (Gluon, TMA, wgmma)" if major == 9 else "portable Triton",
-        "weight_only": "decode in the product up to 64 rows, then cuBLAS",
-        "casts": "Triton",
-    }
+    hopper = major == 9
+    return GpuInfo(
+        available=True,
+        device=torch.cuda.get_device_name(device),
+        capability=f"{major}.{minor}",
+        torch=torch.__version__,
+        triton=triton.__version__,
+        kernels={
+            "cast": "Triton",
+            "dequantize": "Triton",
+            "requantize": "torch operations",
+            "fp8 matmul": "Gluon (TMA, wgmma), torch._scaled_mm where measured faster" if hopper else "Triton",
+            "weight-only matmul": ("Gluon (wgmma)" if hopper else "Triton") + " up to 64 rows, then decode and cuBLAS",
+            "grouped_matmul": "Triton",
+        },
+    )
