@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """grouped_matmul equals one product per expert, in every framework."""
 
+import itertools
+
 import breccia
 import cases
 import numpy as np
-import pytest
-
-import itertools
-
 import peers
+import pytest
 
 OFFSETS = np.array([0, 3, 3, 20, 37], np.int32)
 ROW = breccia.Float8BlockScaling()

@@ -50,19 +50,53 @@ def test_cast_equals_core(recipe: Any, dtype: torch.dtype) -> None:
 
 @cases.ALL
 @pytest.mark.parametrize("kind", cases.DATA)
-def test_trouble(recipe: Any, kind: str) -> None:
-    x = torch.from_numpy(cases.heavy_tailed(kind, (64, 2 * max(32, cases.block_width(recipe)))))
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_trouble(recipe: Any, kind: str, dtype: torch.dtype) -> None:
+    x = torch.from_numpy(cases.heavy_tailed(kind, (64, 2 * max(32, cases.block_width(recipe))))).to(dtype)
     same(ops.cast(x.cuda(), recipe), breccia.cast(x, recipe))
 
 
 @cases.ALL
-def test_special_values(recipe: Any) -> None:
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_special_values(recipe: Any, dtype: torch.dtype) -> None:
     x = torch.from_numpy(cases.normal((16, 4 * max(32, cases.block_width(recipe)))))
     x[0, 3], x[1, 4], x[2, 5], x[4] = float("nan"), float("inf"), -float("inf"), 0.0
     x[5, 1], x[6, 2] = -float("nan"), 1e-42
     x[7, :4] = torch.tensor([1e38, -3e38, 0.0, -0.0])
-    same(ops.cast(x.cuda(), recipe), breccia.cast(x, recipe))
-    same(ops.cast((x * 1e-38).cuda(), recipe), breccia.cast(x * 1e-38, recipe))
+    for factor in (1.0, 1e-38, 1e-6, 1e4):
+        y = (x * factor).to(dtype)
+        same(ops.cast(y.cuda(), recipe), breccia.cast(y, recipe))
+        same_values(
+            ops.dequantize(ops.cast(y.cuda(), recipe), dtype), breccia.dequantize(breccia.cast(y, recipe), dtype)
+        )
+
+
+def same_values(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Bit for bit, NaNs included."""
+    integer = torch.int32 if ours.dtype == torch.float32 else torch.int16
+    assert torch.equal(ours.cpu().view(integer), theirs.view(integer))
+
+
+@cases.ALL
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_16_bit_value(recipe: Any, dtype: torch.dtype) -> None:
+    """All 65,536 numbers of a 16-bit type, among neighbours of every size."""
+    width = max(256, cases.block_width(recipe))
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).reshape(-1, width)
+    order = torch.randperm(2**16, generator=torch.Generator().manual_seed(1))
+    for y in (x, x.view(torch.int16).flatten()[order].view(dtype).reshape(-1, width)):
+        same(ops.cast(y.cuda(), recipe), breccia.cast(y, recipe))
+
+
+@cases.ALL
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_cast_transpose(recipe: Any, dtype: torch.dtype) -> None:
+    width = max(128, cases.block_width(recipe))
+    x = torch.from_numpy(cases.normal((2 * width, 3 * width))).to(dtype)
+    x[0, 3], x[1, 4], x[2, 5] = float("nan"), float("inf"), -float("inf")
+    for given in (x, x[:, : 2 * width], x.T):
+        for ours, theirs in zip(ops.cast_transpose(given.cuda(), recipe), (given, given.T), strict=True):
+            same(ours, breccia.cast(theirs, recipe))
 
 
 @cases.ALL

@@ -17,6 +17,7 @@ _DTYPES = {
     "int8": torch.int8,
     "bool": torch.bool,
 }
+_NAN = {"float16": (0x7E00, torch.int16), "bfloat16": (0x7FC0, torch.int16)}
 
 
 class Torch:
@@ -24,8 +25,9 @@ class Torch:
 
     def astype(self, x: Any, dtype: str) -> Any:
         made = x.to(_DTYPES[dtype])
-        if dtype == "bfloat16":  # whose NaN torch writes with any bits
-            nan = torch.full((), 0x7FC0, dtype=torch.int16, device=x.device).view(torch.bfloat16)
+        if dtype in _NAN:  # which torch writes with any bits
+            bits, integer = _NAN[dtype]
+            nan = torch.full((), bits, dtype=integer, device=x.device).view(_DTYPES[dtype])
             made = torch.where(x.isnan(), nan, made)
         return made
 

@@ -107,7 +107,18 @@ def _as_outputs(parts: vectorized.Parts, recipe: ScalingRecipe) -> list[Any]:
 
 
 def vectorized_cast(x: Any, recipe: ScalingRecipe, options: CastOptions) -> list[Any]:
-    return _as_outputs(vectorized.cast(NAMESPACE, x.to(torch.float32), recipe, options), recipe)
+    return _as_outputs(vectorized.cast(NAMESPACE, _widened(x), recipe, options), recipe)
+
+
+def _widened(x: Any) -> Any:
+    """float32 of x, the sign of a NaN kept, which a GPU's conversion from float16 loses."""
+    values = x.to(torch.float32)
+    if x.dtype != torch.float16:
+        return values
+    nan, negative = (
+        torch.full((), bits, dtype=torch.int32, device=x.device).view(torch.float32) for bits in (0x7FC00000, -0x400000)
+    )
+    return torch.where(x.isnan(), torch.where(x.view(torch.int16) < 0, negative, nan), values)
 
 
 # --- cast -----------------------------------------------------------------------------------------------------------
@@ -163,7 +174,9 @@ def _dequantize_cpu(parts: list[Any], key: str, dtype: Any) -> Any:
 def _dequantize_anywhere(parts: list[Any], key: str, dtype: Any) -> Any:
     scaled = unflatten(parts, key)
     made = vectorized.dequantize(NAMESPACE, scaled, raw)
-    return made.expand(scaled.shape).to(dtype)
+    nan = torch.full((), float("nan"), device=made.device)  # arithmetic may give a NaN any bits
+    made = torch.where(made.isnan(), nan, made).expand(scaled.shape)
+    return made.to(dtype) if dtype == torch.float64 else NAMESPACE.astype(made, _NAMES[dtype])
 
 
 def _dequantize_cuda(parts: list[Any], key: str, dtype: Any) -> Any:

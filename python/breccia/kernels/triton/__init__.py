@@ -17,6 +17,7 @@ __all__ = ["TRITON_AVAILABLE"]
 # Public name -> the module that has it.
 _EXPORTS = {
     "cast": "ops",
+    "cast_transpose": "ops",
     "dequantize": "ops",
     "requantize": "ops",
     "matmul": "products",

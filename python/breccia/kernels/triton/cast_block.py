@@ -22,8 +22,10 @@ from .codecs import (
     positive,
     round_int,
     unit_power,
+    widen,
 )
 from .runtime import ELEMENTS, HW, contiguous_rows, launch, out_dtype_of_scale
+from .words import takes
 
 TILE, WARPS, STEPS = (
     512,
@@ -69,19 +71,6 @@ def element_codes(y, FMT: tl.constexpr, HW: tl.constexpr, LO: tl.constexpr, HI: 
 
 
 @triton.jit
-def tame(x, amax, RULE: tl.constexpr, MAX: tl.constexpr, HAS_NAN: tl.constexpr):
-    """Extraordinary tiles: infinities become large, the NaNs of a format without one zero; also which blocks had a
-    NaN."""
-    a = tl.abs(x)
-    nan = amax != amax
-    big = tl.where(x < 0, -3.0e38, 3.0e38)
-    x = tl.where(a == float("inf"), big, x)
-    if not HAS_NAN:
-        x = tl.where(nan, 0.0, x)
-    return x, nan
-
-
-@triton.jit
 def cast_tile(
     raw,
     x_ptr,
@@ -123,8 +112,10 @@ def cast_tile(
     if odd:
         finite = tl.where(tl.abs(x) < float("inf"), x, 0.0)
         amax = absmax(absmax(finite, 3), 1)
-        x, nan4 = tame(x, tl.expand_dims(tl.expand_dims(top, 1), 3), RULE, MAX, HAS_NAN)
-        nan = tl.reshape(tl.where(nan4, 1, 0), top.shape)
+        poisoned = top != top
+        nan = tl.where(poisoned, 1, 0)
+        if not HAS_NAN:
+            x = tl.where(tl.expand_dims(tl.expand_dims(poisoned, 1), 3), 0.0, x)
         scale, factor = block_scale(amax, RULE, MAX, scale_ptr.dtype.element_ty, EMAX, MANT, True)
         if RULE == "divide":
             power = unit_power(factor)
@@ -137,14 +128,14 @@ def cast_tile(
     if RULE == "divide":
         factor = factor * power
         r = 1.0 / factor
-        fine: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
+        fine: tl.constexpr = x_ptr.dtype.element_ty == tl.float32 or HI > 15
         y = divide(x, tl.expand_dims(tl.expand_dims(factor, 1), 3), tl.expand_dims(tl.expand_dims(r, 1), 3), fine)
     else:
         y = x * tl.expand_dims(tl.expand_dims(factor, 1), 3)  # a power of two: the product is the quotient
     code = tl.reshape(element_codes(y, FMT, HW, LO, HI), [BM, BK])
     if HAS_NAN:
         if odd:
-            code = encode_nan(code, tl.load(x_ptr + at, mask=inside, other=0).to(tl.float32), FMT)
+            code = encode_nan(code, widen(tl.load(x_ptr + at, mask=inside, other=0)), FMT)
     elif RULE == "divide":
         scale = tl.where(nan != 0, float("nan"), scale.to(tl.float32)).to(scale_ptr.dtype.element_ty)
     else:
@@ -245,6 +236,10 @@ def cast_block(
     floor, ceil, even."""
     x = contiguous_rows(x)
     rows, cols = x.shape
+    if takes(x, fmt, block, rule):
+        from .cast_words import cast_words
+
+        return cast_words(x, fmt, block, rule, scale_dtype)
     sm, g = block
     element = ELEMENTS[fmt]
     width = (cols + 1) // 2 if packed else cols

@@ -12,36 +12,30 @@ import triton.language as tl
 from .cast_tensor import statistics
 from .codecs import absmax, decode_fp8_int, encode_element, pack_nibbles
 from .runtime import HW, contiguous_rows, launch
+from .words import takes
 
 TILE, WARPS = 1024, 1  # elements and warps of a program
 F32_MAX = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
-def cast_nvfp4_kernel(
-    x_ptr,
+def nvfp4_tile(
+    raw,
     code_ptr,
     scale_ptr,
     stat_ptr,
+    m0,
+    k0,
     M,
     K,
-    x_stride,
-    k_tiles,
-    tiles,
     RULE: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
     HW: tl.constexpr,
 ):
-    """RULE: transformer_engine or torchao (two-level), single (one level)."""
-    tile = tiles - 1 - tl.program_id(0)
-    m0 = (tile // k_tiles) * BM
-    k0 = (tile % k_tiles) * BK
+    """Scales and codes of the tile whose values are raw."""
     rows = m0 + tl.arange(0, BM)
-    cols = k0 + tl.arange(0, BK)
-    inside = (rows < M)[:, None] & (cols < K)[None, :]
-    at = rows.to(tl.int64)[:, None] * x_stride + cols[None, :]
-    x = tl.reshape(tl.load(x_ptr + at, mask=inside, other=0).to(tl.float32), [BM, BK // 16, 16])
+    x = tl.reshape(raw.to(tl.float32), [BM, BK // 16, 16])
     top = absmax(x, 2)
     amax = top
     nan = tl.where(top != top, 1, 0)
@@ -77,6 +71,33 @@ def cast_nvfp4_kernel(
     tl.store(code_ptr + to, pack_nibbles(code, BM, BK), mask=(rows < M)[:, None] & (half < width)[None, :])
 
 
+@triton.jit
+def cast_nvfp4_kernel(
+    x_ptr,
+    code_ptr,
+    scale_ptr,
+    stat_ptr,
+    M,
+    K,
+    x_stride,
+    k_tiles,
+    tiles,
+    RULE: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    HW: tl.constexpr,
+):
+    """RULE: transformer_engine or torchao (two-level), single (one level)."""
+    tile = tiles - 1 - tl.program_id(0)
+    m0 = (tile // k_tiles) * BM
+    k0 = (tile % k_tiles) * BK
+    rows = m0 + tl.arange(0, BM)
+    cols = k0 + tl.arange(0, BK)
+    inside = (rows < M)[:, None] & (cols < K)[None, :]
+    raw = tl.load(x_ptr + rows.to(tl.int64)[:, None] * x_stride + cols[None, :], mask=inside, other=0)
+    nvfp4_tile(raw, code_ptr, scale_ptr, stat_ptr, m0, k0, M, K, RULE, BM, BK, HW)
+
+
 def cast_nvfp4(
     x: torch.Tensor, two_level: bool = True, rule: str = "transformer_engine", stats: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -97,6 +118,10 @@ def cast_nvfp4(
         stats = statistics(x, "nvfp4", 6.0, 1.0, global_scale)
     else:
         global_scale = stats[2]
+    if takes(x, "e2m1", (1, 16), rule):
+        from .cast_words import cast_words
+
+        return *cast_words(x, "e2m1", (1, 16), rule, stats=stats, nvfp4=True), global_scale
     bk = min(256, max(16, triton.next_power_of_2(cols)))
     bm = TILE // bk
     k_tiles = triton.cdiv(cols, bk)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .cast_block import cast_block, element_codes
-from .codecs import absmax, divide, encode_nan, positive, unit_power
+from .codecs import absmax, divide, encode_nan, positive, unit_power, widen
 from .runtime import ELEMENTS, HW, contiguous_rows, launch
 
 PARTIALS = 1024
@@ -85,6 +85,7 @@ def tensor_scale(amax, RULE: tl.constexpr, MAX: tl.constexpr, MARGIN: tl.constex
 @triton.jit
 def scaled_codes(
     x,
+    raw,
     s,
     m,
     wild,
@@ -96,7 +97,7 @@ def scaled_codes(
     HAS_NAN: tl.constexpr,
     FINE: tl.constexpr,
 ):
-    """Codes of a tile; s and m have one element. `wild`: x may hold infinities and NaNs."""
+    """Codes of a tile x, raw as it was loaded; s and m have one element. `wild`: x may hold infinities and NaNs."""
     y = x
     if RULE == "divide":
         s0 = tl.max(tl.max(s, axis=1), axis=0)
@@ -111,7 +112,7 @@ def scaled_codes(
         y = x * m
     code = element_codes(y, FMT, HW, LO, HI)
     if wild:
-        code = encode_nan(code, x, FMT)
+        code = encode_nan(code, widen(raw), FMT)
     return code
 
 
@@ -139,7 +140,8 @@ def cast_tensor_kernel(
     rows = (tile // k_tiles) * BM + tl.arange(0, BM)
     cols = (tile % k_tiles) * BK + tl.arange(0, BK)
     inside = (rows < M)[:, None] & (cols < K)[None, :]
-    x = tl.load(x_ptr + rows.to(tl.int64)[:, None] * x_stride + cols[None, :], mask=inside, other=0).to(tl.float32)
+    raw = tl.load(x_ptr + rows.to(tl.int64)[:, None] * x_stride + cols[None, :], mask=inside, other=0)
+    x = raw.to(tl.float32)
     zero = tl.zeros([1, 1], tl.float32)
     s = tl.load(stat_ptr).to(tl.float32) + zero
     if GIVEN:
@@ -149,7 +151,7 @@ def cast_tensor_kernel(
         m = tl.load(stat_ptr + 1) + zero
         wild = tl.load(stat_ptr + 4) != 0
     fine: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
-    code = scaled_codes(x, s, m, wild, RULE, FMT, HW, LO, HI, HAS_NAN, fine)
+    code = scaled_codes(x, raw, s, m, wild, RULE, FMT, HW, LO, HI, HAS_NAN, fine)
     tl.store(code_ptr + rows.to(tl.int64)[:, None] * K + cols[None, :], code, mask=inside)
 
 
@@ -189,10 +191,11 @@ def cast_row_kernel(
     wild = tl.max(tl.max(tl.where(top < float("inf"), 0, 1), axis=1), axis=0) != 0
     for k0 in range(0, K, BK):
         inside = k0 + cols < K
-        x = tl.load(x_ptr + row * x_stride + k0 + cols, mask=inside, other=0).to(tl.float32)
+        raw = tl.load(x_ptr + row * x_stride + k0 + cols, mask=inside, other=0)
+        x = raw.to(tl.float32)
         if not HAS_NAN:
             x = tl.where(nan, 0.0, x)
-        code = scaled_codes(x, s.to(tl.float32), m, wild, RULE, FMT, HW, LO, HI, HAS_NAN, True)
+        code = scaled_codes(x, raw, s.to(tl.float32), m, wild, RULE, FMT, HW, LO, HI, HAS_NAN, True)
         tl.store(code_ptr + row * K + k0 + cols, code, mask=inside)
 
 

@@ -77,6 +77,16 @@ def encode_element(y, FMT: tl.constexpr, HW: tl.constexpr):
 
 
 @triton.jit
+def widen(raw):
+    """float32 of a 16- or 32-bit float. The conversion from float16 loses the sign of a NaN; this does not."""
+    v = raw.to(tl.float32)
+    if raw.dtype == tl.float16:
+        sign = (raw.to(tl.int16, bitcast=True).to(tl.int32) >> 15) << 31
+        v = as_float((v.to(tl.int32, bitcast=True) & 0x7FFF_FFFF) | sign)
+    return v
+
+
+@triton.jit
 def encode_nan(code, x, FMT: tl.constexpr):
     """`code` with the NaNs of x in the format's own NaN (sign kept) where it has one."""
     if FMT == "e4m3" or FMT == "e5m2":
@@ -169,6 +179,10 @@ def decode_scale(raw, SFMT: tl.constexpr, HW: tl.constexpr):
         return decode_e8m0(raw)
     elif SFMT == "e4m3":
         return decode_element(raw, "e4m3", HW)
+    elif raw.dtype == tl.bfloat16:
+        # By hand: LLVM takes a product of a float16 and a bfloat16 that ends up a float16 for one of float16, whose
+        # range is too short.
+        return as_float(raw.to(tl.int16, bitcast=True).to(tl.int32) << 16)
     else:
         return raw.to(tl.float32)
 

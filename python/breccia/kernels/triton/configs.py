@@ -58,9 +58,10 @@ def prefers_cublas(m: int, n: int, k: int, mode: str) -> bool:
 
 
 def weight_only(m: int, n: int, k: int, element: str) -> str:
-    """How a 16-bit float product by a quantized weight runs: gemv, fused or decode (to 16-bit floats, then cuBLAS)."""
-    if m == 1:
-        return "gemv"
+    """How a 16-bit float product by a 4-bit weight runs: rows (up to eight, by what is bound by reading the
+    weights), fused, or decode (to 16-bit floats, then cuBLAS)."""
+    if m <= 8:
+        return "rows"
     return "fused" if m <= 64 else "decode"
 
 

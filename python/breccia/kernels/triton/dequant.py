@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# Device code: `else` after a return is a compile-time branch.
+# ruff: noqa: RET505
 """Codes and scales back to numbers: (decode(code) - zero point) * (scale * global scale), in float32, then rounded
 once."""
 
@@ -10,6 +12,18 @@ import triton.language as tl
 
 from .codecs import decode_element, decode_scale
 from .runtime import HW, launch
+from .words import takes_packed
+
+
+@triton.jit
+def canonical(v):
+    """v with the NaN of the core. The GPU's arithmetic makes every NaN the largest positive integer of its size."""
+    if v.dtype == tl.float32:
+        return tl.minimum(v.to(tl.int32, bitcast=True), 0x7FC0_0000).to(tl.float32, bitcast=True)
+    elif v.dtype == tl.bfloat16:
+        return tl.minimum(v.to(tl.int16, bitcast=True), 0x7FC0).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return tl.minimum(v.to(tl.int16, bitcast=True), 0x7E00).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -72,7 +86,7 @@ def dequantize_kernel(
     if GLOBAL:
         s = s * tl.load(global_ptr)
     v = v * tl.expand_dims(s, 2)
-    v = tl.reshape(v, [BM, BK]).to(out_ptr.dtype.element_ty)
+    v = canonical(tl.reshape(v, [BM, BK]).to(out_ptr.dtype.element_ty))
     tl.store(out_ptr + rows.to(tl.int64)[:, None] * K + cols[None, :], v, mask=inside)
 
 
@@ -96,6 +110,10 @@ def dequantize(
     codes = codes.view(torch.uint8) if codes.dtype != torch.uint8 else codes
     codes = codes if codes.stride(-1) == 1 else codes.contiguous()
     scale = scale.view(torch.uint8) if sfmt in ("e8m0", "e4m3") and scale.dtype != torch.uint8 else scale
+    if zero_point is None and scale.ndim == 2 and takes_packed(codes, fmt, cols, block, dtype) and packed:
+        from .dequant_words import dequantize_words
+
+        return dequantize_words(codes, scale, fmt, sfmt, block, dtype, global_scale)
     sm, g = block
     s_row, s_col = (scale.stride(0), scale.stride(1)) if scale.ndim == 2 else (0, 0)
     bk = min(256, max(16, triton.next_power_of_2(cols)))

@@ -20,6 +20,7 @@ from breccia.recipes import _spec, scale_format
 from breccia.scaled_tensor import ScaledTensor
 
 from . import cast_block, cast_nvfp4, cast_tensor, recipes
+from .cast_both import cast_transpose_parts
 from .dequant import dequantize as dequantize_2d
 
 FLOATS = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -55,17 +56,34 @@ def cast_parts(x: torch.Tensor, recipe: Any) -> list[torch.Tensor]:
     x = x.detach()
     x = x.float() if x.dtype == torch.float64 else x
     plan = recipes.plan(recipe)
-    batched = x.ndim > 2
-    ragged = plan.block[0] > 1 and batched and x.shape[-2] % plan.block[0]  # tiles would run into the next matrix
+    ragged = plan.block[0] > 1 and x.ndim > 2 and x.shape[-2] % plan.block[0]  # tiles would run into the next matrix
     if plan.kind == "core" or ragged:
         return _torch_ops.vectorized_cast(x, recipe, CastOptions())
     flat = x.flatten(0, -2) if x.ndim >= 2 else x.reshape(1, -1)
-    if plan.kind == "nvfp4" and plan.two_level and batched:
-        made = [_flat_parts(matrix, plan) for matrix in x.flatten(0, -3)]  # one global scale per matrix
-        parts = [torch.stack(part) for part in zip(*made, strict=True)]
-    else:
-        parts = _flat_parts(flat, plan)
-    return _native(parts, shapes, recipe)
+    return _native(_flat_parts(flat, plan), shapes, recipe)
+
+
+def cast_transpose(x: torch.Tensor, recipe: Any) -> tuple[ScaledTensor, ScaledTensor]:
+    """``cast(x, recipe)`` and ``cast(x.T, recipe)`` of a CUDA matrix, byte for byte, in one read of x where blocks are
+    of at most 128 (FP8 blocks and tiles, MX, NVFP4, INT4, INT8).
+
+    Raises:
+        ValueError: x is not 2-D, or one of its axes does not suit the recipe.
+    """
+    if x.ndim != 2:
+        raise ValueError(f"x must be 2-D, got shape {tuple(x.shape)}")
+    plans = [_core.plan_cast(list(shape), _spec(recipe)) for shape in (x.shape, x.T.shape)]
+    plan = recipes.plan(recipe)
+    fits = x.numel() and x.dtype != torch.float64 and plan.kind != "core"
+    made = cast_transpose_parts(x.detach(), plan) if fits else None
+    if made is None:
+        return cast(x, recipe), cast(x.T, recipe)
+    name = _torch_ops.dtype_name(x)
+    one, other = (
+        _torch_ops.parts_to_tensor(_native(parts, shapes, recipe), shape, recipe, name)
+        for parts, shapes, shape in zip(made, plans, (x.shape, x.T.shape), strict=True)
+    )
+    return one, other
 
 
 def _flat_parts(x: torch.Tensor, plan: recipes.Plan) -> list[torch.Tensor]:
@@ -153,4 +171,4 @@ def requantize(scaled: ScaledTensor, recipe: Any) -> ScaledTensor:
     return frameworks.of(scaled.data).requantize(scaled, recipe)
 
 
-__all__ = ["cast", "cast_parts", "dequantize", "dequantize_operand", "float_dtype", "requantize"]
+__all__ = ["cast", "cast_parts", "cast_transpose", "dequantize", "dequantize_operand", "float_dtype", "requantize"]

@@ -195,13 +195,15 @@ def weight_only(x: torch.Tensor, w: recipes.Operand, dtype: torch.dtype, bias: A
     scale = w.scale.reshape(1, 1) if w.scale.numel() == 1 else w.scale
     powers = block[1] & (block[1] - 1) == 0 and (w.sfmt != "float" or block[1] == 0 or block[1] >= 16)
     choice = configs.weight_only(m, w.shape[-2], w.shape[-1], w.element)
-    if choice == "fused" and torch.cuda.get_device_capability(x.device)[0] == 9:
+    if choice in ("rows", "fused") and torch.cuda.get_device_capability(x.device)[0] == 9:
+        from .w4_gemv import w4_gemv
         from .w4_matmul import kind_of, takes, w4_matmul
 
         kind = kind_of(w.element, w.sfmt, block)
         if kind is not None and takes(x, w.codes, kind):
-            return w4_matmul(x, w.codes, scale, kind, dtype, w.global_scale, bias)
-    if choice == "gemv" and powers and w.zero_point is None and w.shape[-1] % 256 == 0 and w.packed:
+            multiply = w4_gemv if choice == "rows" else w4_matmul
+            return multiply(x, w.codes, scale, kind, dtype, w.global_scale, bias)
+    if m == 1 and powers and w.zero_point is None and w.shape[-1] % 256 == 0 and w.packed:
         from .gemv import gemv
 
         return gemv(x, w.codes, scale, w.element, w.sfmt, block, dtype, w.global_scale, bias)

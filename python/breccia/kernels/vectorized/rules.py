@@ -100,7 +100,8 @@ def scale_of(xp: Namespace, stats: Stats, spec: Spec, level: Global | None, cand
         result = _float_scale(xp, stats, spec, candidate)
     if not spec.element.has_nan:
         nan = xp.constant(float("nan"), "float32", stats.amax)
-        stored = result.stored * 0 + _NAN_STORED[spec.scale] if spec.scale in _NAN_STORED else result.stored * 0 + nan
+        # Selected, not computed: arithmetic may give a NaN any bits.
+        stored = result.stored * 0 + _NAN_STORED[spec.scale] if spec.scale in _NAN_STORED else nan
         result.stored = xp.where(stats.has_nan, stored, result.stored)
     return result
 

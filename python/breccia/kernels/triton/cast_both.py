@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A matrix and its transpose, each cast along its own rows, from one read: what the products of a training step need of
+an activation or a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from . import recipes
+from .cast_block import cast_tile
+from .cast_nvfp4 import nvfp4_tile
+from .cast_tensor import cast_tensor, statistics
+from .runtime import ELEMENTS, HW, contiguous_rows, launch, out_dtype_of_scale
+from .words import takes
+
+
+@triton.jit
+def cast_transpose_kernel(
+    x_ptr,
+    code_ptr,
+    scale_ptr,
+    turned_ptr,
+    turned_scale_ptr,
+    stat_ptr,
+    M,
+    K,
+    x_stride,
+    s_row,
+    t_row,
+    k_tiles,
+    RULE: tl.constexpr,
+    NVFP4: tl.constexpr,
+    FMT: tl.constexpr,
+    MAX: tl.constexpr,
+    EMAX: tl.constexpr,
+    MANT: tl.constexpr,
+    LO: tl.constexpr,
+    HI: tl.constexpr,
+    SM: tl.constexpr,
+    G: tl.constexpr,
+    B: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_NAN: tl.constexpr,
+    HW: tl.constexpr,
+):
+    """One tile of B by B, as it is and turned."""
+    m0 = (tl.program_id(0) // k_tiles) * B
+    k0 = (tl.program_id(0) % k_tiles) * B
+    rows = m0 + tl.arange(0, B)
+    cols = k0 + tl.arange(0, B)
+    at = rows.to(tl.int64)[:, None] * x_stride + cols[None, :]
+    raw = tl.load(x_ptr + at, mask=(rows < M)[:, None] & (cols < K)[None, :], other=0)
+    turned = tl.trans(raw)
+    if NVFP4:
+        nvfp4_tile(raw, code_ptr, scale_ptr, stat_ptr, m0, k0, M, K, RULE, B, B, HW)
+        nvfp4_tile(turned, turned_ptr, turned_scale_ptr, stat_ptr, k0, m0, K, M, RULE, B, B, HW)
+    else:
+        cast_tile(
+            raw, x_ptr, code_ptr, scale_ptr, at, m0, k0, M, K, s_row, 1,
+            RULE, FMT, MAX, EMAX, MANT, LO, HI, SM, G, B, B, PACKED, HAS_NAN, HW,
+        )  # fmt: skip
+        cast_tile(
+            turned, x_ptr, turned_ptr, turned_scale_ptr, tl.trans(at), k0, m0, K, M, t_row, 1,
+            RULE, FMT, MAX, EMAX, MANT, LO, HI, SM, G, B, B, PACKED, HAS_NAN, HW,
+        )  # fmt: skip
+
+
+def cast_transpose_parts(x: torch.Tensor, plan: recipes.Plan) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+    """(codes, scales and, with two levels, the global scale) of x and of its transpose; None where blocks do not fit.
+
+    Both axes are multiples of the block, or the blocks are tiles.
+    """
+    x = contiguous_rows(x)
+    rows, cols = x.shape
+    element = ELEMENTS[plan.element]
+    sm, g = plan.block
+    if plan.kind == "tensor":
+        codes, scale = cast_tensor(x, plan.element, plan.rule, plan.margin)
+        return [codes, scale], [codes.T.contiguous(), scale]
+    if plan.kind not in ("block", "nvfp4") or max(sm, g) > 128 or (sm > 1 and sm != g):
+        return None
+    made = []
+    for m, k in ((rows, cols), (cols, rows)):
+        codes = torch.empty((m, k // 2 if plan.packed else k), dtype=torch.uint8, device=x.device)
+        dtype = torch.uint8 if plan.kind == "nvfp4" else out_dtype_of_scale(plan.rule, plan.scale_dtype)
+        made.append([codes, torch.empty((triton.cdiv(m, sm), triton.cdiv(k, g)), dtype=dtype, device=x.device)])
+    stats = made[0][1]
+    rule = plan.rule
+    if plan.kind == "nvfp4" and plan.two_level:
+        global_scale = torch.ones((), dtype=torch.float32, device=x.device)
+        stats = statistics(x, "nvfp4", 6.0, 1.0, global_scale)
+        for parts in made:
+            parts.append(global_scale)
+    elif plan.kind == "nvfp4":
+        rule = "single"
+    if takes(x, plan.element, plan.block, rule) and rows % 32 == 0:
+        from .cast_words import cast_turn_words
+
+        cast_turn_words(x, plan.element, plan.block, rule, stats, plan.kind == "nvfp4", *made)
+        return made[0], made[1]
+    size = max(64, g)
+    k_tiles = triton.cdiv(cols, size)
+    options: dict[str, Any] = {
+        "RULE": rule, "NVFP4": plan.kind == "nvfp4", "FMT": element.code, "MAX": element.max, "EMAX": element.emax,
+        "MANT": element.mant, "LO": element.lo, "HI": element.hi, "SM": sm, "G": g, "B": size,
+        "PACKED": plan.packed, "HAS_NAN": element.has_nan, "HW": HW,
+    }  # fmt: skip
+    launch(
+        cast_transpose_kernel,
+        (triton.cdiv(rows, size) * k_tiles,),
+        x,
+        x,
+        made[0][0],
+        made[0][1],
+        made[1][0],
+        made[1][1],
+        stats,
+        rows,
+        cols,
+        x.stride(0),
+        made[0][1].stride(0),
+        made[1][1].stride(0),
+        k_tiles,
+        num_warps=4 if size == 64 else 8,
+        **options,
+    )
+    return made[0], made[1]
