@@ -131,6 +131,11 @@ def casts() -> None:
         x.nbytes * 5 // 2,
     )
 
+    for recipe in (breccia.Float8BlockScaling(), breccia.MXFP8BlockScaling(), breccia.NVFP4BlockScaling()):
+        both = kernels.cast_transpose(x, recipe)
+        size = x.nbytes * (2 if recipe.name == "nvfp4" else 1) + sum(t.nbytes for t in both)
+        bandwidth("cast", f"{recipe.name} and transposed", lambda: kernels.cast_transpose(x, recipe), size)
+
     def plain(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         v = x.view(n, n // 128, 128).float()
         s = v.abs().amax(-1, keepdim=True) / 448.0
@@ -249,21 +254,22 @@ def weight_only() -> None:
         weights = [kernels.cast(w, recipe) for w in dense]
         operands = [recipes.operand(w) for w in weights]
         exact = kernels.dequantize(weights[0]).double()
-        for m in (1, 2, 8, 16, 64, 512, 4096):
+        for m in (1, 2, 4, 8, 16, 64, 512, 4096):
             x = randn(m, k)
-            ours = [lambda w=w: products.weight_only(x, w, torch.bfloat16, None) for w in operands]
-            peer = [lambda w=w: functional.linear(x, w) for w in dense]
-            us, other, ratio = alternate(ours, peer, 24 if m <= 64 else 8, 2)
             top = min(m, 256)
-            note(
-                "weight-only",
-                type(recipe).__name__,
-                shape=f"{m}x{n}x{k}",
-                us=us,
-                bf16_cublas_us=other,
-                ratio=ratio,
-                error=error(ours[0]()[:top], x[:top].double() @ exact.T),
-            )
+            for state, count in (("cold", 8), ("warm", 1))[: 2 if m <= 16 else 1]:
+                ours = [lambda w=w: products.weight_only(x, w, torch.bfloat16, None) for w in operands[:count]]
+                peer = [lambda w=w: functional.linear(x, w) for w in dense[:count]]
+                us, other, ratio = alternate(ours, peer, 24 if m <= 64 else 8, 2)
+                note(
+                    "weight-only",
+                    f"{type(recipe).__name__}, L2 {state}",
+                    shape=f"{m}x{n}x{k}",
+                    us=us,
+                    bf16_cublas_us=other,
+                    ratio=ratio,
+                    error=error(ours[0]()[:top], x[:top].double() @ exact.T),
+                )
 
 
 def grouped() -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
-from breccia.kernels.triton import configs, hopper_fp8, hopper_w4
+from breccia.kernels.triton import cast_words, configs, dequant_words, hopper_fp8, hopper_w4, w4_gemv
+from breccia.kernels.triton.words import decode_asm
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language._layouts import NVMMASharedLayout
@@ -109,3 +111,86 @@ def test_w4(kind: str, m: int, tmp_path: Path) -> None:
     }
     used = usage(hopper_w4.w4_kernel, types, constants, tmp_path, maxnreg=168)
     assert used["stack"] == used["local"] == 0 and used["shared"] <= 232_448, used
+
+
+CASTS = [
+    ("e4m3", (1, 128), "divide", False),
+    ("e4m3", (128, 128), "divide", False),
+    ("e5m2", (1, 8192), "divide", False),
+    ("e4m3", (1, 32), "rceil", False),
+    ("e2m1", (1, 32), "even", False),
+    ("int4", (1, 128), "divide", False),
+    ("e2m1", (1, 16), "transformer_engine", True),
+]
+
+
+@pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("fmt", "block", "rule", "nvfp4"), CASTS, ids=str)
+def test_cast_words(
+    fmt: str, block: tuple[int, int], rule: str, nvfp4: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    packed = fmt in ("e2m1", "int4")
+    warps, repeats = cast_words.default_shape(block, packed)
+    rows, words = cast_words.tile_of(4096, block[0], block[1] // 2, warps, repeats)
+    x = torch.empty((0, 32), dtype=dtype)
+    constants = cast_words.constants(x, fmt, rule, nvfp4, block[0], block[1] // 2, rows, words)
+    codes = "*i8" if packed else "*i16"
+    scales = "*fp32" if rule == "divide" else "*u8"
+    types = {"x_ptr": "*i32", "code_ptr": codes, "scale_ptr": scales, "stat_ptr": "*fp32"}
+    used = usage(cast_words.cast_words_kernel, types, constants, tmp_path, num_warps=warps)
+    assert used["stack"] == used["local"] == 0, used
+    assert used["shared"] <= 64 or block[1] > 128 or block[0] > 1, used  # no detour where blocks are narrow
+    if block[1] <= 128:
+        size = max(64, block[1])
+        square = constants | {"BM": size, "BW": size // 2}
+        types |= {"turned_ptr": codes, "turned_scale_ptr": scales}
+        used = usage(cast_words.cast_turn_kernel, types, square, tmp_path, num_warps=4 if size == 64 else 8)
+        assert used["stack"] == used["local"] == 0, used
+
+
+@pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
+@pytest.mark.parametrize(("fmt", "sfmt", "group"), [("e2m1", "e4m3", 16), ("e2m1", "e8m0", 32), ("int4", "float", 128)])
+@pytest.mark.parametrize("target", ["bf16", "fp16"])
+def test_dequantize_words(fmt: str, sfmt: str, group: int, target: str, tmp_path: Path) -> None:
+    asm, constraints = decode_asm(fmt, target)
+    constants = {
+        "ASM": asm,
+        "CONSTRAINTS": constraints,
+        "SFMT": sfmt,
+        "GLOBAL": sfmt == "e4m3",
+        "SM": 1,
+        "G": group // 2,
+        "BM": 8,
+        "BW": 128,
+    }
+    scales = "*fp16" if sfmt == "float" else "*u8"
+    types = {"code_ptr": "*u8", "scale_ptr": scales, "global_ptr": "*fp32", "out_ptr": "*i32"}
+    used = usage(dequant_words.dequantize_words_kernel, types, constants, tmp_path)
+    assert used["stack"] == used["local"] == used["shared"] == 0, used
+
+
+@pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "int4"])
+def test_w4_gemv(kind: str, tmp_path: Path) -> None:
+    scales = {"nvfp4": "*i16", "mxfp4": "*u8", "int4": "*fp16"}[kind]
+    types = {
+        "x_ptr": "*i32",
+        "w_ptr": "*i32",
+        "s_ptr": scales,
+        "g_ptr": "*fp32",
+        "bias_ptr": "*bf16",
+        "out_ptr": "*bf16",
+    }
+    constants = {"KIND": kind, "GLOBAL": kind == "nvfp4", "BIAS": False, "WARPS": w4_gemv.WARPS}
+    used = usage(w4_gemv.w4_gemv_kernel, types, constants, tmp_path)
+    assert used["stack"] == used["local"] == 0 and used["registers"] <= 128, used  # four programs a multiprocessor
+
+
+@pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
+@pytest.mark.parametrize("source", ["bf16", "fp16"])
+def test_amax_words(source: str, tmp_path: Path) -> None:
+    types = {"x_ptr": "*i32", "part_ptr": "*fp32"}
+    constants = {"SOURCE": source, "B": 4096, "N": 1024}
+    used = usage(cast_words.amax_words_kernel, types, constants, tmp_path, num_warps=8)
+    assert used["stack"] == used["local"] == 0, used

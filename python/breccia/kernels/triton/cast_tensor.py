@@ -13,6 +13,7 @@ import triton.language as tl
 from .cast_block import cast_block, element_codes
 from .codecs import absmax, divide, encode_nan, positive, unit_power, widen
 from .runtime import ELEMENTS, HW, contiguous_rows, launch
+from .words import takes
 
 PARTIALS = 1024
 TILE, WARPS = 2048, 4  # elements and warps of a program that encodes
@@ -199,15 +200,14 @@ def cast_row_kernel(
         tl.store(code_ptr + row * K + k0 + cols, code, mask=inside)
 
 
-def statistics(x: torch.Tensor, rule: str, top: float, margin: float, scale: torch.Tensor) -> torch.Tensor:
-    """Two launches: what `finish_kernel` computes from all of x; `scale` gets the stored scale."""
+def _amax(x: torch.Tensor, parts: torch.Tensor) -> int:
+    """Partial maxima of any matrix; their number."""
     rows, cols = x.shape
     bk = min(1024, max(16, triton.next_power_of_2(cols)))
     bm = max(1, 4096 // bk)
-    k_tiles = triton.cdiv(cols, bk)
-    tiles = k_tiles * triton.cdiv(rows, bm)
-    count = max(1, min(tiles, PARTIALS if x.is_cuda else 4))
-    parts = torch.empty((2 * PARTIALS + 8,), dtype=torch.float32, device=x.device)
+    k_tiles = -(-cols // bk)
+    tiles = k_tiles * -(-rows // bm)
+    count: int = max(1, min(tiles, PARTIALS if x.is_cuda else 4))
     launch(
         amax_kernel,
         (count,),
@@ -224,6 +224,18 @@ def statistics(x: torch.Tensor, rule: str, top: float, margin: float, scale: tor
         N=PARTIALS,
         num_warps=4,
     )
+    return count
+
+
+def statistics(x: torch.Tensor, rule: str, top: float, margin: float, scale: torch.Tensor) -> torch.Tensor:
+    """Two launches: what `finish_kernel` computes from all of x; `scale` gets the stored scale."""
+    parts = torch.empty((2 * PARTIALS + 8,), dtype=torch.float32, device=x.device)
+    if x.is_contiguous() and x.numel() < 2**31 and takes(x, "e4m3", (1, 16), "divide"):
+        from .cast_words import amax_words
+
+        count = amax_words(x, parts, PARTIALS)
+    else:
+        count = _amax(x, parts)
     stats = parts[2 * PARTIALS :]
     launch(
         finish_kernel, (1,), x, parts, stats, scale, count, RULE=rule, MAX=top, MARGIN=margin, N=PARTIALS, num_warps=4
