@@ -63,7 +63,8 @@ TEST_P(EveryBackend, FastDivisionGivesTheCodesOfDivision) {
                 set_reciprocal(scale);
                 std::uint8_t code = 0;
                 kernel.encode(&x, 1, scale, &code, 0, false);
-                ASSERT_EQ(code, info(format).encode(x / d.divisor)) << info(format).name << ' ' << x << ' ' << d.divisor;
+                ASSERT_EQ(code, info(format).encode(x / d.divisor))
+                    << info(format).name << ' ' << x << ' ' << d.divisor;
             }
     }
 }

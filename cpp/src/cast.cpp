@@ -113,11 +113,11 @@ void decode(std::span<const std::uint8_t> codes, Format format, std::span<float>
     parallel_for(static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
         const float unit = 1;
         kernel.dequantize({.codes = codes.data() + begin,
-                               .begin = 0,
-                               .count = end - begin,
-                               .block = end - begin,
-                               .scales = &unit,
-                               .out = x.data() + begin});
+                           .begin = 0,
+                           .count = end - begin,
+                           .block = end - begin,
+                           .scales = &unit,
+                           .out = x.data() + begin});
     });
 }
 

@@ -199,11 +199,6 @@ const KernelTable& kernels() {
     return *table;
 }
 
-const BF16Kernels* bf16_kernels(const KernelTable& table) {
-    const bool runnable = features().avx512_bf16 && features().avx512_vbmi;
-    return runnable ? table.matmul.bf16 : nullptr;
-}
-
 BackendScope::BackendScope(std::string_view name) : previous_(chosen_here) {
     chosen_here = find_backend(name, "backend");
 }

@@ -334,7 +334,7 @@ const ScaledMatrix* scaled_activations(const Product& product, Plan& plan) {
 
 bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
     const KernelTable& table = product.table;
-    const BF16Kernels* bf16 = bf16_kernels(table);
+    const BF16Kernels* bf16 = table.matmul.bf16;
     if (bf16 == nullptr || bf16->decode[static_cast<std::size_t>(w.element)] == nullptr || product.k == 0 ||
         w.col_stride != 1 || w.packed != is_packed(w.element) || !zero_points_are_small(w))
         return false;

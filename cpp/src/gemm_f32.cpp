@@ -47,7 +47,8 @@ float* Product::in_place(std::int64_t row, std::int64_t rows, std::int64_t begin
     const OutputMatrix& to = c[static_cast<std::size_t>(row / m)];
     constexpr auto item = static_cast<std::int64_t>(sizeof(float));
     stride = to.row_stride / item;
-    return row % m + rows <= m && to.row_stride % item == 0 ? to.in_place(row % m, begin, count) : nullptr;
+    const bool fits = to.dtype == DType::float32 && row % m + rows <= m && to.row_stride % item == 0;
+    return fits ? static_cast<float*>(to.in_place(row % m, begin, count)) : nullptr;
 }
 
 void Product::write(const KernelTable& table, std::int64_t row, std::int64_t begin, std::int64_t count,

@@ -115,7 +115,7 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
 
 bool gemv_bf16(const Product& product, const ScaledMatrix& w) {
     const KernelTable& table = product.table;
-    const BF16Kernels* bf16 = bf16_kernels(table);
+    const BF16Kernels* bf16 = table.matmul.bf16;
     const auto kernel = bf16 != nullptr ? bf16->gemv[static_cast<std::size_t>(w.element)] : nullptr;
     const std::int64_t rows = product.total_rows(), k = product.k;
     const std::int64_t scale_size =

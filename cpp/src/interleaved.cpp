@@ -93,7 +93,7 @@ bool interleave_scales(const KernelTable& table, const ScaledMatrix& w, const La
 }
 
 std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, const ScaledTensor& w) {
-    const BF16Kernels* bf16 = bf16_kernels(table);
+    const BF16Kernels* bf16 = table.matmul.bf16;
     if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.recipe().element)] == nullptr || w.shape().size() < 2)
         return nullptr;
     const Shape batch = batch_shape(w.shape());

@@ -112,7 +112,4 @@ struct KernelTable {
 /// The backend in use.
 const KernelTable& kernels();
 
-/// The table's bfloat16 kernels, or null where it has none or this machine cannot run them.
-const BF16Kernels* bf16_kernels(const KernelTable& table);
-
 }  // namespace breccia

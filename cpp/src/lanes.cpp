@@ -102,7 +102,7 @@ private:
         p.group_scale_stride = blocks_.group_bytes(p.scale_type);
         p.x = a.x.data();
         p.vectors = a.vectors;
-        bf16_kernels(product_.table)->lanes[static_cast<std::size_t>(w_.element)](p);
+        product_.table.matmul.bf16->lanes[static_cast<std::size_t>(w_.element)](p);
     }
 
     ScaleType scales_of(std::int64_t row) {
@@ -121,7 +121,7 @@ private:
             for (std::int64_t lane = 0; lane < lanes; ++lane) {
                 float sum = from[lane];
                 for (std::int64_t t = 1; t < a.terms; ++t) sum += from[t * a.rows * lanes + lane];
-                line[j + lane] = sum * w_.global_scale;
+                line[j + lane] = w_.with_global(sum);
             }
         }
         product_.write(product_.table, a.first + i, row, n, line);
@@ -138,7 +138,7 @@ private:
 }  // namespace
 
 bool product_in_lanes(const Product& product, const ScaledMatrix& w) {
-    const BF16Kernels* bf16 = bf16_kernels(product.table);
+    const BF16Kernels* bf16 = product.table.matmul.bf16;
     if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.element)] == nullptr) return false;
     const std::optional<LaneBlocks> blocks = lane_blocks(w);
     const std::int64_t rows = product.total_rows();

@@ -159,7 +159,7 @@ struct MatmulKernels {
     /// out[j][i] = in[i][j], 16 by 16; strides in floats.
     void (*transpose)(const float* in, std::int64_t in_stride, float* out, std::int64_t out_stride);
     float (*dot)(const float* a, const float* b, std::int64_t n);
-    const BF16Kernels* bf16;  ///< may need more than the backend does: ask bf16_kernels()
+    const BF16Kernels* bf16;  ///< null where the backend has none
 };
 
 }  // namespace breccia

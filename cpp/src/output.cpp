@@ -70,17 +70,23 @@ void check_no_overlap(const Array& out, const Array& operand) {
     if (a.begin < b.end && b.begin < a.end) throw_value("out must not overlap an operand's memory");
 }
 
+std::byte* OutputMatrix::at(std::int64_t row, std::int64_t col) const {
+    return data + row * row_stride + col * col_stride;
+}
+
+bool OutputMatrix::is_run(std::int64_t row, std::int64_t begin, std::int64_t n) const {
+    const auto item = static_cast<std::int64_t>(size_of(dtype));
+    return (col_stride == item || n <= 1) && reinterpret_cast<std::uintptr_t>(at(row, begin)) % size_of(dtype) == 0;
+}
+
 void* OutputMatrix::in_place(std::int64_t row, std::int64_t begin, std::int64_t n) const {
-    std::byte* p = data + row * row_stride + begin * col_stride;
-    const bool contiguous = col_stride == static_cast<std::int64_t>(size_of(dtype)) || n <= 1;
-    return contiguous && reinterpret_cast<std::uintptr_t>(p) % size_of(dtype) == 0 ? p : nullptr;
+    return is_run(row, begin, n) ? at(row, begin) : nullptr;
 }
 
 void OutputMatrix::write(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                          const float* x) const {
-    if (void* direct = in_place(row, begin, n)) return kernels.store[static_cast<std::size_t>(dtype)](x, n, direct);
-    std::byte* p = data + row * row_stride + begin * col_stride;
-    for (std::int64_t i = 0; i < n; ++i) write_number(p + i * col_stride, dtype, x[i]);
+    if (is_run(row, begin, n)) return kernels.store[static_cast<std::size_t>(dtype)](x, n, at(row, begin));
+    for (std::int64_t i = 0; i < n; ++i) write_number(at(row, begin + i), dtype, x[i]);
 }
 
 OutputMatrix output_matrix(const Array& out, int axis, const Shape& batch, std::int64_t index) {

@@ -22,6 +22,11 @@ struct OutputMatrix {
     [[nodiscard]] void* in_place(std::int64_t row, std::int64_t begin, std::int64_t n) const;
     /// Rounds to the output's type, nearest even.
     void write(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, const float* x) const;
+
+private:
+    [[nodiscard]] std::byte* at(std::int64_t row, std::int64_t col) const;
+    /// Whether the elements lie side by side, aligned.
+    [[nodiscard]] bool is_run(std::int64_t row, std::int64_t begin, std::int64_t n) const;
 };
 
 OutputMatrix output_matrix(const Array& out, int axis, const Shape& batch, std::int64_t index);

@@ -245,9 +245,9 @@ private:
         });
     }
 
-    // Blocks of several rows, long blocks, odd blocks of packed codes, and blocks that may keep a scale. A band of blocks
-    // is worked through row by row, a few thousand columns at a time: rows are read in long runs, and are still in a
-    // cache when they are encoded.
+    // Blocks of several rows, long blocks, odd blocks of packed codes, and blocks that may keep a scale. A band of
+    // blocks is worked through row by row, a few thousand columns at a time: rows are read in long runs, and are still
+    // in a cache when they are encoded.
     void quantize_tiles() const {
         constexpr std::int64_t cached_cols = 4096;
         const std::int64_t grid_rows = grid_.grid_rows(), grid_cols = grid_.grid_cols();
@@ -294,7 +294,8 @@ private:
             const BlockRange b = range_of(matrix, block_row, block, count);
             for (std::int64_t row = b.begin_row; row < b.end_row; ++row) {
                 const std::int64_t n = b.end_col - b.begin_col;
-                kernels_.fold_amax(source_.read(matrix, row, b.begin_col, n, scratch), n, grid_.block_cols, amax.data());
+                kernels_.fold_amax(source_.read(matrix, row, b.begin_col, n, scratch), n, grid_.block_cols,
+                                   amax.data());
             }
         }
         for (std::int64_t j = 0; j < count; ++j) {

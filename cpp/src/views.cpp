@@ -176,13 +176,13 @@ void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t
     if (contiguous && coded) {
         const float one = 1;
         kernels[format_of_scale(m.scale_type)].dequantize({.codes = reinterpret_cast<const std::uint8_t*>(p),
-                                                               .begin = 0,
-                                                               .count = n,
-                                                               .block = std::max<std::int64_t>(n, 1),
-                                                               .scales = &one,
-                                                               .zero_points = nullptr,
-                                                               .packed = false,
-                                                               .out = out});
+                                                           .begin = 0,
+                                                           .count = n,
+                                                           .block = std::max<std::int64_t>(n, 1),
+                                                           .scales = &one,
+                                                           .zero_points = nullptr,
+                                                           .packed = false,
+                                                           .out = out});
     } else if (contiguous) {
         kernels.load[static_cast<std::size_t>(m.scale_type)](p, n, out);
     } else {

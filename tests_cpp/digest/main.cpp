@@ -38,7 +38,8 @@ std::vector<float> patterns(std::int64_t rows, std::int64_t cols) {
         const auto exponent = static_cast<std::uint32_t>(100 + i / cols + static_cast<std::int64_t>(random() % 8));
         x.push_back(float_from_bits((static_cast<std::uint32_t>(random()) & 0x807F'FFFFU) | exponent << 23));
     }
-    for (std::size_t i = 0; i < x.size(); i += 1009) x[i] = float_from_bits(0x7F80'0000U + (i % 3 << 22));
+    for (std::size_t i = 0; i < x.size(); i += 1009)
+        x[i] = float_from_bits(0x7F80'0000U + static_cast<std::uint32_t>(i % 3 << 22));
     return x;
 }
 

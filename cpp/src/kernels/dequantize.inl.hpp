@@ -25,7 +25,8 @@ static bool stays_normal(const DequantizeRow& row) {
     const I mask = i_set(0x7FFF'FFFF), bound = i_set(static_cast<int>(bits_of(least)));
     Mask small = i_less(bound, bound);
     std::int64_t i = 0;
-    for (; i + lanes <= count; i += lanes) small = m_or(small, i_less(i_and(as_bits(f_load(row.scales + i)), mask), bound));
+    for (; i + lanes <= count; i += lanes)
+        small = m_or(small, i_less(i_and(as_bits(f_load(row.scales + i)), mask), bound));
     for (; i < count; ++i)
         if ((bits_of(row.scales[i]) & f32_abs_mask) < bits_of(least)) return false;
     return i_none(small);

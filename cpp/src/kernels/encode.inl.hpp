@@ -34,15 +34,12 @@ struct Rounded {
         const I sum = as_bits(sum_f32x16);
         return i_add(sum, i_shr<Grid<C>::dropped_bits>(sum));
     }
-    BRECCIA_INLINE_MEMBER F value() const {
-        return f_multiply_add(binade_f32x16, f_set(-Grid<C>::magic), sum_f32x16);
-    }
+    BRECCIA_INLINE_MEMBER F value() const { return f_multiply_add(binade_f32x16, f_set(-Grid<C>::magic), sum_f32x16); }
 };
 
 template <class C, bool Saturate>
 BRECCIA_INLINE F round_integer(F scaled, float zero_point) {
-    if constexpr (Saturate)
-        scaled = f_min(f_max(scaled, f_set(C::lowest - zero_point)), f_set(C::max - zero_point));
+    if constexpr (Saturate) scaled = f_min(f_max(scaled, f_set(C::lowest - zero_point)), f_set(C::max - zero_point));
     return f_add(scaled, f_set(integer_magic));
 }
 
@@ -93,8 +90,8 @@ BRECCIA_INLINE B encode_wide(const float* x, const Scale& s0, const Scale& s1, c
     if constexpr (C::family == CodecFamily::minifloat) {
         const B code = b_low_bytes(Rounded<C, Saturate>(scaled[0]).code(), Rounded<C, Saturate>(scaled[1]).code(),
                                    Rounded<C, Saturate>(scaled[2]).code(), Rounded<C, Saturate>(scaled[3]).code());
-        const B high = b_high_bytes(as_bits(x_f32x16[0]), as_bits(x_f32x16[1]), as_bits(x_f32x16[2]),
-                                    as_bits(x_f32x16[3]));
+        const B high =
+            b_high_bytes(as_bits(x_f32x16[0]), as_bits(x_f32x16[1]), as_bits(x_f32x16[2]), as_bits(x_f32x16[3]));
         B sign = b_and(b_shr<8 - C::bits>(high), b_set(C::sign_mask));
         if constexpr (!C::has_negative_zero) sign = b_zero_where_zero(sign, code);
         return b_or(code, sign);

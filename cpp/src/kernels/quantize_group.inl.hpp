@@ -173,10 +173,10 @@ struct GroupDivide {
 
 // What comes next is fetched while codes are computed: the pass for amax would wait for memory.
 BRECCIA_INLINE void prefetch_ahead(const float* x) {
-    constexpr std::uintptr_t distance = 16384;
-    const std::uintptr_t p = reinterpret_cast<std::uintptr_t>(x) + distance;
-    for (std::uintptr_t line = 0; line < wide * sizeof(float); line += 64)
-        __builtin_prefetch(reinterpret_cast<const void*>(p + line));
+    constexpr std::int64_t distance = 16384, line = 64;
+    const auto* p = reinterpret_cast<const std::uint8_t*>(x) + distance;
+    for (std::int64_t at = 0; at < wide * static_cast<std::int64_t>(sizeof(float)); at += line)
+        __builtin_prefetch(p + at);
 }
 
 template <class C, bool Saturate, class Scale>

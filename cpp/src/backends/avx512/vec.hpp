@@ -92,7 +92,9 @@ using Mask64 = __mmask64;
 template <int Byte>
 BRECCIA_INLINE __m256i bytes_of(I a, I b) {
     alignas(64) static constexpr auto index = [] {
-        struct { std::uint8_t byte[64]; } of{};
+        struct {
+            std::uint8_t byte[64];
+        } of{};
         for (int i = 0; i < 64; ++i) of.byte[i] = static_cast<std::uint8_t>(4 * (i % 32) + Byte);
         return of;
     }();
@@ -260,8 +262,8 @@ template <class C>
 BRECCIA_INLINE void f_decode_wide(const std::uint8_t* p, F (&x)[4]) {
     if constexpr (is_int8<C>) {
         for (int j = 0; j < 4; ++j)
-            x[j] = _mm512_cvtepi32_ps(
-                _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * j))));
+            x[j] =
+                _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * j))));
     } else {
         look_up_bytes<C>(p, x);
     }
