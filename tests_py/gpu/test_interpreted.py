@@ -10,7 +10,17 @@ import cases
 import numpy as np
 import pytest
 import torch
-from breccia.kernels.triton import cast_block, cast_both, cast_nvfp4, cast_tensor, dequant, gemm, gemv, recipes
+from breccia.kernels.triton import (
+    cast_block,
+    cast_both,
+    cast_nvfp4,
+    cast_tensor,
+    dequant,
+    gemm,
+    gemv,
+    products,
+    recipes,
+)
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -168,3 +178,16 @@ def test_grouped_fp8(device: str) -> None:
         wd = dequant.dequantize(codes[e], scale[e], "e4m3", "float", (n, k), (128, 128), False)
         if b > a:
             close(y[a:b], xd[a:b].double() @ wd.double().T, 1e-3)
+
+
+@pytest.mark.parametrize("form", ["multiplier", "divisor"])
+def test_grouped_nvfp4(device: str, form: str) -> None:
+    w = breccia.cast(
+        torch.from_numpy(cases.normal((3, 40, 128), 2)).to(device), breccia.NVFP4BlockScaling(global_scale_form=form)
+    )
+    x = torch.from_numpy(cases.normal((21, 128), 3)).to(device).bfloat16()
+    y = products.grouped_matmul(x, w, torch.tensor([0, 5, 5, 21], dtype=torch.int32, device=device), torch.float32)
+    values = breccia.dequantize(w).double()
+    for e, (a, b) in enumerate(((0, 5), (5, 5), (5, 21))):
+        if b > a:
+            close(y[a:b], x[a:b].double() @ values[e].T, 1e-3)

@@ -55,7 +55,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
     x is bf16/fp16, or FP8 with scales per 1 x 128. `offsets` (E + 1, integers, on the device) is never read on the
     host; rows past its last entry are zero.
     """
-    w = recipes.operand(w_stack)
+    w = recipes.operand(w_stack, exact=False)
     experts = w.shape[0] if len(w.shape) == 3 else 0
     if not experts or w.transposed:
         raise ValueError(f"w_stack must be a ScaledTensor (E, N, K), got shape {tuple(w_stack.shape)}")

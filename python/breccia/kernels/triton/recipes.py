@@ -85,8 +85,12 @@ class Operand:
     transposed: bool  # the tensor is the transpose of what stands here
 
 
-def operand(scaled: Any) -> Operand:
-    """The raw parts of a ScaledTensor, transposed so that its blocks run along the last axis."""
+def operand(scaled: Any, exact: bool = True) -> Operand:
+    """The raw parts of a ScaledTensor, transposed so that its blocks run along the last axis.
+
+    Kernels multiply by a global scale. One that divides goes into float32 block scales, to the last bit, or with
+    exact=False is replaced by its reciprocal, which leaves the scales bytes: a product's own rounding is larger.
+    """
     transposed = scaled.layout.axis == -2
     source = scaled.mT if transposed else scaled
     recipe, layout = source.recipe, source.layout
@@ -105,9 +109,12 @@ def operand(scaled: Any) -> Operand:
     elif getattr(recipe, "scale_format", "") == "E4M3":
         sfmt = "e4m3"
     global_scale = source.global_scale
-    if global_scale is not None and global_divides(recipe):  # kernels multiply: the quotients are made here
-        scale = scale.view(torch.float8_e4m3fn).float() / global_scale
-        sfmt, global_scale = "float", None
+    if global_scale is not None and global_divides(recipe):
+        if exact:
+            scale = scale.view(torch.float8_e4m3fn).float() / global_scale
+            sfmt, global_scale = "float", None
+        else:
+            global_scale = 1 / global_scale
     codes = source.data
     return Operand(
         scaled,
