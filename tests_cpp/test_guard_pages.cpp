@@ -39,7 +39,8 @@ public:
     }
     [[nodiscard]] Array copy(const Array& from, Side side) const {
         Array to = array(from.type, from.shape, side);
-        std::memcpy(to.data, from.data, static_cast<std::size_t>(from.size()) * from.type.size());
+        if (from.size() != 0)  // whose data may be null
+            std::memcpy(to.data, from.data, static_cast<std::size_t>(from.size()) * from.type.size());
         return to;
     }
 
