@@ -11,7 +11,7 @@ inline constexpr float integer_magic = 12582912.0F;  // 1.5 * 2^23: adding it ro
 template <class C>
 struct Grid {
     static constexpr int dropped_bits = 23 - C::mantissa_bits;
-    // In the number's own last places stands what makes `code_of` right, -(biased exponent of the smallest normal's
+    // In the number's own last places stands what makes `code()` right, -(biased exponent of the smallest normal's
     // sum) << mantissa_bits modulo 256. It is even, so ties go where they should.
     static constexpr int smallest_field = C::min_exponent + 127 + dropped_bits;
     static constexpr int constant = (256 - (smallest_field << C::mantissa_bits) % 256) % 256;
