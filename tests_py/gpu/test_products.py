@@ -10,7 +10,7 @@ import cases
 import pytest
 import torch
 from breccia.kernels import triton as kernels
-from breccia.kernels.triton import ops, products
+from breccia.kernels.triton import ops, products, recipes, w4_gemv, weights_matmul
 
 BLOCK, TILE = breccia.Float8BlockScaling(), breccia.Float8BlockScaling(block_m=128)
 SHAPES = [(1, 8, 128), (7, 130, 256), (64, 200, 128), (129, 64, 384), (300, 520, 1024), (1000, 264, 640)]
@@ -87,17 +87,52 @@ def test_every_recipe(recipe: Any) -> None:
     close(kernels.matmul(a, b), exact(a, b), 2e-3)
 
 
+WEIGHTS = [
+    breccia.NVFP4BlockScaling(),
+    breccia.MXFP4BlockScaling(),
+    breccia.INT4Scaling(),
+    TILE,
+    BLOCK,
+    breccia.MXFP8BlockScaling(),
+    breccia.Float8CurrentScaling(granularity="row"),
+    breccia.Float8CurrentScaling(fp8_format="E5M2"),
+    breccia.INT8Scaling(),
+]
+
+
+@pytest.mark.parametrize("recipe", WEIGHTS, ids=repr)
 @pytest.mark.parametrize(
-    "recipe", [breccia.NVFP4BlockScaling(), breccia.MXFP4BlockScaling(), breccia.INT4Scaling()], ids=repr
+    "shape",
+    [(2, 64, 128), (5, 200, 1024), (16, 130, 384), (40, 96, 640), (64, 333, 2176), (100, 264, 512), (300, 520, 1152)],
+    ids=str,
 )
-@pytest.mark.parametrize(
-    "shape", [(2, 64, 128), (5, 200, 1024), (16, 130, 384), (40, 96, 640), (64, 333, 2176)], ids=str
-)
-def test_four_bit_weights(recipe: Any, shape: tuple[int, int, int]) -> None:
+def test_weights_decode_in_the_product(recipe: Any, shape: tuple[int, int, int]) -> None:
+    """Up to 64 rows exactly: no weight is rounded, whatever its scale."""
     m, n, k = shape
-    x, w, bias = randn((m, k)).bfloat16(), ops.cast(randn((n, k), 1), recipe), randn((n,), 2)
-    close(kernels.linear(x, w, bias, "float32"), exact(x, w.T) + bias.double(), 2e-5)
-    close(kernels.linear(x[:1], w, bias, "float32"), exact(x[:1], w.T) + bias.double(), 2e-5 if k % 256 == 0 else 5e-3)
+    w, bias = ops.cast(randn((n, k), 1), recipe), randn((n,), 2)
+    op = recipes.operand(w)
+    block = op.block if op.scale.numel() > 1 else (0, 0)
+    kind = weights_matmul.kind_of(op.element, op.sfmt, block)
+    x = torch.cat([randn((m, k)), randn((m, k), 3)], 1).bfloat16()[:, :k]
+    assert kind is not None and weights_matmul.takes(x, op.codes, kind)
+    ref = exact(x, w.T) + bias.double()
+    rounded = m > 64 and kind in ("int4", "block")
+    for dtype, bound in ((torch.float32, 3e-3 if rounded else 2e-5), (torch.bfloat16, 4e-3)):
+        y = weights_matmul.weights_matmul(x, op.codes, op.scale, kind, op.element, block, dtype, op.global_scale, bias)
+        close(y, ref, bound)
+    if kind in ("nvfp4", "mxfp4", "int4") and m <= 8:
+        close(w4_gemv.w4_gemv(x, op.codes, op.scale, kind, torch.float32, op.global_scale, bias), ref, 2e-5)
+
+
+@pytest.mark.parametrize("fmt", ["E4M3", "E5M2"])
+@pytest.mark.parametrize("m", [1, 2, 16, 100])
+def test_nan_weights_stay(fmt: str, m: int) -> None:
+    values = randn((96, 256), 1)
+    values[5, 17] = float("nan")
+    w = ops.cast(values, breccia.Float8BlockScaling(block_m=1, fp8_format=fmt))
+    w.data.view(torch.uint8)[9, 200] = 0x7F
+    y = kernels.linear(randn((m, 256)).bfloat16(), w)
+    assert torch.equal(y.isnan(), ops.dequantize(w).isnan().any(1).expand_as(y))
 
 
 def test_batches() -> None:

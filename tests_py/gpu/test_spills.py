@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from breccia.kernels.triton import cast_words, configs, dequant_words, hopper_fp8, hopper_w4, w4_gemv
+from breccia.kernels.triton import cast_words, configs, dequant_words, hopper_fp8, hopper_weights, w4_gemv
 from breccia.kernels.triton.words import decode_asm
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -85,31 +85,40 @@ def test_fp8(tile: configs.Tile, rows: int, cols: int, fast: bool, epilogue: int
     assert used["stack"] == used["local"] == 0 and used["shared"] <= 232_448, used
 
 
+SCALES = {"nvfp4": "*i16", "mxfp4": "*u8", "int4": "*fp16", "mxfp8": "*u8", "block": "*fp32", "whole": "*fp32"}
+
+
 @pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
-@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "int4"])
-@pytest.mark.parametrize("m", [2, 16, 64])
-def test_w4(kind: str, m: int, tmp_path: Path) -> None:
-    tile = configs.w4_tile(m, 7168, 4096, kind)
-    scale = {"nvfp4": "*i16", "mxfp4": "*u8", "int4": "*fp16"}[kind]
+@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize(("m", "experts"), [(16, 0), (64, 0), (512, 0), (512, 16)])
+def test_weights(kind: str, m: int, experts: int, tmp_path: Path) -> None:
+    tile = configs.weight_tile(m, 7168, 4096, kind, experts)
+    words = 16 if kind in ("nvfp4", "mxfp4", "int4") else 32
     types = {
-        "x_desc": descriptor("bf16", [tile.cols, 128], 128, 16),
-        "w_ptr": "*i32",
-        "s_ptr": scale,
+        "x_desc": descriptor("bf16", [tile.cols, 64], 128, 16),
+        "w_desc": descriptor("i32", [64 if tile.split else 128, words], 4 * words, 32),
+        "s_ptr": SCALES[kind],
         "g_ptr": "*fp32",
         "bias_ptr": "*bf16",
         "out_ptr": "*bf16",
+        "table_ptr": "*i32",
     }
     constants = {
         "KIND": kind,
+        "FMT": "e4m3",
+        "SN": 128 if kind == "block" else 1,
+        "ROUND": tile.cols > 128 and kind in ("int4", "block"),
         "GLOBAL": kind == "nvfp4",
         "BIAS": False,
+        "EXPERTS": experts,
         "SPLIT": tile.split,
         "CONSUMERS": tile.consumers,
-        "STAGES": tile.stages,
+        "X_STAGES": tile.x_stages,
+        "X_UNITS": tile.x_units,
+        "W_STAGES": tile.w_stages,
         "GROUP": tile.group,
-        "REGS": 240,
     }
-    used = usage(hopper_w4.w4_kernel, types, constants, tmp_path, maxnreg=168)
+    used = usage(hopper_weights.weights_kernel, types, constants, tmp_path, maxnreg=168)
     assert used["stack"] == used["local"] == 0 and used["shared"] <= 232_448, used
 
 

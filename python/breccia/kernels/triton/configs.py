@@ -58,11 +58,11 @@ def prefers_cublas(m: int, n: int, k: int, mode: str) -> bool:
 
 
 def weight_only(m: int, n: int, k: int, element: str) -> str:
-    """How a 16-bit float product by a 4-bit weight runs: rows (up to eight, by what is bound by reading the
-    weights), fused, or decode (to 16-bit floats, then cuBLAS)."""
-    if m <= 8:
+    """How a 16-bit float product by a quantized weight runs: rows (kernels for a few, bound by reading the weights),
+    fused, or decode (to 16-bit floats, then cuBLAS)."""
+    if m <= (8 if element in ("e2m1", "int4") else 1):
         return "rows"
-    return "fused" if m <= 64 else "decode"
+    return "fused" if m <= 1024 else "decode"
 
 
 def candidates(m: int, n: int, k: int, mode: str) -> list[Tile]:
@@ -78,19 +78,23 @@ def candidates(m: int, n: int, k: int, mode: str) -> list[Tile]:
 
 
 @dataclass(frozen=True)
-class W4Tile:
-    """One configuration of the Hopper 4-bit weight kernel. `split`: the consumers divide K instead of the weight's
-    rows."""
+class WeightTile:
+    """One configuration of the Hopper kernel of packed weights. `split`: the two consumers divide K instead of the
+    weight's rows. Activations wait in `x_stages` buffers of `x_units` times 64 of K, weights in `w_stages` of 128."""
 
     cols: int
-    consumers: int
     split: bool
-    stages: int
+    x_stages: int
+    x_units: int
+    w_stages: int
+    consumers: int = 2
     group: int = 8
 
 
-def w4_tile(m: int, n: int, k: int, kind: str, sms: int = 132) -> W4Tile:
-    if m <= 64:
-        cols = max(8, 1 << (m - 1).bit_length())
-        return W4Tile(min(cols, 32) if kind == "int4" else cols, 2, True, 8)  # int4 keeps two accumulators
-    return W4Tile(128, 2, False, 4)
+def weight_tile(m: int, n: int, k: int, kind: str, experts: int = 0) -> WeightTile:
+    four = kind in ("nvfp4", "mxfp4", "int4")
+    if m <= 64 and not experts:  # few buffers: their size counts, because it delays the program's start
+        return WeightTile(max(8, 1 << (m - 1).bit_length()), True, 4, 2, 6)
+    if experts:
+        return WeightTile(128, False, 8, 1, 6 if four else 4)
+    return WeightTile(256, False, 6 if four else 5, 1, 4)

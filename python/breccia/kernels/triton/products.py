@@ -4,8 +4,8 @@
 | operands | path |
 | --- | --- |
 | FP8 x FP8, scales per tensor, row, 1x128 or 128x128 (weights) | Hopper kernel, or torch._scaled_mm where faster |
-| bf16/fp16 x quantized weight, up to 64 rows | weights decode inside the product |
-| bf16/fp16 x quantized weight, many rows | weights decode to the activations' dtype once, then cuBLAS |
+| bf16 x 4- or 8-bit weight, up to 1024 rows or grouped | weights decode inside the product (Hopper) |
+| bf16/fp16 x other quantized weights, or more rows | weights decode to the activations' dtype once, then cuBLAS |
 | formats whose values are exact in bf16 (MX, NVFP4 but for its global scale) | decode to bf16, then cuBLAS |
 | anything else | decode to float32, then a float32 product |
 """
@@ -84,6 +84,11 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
     block = w.block
     if block[1] & (block[1] - 1):
         raise ValueError(f"w_stack must have power-of-two blocks, got {w_stack.layout}")
+    kind = _fused_kind(x_codes, w, block) if x_scale is None and x_codes.is_cuda else None
+    if kind is not None:
+        from .weights_matmul import weights_matmul
+
+        return weights_matmul(x_codes, w.codes, scale, kind, w.element, block, dtype, g, None, offsets)
     zero = w.zero_point if w.element != "int8" or w.zero_point is None else w.zero_point.view(torch.int8)
     return gemm.gemm(
         x_codes, w.codes, scale, w.element, w.sfmt, block, w.packed, dtype, x_scale, zero, g, None, offsets
@@ -195,14 +200,15 @@ def weight_only(x: torch.Tensor, w: recipes.Operand, dtype: torch.dtype, bias: A
     scale = w.scale.reshape(1, 1) if w.scale.numel() == 1 else w.scale
     powers = block[1] & (block[1] - 1) == 0 and (w.sfmt != "float" or block[1] == 0 or block[1] >= 16)
     choice = configs.weight_only(m, w.shape[-2], w.shape[-1], w.element)
-    if choice in ("rows", "fused") and torch.cuda.get_device_capability(x.device)[0] == 9:
+    kind = _fused_kind(x, w, block)
+    if kind is not None and choice == "rows" and w.packed:
         from .w4_gemv import w4_gemv
-        from .w4_matmul import kind_of, takes, w4_matmul
 
-        kind = kind_of(w.element, w.sfmt, block)
-        if kind is not None and takes(x, w.codes, kind):
-            multiply = w4_gemv if choice == "rows" else w4_matmul
-            return multiply(x, w.codes, scale, kind, dtype, w.global_scale, bias)
+        return w4_gemv(x, w.codes, scale, kind, dtype, w.global_scale, bias)
+    if kind is not None and choice == "fused":
+        from .weights_matmul import weights_matmul
+
+        return weights_matmul(x, w.codes, scale, kind, w.element, block, dtype, w.global_scale, bias)
     if m == 1 and powers and w.zero_point is None and w.shape[-1] % 256 == 0 and w.packed:
         from .gemv import gemv
 
@@ -218,6 +224,16 @@ def weight_only(x: torch.Tensor, w: recipes.Operand, dtype: torch.dtype, bias: A
         return y if bias is None else y + bias
     y = torch.nn.functional.linear(x, values, None if bias is None else bias.to(x.dtype))
     return y if y.dtype == dtype else y.to(dtype)
+
+
+def _fused_kind(x: torch.Tensor, w: recipes.Operand, block: tuple[int, int]) -> str | None:
+    """The weight format's name to the Hopper kernels that decode inside the product, None where they do not run."""
+    if torch.cuda.get_device_capability(x.device)[0] != 9 or w.zero_point is not None:
+        return None
+    from .weights_matmul import kind_of, takes
+
+    kind = kind_of(w.element, w.sfmt, block)
+    return kind if takes(x, w.codes, kind) else None
 
 
 def _exact_in_bf16(x: recipes.Operand) -> bool:

@@ -18,29 +18,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from .hopper_w4 import E2M1_ASM, INT4_ASM, halves
+from .decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_ASM, SCALES_ASM, halves, power
 from .runtime import launch
 
 WARPS = 4  # of a program
-
-# E2M1 bits in bf16's fields are the value times 2^-126; the scale comes times 2^112, and 2^14 is left to the end.
-E2M1_ONCE_ASM = gl.constexpr("""{
-.reg .b32 s, t;
-shl.b32 s, $4, 12; and.b32 s, s, 0x80008000; shl.b32 t, $4, 6; and.b32 t, t, 0x01C001C0; or.b32 s, s, t;
-mul.bf16x2 $0, s, $5;
-shl.b32 s, $4, 8; and.b32 s, s, 0x80008000; shl.b32 t, $4, 2; and.b32 t, t, 0x01C001C0; or.b32 s, s, t;
-mul.bf16x2 $1, s, $5;
-shl.b32 s, $4, 4; and.b32 s, s, 0x80008000; shr.b32 t, $4, 2; and.b32 t, t, 0x01C001C0; or.b32 s, s, t;
-mul.bf16x2 $2, s, $5;
-and.b32 s, $4, 0x80008000; shr.b32 t, $4, 6; and.b32 t, t, 0x01C001C0; or.b32 s, s, t;
-mul.bf16x2 $3, s, $5;
-}""")
-E4M3_ASM = gl.constexpr("""{
-.reg .b32 h; .reg .b16 a, b; .reg .f32 f;
-cvt.rn.f16x2.e4m3x2 h, $2; mov.b32 {a, b}, h;
-cvt.f32.f16 f, a; mul.f32 f, f, 0f77800000; cvt.rn.bf16x2.f32 $0, f, f;
-cvt.f32.f16 f, b; mul.f32 f, f, 0f77800000; cvt.rn.bf16x2.f32 $1, f, f;
-}""")
 
 
 @gluon.constexpr_function
@@ -142,7 +123,7 @@ def decode(words, raw_scale, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.co
         )
     elif KIND == "nvfp4":
         low, high = gl.inline_asm_elementwise(
-            E4M3_ASM, "=r,=r,h", [raw_scale], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+            SCALES_ASM, "=r,=r,h", [raw_scale], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
         )
         four = gl.join(gl.join(low, low), gl.join(high, high))
         scale = gl.convert_layout(gl.reshape(gl.permute(four, (0, 1, 2, 4, 3)), [WARPS, 16, 16]), L)
@@ -151,9 +132,8 @@ def decode(words, raw_scale, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.co
             is_pure=True, pack=1,
         )  # fmt: skip
     else:
-        e = raw_scale.to(gl.int32) & 0xFF
-        bits = gl.where(e == 0, 0x0040, gl.where(e == 255, 0x7FC0, e << 7))
-        twice = gl.join(bits | (bits << 16), bits | (bits << 16))
+        both = power(raw_scale)
+        twice = gl.join(both, both)
         scale = gl.convert_layout(gl.reshape(gl.join(twice, twice), [WARPS, 16, 16]), L)
         p0, p1, p2, p3 = gl.inline_asm_elementwise(
             E2M1_ASM, "=r,=r,=r,=r,r,r", [words, scale], dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
@@ -220,7 +200,7 @@ def w4_gemv(
     bias: torch.Tensor | None = None,
     warps: int = WARPS,
 ) -> torch.Tensor:
-    """x (M <= 8, K) bf16 by packed weights (N, K/2 bytes) transposed: what `w4_matmul.takes`."""
+    """x (M <= 8, K) bf16 by packed weights (N, K/2 bytes) transposed: what `weights_matmul.takes`."""
     (m, k), n = x.shape, w.shape[0]
     out = torch.empty((m, n), dtype=out_dtype, device=x.device)
     if out.numel() == 0:

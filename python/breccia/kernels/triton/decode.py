@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+# Device code: `else` after a return is a compile-time branch; there is no `in`.
+# ruff: noqa: PLR1714, RET505
+"""Words of packed weights to the tensor cores' register operand, in Gluon.
+
+A slice is 128 of K: 16 words of eight 4-bit codes or 32 words of four 8-bit codes a row. It decodes in two units of 64,
+one register operand each; thread t of a row takes words 4t to 4t + 3 of every 16.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+def _four_pairs(step: str) -> gl.constexpr:
+    """`step` for the pairs (n_p, n_p+4) of a word $4 of eight codes, to $0 ... $3, each with its own shifts."""
+    body = ""
+    for p, shift in enumerate(("shl.b32 t, $4, 6", "shl.b32 t, $4, 2", "shr.b32 t, $4, 2", "shr.b32 t, $4, 6")):
+        texts = {"SIGN": f"shl.b32 s, $4, {12 - 4 * p}", "MAGNITUDE": shift, "LOW": f"shr.b32 u, $4, {4 * p}"}
+        part = step.replace("OUT", f"${p}")
+        for name, text in texts.items():
+            part = part.replace(name, text)
+        body += part
+    return gl.constexpr("{ .reg .b32 s, t, u; .reg .f32 f, g; " + body + "}")
+
+
+# E2M1 bits in bf16's fields are the value times 2^-126.
+_E2M1 = "SIGN; and.b32 s, s, 0x80008000; MAGNITUDE; and.b32 t, t, 0x01C001C0; or.b32 s, s, t; "
+E2M1_ASM = _four_pairs(_E2M1 + "mov.b32 u, 0x7E807E80; mul.bf16x2 s, s, u; mul.bf16x2 OUT, s, $5; ")
+# The same with one product: the scale comes times 2^112, and 2^14 is left to the end.
+E2M1_ONCE_ASM = _four_pairs(_E2M1 + "mul.bf16x2 OUT, s, $5; ")
+# INT4 codes are mantissas under the exponent of 128: 136 more than their value.
+_INT4 = "LOW; and.b32 u, u, 0x000F000F; xor.b32 u, u, 0x43084308; "
+INT4_ASM = _four_pairs(_INT4 + "mov.b32 s, 0x3F803F80; mov.b32 t, 0xC308C308; fma.rn.bf16x2 OUT, u, s, t; ")
+# Times the float32 scale $5, of which $6 is -136 times; rounded to bf16 once.
+_BOTH = "shl.b32 t, u, 16; and.b32 u, u, 0xFFFF0000; mov.b32 f, t; mov.b32 g, u; "
+SCALED_INT4_ASM = _four_pairs(
+    _INT4 + _BOTH + "fma.rn.f32 f, f, $5, $6; fma.rn.f32 g, g, $5, $6; cvt.rn.bf16x2.f32 OUT, g, f; "
+)
+
+
+def _two_pairs(fmt: str, scaled: bool) -> gl.constexpr:
+    """Four 8-bit codes to two pairs of neighbours, $0 and $1, perhaps times the float32 scale $3 and then rounded once.
+    FP8 goes by float16, which holds every value and keeps NaN and infinities; an offset INT8 code is the low byte of a
+    float32 of 2^23 and more."""
+    body = "xor.b32 v, $2, 0x80808080; " if fmt == "int8" else "mov.b32 {l, h}, $2; "
+    for p, half in enumerate("lh"):
+        if fmt == "int8":
+            for q, name in enumerate("fg"):
+                body += f"prmt.b32 u, v, 0x4B000000, 0x744{2 * p + q}; mov.b32 {name}, u; "
+                body += f"add.f32 {name}, {name}, 0fCB000080; "
+        else:
+            body += f"cvt.rn.f16x2.{fmt}x2 v, {half}; mov.b32 {{a, b}}, v; cvt.f32.f16 f, a; cvt.f32.f16 g, b; "
+        body += "mul.f32 f, f, $3; mul.f32 g, g, $3; " if scaled else ""
+        body += f"cvt.rn.bf16x2.f32 ${p}, g, f; "
+    return gl.constexpr("{ .reg .b16 l, h, a, b; .reg .b32 u, v; .reg .f32 f, g; " + body + "}")
+
+
+E4M3_ASM, E5M2_ASM, INT8_ASM = (_two_pairs(fmt, False) for fmt in ("e4m3", "e5m2", "int8"))
+SCALED_E4M3_ASM, SCALED_E5M2_ASM, SCALED_INT8_ASM = (_two_pairs(fmt, True) for fmt in ("e4m3", "e5m2", "int8"))
+# Two E4M3 scales times 2^112 to bf16x2 with equal halves.
+SCALES_ASM = gl.constexpr("""{
+.reg .b32 h; .reg .b16 a, b; .reg .f32 f;
+cvt.rn.f16x2.e4m3x2 h, $2; mov.b32 {a, b}, h;
+cvt.f32.f16 f, a; mul.f32 f, f, 0f77800000; cvt.rn.bf16x2.f32 $0, f, f;
+cvt.f32.f16 f, b; mul.f32 f, f, 0f77800000; cvt.rn.bf16x2.f32 $1, f, f;
+}""")
+
+
+@gluon.constexpr_function
+def words_layout(words):
+    """[64 rows, 16 or 32 words]: thread t of a quad takes words 4t to 4t + 3 of every 16, in two neighbouring rows."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [1, 0]] + ([[0, 16]] if words == 32 else []),
+        lane_bases=[[0, 4], [0, 8], [2, 0], [4, 0], [8, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, words],
+    )
+
+
+@gluon.constexpr_function
+def scales_layout():
+    """[64 rows, 4 threads of a quad]"""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[1, 0]],
+        lane_bases=[[0, 1], [0, 2], [2, 0], [4, 0], [8, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 4],
+    )
+
+
+@gluon.jit
+def load_scales(
+    s_ptr, rows, base, k, slices, N, s_row, KIND: gl.constexpr, SN: gl.constexpr, ROUND: gl.constexpr,
+    mma: gl.constexpr,
+):  # fmt: skip
+    """Scales of slice k: per row and thread a pair of E4M3 (nvfp4), one E8M0 (mxfp4) or one a unit (mxfp8); one number
+    per row (int4, block), with ROUND for each thread, else in the order of the tensor cores' rows; nothing (whole)."""
+    k = gl.minimum(k, slices - 1)
+    if KIND == "whole":
+        return k
+    elif (KIND == "int4" or KIND == "block") and not ROUND:
+        i = gl.arange(0, 64, layout=gl.SliceLayout(1, mma))
+        r = rows + (i & 48) + ((i & 7) << 1) + ((i >> 3) & 1)
+        return gl.load(s_ptr + base + (r // SN).to(gl.int64) * s_row + k, mask=r < N, other=0)
+    else:
+        L: gl.constexpr = scales_layout()
+        r = rows + gl.arange(0, 64, layout=gl.SliceLayout(1, L))
+        t = gl.expand_dims(gl.arange(0, 4, layout=gl.SliceLayout(0, L)), 0)
+        at = base + gl.expand_dims((r // SN).to(gl.int64) * s_row, 1) + k * (1 if ROUND else 4)
+        inside = gl.expand_dims(r < N, 1)
+        if KIND == "mxfp8":
+            low = gl.load(s_ptr + at + t // 2, mask=inside, other=0)
+            high = gl.load(s_ptr + at + t // 2 + 2, mask=inside, other=0)
+            return gl.join(low, high)
+        elif ROUND:
+            return gl.load(s_ptr + at + t * 0, mask=inside, other=0).to(gl.float32)
+        else:
+            return gl.load(s_ptr + at + t, mask=inside, other=0)
+
+
+@gluon.jit
+def power(raw):
+    """bf16x2 with equal halves of E8M0 bytes."""
+    e = raw.to(gl.int32) & 0xFF
+    bits = gl.where(e == 0, 0x0040, gl.where(e == 255, 0x7FC0, e << 7))
+    return bits | (bits << 16)
+
+
+@gluon.jit
+def unit_scale(raw, U: gl.constexpr, KIND: gl.constexpr):
+    """The scale of each thread's words in unit U, [64, 4]."""
+    if KIND == "nvfp4":
+        low, high = gl.inline_asm_elementwise(
+            SCALES_ASM, "=r,=r,h", [raw], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+        )
+        return high if U else low
+    elif KIND == "mxfp4":
+        return power(raw)
+    elif KIND == "mxfp8":
+        low, high = gl.split(raw)
+        return power(high if U else low)
+    else:
+        return raw
+
+
+@gluon.jit
+def halves(pair):
+    low = (pair & 0xFFFF).to(gl.int16).to(gl.bfloat16, bitcast=True)
+    high = ((pair >> 16) & 0xFFFF).to(gl.int16).to(gl.bfloat16, bitcast=True)
+    return gl.join(low, high)
+
+
+@gluon.jit
+def spread(scale, words):
+    """[64, 4] scales to the words of each thread."""
+    twice = gl.join(scale, scale)
+    if words.type.shape[2] == 4:
+        twice = gl.reshape(gl.join(twice, twice), [64, 4, 4])
+    return gl.convert_layout(twice, words.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def decode_unit(
+    words, U: gl.constexpr, scale, KIND: gl.constexpr, FMT: gl.constexpr, ROUND: gl.constexpr, mma: gl.constexpr
+):  # fmt: skip
+    """[64, 16 or 32] words to the register operand [64, 64] of one unit, rows in the tensor cores' order. With ROUND
+    the scales of int4 and block are multiplied in, else left out."""
+    PER: gl.constexpr = words.type.shape[1] // 8  # words of a thread and unit
+    if PER == 2:
+        pair = gl.permute(gl.reshape(words, [64, 4, 2, 2]), (0, 1, 3, 2))  # row, t, q, u
+    else:
+        pair = gl.permute(gl.reshape(words, [64, 2, 4, 4]), (0, 2, 3, 1))
+    low, high = gl.split(pair)
+    w = high if U else low
+    if PER == 2:
+        if KIND == "int4" and ROUND:
+            many = spread(scale, w)
+            p0, p1, p2, p3 = gl.inline_asm_elementwise(
+                SCALED_INT4_ASM, "=r,=r,=r,=r,r,f,f", [w, many, many * -136.0],
+                dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+            )  # fmt: skip
+        elif KIND == "int4":
+            p0, p1, p2, p3 = gl.inline_asm_elementwise(
+                INT4_ASM, "=r,=r,=r,=r,r", [w], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
+            )
+        else:
+            E2M1: gl.constexpr = E2M1_ONCE_ASM if KIND == "nvfp4" else E2M1_ASM
+            p0, p1, p2, p3 = gl.inline_asm_elementwise(
+                E2M1, "=r,=r,=r,=r,r,r", [w, spread(scale, w)],
+                dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+            )  # fmt: skip
+        a = gl.join(gl.join(halves(p0), halves(p1)), gl.join(halves(p2), halves(p3)))  # row, t, q, i, h, a
+        a = gl.permute(gl.reshape(a, [4, 8, 2, 4, 2, 2, 2, 2]), (0, 2, 1, 4, 7, 6, 3, 5))
+    else:
+        if KIND == "block" and ROUND:
+            SCALED: gl.constexpr = (
+                SCALED_INT8_ASM if FMT == "int8" else SCALED_E5M2_ASM if FMT == "e5m2" else SCALED_E4M3_ASM
+            )
+            p0, p1 = gl.inline_asm_elementwise(
+                SCALED, "=r,=r,r,f", [w, spread(scale, w)], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+            )
+        else:
+            PLAIN: gl.constexpr = INT8_ASM if FMT == "int8" else E5M2_ASM if FMT == "e5m2" else E4M3_ASM
+            p0, p1 = gl.inline_asm_elementwise(PLAIN, "=r,=r,r", [w], dtype=(gl.int32, gl.int32), is_pure=True, pack=1)
+        if KIND == "mxfp8":
+            p0, p1 = gl.inline_asm_elementwise(
+                "mul.bf16x2 $0, $2, $4; mul.bf16x2 $1, $3, $4;", "=r,=r,r,r,r",
+                [p0, p1, spread(scale, w)], dtype=(gl.int32, gl.int32), is_pure=True, pack=1,
+            )  # fmt: skip
+        a = gl.join(halves(p0), halves(p1))  # row, t, q, i, h
+        a = gl.permute(gl.reshape(a, [4, 8, 2, 4, 4, 2, 2]), (0, 2, 1, 4, 6, 3, 5))
+    return gl.convert_layout(gl.reshape(a, [64, 64]), gl.DotOperandLayout(0, mma, 2), assert_trivial=True)

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+# Device code: `else` after a return is a compile-time branch.
+# ruff: noqa: RET505
+"""bf16 activations by quantized weights on Hopper, in Gluon: TMA brings packed weights and activations to shared
+memory, weights decode on the way to the registers and feed the tensor cores as their register operand.
+
+A thread of the register operand holds, of every 16 along K, elements 2t, 2t+1, 2t+8 and 2t+9 of a row (t = lane mod
+4). A product does not care in which order K runs, so the order is chosen for the weights: thread t takes 16 consecutive
+bytes (`decode.py`), and `order_kernel` brings the activations into the same order. Nor does it care which weight is in
+which row: lane g's two rows are neighbours, so that a thread stores pairs.
+"""
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.language.core import _aggregate as aggregate
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from .decode import decode_unit, load_scales, unit_scale, words_layout
+from .gemm import find_tile
+from .hopper_fp8 import fma, tile_position
+
+SLICE = gl.constexpr(128)
+UNIT = gl.constexpr(64)
+
+
+@triton.jit
+def order_kernel(
+    x_ptr, out_ptr, table_ptr, offset_ptr, K, x_stride, row_tiles,
+    BITS: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """One row a program: the activations in the order in which the weights decode (4 bits: element 32t + 8q + 4i + 2a +
+    h of a slice goes to 32q + 16a + 8h + 2t + i; 8 bits: 64u + 16t + 4q + 2h + i to 64u + 16q + 8h + 2t + i). With
+    experts also the table of row tiles: expert, first row, end row.
+
+    The product may start once every program here has waited for what came before: it reads weights meanwhile."""
+    gdc_wait()
+    gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1) * BK
+    at = k + tl.arange(0, BK)
+    x = tl.load(x_ptr + row * x_stride + at, mask=at < K, other=0)
+    if BITS == 4:
+        x = tl.permute(tl.reshape(x, [BK // 128, 4, 4, 2, 2, 2]), (0, 2, 4, 5, 1, 3))
+    else:
+        x = tl.permute(tl.reshape(x, [BK // 64, 4, 4, 2, 2]), (0, 2, 3, 1, 4))
+    tl.store(out_ptr + row * K + at, tl.reshape(x, [BK]), mask=at < K)
+    if E > 0:
+        tile = tl.program_id(0) + tl.program_id(1) * tl.num_programs(0)
+        while tile < row_tiles:
+            expert, first, end = find_tile(tile, offset_ptr, E, EP, BN)
+            tl.store(table_ptr + tile * 3, expert)
+            tl.store(table_ptr + tile * 3 + 1, first)
+            tl.store(table_ptr + tile * 3 + 2, end)
+            tile += tl.num_programs(0) * tl.num_programs(1)
+
+
+@aggregate
+class Product:
+    """What every warp knows. KIND: nvfp4, mxfp4, int4, mxfp8, block (one float per SN rows and 128 of K) or whole (one
+    per row or for all); FMT: the element of the 8-bit kinds. ROUND: the floats of int4 and block are multiplied into
+    the weights, which rounds them to bf16; else they multiply the float32 sum of each slice. SPLIT: the consumers
+    share 64 rows of w and divide K, one tile a program; else each has 64 rows of its own. X_UNITS: units of K in one
+    buffer of activations, of which there are X_STAGES."""
+
+    x_desc: tma.tensor_descriptor
+    w_desc: tma.tensor_descriptor
+    s_ptr: gl.tensor
+    g_ptr: gl.tensor
+    bias_ptr: gl.tensor
+    out_ptr: gl.tensor
+    table_ptr: gl.tensor
+    x_bufs: gl.shared_memory_descriptor
+    w_bufs: gl.shared_memory_descriptor
+    red_bufs: gl.shared_memory_descriptor
+    x_ready: gl.shared_memory_descriptor
+    x_free: gl.shared_memory_descriptor
+    w_ready: gl.shared_memory_descriptor
+    w_free: gl.shared_memory_descriptor
+    done: gl.shared_memory_descriptor
+    N: gl.tensor
+    M: gl.tensor
+    s_row: gl.tensor
+    s_expert: gl.tensor
+    out_stride: gl.tensor
+    row_tiles: gl.tensor
+    col_tiles: gl.tensor
+    slices: gl.tensor
+    KIND: gl.constexpr
+    FMT: gl.constexpr
+    SN: gl.constexpr
+    ROUND: gl.constexpr
+    GLOBAL: gl.constexpr
+    BIAS: gl.constexpr
+    EXPERTS: gl.constexpr
+    SPLIT: gl.constexpr
+    CONSUMERS: gl.constexpr
+    X_STAGES: gl.constexpr
+    X_UNITS: gl.constexpr
+    W_STAGES: gl.constexpr
+    GROUP: gl.constexpr
+    FOLD: gl.constexpr
+    STEP: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, x_desc, w_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs, x_ready, x_free,
+        w_ready, w_free, done, N, M, s_row, s_expert, out_stride, row_tiles, col_tiles, slices, KIND, FMT, SN, ROUND,
+        GLOBAL, BIAS, EXPERTS, SPLIT, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
+    ):  # fmt: skip
+        self.x_desc, self.w_desc = x_desc, w_desc
+        self.s_ptr, self.g_ptr, self.bias_ptr, self.out_ptr = s_ptr, g_ptr, bias_ptr, out_ptr
+        self.table_ptr = table_ptr
+        self.x_bufs, self.w_bufs, self.red_bufs = x_bufs, w_bufs, red_bufs
+        self.x_ready, self.x_free, self.w_ready, self.w_free, self.done = x_ready, x_free, w_ready, w_free, done
+        self.N, self.M, self.out_stride = N, M, out_stride
+        self.s_row, self.s_expert = s_row, s_expert
+        self.row_tiles, self.col_tiles, self.slices = row_tiles, col_tiles, slices
+        self.KIND, self.FMT, self.SN, self.ROUND = (gl.constexpr(v) for v in (KIND, FMT, SN, ROUND))
+        self.GLOBAL, self.BIAS, self.EXPERTS = gl.constexpr(GLOBAL), gl.constexpr(BIAS), gl.constexpr(EXPERTS)
+        self.SPLIT, self.CONSUMERS, self.GROUP = gl.constexpr(SPLIT), gl.constexpr(CONSUMERS), gl.constexpr(GROUP)
+        self.X_STAGES, self.X_UNITS, self.W_STAGES = (gl.constexpr(v) for v in (X_STAGES, X_UNITS, W_STAGES))
+        self.FOLD = gl.constexpr(ROUND or KIND not in ("int4", "block"))  # scales are part of the operand, or last
+        self.STEP = gl.constexpr(CONSUMERS if SPLIT else 1)
+
+    @gluon.jit
+    def position(self, tile):
+        """(first row of w, expert, first row of x, its end, rounds of K): no rounds for rows of no expert."""
+        ROWS: gl.constexpr = self.w_desc.block_type.shape[0]
+        BN: gl.constexpr = self.x_desc.block_type.shape[0]
+        m, n = tile_position(tile, self.row_tiles, self.col_tiles, self.GROUP)
+        # Whole rounds of four slices a consumer. Past the end both operands are zeros.
+        rounds = (self.slices + 4 * self.STEP - 1) // (4 * self.STEP) * (4 * self.STEP)
+        if self.EXPERTS > 0:
+            expert = gl.load(self.table_ptr + n * 3)
+            first = gl.load(self.table_ptr + n * 3 + 1)
+            end = gl.load(self.table_ptr + n * 3 + 2)
+            none = expert >= self.EXPERTS
+            return (
+                m * ROWS, gl.where(none, 0, expert), first, gl.where(none, self.M, end), gl.where(none, 0, rounds)
+            )  # fmt: skip
+        else:
+            return m * ROWS, m * 0, n * BN, self.M, rounds
+
+
+@gluon.jit
+def weights_producer(p):
+    ROWS: gl.constexpr = p.w_desc.block_type.shape[0]
+    WORDS: gl.constexpr = p.w_desc.block_type.shape[1]
+    if p.EXPERTS > 0:
+        gdc_wait()  # for the table; else weights need not wait for the kernel that orders the activations
+    stage = 0
+    phase = 1
+    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
+        row, expert, _, _, rounds = p.position(tile)
+        for k in range(rounds):
+            mbarrier.wait(p.w_free.index(stage), phase)
+            bar = p.w_ready.index(stage)
+            mbarrier.expect(bar, ROWS * WORDS * 4)
+            tma.async_copy_global_to_shared(p.w_desc, [expert * p.N + row, k * WORDS], bar, p.w_bufs.index(stage))
+            stage += 1
+            if stage == p.W_STAGES:
+                stage = 0
+                phase ^= 1
+
+
+@gluon.jit
+def activations_producer(p):
+    BN: gl.constexpr = p.x_desc.block_type.shape[0]
+    gdc_wait()
+    stage = 0
+    phase = 1
+    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
+        _, _, col, _, rounds = p.position(tile)
+        for k in range(rounds * (2 // p.X_UNITS)):
+            mbarrier.wait(p.x_free.index(stage), phase)
+            bar = p.x_ready.index(stage)
+            mbarrier.expect(bar, p.X_UNITS * BN * UNIT * 2)
+            for u in gl.static_range(p.X_UNITS):
+                at = (k * p.X_UNITS + u) * UNIT
+                tma.async_copy_global_to_shared(p.x_desc, [col, at], bar, p.x_bufs.index(stage * p.X_UNITS + u))
+            stage += 1
+            if stage == p.X_STAGES:
+                stage = 0
+                phase ^= 1
+
+
+@gluon.jit
+def take_words(p, WHICH: gl.constexpr, it, more):
+    """The words of the it-th slice. Their buffer is free once products have taken all of them, not when the loads are
+    issued: behind the tensor cores' own reads those can outlast the next copy's way here."""
+    stage = it % p.W_STAGES
+    mbarrier.wait(p.w_ready.index(stage), (it // p.W_STAGES) & 1, pred=more)
+    w = p.w_bufs.index(stage)
+    WORDS: gl.constexpr = w.shape[1]
+    w = w if p.SPLIT else w.slice(WHICH * 64, 64)
+    return w.load(words_layout(WORDS))
+
+
+@gluon.jit
+def decode(p, words, U: gl.constexpr, scale, mma: gl.constexpr):
+    return decode_unit(words, U, unit_scale(scale, U, p.KIND), p.KIND, p.FMT, p.ROUND, mma)
+
+
+@gluon.jit
+def wait_for_x(p, at, more):
+    """Waits for the at-th buffer of activations. It stands before the wait for the tensor cores: the compiler leaves
+    what is decoded before it in their shadow."""
+    mbarrier.wait(p.x_ready.index(at % p.X_STAGES), (at // p.X_STAGES) & 1, pred=more)
+
+
+@gluon.jit
+def step_wide(p, WHICH: gl.constexpr, acc, a0, words, now, after, k, base, rows, s_at, last):
+    """Slice k, of which the first unit `a0` is decoded and its activations are here: each unit multiplies while the
+    next one decodes. Returns the sum, the next slice's first unit and words, and in the place of `now` the scales of
+    the slice four on."""
+    BN: gl.constexpr = acc.type.shape[1]
+    mma: gl.constexpr = acc.type.layout
+    gl.static_assert(p.X_UNITS == 1)
+    it = base + k
+    more = k + p.STEP < last
+    first = (2 * it) % p.X_STAGES
+    second = (2 * it + 1) % p.X_STAGES
+    start = acc if p.FOLD else gl.zeros([64, BN], gl.float32, mma)
+    raw = warpgroup_mma(a0, p.x_bufs.index(first).permute((1, 0)), start, use_acc=p.FOLD, is_async=True)
+    a1 = decode(p, words, 1, now, mma)
+    wait_for_x(p, 2 * it + 1, True)
+    raw, a0 = warpgroup_mma_wait(0, deps=[raw, a0])
+    raw = warpgroup_mma(a1, p.x_bufs.index(second).permute((1, 0)), raw, is_async=True)
+    mbarrier.arrive(p.x_free.index(first))
+    mbarrier.arrive(p.w_free.index(it % p.W_STAGES))
+    words = take_words(p, WHICH, it + p.STEP, more)
+    a0 = decode(p, words, 0, after, mma)
+    wait_for_x(p, 2 * (it + p.STEP), more)
+    raw, a1 = warpgroup_mma_wait(0, deps=[raw, a1])
+    mbarrier.arrive(p.x_free.index(second))
+    acc = raw if p.FOLD else fma(raw, gl.expand_dims(now.to(gl.float32), 1), acc)
+    now = load_scales(p.s_ptr, rows, s_at, k + 4 * p.STEP, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
+    return acc, a0, words, now
+
+
+@gluon.jit
+def step_narrow(p, WHICH: gl.constexpr, acc, a0, a1, now, after, k, base, rows, s_at, last):
+    """The same where registers are plenty: slice k multiplies while the next one decodes."""
+    BN: gl.constexpr = acc.type.shape[1]
+    mma: gl.constexpr = acc.type.layout
+    gl.static_assert(p.X_UNITS == 2)
+    it = base + k
+    more = k + p.STEP < last
+    stage = it % p.X_STAGES
+    start = acc if p.FOLD else gl.zeros([64, BN], gl.float32, mma)
+    raw = warpgroup_mma(a0, p.x_bufs.index(2 * stage).permute((1, 0)), start, use_acc=p.FOLD, is_async=True)
+    raw = warpgroup_mma(a1, p.x_bufs.index(2 * stage + 1).permute((1, 0)), raw, is_async=True)
+    mbarrier.arrive(p.w_free.index(it % p.W_STAGES))
+    words = take_words(p, WHICH, it + p.STEP, more)
+    b0 = decode(p, words, 0, after, mma)
+    b1 = decode(p, words, 1, after, mma)
+    wait_for_x(p, it + p.STEP, more)
+    raw, a0, a1 = warpgroup_mma_wait(0, deps=[raw, a0, a1])
+    mbarrier.arrive(p.x_free.index(stage))
+    acc = raw if p.FOLD else fma(raw, gl.expand_dims(now.to(gl.float32), 1), acc)
+    now = load_scales(p.s_ptr, rows, s_at, k + 4 * p.STEP, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
+    return acc, b0, b1, now
+
+
+@gluon.constexpr_function
+def pairs_layout(cols):
+    """The tensor cores' result with each thread's two rows, neighbours in w, as its first register pair."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[1, 0], [0, 1]] + [[0, 8 << i] for i in range((cols // 8).bit_length() - 1)],
+        lane_bases=[[0, 2], [0, 4], [2, 0], [4, 0], [8, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, cols],
+    )
+
+
+@gluon.jit
+def store(p, acc, rows, expert, col, end):
+    """acc: rows in the tensor cores' order. Scales that were left out, bias, and out[x, w] in pairs."""
+    BN: gl.constexpr = acc.type.shape[1]
+    L: gl.constexpr = pairs_layout(BN)
+    acc = gl.reshape(gl.permute(gl.reshape(acc, [4, 2, 8, BN]), (0, 2, 1, 3)), [64, BN])
+    acc = gl.convert_layout(acc, L, assert_trivial=True)
+    r = rows + gl.arange(0, 64, layout=gl.SliceLayout(1, L))
+    c = col + gl.arange(0, BN, layout=gl.SliceLayout(0, L))
+    if p.KIND == "nvfp4":
+        acc = acc * 16384.0
+    if p.KIND == "whole":
+        scale = gl.load(p.s_ptr + expert * p.s_expert + r * p.s_row, mask=r < p.N, other=0)
+        acc = acc * gl.expand_dims(scale.to(gl.float32), 1)
+    if p.GLOBAL:
+        acc = acc * gl.load(p.g_ptr + expert)
+    if p.BIAS:
+        acc += gl.expand_dims(gl.load(p.bias_ptr + r, mask=r < p.N, other=0).to(gl.float32), 1)
+    at = gl.expand_dims(c.to(gl.int64) * p.out_stride, 0) + gl.expand_dims(r, 1)
+    inside = gl.expand_dims(r < p.N, 1) & gl.expand_dims(c < end, 0)
+    gl.store(p.out_ptr + at, acc.to(p.out_ptr.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def consumer(p, WHICH: gl.constexpr):
+    BN: gl.constexpr = p.x_bufs.shape[1]
+    mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
+    step: gl.constexpr = step_wide if p.X_UNITS == 1 else step_narrow
+    FIRST: gl.constexpr = WHICH if p.SPLIT else 0
+    S: gl.constexpr = p.STEP
+    base = 0
+    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
+        row, expert, col, end, rounds = p.position(tile)
+        rows = row + (0 if p.SPLIT else WHICH * 64)
+        acc = gl.zeros([64, BN], gl.float32, mma)
+        if rounds > 0:
+            at = expert.to(gl.int64) * p.s_expert
+            s0 = load_scales(p.s_ptr, rows, at, FIRST, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
+            s1 = load_scales(p.s_ptr, rows, at, FIRST + S, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
+            s2 = load_scales(p.s_ptr, rows, at, FIRST + 2 * S, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
+            s3 = load_scales(p.s_ptr, rows, at, FIRST + 3 * S, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
+            words = take_words(p, WHICH, base + FIRST, True)
+            a = decode(p, words, 0, s0, mma)
+            ahead = words if p.X_UNITS == 1 else decode(p, words, 1, s0, mma)
+            wait_for_x(p, (base + FIRST) * (2 // p.X_UNITS), True)
+            # Every set of scales has its own place in the body: moving one that is still being loaded waits for it.
+            for k in range(FIRST, rounds, 4 * S):
+                acc, a, ahead, s0 = step(p, WHICH, acc, a, ahead, s0, s1, k, base, rows, at, rounds)
+                acc, a, ahead, s1 = step(p, WHICH, acc, a, ahead, s1, s2, k + S, base, rows, at, rounds)
+                acc, a, ahead, s2 = step(p, WHICH, acc, a, ahead, s2, s3, k + 2 * S, base, rows, at, rounds)
+                acc, a, ahead, s3 = step(p, WHICH, acc, a, ahead, s3, s0, k + 3 * S, base, rows, at, rounds)
+            base += rounds
+        if p.SPLIT and p.CONSUMERS > 1:
+            if WHICH > 0:
+                p.red_bufs.index(WHICH - 1).store(acc)
+                mbarrier.arrive(p.done.index(WHICH - 1))
+            else:
+                for other in gl.static_range(p.CONSUMERS - 1):
+                    mbarrier.wait(p.done.index(other), 0)  # one tile a program: one phase
+                    acc += p.red_bufs.index(other).load(mma)
+        if not p.SPLIT or WHICH == 0:
+            store(p, acc, rows, expert, col, end)
+
+
+@gluon.jit
+def barriers(N: gl.constexpr, COUNT: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(N):
+        mbarrier.init(bars.index(i), count=COUNT)
+    return bars
+
+
+@gluon.jit
+def weights_kernel(
+    x_desc, w_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, N, M, s_row, s_expert, out_stride, row_tiles,
+    col_tiles, slices, KIND: gl.constexpr, FMT: gl.constexpr, SN: gl.constexpr, ROUND: gl.constexpr,
+    GLOBAL: gl.constexpr, BIAS: gl.constexpr, EXPERTS: gl.constexpr, SPLIT: gl.constexpr, CONSUMERS: gl.constexpr,
+    X_STAGES: gl.constexpr, X_UNITS: gl.constexpr, W_STAGES: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """out (M, N) = x (M, K) · w (N, K)^T, or by w[expert] for the rows that `table_ptr` gives each expert."""
+    gdc_launch_dependents()
+    BN: gl.constexpr = x_desc.block_type.shape[0]
+    x_bufs = gl.allocate_shared_memory(gl.bfloat16, [X_STAGES * X_UNITS, BN, UNIT], x_desc.layout)
+    w_bufs = gl.allocate_shared_memory(
+        gl.int32, [W_STAGES, w_desc.block_type.shape[0], w_desc.block_type.shape[1]], w_desc.layout
+    )
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    red_bufs = gl.allocate_shared_memory(
+        gl.float32, [CONSUMERS - 1 if SPLIT and CONSUMERS > 1 else 1, 64, BN if SPLIT else 8], flat
+    )
+    READERS: gl.constexpr = 1 if SPLIT else CONSUMERS
+    p = Product(  # integers that are one come as constants
+        x_desc, w_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs,
+        barriers(X_STAGES, 1),
+        barriers(X_STAGES, READERS), barriers(W_STAGES, 1), barriers(W_STAGES, READERS), barriers(4, 1),
+        gl.to_tensor(N), gl.to_tensor(M), gl.to_tensor(s_row), gl.to_tensor(s_expert), gl.to_tensor(out_stride),
+        gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(slices), KIND, FMT, SN, ROUND, GLOBAL, BIAS,
+        EXPERTS, SPLIT, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
+    )  # fmt: skip
+    gl.warp_specialize(
+        [(consumer, (p, 0)), (consumer, (p, 1)), (weights_producer, (p,)), (activations_producer, (p,))],
+        [4, 1, 1],
+        [240, 24, 24],
+    )

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bf16 rows by quantized weights on Hopper, decoded inside the product, on raw tensors."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.experimental.gluon.language._layouts import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from .configs import WeightTile, weight_tile
+from .fp8_matmul import sm_count
+from .hopper_weights import order_kernel, weights_kernel
+from .runtime import launch
+
+X_LAYOUT = NVMMASharedLayout(128, 16, 2)
+W_LAYOUT = {16: NVMMASharedLayout(64, 32, 2), 32: NVMMASharedLayout(128, 32, 2)}
+
+
+def kind_of(element: str, sfmt: str, block: tuple[int, int]) -> str | None:
+    """The kernel's name for a weight format; None for those it does not take."""
+    four = {
+        ("e2m1", "e4m3", (1, 16)): "nvfp4",
+        ("e2m1", "e8m0", (1, 32)): "mxfp4",
+        ("int4", "float", (1, 128)): "int4",
+    }.get((element, sfmt, block))
+    if four or element not in ("e4m3", "e5m2", "int8"):
+        return four
+    if sfmt == "e8m0":
+        return "mxfp8" if block == (1, 32) else None
+    return "whole" if block[1] == 0 and block[0] <= 1 else "block" if block[1] == 128 and block[0] > 0 else None
+
+
+def takes(x: torch.Tensor, w: torch.Tensor, kind: str | None) -> bool:
+    """Whether `weights_matmul` takes these operands: bf16, K a multiple of 128, rows that TMA can address."""
+    return (
+        kind is not None
+        and x.dtype == torch.bfloat16
+        and x.shape[1] % 128 == 0
+        and x.shape[1] > 0
+        and (w.is_contiguous() if w.ndim == 3 else w.stride(1) == 1 and w.stride(0) % 16 == 0)
+        and w.data_ptr() % 16 == 0
+    )
+
+
+def weights_matmul(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale: torch.Tensor,
+    kind: str,
+    element: str,
+    block: tuple[int, int],
+    out_dtype: torch.dtype = torch.bfloat16,
+    global_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    tile: WeightTile | None = None,
+) -> torch.Tensor:
+    """x (M, K) bf16 by packed weights (N, bytes of K) transposed, or by w[e] for rows offsets[e] to offsets[e + 1]."""
+    (m, k), n = x.shape, w.shape[-2]
+    out = torch.empty((m, n), dtype=out_dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    sms = sm_count(x.device.index)
+    experts = 0 if offsets is None else w.shape[0]
+    tile = weight_tile(m, n, k, kind, experts) if tile is None else tile
+    words = 16 if kind in ("nvfp4", "mxfp4", "int4") else 32
+    rows = 64 if tile.split else 64 * tile.consumers
+    row_tiles, col_tiles = triton.cdiv(n, rows), triton.cdiv(m, tile.cols) + experts
+    x = x if x.stride(1) == 1 else x.contiguous()
+    ordered = torch.empty((m, k), dtype=torch.bfloat16, device=x.device)
+    table = torch.empty((col_tiles, 3), dtype=torch.int32, device=x.device) if experts else out
+    per_program = min(4096, triton.next_power_of_2(k))
+    launch(
+        order_kernel,
+        (m, triton.cdiv(k, per_program)),
+        x,
+        x,
+        ordered,
+        table,
+        out if offsets is None else offsets,
+        k,
+        x.stride(0),
+        col_tiles,
+        BITS=4 if words == 16 else 8,
+        E=experts,
+        EP=triton.next_power_of_2(max(1, experts)),
+        BN=tile.cols,
+        BK=per_program,
+        num_warps=4,
+        launch_pdl=True,
+    )
+    scale, s_row, s_expert = scales_of(scale, kind, experts)
+    packed = w.view(torch.int32)
+    packed = packed.flatten(0, 1) if experts else packed
+    launch(
+        weights_kernel,
+        (row_tiles * col_tiles if tile.split else min(row_tiles * col_tiles, sms),),
+        x,
+        TensorDescriptor(ordered, [m, k], [k, 1], [tile.cols, 64], X_LAYOUT),
+        TensorDescriptor(packed, list(packed.shape), [packed.stride(0), 1], [rows, words], W_LAYOUT[words]),
+        scale,
+        scale if global_scale is None else global_scale,
+        scale if bias is None else bias,
+        out,
+        table,
+        n,
+        m,
+        s_row,
+        s_expert,
+        out.stride(0),
+        row_tiles,
+        col_tiles,
+        k // 128,
+        KIND=kind,
+        FMT=element,
+        SN=max(1, block[0]),
+        ROUND=tile.cols > 128 and kind in ("int4", "block"),
+        GLOBAL=global_scale is not None,
+        BIAS=bias is not None,
+        EXPERTS=experts,
+        SPLIT=tile.split,
+        CONSUMERS=tile.consumers,
+        X_STAGES=tile.x_stages,
+        X_UNITS=tile.x_units,
+        W_STAGES=tile.w_stages,
+        GROUP=tile.group,
+        num_warps=4,
+        maxnreg=168,
+        launch_pdl=True,
+    )
+    return out
+
+
+def scales_of(scale: torch.Tensor, kind: str, experts: int) -> tuple[torch.Tensor, int, int]:
+    """Scales as the kernel reads them, with their strides along rows and experts."""
+    if scale.element_size() == 1:
+        scale = scale.view(torch.uint8).contiguous()
+        scale = scale.view(torch.int16) if kind == "nvfp4" else scale
+    if kind == "whole":
+        scale = scale.reshape(experts, -1) if experts else scale.reshape(-1)
+        return scale, 0 if scale.shape[-1] == 1 else scale.stride(-1), scale.stride(0) if experts else 0
+    scale = scale if scale.stride(-1) == 1 else scale.contiguous()
+    return scale, scale.stride(-2), scale.stride(0) if experts else 0
