@@ -21,6 +21,7 @@ from typing import Any
 import breccia
 import torch
 import triton
+import triton.language as tl
 from breccia.kernels import triton as kernels
 from breccia.kernels.triton import cast_block, cast_nvfp4, cast_tensor, dequant, fp8_matmul, products, recipes
 from torch.nn import functional
@@ -242,14 +243,49 @@ def products_small() -> None:
             )
 
 
+@triton.jit
+def read_kernel(w_ptr, out_ptr, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Reads WORDS consecutive 32-bit words a program, asking for all of them at once."""
+    at = tl.program_id(0) * WORDS + tl.arange(0, 1024)
+    seen = tl.load(w_ptr + at)
+    for i in tl.static_range(1, WORDS // 1024):
+        seen ^= tl.load(w_ptr + at + i * 1024)
+    tl.store(out_ptr + tl.program_id(0), tl.xor_sum(seen, 0))
+
+
+def reading(dense: list[torch.Tensor]) -> None:
+    """What no product by packed weights of these bytes can pass: reading them (without scales), 16 rows a program."""
+    n, k = dense[0].shape
+    x = randn(1, k)
+    out = torch.empty(n // 16, device="cuda", dtype=torch.int32)
+    for bits in (4, 8):
+        packed = [w.view(torch.int32).flatten()[: n * k * bits // 32].clone() for w in dense]
+        for state, count in (("cold", 8), ("warm", 1)):
+            ours = [lambda w=w: read_kernel[(n // 16,)](w, out, k * bits // 2) for w in packed[:count]]
+            peer = [lambda w=w: functional.linear(x, w) for w in dense[:count]]
+            us, other, ratio = alternate(ours, peer, 24, 2)
+            note(
+                "weight-only",
+                f"reading {bits}-bit weights alone, L2 {state}",
+                shape=f"1x{n}x{k}",
+                us=us,
+                bf16_cublas_us=other,
+                ratio=ratio,
+                gb_per_s=packed[0].nbytes / us / 1e3,
+            )
+
+
 def weight_only() -> None:
     n, k = 7168, 4096
     dense = [randn(n, k) for _ in range(8)]
+    reading(dense)
     for recipe in (
         breccia.NVFP4BlockScaling(),
         breccia.MXFP4BlockScaling(),
         breccia.INT4Scaling(),
         breccia.Float8BlockScaling(block_m=128),
+        breccia.MXFP8BlockScaling(),
+        breccia.INT8Scaling(),
     ):
         weights = [kernels.cast(w, recipe) for w in dense]
         operands = [recipes.operand(w) for w in weights]
@@ -278,16 +314,22 @@ def grouped() -> None:
     offsets = torch.arange(0, rows + 1, rows // experts, device="cuda", dtype=torch.int32)
     x = randn(rows, k)
     peer = [lambda: torch._grouped_mm(x, stack.transpose(1, 2), offs=offsets[1:])]
-    for recipe in (breccia.Float8BlockScaling(block_m=128), breccia.NVFP4BlockScaling(), breccia.MXFP4BlockScaling()):
+    for recipe, quantized in (
+        (breccia.Float8BlockScaling(block_m=128), True),
+        (breccia.Float8BlockScaling(block_m=128), False),
+        (breccia.NVFP4BlockScaling(), False),
+        (breccia.MXFP4BlockScaling(), False),
+        (breccia.INT4Scaling(), False),
+    ):
         w = kernels.cast(stack, recipe)
-        given = kernels.cast(x, breccia.Float8BlockScaling()) if recipe.name == "block" else x
+        given = kernels.cast(x, breccia.Float8BlockScaling()) if quantized else x
         try:
             us, other, ratio = alternate([lambda: kernels.grouped_matmul(given, w, offsets)], peer, 8, 2)
         except (RuntimeError, AttributeError):
             us, other, ratio = replay_time([lambda: kernels.grouped_matmul(given, w, offsets)], 8), None, None
         note(
             "grouped",
-            type(recipe).__name__,
+            f"{type(recipe).__name__} by {'FP8' if quantized else 'bf16'}",
             shape=f"{experts} experts, {rows}x{n}x{k}",
             us=us,
             bf16_grouped_us=other,
