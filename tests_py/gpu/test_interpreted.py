@@ -18,6 +18,7 @@ from breccia.kernels.triton import (
     dequant,
     gemm,
     gemv,
+    hopper_weights,
     products,
     recipes,
 )
@@ -191,3 +192,22 @@ def test_grouped_nvfp4(device: str, form: str) -> None:
     for e, (a, b) in enumerate(((0, 5), (5, 5), (5, 21))):
         if b > a:
             close(y[a:b], x[a:b].double() @ values[e].T, 1e-3)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_order(bits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order in which weights decode, and the table of row tiles."""
+    if device == "cpu":
+        for name in ("gdc_wait", "gdc_launch_dependents"):
+            monkeypatch.setattr(hopper_weights, name, lambda: None)
+    x = torch.arange(9 * 384, dtype=torch.float32, device=device).reshape(9, 384)
+    ordered, table = torch.empty_like(x), torch.full((6, 3), -1, dtype=torch.int32, device=device)
+    offsets = torch.tensor([0, 3, 3, 8], dtype=torch.int32, device=device)
+    hopper_weights.order_kernel[(9, 2)](
+        x, ordered, table, offsets, 384, 384, 6, BITS=bits, E=3, EP=4, BN=4, BK=256, num_warps=4
+    )
+    slices = x.view(27, 4, 4, 2, 2, 2) if bits == 4 else x.view(54, 4, 4, 2, 2)
+    there = slices.permute(0, 2, 4, 5, 1, 3) if bits == 4 else slices.permute(0, 2, 3, 1, 4)
+    assert torch.equal(ordered, there.reshape(9, 384))
+    assert table[:3].tolist() == [[0, 0, 3], [2, 3, 8], [2, 7, 8]]
+    assert table[3:, 0].tolist() == [3, 3, 3] and table[3:, 1].tolist() == [8, 12, 16]
