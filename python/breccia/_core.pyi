@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -18,7 +19,10 @@ class CastPlan(TypedDict):
 class Array:
     """Memory of a framework: pointer, shape, byte strides, dtype name. Borrowed."""
 
-    def __init__(self, pointer: int, shape: list[int], strides: list[int], dtype: str) -> None: ...
+    def __init__(self, pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: str) -> None: ...
+    @staticmethod
+    def of_elements(pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Array:
+        """The same, with strides in elements."""
 
 class Layout:
     @staticmethod
@@ -97,7 +101,7 @@ class BackendScope:
     def __exit__(self, *args: object) -> None: ...
 
 def catalogue() -> list[tuple[str, str, dict[str, _Field]]]: ...
-def plan_cast(shape: list[int], recipe: Recipe) -> CastPlan: ...
+def plan_cast(shape: Sequence[int], recipe: Recipe) -> CastPlan: ...
 def cast(
     x: Any,
     recipe: Recipe,
@@ -118,12 +122,24 @@ def cast_into(
     factor: float | None = None,
     square_blocks: bool = False,
 ) -> None: ...
+def cast_at(
+    x: Array,
+    recipe: Recipe,
+    addresses: tuple[int, int, int, int],
+    seed: int | None = None,
+    hadamard: tuple[int, int] | None = None,
+    factor: float | None = None,
+    square_blocks: bool = False,
+) -> None:
+    """To C-contiguous memory of the plan's shapes and types at addresses; 0 for what the plan has not."""
+
 def dequantize(scaled: ScaledTensor, dtype: str) -> NDArray[Any]: ...
 def dequantize_into(scaled: ScaledTensor, out: Any) -> None: ...
 def requantize(scaled: ScaledTensor, recipe: Recipe) -> _Cast: ...
 def requantize_into(
     scaled: ScaledTensor, recipe: Recipe, data: Any, scale: Any, zero_point: Any, global_scale: Any
 ) -> None: ...
+def requantize_at(scaled: ScaledTensor, recipe: Recipe, addresses: tuple[int, int, int, int]) -> None: ...
 def matmul_shape(a: list[int], b: list[int]) -> tuple[int, ...]: ...
 def matmul(a: Any, b: Any, out_dtype: str, precision: str = "exact") -> NDArray[Any]: ...
 def matmul_into(a: Any, b: Any, out: Any, precision: str = "exact") -> None: ...

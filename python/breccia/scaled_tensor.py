@@ -251,11 +251,12 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(ScaledTensor))
 
 def _fill(scaled: ScaledTensor, values: tuple[Any, ...], packing: str, original_dtype: str, core: Any) -> None:
     # The class is frozen: attributes are set past its __setattr__, once, in the way torch's compiler follows.
+    write = object.__setattr__
     for name, value in zip(_FIELDS, values, strict=True):
-        object.__setattr__(scaled, name, value)
-    object.__setattr__(scaled, "_packing", packing)
-    object.__setattr__(scaled, "_original_dtype", original_dtype)
-    object.__setattr__(scaled, "_made", core)
+        write(scaled, name, value)
+    write(scaled, "_packing", packing)
+    write(scaled, "_original_dtype", original_dtype)
+    write(scaled, "_made", core)
 
 
 def _axis(layout: layouts.Layout) -> int:

@@ -53,6 +53,20 @@ CastOutput outputs(py::handle data, py::handle scale, py::handle zero_point, py:
             to_optional_array(global_scale, "global_scale")};
 }
 
+// Memory of a plan's outputs by address, C-contiguous; 0 for what the plan has not.
+using Addresses = std::array<std::uintptr_t, 4>;
+
+CastOutput outputs_at(const CastPlan& plan, const Addresses& addresses) {
+    const auto at = [&](std::size_t i, ElementType type, const Shape& shape) {
+        return Array::borrow(reinterpret_cast<void*>(addresses[i]), type, shape);
+    };
+    CastOutput out{at(0, plan.data_type, plan.data_shape), at(1, plan.scale_type, plan.scale_shape), std::nullopt,
+                   std::nullopt};
+    if (plan.has_zero_point) out.zero_point = at(2, plan.zero_point_type, plan.scale_shape);
+    if (plan.has_global_scale) out.global_scale = at(3, DType::float32, plan.global_scale_shape);
+    return out;
+}
+
 // seed: an integer modulo 2^64, or None. hadamard: (block, seed) or None. factor: a number or None.
 CastOptions options_of(py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks) {
     const auto low_bits = [](py::handle integer) {
@@ -142,6 +156,17 @@ void register_ops(py::module_& m) {
         py::arg("x"), py::arg("recipe"), py::arg("data"), py::arg("scale"), py::arg("zero_point"),
         py::arg("global_scale"), none("seed"), none("hadamard"), none("factor"), py::arg("square_blocks") = false);
 
+    m.def(
+        "cast_at",
+        [](const Array& x, const Recipe& recipe, const Addresses& addresses, py::handle seed, py::handle hadamard,
+           py::handle factor, bool square_blocks) {
+            const CastOptions options = options_of(seed, hadamard, factor, square_blocks);
+            const py::gil_scoped_release release;
+            cast_into(x, recipe, outputs_at(plan_cast(x.shape, recipe), addresses), options);
+        },
+        py::arg("x"), py::arg("recipe"), py::arg("addresses"), none("seed"), none("hadamard"), none("factor"),
+        py::arg("square_blocks") = false);
+
     m.def("dequantize", [](const ScaledTensor& scaled, std::string_view dtype) {
         auto [array, view] = allocate_numpy(parse_dtype(dtype), scaled.shape());
         {
@@ -171,6 +196,11 @@ void register_ops(py::module_& m) {
         const CastOutput out = outputs(data, scale, zero_point, global_scale);
         const py::gil_scoped_release release;
         requantize_into(scaled, recipe, out);
+    });
+
+    m.def("requantize_at", [](const ScaledTensor& scaled, const Recipe& recipe, const Addresses& addresses) {
+        const py::gil_scoped_release release;
+        requantize_into(scaled, recipe, outputs_at(plan_cast(scaled.shape(), recipe), addresses));
     });
 
     m.def("matmul_shape", [](const Shape& a, const Shape& b) { return py::tuple(py::cast(matmul_shape(a, b))); });

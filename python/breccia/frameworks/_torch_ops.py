@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from breccia import _core, recipes
-from breccia.frameworks._torch_meta import flatten, recipe_of, unflatten
+from breccia.frameworks._torch_meta import flatten, recipe_key, recipe_of, unflatten
 from breccia.frameworks._torch_namespace import Torch
 from breccia.kernels import triton, vectorized
 from breccia.options import CastOptions
@@ -47,50 +47,77 @@ def core_array(x: Any, argument: str, null: bool = False) -> _core.Array:
     name = _NAMES.get(x.dtype)
     if name is None:
         raise TypeError(f"{argument} has the unsupported dtype {x.dtype}")
-    item = x.element_size()
     if not null and x.is_neg():
         raise TypeError(f"{argument} must not be a lazily negated view: call resolve_neg()")
-    return _core.Array(0 if null else x.data_ptr(), list(x.shape), [item * s for s in x.stride()], name)
+    return _core.Array.of_elements(0 if null else x.data_ptr(), x.shape, x.stride(), name)
 
 
 def data_dtype(element: str) -> torch.dtype:
     return NATIVE.get("float4_e2m1fn_x2" if element == "float4_e2m1fn" else element, torch.uint8)
 
 
-def _output_dtypes(plan: Any, element: str, recipe: ScalingRecipe) -> list[torch.dtype | None]:
+_part_dtypes: dict[
+    str, tuple[torch.dtype | None, ...]
+] = {}  # by a recipe's key: a small cast would spend its time here
+
+
+def _output_dtypes(plan: Any, element: str, recipe: ScalingRecipe) -> tuple[torch.dtype | None, ...]:
     fmt = recipes.scale_format(recipe)
-    return [
+    return (
         data_dtype(element),
         DTYPES[plan["scale"][1]] if fmt is None else NATIVE[fmt],
         None if plan["zero_point"] is None else DTYPES[plan["zero_point"][1]],
         None if plan["global_scale"] is None else torch.float32,
-    ]
+    )
 
 
 def _empty_outputs(plan: Any, element: str, recipe: ScalingRecipe, device: Any) -> list[Any]:
     """Tensors for data, scale, zero_point and global_scale, with None for what there is not."""
-    keys = ("data", "scale", "zero_point", "global_scale")
+    key = recipe_key(recipe)
+    dtypes = _part_dtypes.get(key)
+    if dtypes is None:
+        dtypes = _part_dtypes[key] = _output_dtypes(plan, element, recipe)
     return [
-        None if dtype is None else torch.empty(plan[key][0], dtype=dtype, device=device)
-        for key, dtype in zip(keys, _output_dtypes(plan, element, recipe), strict=True)
+        None if part is None else torch.empty(part[0], dtype=dtype, device=device)
+        for part, dtype in zip(plan.values(), dtypes, strict=True)
     ]
 
 
-def allocate(plan: Any, element: str, recipe: ScalingRecipe, device: Any) -> tuple[list[Any], list[Any]]:
-    """The outputs of a cast, and the core's view of them."""
-    made = _empty_outputs(plan, element, recipe, device)
-    return made, [None if x is None else core_array(x, "out") for x in made]
+def cast_here(x: Any, recipe: ScalingRecipe, **options: Any) -> list[Any]:
+    """The parts of a cast of memory the core may read, with None for what there is not."""
+    spec = _spec(recipe)
+    made = _empty_outputs(_core.plan_cast(x.shape, spec), spec.element, recipe, x.device)
+    _core.cast_at(core_array(x, "x"), spec, _addresses(made), **options)
+    return made
+
+
+def requantize_here(scaled: ScaledTensor, recipe: ScalingRecipe) -> list[Any]:
+    """The same of a ScaledTensor."""
+    spec = _spec(recipe)
+    made = _empty_outputs(_core.plan_cast(scaled.shape, spec), spec.element, recipe, scaled.data.device)
+    _core.requantize_at(scaled._core, spec, _addresses(made))
+    return made
+
+
+def _addresses(made: list[Any]) -> Any:
+    return tuple([0 if x is None else x.data_ptr() for x in made])
+
+
+def wrap(made: list[Any], shape: Any, recipe: ScalingRecipe, original_dtype: str) -> ScaledTensor:
+    """The ScaledTensor of a cast's four parts."""
+    data, scale, zero_point, global_scale = made
+    packing = packing_for(recipe._traits[0], shape[-1] if shape else 1)  # type: ignore[attr-defined]
+    return ScaledTensor._unchecked(
+        packing, original_dtype, data, scale, recipe, recipe.layout, zero_point, global_scale
+    )
 
 
 def parts_to_tensor(made: Any, shape: Any, recipe: ScalingRecipe, original_dtype: str) -> ScaledTensor:
-    """The ScaledTensor of an operator's outputs."""
-    bits, has_zero_point, two_level = recipe._traits  # type: ignore[attr-defined]
+    """The ScaledTensor of an operator's outputs, which are those parts that there are."""
+    _, has_zero_point, two_level = recipe._traits  # type: ignore[attr-defined]
     zero_point = made[2] if has_zero_point else None
     global_scale = made[2 + has_zero_point] if two_level else None
-    packing = packing_for(bits, shape[-1])
-    return ScaledTensor._unchecked(
-        packing, original_dtype, made[0], made[1], recipe, recipe.layout, zero_point, global_scale
-    )
+    return wrap([made[0], made[1], zero_point, global_scale], shape, recipe, original_dtype)
 
 
 def raw(x: Any) -> Any:
@@ -135,11 +162,7 @@ _library.define("straight_through(Tensor x, str recipe, bool clipped, float? low
 
 
 def _cast_cpu(x: Any, recipe: str) -> list[Any]:
-    what = recipe_of(recipe)
-    spec = _spec(what)
-    made, arrays = allocate(_core.plan_cast(list(x.shape), spec), spec.element, what, x.device)
-    _core.cast_into(core_array(x, "x"), spec, *arrays)
-    return [x for x in made if x is not None]
+    return [part for part in cast_here(x, recipe_of(recipe)) if part is not None]
 
 
 def _cast_anywhere(x: Any, recipe: str) -> list[Any]:
@@ -193,11 +216,8 @@ def _dequantize_fake(parts: list[Any], key: str, dtype: Any) -> Any:
 
 
 def _requantize_cpu(parts: list[Any], key: str, recipe: str) -> list[Any]:
-    scaled, what = unflatten(parts, key), recipe_of(recipe)
-    spec = _spec(what)
-    made, arrays = allocate(_core.plan_cast(list(scaled.shape), spec), spec.element, what, parts[0].device)
-    _core.requantize_into(scaled._core, spec, *arrays)
-    return [x for x in made if x is not None]
+    made = requantize_here(unflatten(parts, key), recipe_of(recipe))
+    return [part for part in made if part is not None]
 
 
 def _requantize_anywhere(parts: list[Any], key: str, recipe: str) -> list[Any]:

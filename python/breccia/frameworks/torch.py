@@ -8,23 +8,25 @@ from typing import Any
 
 import torch
 
-from breccia import _core, layouts
+from breccia import _core
 from breccia.frameworks import _torch_trees
 from breccia.frameworks._torch_meta import flatten, recipe_key
 from breccia.frameworks._torch_ops import (
     DTYPES,
     NAMESPACE,
     NATIVE,
-    allocate,
+    cast_here,
     core_array,
     dtype_name,
     parts_to_tensor,
+    requantize_here,
     vectorized_cast,
+    wrap,
 )
 from breccia.kernels import vectorized
 from breccia.kernels.vectorized.spec import Element
 from breccia.options import CastOptions
-from breccia.recipes import ScalingRecipe, _spec
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 namespace = NAMESPACE
@@ -113,11 +115,7 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
 
 
 def _cast_here(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
-    spec = _spec(recipe)
-    shape = list(x.shape)
-    made, arrays = allocate(_core.plan_cast(shape, spec), spec.element, recipe, x.device)
-    _core.cast_into(core_array(x, "x"), spec, *arrays, **options)
-    return _wrap(made, arrays, recipe, shape, dtype_name(x))
+    return wrap(cast_here(x, recipe, **options), x.shape, recipe, dtype_name(x))
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
@@ -145,11 +143,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     if not _is_plain(scaled.data):
         made = torch.ops.breccia.requantize(*flatten(scaled), recipe_key(recipe))
         return parts_to_tensor(made, scaled.shape, recipe, scaled.original_dtype)
-    spec = _spec(recipe)
-    shape = list(scaled.shape)
-    made, arrays = allocate(_core.plan_cast(shape, spec), spec.element, recipe, scaled.data.device)
-    _core.requantize_into(scaled._core, spec, *arrays)
-    return _wrap(made, arrays, recipe, shape, scaled.original_dtype)
+    return wrap(requantize_here(scaled, recipe), scaled.shape, recipe, scaled.original_dtype)
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
@@ -200,16 +194,6 @@ def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
     if seed is None and products.recipes.stochastic:
         seed = int(torch.randint(2**31, ()))
     return _Linear.apply(_floats(x, "x"), _floats(w, "w"), products, seed)
-
-
-def _wrap(
-    made: list[Any], arrays: list[Any], recipe: ScalingRecipe, shape: list[int], original_dtype: str
-) -> ScaledTensor:
-    layout = recipe.layout
-    core = _core.ScaledTensor(
-        arrays[0], arrays[1], _spec(recipe), layouts._spec(layout), arrays[2], arrays[3], shape, original_dtype
-    )
-    return ScaledTensor._from_core(core, made[0], made[1], recipe, layout, made[2], made[3])
 
 
 def _data(operand: Any) -> Any:
