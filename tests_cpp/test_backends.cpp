@@ -52,6 +52,43 @@ TEST(Backends, CastBytesEqualPortable) {
     }
 }
 
+// Blocks of 6 and of what lies at, and one unit in the last place beside, every multiple of 1/8 up to it, zeros of both
+// signs and numbers that underflow: where a scale is a power of two, these are all ties and all neighbours of ties.
+TEST(Backends, TiesAndZerosEqualPortable) {
+    std::vector<float> x;
+    const auto add = [&](float value) {
+        if (x.size() % 16 == 0) x.push_back(6.0F);
+        x.push_back(value);
+        x.push_back(-value);
+        while (x.size() % 16 == 15) x.push_back(-6.0F);
+    };
+    for (int eighth = 0; eighth <= 48; ++eighth) {
+        const float at = static_cast<float>(eighth) * 0.125F;
+        for (const float value : {std::nextafter(at, -1.0F), at, std::nextafter(at, 8.0F)}) add(value);
+    }
+    for (const float tiny : {1e-45F, 1e-38F, 1e-30F, 0.0F}) add(tiny);
+    constexpr std::int64_t cols = 512;
+    ASSERT_LE(x.size(), static_cast<std::size_t>(cols));
+    x.resize(cols, 0.25F);
+    std::vector<float> rows;
+    for (const float scale : {1.0F, 0x1p-20F, 0x1p-38F, 0x1p37F, 0.3F})
+        for (const float value : x) rows.push_back(value * scale);
+    const Array array = array_of(rows, {5, cols});
+    for (const Recipe& recipe : all_recipes()) {
+        SCOPED_TRACE(describe(recipe));
+        const ScaledTensor expected = [&] {
+            const BackendScope scope("portable");
+            return cast(array, recipe);
+        }();
+        for (const std::string& name : faster_backends()) {
+            const BackendScope scope(name);
+            const ScaledTensor actual = cast(array, recipe);
+            EXPECT_TRUE(same_bytes(actual.data(), expected.data())) << name;
+            EXPECT_TRUE(same_bytes(actual.scale(), expected.scale())) << name;
+        }
+    }
+}
+
 TEST(Backends, StochasticCodesEqualPortable) {
     constexpr std::int64_t rows = 35, cols = 384;
     for (const bool specials : {false, true}) {

@@ -179,15 +179,30 @@ BRECCIA_INLINE void prefetch_ahead(const float* x) {
         __builtin_prefetch(p + at);
 }
 
+// Four times the factor: see b_store_quarters.
+struct Quarters {
+    F factor;
+    BRECCIA_INLINE_MEMBER F operator()(F x) const { return f_mul(x, factor); }
+};
+struct GroupQuarters {
+    const float* factor;
+    BRECCIA_INLINE_MEMBER Quarters operator[](std::int64_t block) const { return {f_set(factor[block])}; }
+};
+
 template <class C, bool Saturate, class Scale>
 BRECCIA_INLINE void encode_wide_to(std::uint8_t* codes, const float* x, const Scale& s0, const Scale& s1,
                                    const Scale& s2, const Scale& s3) {
     prefetch_ahead(x);
-    const B code = encode_wide<C, Saturate>(x, s0, s1, s2, s3, 0.0F);
-    if constexpr (C::bits == 4)
-        b_store_nibbles(codes, code);
-    else
-        b_store(codes, code);
+    if constexpr (std::is_same_v<Scale, Quarters>) {
+        b_store_quarters<C>(codes, s0(f_load(x)), s1(f_load(x + lanes)), s2(f_load(x + 2 * lanes)),
+                            s3(f_load(x + 3 * lanes)));
+    } else {
+        const B code = encode_wide<C, Saturate>(x, s0, s1, s2, s3, 0.0F);
+        if constexpr (C::bits == 4)
+            b_store_nibbles(codes, code);
+        else
+            b_store(codes, code);
+    }
 }
 
 // The codes of 16 blocks.
@@ -245,20 +260,22 @@ BRECCIA_INLINE I group_amax(const float* x, std::int64_t block) {
 
 // What the codes of 16 blocks need besides their values.
 struct GroupFactors {
+    alignas(64) std::int32_t amax_bits[lanes];
     alignas(64) float factor[lanes];
     bool ordinary, saturate;
 };
 
-// Scales of blocks [first, first + 16) of a row; nothing is written if they are not ordinary.
+// Scales of blocks [first, first + 16) of a row, whose amax_bits are known; nothing is written if they are not
+// ordinary.
 template <class C>
 BRECCIA_INLINE void choose_group(const QuantizeRow& row, std::int64_t first, GroupFactors& group) {
-    const float* x = row.x + first * row.block;
-    const I amax_bits = group_amax(x, row.block);
+    const I amax_bits = i_load(group.amax_bits);
     group.ordinary = ordinary(amax_bits, row.params.type);
     if (!group.ordinary) return;
-    const GroupScale s = row.params.search == ScaleSearch::amax
-                             ? group_scales<C>(amax_bits, row.params, 0)
-                             : search_group<C>(x, row.block, amax_bits, row.params, is_coded(row.params.type));
+    const GroupScale s =
+        row.params.search == ScaleSearch::amax
+            ? group_scales<C>(amax_bits, row.params, 0)
+            : search_group<C>(row.x + first * row.block, row.block, amax_bits, row.params, is_coded(row.params.type));
     group.saturate = may_saturate(s.stored_i32x16, row.params);
     write_scales(row.scales, first, s.stored_i32x16, row.params.type);
     f_store(group.factor, s.factor_f32x16);
@@ -268,10 +285,21 @@ template <class C, class Scales>
 static void encode_group(const QuantizeRow& row, std::int64_t first, bool saturate, const Scales& scales) {
     const float* x = row.x + first * row.block;
     std::uint8_t* codes = row.codes + first * row.block * (C::bits == 4 ? 1 : 2) / 2;
-    if (saturate)
-        encode_group<C, true>(x, row.block, codes, scales);
-    else
-        encode_group<C, false>(x, row.block, codes, scales);
+    if constexpr (!std::is_same_v<Scales, GroupQuarters>)
+        if (saturate) return encode_group<C, true>(x, row.block, codes, scales);
+    encode_group<C, false>(x, row.block, codes, scales);
+}
+
+// The same of scales that codes are multiplied by.
+template <class C>
+BRECCIA_INLINE void encode_products(const QuantizeRow& row, std::int64_t first, GroupFactors& group) {
+    if constexpr (b_compares_quarters && std::is_same_v<C, Float4E2M1FN>) {
+        if (!group.saturate && (row.block % wide == 0 || wide % row.block == 0)) {
+            f_store(group.factor, f_mul(f_load(group.factor), f_set(4.0F)));
+            return encode_group<C>(row, first, false, GroupQuarters{group.factor});
+        }
+    }
+    encode_group<C>(row, first, group.saturate, GroupMultiply{group.factor});
 }
 
 // The scales of a few groups before their codes: one group's scales are a long chain of dependent instructions, and
@@ -285,13 +313,15 @@ static std::int64_t quantize_groups(const QuantizeRow& row) {
     for (std::int64_t done = 0; done < groups; done += batch) {
         const std::int64_t count = batch < groups - done ? batch : groups - done;
         GroupFactors group[most];
+        for (std::int64_t g = 0; g < count; ++g)
+            i_store(group[g].amax_bits, group_amax(row.x + (done + g) * lanes * row.block, row.block));
         for (std::int64_t g = 0; g < count; ++g) choose_group<C>(row, (done + g) * lanes, group[g]);
         for (std::int64_t g = 0; g < count; ++g) {
             const std::int64_t first = (done + g) * lanes;
             if (!group[g].ordinary)
                 for (std::int64_t b = first; b < first + lanes; ++b) quantize_block<C>(row, b);
             else if (is_coded(row.params.type))
-                encode_group<C>(row, first, group[g].saturate, GroupMultiply{group[g].factor});
+                encode_products<C>(row, first, group[g]);
             else
                 encode_group<C>(row, first, group[g].saturate, GroupDivide(f_load(group[g].factor)));
         }

@@ -246,7 +246,7 @@ BRECCIA_INLINE F f_decode(I codes) {
 
 template <class C>
 inline constexpr bool f_decodes_wide = false;
-inline constexpr bool f_stores_bf16 = false;
+inline constexpr bool f_stores_bf16 = false, b_compares_quarters = false;
 
 BRECCIA_INLINE F f_load_as(const float* p) { return f_load(p); }
 BRECCIA_INLINE F f_load_as(const Float16* p) {

@@ -191,7 +191,7 @@ BRECCIA_INLINE F f_decode(I codes) {
 template <class C>
 inline constexpr bool is_int8 = C::family == CodecFamily::integer && C::bits == 8;
 #ifdef BRECCIA_VBMI
-inline constexpr bool f_stores_bf16 = true;
+inline constexpr bool f_stores_bf16 = true, b_compares_quarters = true;
 template <class C>
 inline constexpr bool looks_up_bytes = [] {
     if constexpr (C::family == CodecFamily::minifloat && C::bits == 8) return C::has_negative_zero;
@@ -241,13 +241,55 @@ BRECCIA_INLINE void look_up_bytes(const std::uint8_t* p, F (&x)[4]) {
     x[3] = as_float(_mm512_unpackhi_epi16(zero, second));
 }
 
+// Codes by the multiple of 1/4 that a value is, or by the two that it lies between, where no code changes: number u
+// stands for u / 8, odd ones for all between their neighbours.
+template <class C>
+struct CodesOfQuarters {
+    alignas(64) std::uint8_t code[128];
+    constexpr CodesOfQuarters() : code() {
+        for (int u = -64; u < 64; ++u) code[u & 127] = C::encode(static_cast<float>(u) * 0.125F);
+    }
+};
+template <class C>
+inline constexpr CodesOfQuarters<C> codes_of_quarters{};
+
+// Packed E2M1 codes of 64 values of magnitudes below 8, four vectors that are each 4 x over the scale. The sum of what
+// a vector is rounded down and up to tells exact quarters from what lies between, a zero's sign apart.
+template <class C>
+BRECCIA_INLINE void b_store_quarters(std::uint8_t* p, F a, F b, F c, F d) {
+    const auto twice = [](F x) BRECCIA_INLINE_LAMBDA {
+        return _mm512_add_epi32(_mm512_cvt_roundps_epi32(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC),
+                                _mm512_cvt_roundps_epi32(x, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC));
+    };
+    const auto bytes = [](I w, I x, I y, I z) BRECCIA_INLINE_LAMBDA {
+        return _mm512_packs_epi16(_mm512_packs_epi32(w, x), _mm512_packs_epi32(y, z));
+    };
+    alignas(64) static constexpr auto in_order = [] {  // packing works within 128-bit quarters
+        struct {
+            std::uint8_t byte[64];
+        } of{};
+        for (int i = 0; i < 32; ++i) of.byte[i] = static_cast<std::uint8_t>(i % 8 / 2 * 16 + i / 8 * 4 + i % 2 * 2);
+        return of;
+    }();
+    const B u = bytes(twice(a), twice(b), twice(c), twice(d));
+    const std::uint8_t* table = codes_of_quarters<C>.code;
+    B codes = _mm512_permutex2var_epi8(_mm512_load_si512(table), u, _mm512_load_si512(table + 64));
+    if (_mm512_testn_epi8_mask(u, u) != 0) [[unlikely]] {
+        const auto top = [](F x) BRECCIA_INLINE_LAMBDA { return _mm512_srli_epi32(_mm512_castps_si512(x), 28); };
+        codes = b_or(codes, b_and(bytes(top(a), top(b), top(c), top(d)), b_set(C::sign_mask)));
+    }
+    const I pairs = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));  // even + 16 * odd
+    const B packed = _mm512_permutexvar_epi8(_mm512_load_si512(in_order.byte), pairs);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(packed));
+}
+
 BRECCIA_INLINE void f_store_normal(BFloat16* p, const F (&x)[4]) {
     const __m512bh first = _mm512_cvtne2ps_pbh(x[1], x[0]), second = _mm512_cvtne2ps_pbh(x[3], x[2]);
     __builtin_memcpy(p, &first, sizeof first);
     __builtin_memcpy(p + 32, &second, sizeof second);
 }
 #else
-inline constexpr bool f_stores_bf16 = false;
+inline constexpr bool f_stores_bf16 = false, b_compares_quarters = false;
 template <class C>
 inline constexpr bool looks_up_bytes = false;
 template <class C>

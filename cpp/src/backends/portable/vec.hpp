@@ -163,7 +163,7 @@ BRECCIA_INLINE F f_decode(I codes) {
 /// Formats a backend decodes 64 codes at a time, and whether it rounds normal numbers to bfloat16 by an instruction.
 template <class C>
 inline constexpr bool f_decodes_wide = false;
-inline constexpr bool f_stores_bf16 = false;
+inline constexpr bool f_stores_bf16 = false, b_compares_quarters = false;
 
 template <class T>
 BRECCIA_INLINE F f_load_as(const T* p) {
