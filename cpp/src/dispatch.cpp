@@ -48,7 +48,7 @@ extern constinit const KernelTable kernels;
 }
 #ifdef BRECCIA_AMX
 namespace amx {
-extern constinit const KernelTable kernels;
+extern constinit const PanelProduct panel_product;
 }
 #endif
 #endif
@@ -141,44 +141,66 @@ bool tiles_permitted() {
     return false;
 #endif
 }
+
+// avx512_bf16 but for the panel product.
+const KernelTable* amx_kernels() {
+    static const BF16Kernels bf16 = [] {
+        BF16Kernels kernels = *avx512_bf16::kernels.matmul.bf16;
+        static_cast<PanelProduct&>(kernels) = amx::panel_product;
+        return kernels;
+    }();
+    static const KernelTable table = [] {
+        KernelTable kernels = avx512_bf16::kernels;
+        kernels.name = "amx";
+        kernels.matmul.bf16 = &bf16;
+        return kernels;
+    }();
+    return &table;
+}
 #endif
 
+template <const KernelTable* Table>
+const KernelTable* table_of() {
+    return Table;
+}
+
 struct Backend {
-    const KernelTable* table;
+    std::string_view name;
+    const KernelTable* (*table)();
     bool (*supported)();
 };
 
 constexpr Backend backends[] = {
-    {&portable::kernels, [] { return true; }},
+    {"portable", table_of<&portable::kernels>, [] { return true; }},
 #ifdef BRECCIA_X86
-    {&avx2::kernels, [] { return features().avx2; }},
-    {&avx512::kernels, [] { return features().avx512; }},
-    {&avx512_bf16::kernels, [] { return features().avx512_bf16 && features().avx512_vbmi; }},
+    {"avx2", table_of<&avx2::kernels>, [] { return features().avx2; }},
+    {"avx512", table_of<&avx512::kernels>, [] { return features().avx512; }},
+    {"avx512_bf16", table_of<&avx512_bf16::kernels>, [] { return features().avx512_bf16 && features().avx512_vbmi; }},
 #ifdef BRECCIA_AMX
-    {&amx::kernels,
+    {"amx", amx_kernels,
      [] { return features().amx_bf16 && features().avx512_bf16 && features().avx512_vbmi && tiles_permitted(); }},
 #endif
 #endif
 #ifdef BRECCIA_ARM64
-    {&neon::kernels, [] { return features().neon; }},
+    {"neon", table_of<&neon::kernels>, [] { return features().neon; }},
 #endif
 };
 
 const KernelTable* best_backend() {
-    const KernelTable* best = &portable::kernels;
+    const KernelTable* best = nullptr;
     for (const Backend& backend : backends)
-        if (backend.supported()) best = backend.table;
+        if (backend.supported()) best = backend.table();
     return best;
 }
 
 const KernelTable* find_backend(std::string_view name, const std::string& who) {
     std::string known;
     for (const Backend& backend : backends) {
-        if (backend.table->name == name) {
-            if (backend.supported()) return backend.table;
+        if (backend.name == name) {
+            if (backend.supported()) return backend.table();
             throw_value(who + " must name a backend this machine can run, got '" + std::string(name) + "'");
         }
-        known += (known.empty() ? "'" : ", '") + std::string(backend.table->name) + "'";
+        known += (known.empty() ? "'" : ", '") + std::string(backend.name) + "'";
     }
     throw_value(who + " must be one of " + known + ", got '" + std::string(name) + "'");
 }
@@ -211,7 +233,7 @@ void set_backend(std::string_view name) {
 CpuInfo cpu_info() {
     CpuInfo info{.backend = std::string(kernels().name), .supported = {}, .features = {}, .threads = num_threads()};
     for (const Backend& backend : backends)
-        if (backend.supported()) info.supported.emplace_back(backend.table->name);
+        if (backend.supported()) info.supported.emplace_back(backend.name);
     const Features& f = features();
     const std::pair<bool, const char*> names[] = {
         {f.neon, "neon"},

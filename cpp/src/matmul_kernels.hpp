@@ -135,22 +135,26 @@ struct PackLanes {
 constexpr std::int64_t gemv_step(bool packed) { return packed ? 128 : 64; }
 inline constexpr std::int64_t max_gemv_vectors = 8;
 
-/// Kernels over bfloat16 dot products. Formats they do not decode have null entries.
-struct BF16Kernels {
-    std::int64_t tile_rows;   ///< weight rows of a tile of 16 activations: so many are best decoded just before
-    std::int64_t panel_rows;  ///< most rows of a panel: as the second-level cache can hold
-    int max_terms;            ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
+/// The panel product of a backend, and where it is best used.
+struct PanelProduct {
+    void (*gemm)(const GemmBF16&) = nullptr;
+    std::int64_t tile_rows = 0;   ///< weight rows of a tile of 16 activations: so many are best decoded just before
+    std::int64_t panel_rows = 0;  ///< most rows of a panel: as the second-level cache can hold
+    int max_terms = 1;            ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
     /// Most activations, or terms of them, for which rows in lanes are the quickest: turned on the way, or prepared.
-    std::int64_t lane_vectors, prepared_lane_vectors;
-    void (*begin)();                ///< a thread calls this before its first gemm,
-    void (*end)();                  ///< and this after its last; or null
-    bool (*pack)(const PackRows&);  ///< rounds to nearest; whether every number was zero or of ordinary size
-    bool (*pack_words)(const PackWords&);
-    void (*gemm)(const GemmBF16&);
-    bool (*pack_lanes)(const PackLanes&);  ///< as pack
-    std::array<void (*)(const DecodeBF16&), Codecs::size> decode;
-    std::array<void (*)(const Gemv&), Codecs::size> gemv;
-    std::array<void (*)(const LaneProduct&), Codecs::size> lanes;
+    std::int64_t lane_vectors = 4, prepared_lane_vectors = 4;
+    void (*begin)() = nullptr;  ///< a thread calls this before its first gemm,
+    void (*end)() = nullptr;    ///< and this after its last; or null
+};
+
+/// Kernels over bfloat16 dot products. Formats they do not decode have null entries.
+struct BF16Kernels : PanelProduct {
+    bool (*pack)(const PackRows&) = nullptr;  ///< rounds to nearest; whether every number was zero or of ordinary size
+    bool (*pack_words)(const PackWords&) = nullptr;
+    bool (*pack_lanes)(const PackLanes&) = nullptr;  ///< as pack
+    std::array<void (*)(const DecodeBF16&), Codecs::size> decode{};
+    std::array<void (*)(const Gemv&), Codecs::size> gemv{};
+    std::array<void (*)(const LaneProduct&), Codecs::size> lanes{};
 };
 
 struct MatmulKernels {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AVX-512 with matrix tiles (Sapphire Rapids and later). Everything but the panel product is that of avx512.
+// The panel product in matrix tiles (Sapphire Rapids and later). All other kernels are those of avx512_bf16.
 #include <immintrin.h>
 
 #include "backends/begin.hpp"
@@ -14,27 +14,19 @@ namespace {
 // clang-format off: sorting would break the order
 #include "kernels/decode_table.inl.hpp"
 #include "backends/avx512/vec.hpp"
-#include "backends/avx512/transpose.inl.hpp"
-#include "kernels/all.inl.hpp"
-
-#include "backends/avx512/bf16_vec.hpp"
-#include "backends/avx512/bf16_decode.inl.hpp"
-#include "backends/avx512/bf16_gemm.inl.hpp"
-#include "backends/avx512/bf16_gemv.inl.hpp"
-#include "backends/avx512/bf16_lanes.inl.hpp"
 #include "backends/amx/gemm.inl.hpp"
 // clang-format on
-constexpr BF16Kernels bf16 = [] {
-    // Three tile products are quicker than one float32 product.
-    BF16Kernels kernels = make_bf16_kernels(gemm_amx, 16, 384, 3);
-    kernels.begin = configure_tiles;
-    kernels.end = release_tiles;
-    return kernels;
-}();
 }  // namespace
 
-extern constinit const KernelTable kernels;
-constinit const KernelTable kernels = make_table("amx", &bf16);
+extern constinit const PanelProduct panel_product;
+constinit const PanelProduct panel_product{.gemm = gemm_amx,
+                                           .tile_rows = 16,
+                                           .panel_rows = 384,
+                                           .max_terms = 3,  // so many products are quicker than one in float32
+                                           .lane_vectors = 4,
+                                           .prepared_lane_vectors = 4,
+                                           .begin = configure_tiles,
+                                           .end = release_tiles};
 
 }  // namespace breccia::amx
 BRECCIA_TARGET_END

@@ -286,24 +286,11 @@ static bool pack_lanes(const PackLanes& p) {
     return range.strange == 0;
 }
 
-/// Without begin and end.
-static consteval BF16Kernels make_bf16_kernels(void (*gemm)(const GemmBF16&), std::int64_t tile_rows,
-                                               std::int64_t panel_rows, int max_terms, std::int64_t lane_vectors = 4,
-                                               std::int64_t prepared_lane_vectors = 4) {
-    BF16Kernels kernels{.tile_rows = tile_rows,
-                        .panel_rows = panel_rows,
-                        .max_terms = max_terms,
-                        .lane_vectors = lane_vectors,
-                        .prepared_lane_vectors = prepared_lane_vectors,
-                        .begin = nullptr,
-                        .end = nullptr,
-                        .pack = pack_bf16,
-                        .pack_words = pack_words,
-                        .gemm = gemm,
-                        .pack_lanes = pack_lanes,
-                        .decode = {},
-                        .gemv = {},
-                        .lanes = {}};
+static consteval BF16Kernels make_bf16_kernels(const PanelProduct& product) {
+    BF16Kernels kernels{product};
+    kernels.pack = pack_bf16;
+    kernels.pack_words = pack_words;
+    kernels.pack_lanes = pack_lanes;
     kernels.decode = Codecs::map([]<Codec C>() -> void (*)(const DecodeBF16&) {
         if constexpr (has_bf16<C>) return decode_bf16<C>;
         return nullptr;

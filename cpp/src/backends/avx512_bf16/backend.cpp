@@ -24,7 +24,12 @@ namespace {
 #include "backends/avx512/bf16_lanes.inl.hpp"
 // clang-format on
 // Two products of pairs take the time of one float32 product.
-constexpr BF16Kernels bf16 = make_bf16_kernels(gemm_bf16, 24, 192, 2, 16, 64);
+constexpr BF16Kernels bf16 = make_bf16_kernels({.gemm = gemm_bf16,
+                                                .tile_rows = 24,
+                                                .panel_rows = 192,
+                                                .max_terms = 2,
+                                                .lane_vectors = 16,
+                                                .prepared_lane_vectors = 64});
 }  // namespace
 
 extern constinit const KernelTable kernels;
