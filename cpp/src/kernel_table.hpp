@@ -43,6 +43,16 @@ inline void set_reciprocal(BlockScale& s) {
     s.low = static_cast<float>(rest) / s.factor;
 }
 
+/// FastDivide gives the codes of the division where everything is finite, the divisor is well inside the exponent
+/// range and no quotient overflows. `amax_bits` is of what will be divided.
+inline void allow_fast_division(BlockScale& s, std::uint32_t amax_bits) {
+    const int exponent = static_cast<int>(amax_bits >> 23) - 127;
+    const int divisor_exponent = static_cast<int>(bits_of(s.factor) >> 23 & 255U) - 127;
+    s.fast_division = s.all_finite && !s.multiply && divisor_exponent > -80 && divisor_exponent < 80 &&
+                      exponent - divisor_exponent < 64;
+    if (s.fast_division) set_reciprocal(s);
+}
+
 /// All of a recipe that a block's scale depends on, and the tensor-wide numbers of two-level recipes.
 struct ScaleParams {
     ScaleRule rule = ScaleRule::divide;
@@ -85,6 +95,8 @@ struct FormatKernels {
     void (*encode_stochastic)(const float* x, std::int64_t n, const BlockScale&, RandomKey, std::uint32_t first,
                               std::uint8_t* codes, std::int64_t offset, bool packed);
     float (*squared_error)(const float* x, std::int64_t n, const BlockScale&);  ///< of quantizing x so
+    /// Whether x, which is finite, is what its codes stand for; the sign of a zero counts where the format has it.
+    bool (*keeps)(const float* x, std::int64_t n, const BlockScale&);
     void (*quantize_row)(const QuantizeRow&);
     std::array<void (*)(const DequantizeRow&), dtype_count> dequantize_row;  ///< by type of output; float64 has none
 

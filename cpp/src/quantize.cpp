@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "exact_scale.hpp"
 #include "threads.hpp"
 
 namespace breccia {
@@ -18,31 +19,6 @@ void merge(BlockStats& total, const BlockStats& part) {
     total.has_infinity |= part.has_infinity;
     total.min = std::min(total.min, part.min);
     total.max = std::max(total.max, part.max);
-}
-
-// The scale that stores exactly as `scale` in a type, if there is one.
-std::optional<BlockScale> exactly(float scale, ScaleType type) {
-    BlockScale s;
-    s.factor = s.decoded = scale;
-    switch (type) {
-        case ScaleType::float32: s.stored = bits_of(scale); return s;
-        case ScaleType::float16: {
-            const Float16 half = to_float16(scale);
-            s.stored = half.bits;
-            return to_float(half) == scale ? std::optional(s) : std::nullopt;
-        }
-        case ScaleType::bfloat16: {
-            const BFloat16 half = to_bfloat16(scale);
-            s.stored = half.bits;
-            return to_float(half) == scale ? std::optional(s) : std::nullopt;
-        }
-        case ScaleType::e8m0: {
-            s.stored = Float8E8M0FNU::encode(scale);
-            return Float8E8M0FNU::decode(static_cast<std::uint8_t>(s.stored)) == scale ? std::optional(s)
-                                                                                       : std::nullopt;
-        }
-        default: return std::nullopt;
-    }
 }
 
 class Quantizer {
@@ -74,8 +50,7 @@ public:
         if (out_.global_scale) set_global_scale(*out_.global_scale->as<float>());
         if (recipe_.layout.kind == LayoutKind::per_tensor) return quantize_whole();
         const bool whole_bytes = !packed_ || grid_.block_cols % 2 == 0;
-        if (grid_.block_rows == 1 && grid_.cols > 0 && grid_.block_cols <= 2 * piece && whole_bytes &&
-            !source_.may_be_exact() && !key_)
+        if (grid_.block_rows == 1 && grid_.cols > 0 && grid_.block_cols <= 2 * piece && whole_bytes && !key_)
             quantize_rows();
         else
             quantize_tiles();
@@ -229,20 +204,48 @@ private:
         const std::int64_t blocks = grid_.grid_cols();
         const std::int64_t step = std::max<std::int64_t>(1, piece / grid_.block_cols);
         for_each_row([&](const BlockRange& row, Scratch& scratch) {
-            const std::int64_t first = block_index(row.matrix, row.begin_row);
             for (std::int64_t block = 0; block < blocks; block += step) {
                 const std::int64_t count = std::min(step, blocks - block);
                 const std::int64_t col = block * grid_.block_cols;
-                format_.quantize_row(
-                    {.x = source_.read(row.matrix, row.begin_row, col, count * grid_.block_cols, scratch),
-                     .blocks = count,
-                     .block = grid_.block_cols,
-                     .params = params_,
-                     .codes = row_codes(row.matrix, row.begin_row) + (packed_ ? col / 2 : col),
-                     .scales = scale_at(first + block),
-                     .zero_points = zero_point_at(first + block)});
+                const float* x = source_.read(row.matrix, row.begin_row, col, count * grid_.block_cols, scratch);
+                if (source_.may_be_exact())
+                    keep_or_quantize(row, block, count, x);
+                else
+                    quantize_blocks(row, block, count, x);
             }
         });
+    }
+
+    void quantize_blocks(const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) const {
+        const std::int64_t index = block_index(row.matrix, row.begin_row) + block, col = block * grid_.block_cols;
+        format_.quantize_row({.x = x,
+                              .blocks = count,
+                              .block = grid_.block_cols,
+                              .params = params_,
+                              .codes = row_codes(row.matrix, row.begin_row) + (packed_ ? col / 2 : col),
+                              .scales = scale_at(index),
+                              .zero_points = zero_point_at(index)});
+    }
+
+    void keep_or_quantize(const BlockRange& row, std::int64_t first, std::int64_t count, const float* x) const {
+        const std::int64_t size = grid_.block_cols;
+        std::int64_t done = 0;
+        for (std::int64_t j = 0; j < count; ++j) {
+            const float* values = x + j * size;
+            const std::int64_t col = (first + j) * size;
+            const auto amax_bits = [&]() -> std::optional<std::uint32_t> {
+                const BlockStats stats = kernels_.stats(values, size, false);
+                return stats.has_nan || stats.has_infinity ? std::nullopt : std::optional(stats.amax_bits);
+            };
+            const auto kept = exact_scale({row.matrix, row.begin_row, row.end_row, col, col + size}, *values, amax_bits,
+                                          [&](const BlockScale& s) { return format_.keeps(values, size, s); });
+            if (!kept) continue;
+            quantize_blocks(row, first + done, j - done, x + done * size);
+            write_scale(block_index(row.matrix, row.begin_row) + first + j, *kept);
+            encode_run(values, size, *kept, row.matrix, row.begin_row, col);
+            done = j + 1;
+        }
+        quantize_blocks(row, first + done, count - done, x + done * size);
     }
 
     // Blocks of several rows, long blocks, odd blocks of packed codes, and blocks that may keep a scale. A band of
@@ -287,7 +290,7 @@ private:
     void choose_scales(std::int64_t matrix, std::int64_t block_row, std::int64_t block, std::int64_t count,
                        Scratch& scratch, std::vector<BlockScale>& scales) const {
         scales.resize(static_cast<std::size_t>(count));
-        const bool amax_decides = params_.search == ScaleSearch::amax && !needs_range_ && !source_.may_be_exact();
+        const bool amax_decides = params_.search == ScaleSearch::amax && !needs_range_;
         std::vector<std::int32_t>& amax = scratch.amax;
         if (amax_decides) {
             amax.assign(static_cast<std::size_t>(count * amax_lanes), 0);
@@ -304,10 +307,11 @@ private:
                 const auto first = amax.begin() + j * amax_lanes;
                 return static_cast<std::uint32_t>(*std::max_element(first, first + amax_lanes));
             };
+            const BlockRange b = range_of(matrix, block_row, block + j, 1);
             if (amax_decides && bits() < f32_infinity_bits)
-                s = format_.choose_scale({.amax_bits = bits()}, params_, 0);
+                s = kept_scale(b, bits(), scratch).value_or(format_.choose_scale({.amax_bits = bits()}, params_, 0));
             else
-                s = choose_scale(range_of(matrix, block_row, block + j, 1), scratch);
+                s = choose_scale(b, scratch);
         }
     }
 
@@ -325,8 +329,8 @@ private:
 
     BlockScale choose_scale(const BlockRange& b, Scratch& scratch) const {
         const BlockStats stats = stats_of(b, scratch);
-        if (source_.may_be_exact() && !stats.has_nan && !stats.has_infinity)
-            if (const auto exact = exact_scale(b, stats, scratch)) return *exact;
+        if (!stats.has_nan && !stats.has_infinity)
+            if (const auto kept = kept_scale(b, stats.amax_bits, scratch)) return *kept;
         BlockScale best = format_.choose_scale(stats, params_, 0);
         if (!searches(stats)) return best;
         float best_error = block_error(b, best, scratch);
@@ -341,34 +345,38 @@ private:
         return best;
     }
 
-    std::optional<BlockScale> exact_scale(const BlockRange& b, const BlockStats& stats, Scratch& scratch) const {
-        std::vector<float> scales;
-        source_.exact_scales(b, float_from_bits(stats.amax_bits), scales);
-        for (const float scale : scales) {
-            std::optional<BlockScale> s = exactly(scale, recipe_.scale);
-            if (!s) continue;
-            s->all_finite = true;
-            if (loses_nothing(b, *s, scratch)) return s;
-        }
-        return std::nullopt;
+    // A scale under which `keeps` finds no loss. The first of the values may rule a power of two out; amax_bits() is
+    // none where they are not all finite.
+    template <class AmaxBits, class Keeps>
+    std::optional<BlockScale> exact_scale(const BlockRange& b, float first, AmaxBits amax_bits, Keeps keeps) const {
+        const ExactScales scales = source_.exact_scales(b);
+        const bool own = scales.own && stored_exactly(*scales.own, recipe_.scale, 0);
+        const bool power_of_two = scales.power_of_two && has_few_bits(first, recipe_.element);
+        if (!own && !power_of_two) return std::nullopt;
+        const std::optional<std::uint32_t> bits = amax_bits();
+        if (!bits) return std::nullopt;
+        const auto kept = [&](float scale) {
+            const std::optional<BlockScale> s = stored_exactly(scale, recipe_.scale, *bits);
+            return s && keeps(*s) ? s : std::nullopt;
+        };
+        if (own)
+            if (const auto s = kept(*scales.own)) return s;
+        if (!power_of_two) return std::nullopt;
+        const std::optional<float> power = power_of_two_for(float_from_bits(*bits), recipe_.element);
+        return power ? kept(*power) : std::nullopt;
     }
 
-    [[nodiscard]] bool loses_nothing(const BlockRange& b, const BlockScale& s, Scratch& scratch) const {
-        std::uint8_t codes[piece];
-        float values[piece];
-        bool equal = true;
-        for_each_piece(b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) {
-            if (!equal) return;
-            format_.encode(x, n, s, codes, 0, false);
-            format_.dequantize(
-                {.codes = codes, .begin = 0, .count = n, .block = n, .scales = &s.decoded, .out = values});
-            // As bits, so that the sign of a zero counts; but integers have only one zero.
-            const bool one_zero = info(recipe_.element).family == CodecFamily::integer;
-            equal = std::equal(x, x + n, values, [&](float given, float kept) {
-                return one_zero ? given == kept : bits_of(given) == bits_of(kept);
-            });
-        });
-        return equal;
+    std::optional<BlockScale> kept_scale(const BlockRange& b, std::uint32_t amax_bits, Scratch& scratch) const {
+        if (!source_.may_be_exact()) return std::nullopt;
+        const auto keeps = [&](const BlockScale& s) {
+            for (std::int64_t row = b.begin_row; row < b.end_row; ++row)
+                for (std::int64_t col = b.begin_col; col < b.end_col; col += piece) {
+                    const std::int64_t n = std::min(piece, b.end_col - col);
+                    if (!format_.keeps(source_.read(b.matrix, row, col, n, scratch), n, s)) return false;
+                }
+            return true;
+        };
+        return exact_scale(b, 0.0F, [&] { return std::optional(amax_bits); }, keeps);
     }
 
     const RowSource& source_;

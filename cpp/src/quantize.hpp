@@ -13,16 +13,21 @@ struct BlockRange {
     std::int64_t matrix = 0, begin_row = 0, end_row = 0, begin_col = 0, end_col = 0;
 };
 
+/// Scales under which a block may keep every value.
+struct ExactScales {
+    std::optional<float> own;   ///< that of the one source block which holds it all
+    bool power_of_two = false;  ///< the smallest that nothing exceeds
+};
+
 class RowSource {
 public:
     virtual ~RowSource() = default;
     /// Elements [begin, begin + n) of a row, valid until the next call with the same scratch.
     virtual const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
                               Scratch& scratch) const = 0;
-    /// Whether a block may be encoded without loss by a scale from `exact_scales`.
+    /// Whether blocks may have exact scales, to be tried before the recipe's rule.
     [[nodiscard]] virtual bool may_be_exact() const { return false; }
-    /// Scales worth trying before the recipe's rule, best first; `amax` is the block's.
-    virtual void exact_scales(const BlockRange& /*block*/, float /*amax*/, std::vector<float>& /*scales*/) const {}
+    [[nodiscard]] virtual ExactScales exact_scales(const BlockRange& /*block*/) const { return {}; }
 };
 
 /// `shape` is the tensor's; `out` has the shapes of plan_cast(shape, recipe).

@@ -109,15 +109,18 @@ BRECCIA_INLINE B encode_wide(const float* x, const Scale& s0, const Scale& s1, c
     }
 }
 
-// Squared distances of 16 values to what they quantize to.
+// What 16 values quantize to. The sign of a zero means nothing.
+template <class C>
+BRECCIA_INLINE F quantized(F scaled, F decoded, float zero_point) {
+    if constexpr (C::family == CodecFamily::minifloat)
+        return f_mul(Rounded<C, true>(scaled).value(), decoded);
+    else
+        return f_mul(f_sub(round_integer<C, true>(scaled, zero_point), f_set(integer_magic)), decoded);
+}
+
 template <class C>
 BRECCIA_INLINE F squared_errors(F x, F scaled, F decoded, float zero_point) {
-    F rounded;
-    if constexpr (C::family == CodecFamily::minifloat)
-        rounded = Rounded<C, true>(scaled).value();
-    else
-        rounded = f_sub(round_integer<C, true>(scaled, zero_point), f_set(integer_magic));
-    const F error = f_sub(f_mul(rounded, decoded), x);
+    const F error = f_sub(quantized<C>(scaled, decoded, zero_point), x);
     return f_mul(error, error);
 }
 
@@ -251,4 +254,28 @@ static float squared_error(const float* x, std::int64_t n, const BlockScale& s) 
         }
     });
     return f_sum(sum_f32x16);
+}
+
+// Whether 16 values are what their codes stand for.
+template <class C>
+BRECCIA_INLINE bool same(F x, F scaled, F decoded) {
+    const F value = quantized<C>(scaled, decoded, 0.0F);
+    Mask differ = m_or(f_less(value, x), f_less(x, value));
+    if constexpr (C::family == CodecFamily::minifloat)
+        if constexpr (!C::has_negative_zero)
+            differ = m_or(differ, i_less(as_bits(x), i_set(std::numeric_limits<std::int32_t>::min() + 1)));
+    return i_none(differ);
+}
+
+template <class C>
+static bool keeps(const float* x, std::int64_t n, const BlockScale& s) {
+    if constexpr (C::family == CodecFamily::exponent) return false;
+    bool kept = true;
+    const F decoded = f_set(s.decoded);
+    with_scaler(s, [&](auto scale) BRECCIA_INLINE_LAMBDA {
+        std::int64_t i = 0;
+        for (; kept && i + lanes <= n; i += lanes) kept = same<C>(f_load(x + i), scale(f_load(x + i)), decoded);
+        if (kept && i < n) kept = same<C>(f_load_n(x + i, n - i), scale(f_load_n(x + i, n - i)), decoded);
+    });
+    return kept;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sixteen blocks at a time, one per lane: the scale rules as vector code, and the search by squared error over data
-// turned so that a lane sees its own block. Bytes equal those of one block at a time; groups with anything unusual in
-// them (specials, zeros, extreme magnitudes) are left to that.
+// Up to sixteen blocks at a time, one per lane: the scale rules as vector code, and the search by squared error over
+// data turned so that a lane sees its own block. Bytes equal those of one block at a time; groups with anything unusual
+// in them (specials, zeros, extreme magnitudes) are left to that.
 
 // The scales of 16 blocks.
 struct GroupScale {
@@ -141,11 +141,14 @@ static GroupScale search_group(const float* x, std::int64_t block, I amax_bits, 
     return best;
 }
 
-BRECCIA_INLINE void write_scales(void* scales, std::int64_t first, I stored, ScaleType type) {
-    if (is_coded(type)) return i_store_bytes(static_cast<std::uint8_t*>(scales) + first, stored);
+BRECCIA_INLINE void write_scales(void* scales, std::int64_t first, std::int64_t count, I stored, ScaleType type) {
+    if (is_coded(type)) {
+        auto* bytes = static_cast<std::uint8_t*>(scales) + first;
+        return count == lanes ? i_store_bytes(bytes, stored) : i_store_bytes_n(bytes, stored, count);
+    }
     alignas(64) std::int32_t bits[lanes];
     i_store(bits, stored);
-    for (int i = 0; i < lanes; ++i) {
+    for (std::int64_t i = 0; i < count; ++i) {
         if (type == ScaleType::float32)
             static_cast<std::int32_t*>(scales)[first + i] = bits[i];
         else
@@ -157,6 +160,7 @@ BRECCIA_INLINE void write_scales(void* scales, std::int64_t first, I stored, Sca
 struct GroupMultiply {
     const float* factor;
     BRECCIA_INLINE_MEMBER Multiply operator[](std::int64_t block) const { return {f_set(factor[block])}; }
+    BRECCIA_INLINE_MEMBER Multiply unit(std::int64_t block) const { return (*this)[block]; }
 };
 struct GroupDivide {
     alignas(64) float divisor[lanes], high[lanes], low[lanes];
@@ -169,6 +173,7 @@ struct GroupDivide {
     BRECCIA_INLINE_MEMBER FastDivide operator[](std::int64_t block) const {
         return {f_set(divisor[block]), f_set(high[block]), f_set(low[block])};
     }
+    BRECCIA_INLINE_MEMBER FastDivide unit(std::int64_t block) const { return (*this)[block]; }
 };
 
 // What comes next is fetched while codes are computed: the pass for amax would wait for memory.
@@ -187,6 +192,7 @@ struct Quarters {
 struct GroupQuarters {
     const float* factor;
     BRECCIA_INLINE_MEMBER Quarters operator[](std::int64_t block) const { return {f_set(factor[block])}; }
+    BRECCIA_INLINE_MEMBER Multiply unit(std::int64_t block) const { return {f_set(factor[block] * 0.25F)}; }
 };
 
 template <class C, bool Saturate, class Scale>
@@ -205,32 +211,37 @@ BRECCIA_INLINE void encode_wide_to(std::uint8_t* codes, const float* x, const Sc
     }
 }
 
-// The codes of 16 blocks.
+template <class C, class Scale>
+BRECCIA_INLINE void encode_block(const float* x, std::int64_t block, std::uint8_t* codes, const Scale& scale) {
+    if constexpr (C::bits == 4)
+        encode_nibbles<C, false>(x, block, scale, 0.0F, codes);
+    else
+        encode_bytes<C, false>(x, block, scale, 0.0F, codes);
+}
+
+// The codes of up to 16 blocks.
 template <class C, bool Saturate, class Scales>
-static void encode_group(const float* x, std::int64_t block, std::uint8_t* codes, const Scales& scales) {
+static void encode_group(const float* x, std::int64_t block, std::int64_t count, std::uint8_t* codes,
+                         const Scales& scales) {
     constexpr std::int64_t wide_bytes = C::bits == 4 ? wide / 2 : wide;
+    std::int64_t b = 0;
     if (block % wide == 0) {
-        for (std::int64_t b = 0; b < lanes; ++b) {
+        for (; b < count; ++b) {
             const auto s = scales[b];
             for (std::int64_t k = 0; k < block; k += wide, x += wide, codes += wide_bytes)
                 encode_wide_to<C, Saturate>(codes, x, s, s, s, s);
         }
     } else if (block == wide / 2) {
-        for (std::int64_t b = 0; b < lanes; b += 2, x += wide, codes += wide_bytes) {
+        for (; b + 2 <= count; b += 2, x += wide, codes += wide_bytes) {
             const auto s = scales[b], t = scales[b + 1];
             encode_wide_to<C, Saturate>(codes, x, s, s, t, t);
         }
     } else if (block == wide / 4) {
-        for (std::int64_t b = 0; b < lanes; b += 4, x += wide, codes += wide_bytes)
+        for (; b + 4 <= count; b += 4, x += wide, codes += wide_bytes)
             encode_wide_to<C, Saturate>(codes, x, scales[b], scales[b + 1], scales[b + 2], scales[b + 3]);
-    } else {
-        for (std::int64_t b = 0; b < lanes; ++b, x += block) {
-            if constexpr (C::bits == 4)
-                encode_nibbles<C, false>(x, block, scales[b], 0.0F, codes + b * block / 2);
-            else
-                encode_bytes<C, false>(x, block, scales[b], 0.0F, codes + b * block);
-        }
     }
+    for (; b < count; ++b, x += block, codes += block * wide_bytes / wide)
+        encode_block<C>(x, block, codes, scales.unit(b));
 }
 
 // Whether x / scale may round beyond the format's largest value. It cannot where the scale is amax over that value,
@@ -246,11 +257,12 @@ BRECCIA_INLINE bool may_saturate(I stored, const ScaleParams& p) {
     return p.rule != ScaleRule::divide || p.margin_factor < 1.0F;
 }
 
-// Bits of the largest magnitude of each of 16 blocks.
-BRECCIA_INLINE I group_amax(const float* x, std::int64_t block) {
+// Bits of the largest magnitude of each of up to 16 blocks, and of 1 in the lanes of those that are not there.
+BRECCIA_INLINE I group_amax(const float* x, std::int64_t block, std::int64_t count) {
     const I abs_mask = i_set(0x7FFF'FFFF);
     I amax_i32x16[lanes];
-    for (std::int64_t b = 0; b < lanes; ++b) {
+    for (std::int64_t b = count; b < lanes; ++b) amax_i32x16[b] = i_set(0x3F80'0000);
+    for (std::int64_t b = 0; b < count; ++b) {
         amax_i32x16[b] = i_and(as_bits(f_load(x + b * block)), abs_mask);
         for (std::int64_t k = lanes; k < block; k += lanes)
             amax_i32x16[b] = i_max(amax_i32x16[b], i_and(as_bits(f_load(x + b * block + k)), abs_mask));
@@ -258,48 +270,57 @@ BRECCIA_INLINE I group_amax(const float* x, std::int64_t block) {
     return i_max_of_each(amax_i32x16);
 }
 
-// What the codes of 16 blocks need besides their values.
+// What the codes of a group need besides their values.
 struct GroupFactors {
     alignas(64) std::int32_t amax_bits[lanes];
     alignas(64) float factor[lanes];
     bool ordinary, saturate;
 };
 
-// Scales of blocks [first, first + 16) of a row, whose amax_bits are known; nothing is written if they are not
-// ordinary.
+// Up to 16 blocks of a row.
+struct Group {
+    std::int64_t first, count;
+};
+
+BRECCIA_INLINE void measure_group(const QuantizeRow& row, Group g, GroupFactors& group) {
+    const float* x = row.x + g.first * row.block;
+    i_store(group.amax_bits, g.count == lanes ? group_amax(x, row.block, lanes) : group_amax(x, row.block, g.count));
+}
+
+// Scales of a group, whose amax_bits are known; nothing is written if they are not ordinary.
 template <class C>
-BRECCIA_INLINE void choose_group(const QuantizeRow& row, std::int64_t first, GroupFactors& group) {
+BRECCIA_INLINE void choose_group(const QuantizeRow& row, Group g, GroupFactors& group) {
     const I amax_bits = i_load(group.amax_bits);
     group.ordinary = ordinary(amax_bits, row.params.type);
     if (!group.ordinary) return;
     const GroupScale s =
         row.params.search == ScaleSearch::amax
             ? group_scales<C>(amax_bits, row.params, 0)
-            : search_group<C>(row.x + first * row.block, row.block, amax_bits, row.params, is_coded(row.params.type));
+            : search_group<C>(row.x + g.first * row.block, row.block, amax_bits, row.params, is_coded(row.params.type));
     group.saturate = may_saturate(s.stored_i32x16, row.params);
-    write_scales(row.scales, first, s.stored_i32x16, row.params.type);
+    write_scales(row.scales, g.first, g.count, s.stored_i32x16, row.params.type);
     f_store(group.factor, s.factor_f32x16);
 }
 
 template <class C, class Scales>
-static void encode_group(const QuantizeRow& row, std::int64_t first, bool saturate, const Scales& scales) {
-    const float* x = row.x + first * row.block;
-    std::uint8_t* codes = row.codes + first * row.block * (C::bits == 4 ? 1 : 2) / 2;
+static void encode_group(const QuantizeRow& row, Group g, bool saturate, const Scales& scales) {
+    const float* x = row.x + g.first * row.block;
+    std::uint8_t* codes = row.codes + g.first * row.block * (C::bits == 4 ? 1 : 2) / 2;
     if constexpr (!std::is_same_v<Scales, GroupQuarters>)
-        if (saturate) return encode_group<C, true>(x, row.block, codes, scales);
-    encode_group<C, false>(x, row.block, codes, scales);
+        if (saturate) return encode_group<C, true>(x, row.block, g.count, codes, scales);
+    encode_group<C, false>(x, row.block, g.count, codes, scales);
 }
 
 // The same of scales that codes are multiplied by.
 template <class C>
-BRECCIA_INLINE void encode_products(const QuantizeRow& row, std::int64_t first, GroupFactors& group) {
+BRECCIA_INLINE void encode_products(const QuantizeRow& row, Group g, GroupFactors& group) {
     if constexpr (b_compares_quarters && std::is_same_v<C, Float4E2M1FN>) {
-        if (!group.saturate && (row.block % wide == 0 || wide % row.block == 0)) {
+        if (!group.saturate) {
             f_store(group.factor, f_mul(f_load(group.factor), f_set(4.0F)));
-            return encode_group<C>(row, first, false, GroupQuarters{group.factor});
+            return encode_group<C>(row, g, false, GroupQuarters{group.factor});
         }
     }
-    encode_group<C>(row, first, group.saturate, GroupMultiply{group.factor});
+    encode_group<C>(row, g, group.saturate, GroupMultiply{group.factor});
 }
 
 // The scales of a few groups before their codes: one group's scales are a long chain of dependent instructions, and
@@ -308,25 +329,28 @@ template <class C>
 static std::int64_t quantize_groups(const QuantizeRow& row) {
     constexpr std::int64_t most = 16, cached = 4096;
     const std::int64_t fitting = cached / (lanes * row.block);
-    const std::int64_t batch = fitting < 1 ? 1 : (fitting > most ? most : fitting);
-    const std::int64_t groups = row.blocks / lanes;
-    for (std::int64_t done = 0; done < groups; done += batch) {
-        const std::int64_t count = batch < groups - done ? batch : groups - done;
-        GroupFactors group[most];
-        for (std::int64_t g = 0; g < count; ++g)
-            i_store(group[g].amax_bits, group_amax(row.x + (done + g) * lanes * row.block, row.block));
-        for (std::int64_t g = 0; g < count; ++g) choose_group<C>(row, (done + g) * lanes, group[g]);
-        for (std::int64_t g = 0; g < count; ++g) {
-            const std::int64_t first = (done + g) * lanes;
-            if (!group[g].ordinary)
-                for (std::int64_t b = first; b < first + lanes; ++b) quantize_block<C>(row, b);
+    const std::int64_t batch = lanes * (fitting < 1 ? 1 : (fitting > most ? most : fitting));
+    // A search reads all of its sixteen blocks.
+    const std::int64_t blocks = row.params.search == ScaleSearch::amax ? row.blocks : row.blocks / lanes * lanes;
+    for (std::int64_t done = 0; done < blocks; done += batch) {
+        const std::int64_t end = batch < blocks - done ? done + batch : blocks;
+        GroupFactors factors[most];
+        const auto each = [&](auto body) BRECCIA_INLINE_LAMBDA {
+            GroupFactors* f = factors;
+            for (std::int64_t b = done; b < end; b += lanes) body(Group{b, lanes < end - b ? lanes : end - b}, *f++);
+        };
+        each([&](Group g, GroupFactors& f) BRECCIA_INLINE_LAMBDA { measure_group(row, g, f); });
+        each([&](Group g, GroupFactors& f) BRECCIA_INLINE_LAMBDA { choose_group<C>(row, g, f); });
+        each([&](Group g, GroupFactors& f) BRECCIA_INLINE_LAMBDA {
+            if (!f.ordinary)
+                for (std::int64_t b = g.first; b < g.first + g.count; ++b) quantize_block<C>(row, b);
             else if (is_coded(row.params.type))
-                encode_products<C>(row, first, group[g]);
+                encode_products<C>(row, g, f);
             else
-                encode_group<C>(row, first, group[g].saturate, GroupDivide(f_load(group[g].factor)));
-        }
+                encode_group<C>(row, g, f.saturate, GroupDivide(f_load(f.factor)));
+        });
     }
-    return groups * lanes;
+    return blocks;
 }
 
 template <class C>

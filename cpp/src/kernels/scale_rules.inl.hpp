@@ -198,13 +198,8 @@ static inline BlockScale choose_scale(const BlockStats& stats, const ScaleParams
     if (!C::has_nan && stats.has_nan) return poisoned_scale(p.type);
     BlockScale result = scale_of_rule<C>(stats, p, candidate);
     result.all_finite = !stats.has_nan && !stats.has_infinity;
+    allow_fast_division(result, stats.amax_bits);
     const int exponent = static_cast<int>(stats.amax_bits >> 23) - 127;
-    // FastDivide gives the codes of the division where everything is finite, the divisor is well inside the exponent
-    // range and no quotient overflows.
-    const int divisor_exponent = static_cast<int>(bits_of(result.factor) >> 23 & 255U) - 127;
-    result.fast_division = result.all_finite && !result.multiply && divisor_exponent > -80 && divisor_exponent < 80 &&
-                           exponent - divisor_exponent < 64;
-    if (result.fast_division) set_reciprocal(result);
     result.error_unit = exp2i(exponent < -126 ? 126 : (exponent > 126 ? -126 : -exponent));
     return result;
 }

@@ -15,6 +15,7 @@ static consteval KernelTable make_table(std::string_view name, const BF16Kernels
                                  .encode = encode_run<C>,
                                  .encode_stochastic = stochastic_encoder<C>(),
                                  .squared_error = squared_error<C>,
+                                 .keeps = keeps<C>,
                                  .quantize_row = quantize_row<C>,
                                  .dequantize_row = {dequantize_row<C, float>, nullptr, dequantize_row<C, Float16>,
                                                     dequantize_row<C, BFloat16>}};
