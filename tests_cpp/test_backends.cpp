@@ -24,6 +24,17 @@ std::vector<float> with_specials(std::vector<float> x) {
     return x;
 }
 
+ScaledTensor portable_cast(const Array& x, const Recipe& recipe, const CastOptions& options = {}) {
+    const BackendScope scope("portable");
+    return cast(x, recipe, options);
+}
+
+void expect_same_bytes(const ScaledTensor& actual, const ScaledTensor& expected, const std::string& name) {
+    EXPECT_TRUE(same_bytes(actual.data(), expected.data())) << name;
+    EXPECT_TRUE(same_bytes(actual.scale(), expected.scale())) << name;
+    EXPECT_TRUE(!expected.zero_point() || same_bytes(*actual.zero_point(), *expected.zero_point())) << name;
+}
+
 TEST(Backends, CastBytesEqualPortable) {
     constexpr std::int64_t rows = 131, cols = 384;
     for (const bool specials : {false, true}) {
@@ -32,16 +43,11 @@ TEST(Backends, CastBytesEqualPortable) {
         const Array array = array_of(x, {rows, cols});
         for (const Recipe& recipe : all_recipes()) {
             SCOPED_TRACE(describe(recipe));
-            const ScaledTensor expected = [&] {
-                const BackendScope scope("portable");
-                return cast(array, recipe);
-            }();
+            const ScaledTensor expected = portable_cast(array, recipe);
             for (const std::string& name : faster_backends()) {
                 const BackendScope scope(name);
                 const ScaledTensor actual = cast(array, recipe);
-                EXPECT_TRUE(same_bytes(actual.data(), expected.data())) << name;
-                EXPECT_TRUE(same_bytes(actual.scale(), expected.scale())) << name;
-                EXPECT_TRUE(!expected.zero_point() || same_bytes(*actual.zero_point(), *expected.zero_point())) << name;
+                expect_same_bytes(actual, expected, name);
                 for (const DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
                     const Array y = dequantize(actual, dtype);
                     const BackendScope portable("portable");
@@ -76,15 +82,29 @@ TEST(Backends, TiesAndZerosEqualPortable) {
     const Array array = array_of(rows, {5, cols});
     for (const Recipe& recipe : all_recipes()) {
         SCOPED_TRACE(describe(recipe));
-        const ScaledTensor expected = [&] {
-            const BackendScope scope("portable");
-            return cast(array, recipe);
-        }();
+        const ScaledTensor expected = portable_cast(array, recipe);
         for (const std::string& name : faster_backends()) {
             const BackendScope scope(name);
-            const ScaledTensor actual = cast(array, recipe);
-            EXPECT_TRUE(same_bytes(actual.data(), expected.data())) << name;
-            EXPECT_TRUE(same_bytes(actual.scale(), expected.scale())) << name;
+            expect_same_bytes(cast(array, recipe), expected, name);
+        }
+    }
+}
+
+TEST(Backends, RequantizedBytesEqualPortable) {
+    constexpr std::int64_t rows = 130, cols = 640;
+    const Array array = array_of(heavy_tailed(rows, cols), {rows, cols});
+    for (const Recipe& from : all_recipes()) {
+        const ScaledTensor source = portable_cast(array, from);
+        for (const Recipe& to : all_recipes()) {
+            SCOPED_TRACE(describe(from) + " to " + describe(to));
+            const ScaledTensor expected = [&] {
+                const BackendScope scope("portable");
+                return requantize(source, to);
+            }();
+            for (const std::string& name : faster_backends()) {
+                const BackendScope scope(name);
+                expect_same_bytes(requantize(source, to), expected, name);
+            }
         }
     }
 }
@@ -101,10 +121,7 @@ TEST(Backends, StochasticCodesEqualPortable) {
         options.hadamard_block = other.hadamard_block = 16;
         for (const Recipe& recipe : all_recipes()) {
             SCOPED_TRACE(describe(recipe));
-            const ScaledTensor expected = [&] {
-                const BackendScope scope("portable");
-                return cast(array, recipe, options);
-            }();
+            const ScaledTensor expected = portable_cast(array, recipe, options);
             for (const std::string& name : faster_backends()) {
                 const BackendScope scope(name);
                 EXPECT_TRUE(same_bytes(cast(array, recipe, options).data(), expected.data())) << name;

@@ -110,6 +110,18 @@ TEST(Cast, RefusesWhatDoesNotFit) {
                [&] { cast(Array::allocate(ElementType::uint8(), {8, 128}), make_recipe("INT4Scaling")); });
 }
 
+TEST(Cast, UnsignedCodesCutOffNegativeValues) {
+    constexpr std::int64_t rows = 3, cols = 19 * 32;
+    const std::vector<float> x = heavy_tailed(rows, cols);
+    const ScaledTensor scaled = cast(array_of(x, {rows, cols}),
+                                     make_recipe("INT4Scaling", {{"group_size", std::int64_t{32}}, {"signed", false}}));
+    const std::vector<float> y = to_vector(dequantize(scaled));
+    for (std::size_t i = 0; i < x.size(); ++i) {
+        const float scale = to_float(scaled.scale().as<Float16>()[i / 32]);
+        EXPECT_EQ(y[i], std::clamp(std::nearbyint(x[i] / scale), 0.0F, 15.0F) * scale) << i;
+    }
+}
+
 TEST(Requantize, KeepsWhatItCan) {
     std::vector<float> x = heavy_tailed(128, 256);
     using namespace std::string_literals;

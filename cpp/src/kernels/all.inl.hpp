@@ -2,6 +2,7 @@
 //
 // Every shared kernel, in dependency order. Included inside `namespace breccia::<target> { namespace {`, after vec.hpp.
 // clang-format off: sorting would break the order
+#include "kernels/bfloat16.inl.hpp"
 #include "kernels/scale_rules.inl.hpp"
 #include "kernels/encode.inl.hpp"
 #include "kernels/stochastic.inl.hpp"

@@ -246,9 +246,10 @@ static void encode_group(const float* x, std::int64_t block, std::int64_t count,
 
 // Whether x / scale may round beyond the format's largest value. It cannot where the scale is amax over that value,
 // rounded to no fewer bits than decide it, or rounded up. An NVFP4 scale that is a normal number of E4M3 is within 1/16
-// of that, where 7/6 would matter.
+// of that, where 7/6 would matter. Unsigned codes cut off negative values.
+template <class C>
 BRECCIA_INLINE bool may_saturate(I stored, const ScaleParams& p) {
-    if (p.search != ScaleSearch::amax) return true;
+    if (p.search != ScaleSearch::amax || C::lowest >= 0) return true;
     if (p.type == ScaleType::e4m3) {
         const int largest = p.two_level ? Float8E4M3FN::max_code : Float8E4M3FN::max_code - 1;
         return !i_none(m_or(i_less(stored, i_set(8)), i_less(i_set(largest), stored)));
@@ -297,7 +298,7 @@ BRECCIA_INLINE void choose_group(const QuantizeRow& row, Group g, GroupFactors& 
         row.params.search == ScaleSearch::amax
             ? group_scales<C>(amax_bits, row.params, 0)
             : search_group<C>(row.x + g.first * row.block, row.block, amax_bits, row.params, is_coded(row.params.type));
-    group.saturate = may_saturate(s.stored_i32x16, row.params);
+    group.saturate = may_saturate<C>(s.stored_i32x16, row.params);
     write_scales(row.scales, g.first, g.count, s.stored_i32x16, row.params.type);
     f_store(group.factor, s.factor_f32x16);
 }

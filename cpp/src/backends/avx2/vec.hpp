@@ -266,14 +266,8 @@ BRECCIA_INLINE void f_store_as(Float16* p, F x) {
     _mm_storeu_si128(halves, _mm256_cvtps_ph(x.lo, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128(halves + 1, _mm256_cvtps_ph(x.hi, _MM_FROUND_TO_NEAREST_INT));
 }
-BRECCIA_INLINE void f_store_as(BFloat16* p, F x) {
-    const I bits = as_bits(x);
-    const I odd = i_and(i_shr<16>(bits), i_set(1));
-    const I rounded = i_shr<16>(i_add(bits, i_add(odd, i_set(0x7FFF))));
-    const I quiet = i_or(i_shr<16>(bits), i_set(0x40));
-    const Mask nan = i_less(i_set(0x7F80'0000), i_and(bits, i_set(0x7FFF'FFFF)));
-    const I result = i_select(nan, quiet, rounded);
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(result.lo, result.hi), 0b11'01'10'00);
+BRECCIA_INLINE void i_store_words(std::uint16_t* p, I x) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(x.lo, x.hi), 0b11'01'10'00);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
 }
 

@@ -323,13 +323,8 @@ BRECCIA_INLINE void f_store_as(float* p, F x) { f_store(p, x); }
 BRECCIA_INLINE void f_store_as(Float16* p, F x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
-BRECCIA_INLINE void f_store_as(BFloat16* p, F x) {
-    const I bits = as_bits(x);
-    const I odd = i_and(i_shr<16>(bits), i_set(1));
-    const I rounded = i_shr<16>(i_add(bits, i_add(odd, i_set(0x7FFF))));
-    const I quiet = i_or(i_shr<16>(bits), i_set(0x40));
-    const Mask nan = i_less(i_set(0x7F80'0000), i_and(bits, i_set(0x7FFF'FFFF)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(i_select(nan, quiet, rounded)));
+BRECCIA_INLINE void i_store_words(std::uint16_t* p, I x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
 }
 
 /// Weight rows of a matmul tile one vector wide.

@@ -268,16 +268,9 @@ BRECCIA_INLINE void f_store_as(Float16* p, F x) {
     vst1q_u16(words, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(x.q[0]), x.q[1])));
     vst1q_u16(words + 8, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(x.q[2]), x.q[3])));
 }
-BRECCIA_INLINE void f_store_as(BFloat16* p, F x) {
-    const I bits = as_bits(x);
-    const I odd = i_and(i_shr<16>(bits), i_set(1));
-    const I rounded = i_shr<16>(i_add(bits, i_add(odd, i_set(0x7FFF))));
-    const I quiet = i_or(i_shr<16>(bits), i_set(0x40));
-    const Mask nan = i_less(i_set(0x7F80'0000), i_and(bits, i_set(0x7FFF'FFFF)));
-    const I result = i_select(nan, quiet, rounded);
-    auto* words = reinterpret_cast<std::uint16_t*>(p);
-    vst1q_u16(words, narrow_to_words(result.q[0], result.q[1]));
-    vst1q_u16(words + 8, narrow_to_words(result.q[2], result.q[3]));
+BRECCIA_INLINE void i_store_words(std::uint16_t* p, I x) {
+    vst1q_u16(p, narrow_to_words(x.q[0], x.q[1]));
+    vst1q_u16(p + 8, narrow_to_words(x.q[2], x.q[3]));
 }
 
 /// Weight rows of a matmul tile one vector wide. Its sums take 16 of the 32 registers, which four pipelines of four

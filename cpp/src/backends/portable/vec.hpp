@@ -176,8 +176,9 @@ BRECCIA_INLINE void f_store_as(float* p, F x) { f_store(p, x); }
 BRECCIA_INLINE void f_store_as(Float16* p, F x) {
     for (int i = 0; i < 16; ++i) p[i] = to_float16(x[i]);
 }
-BRECCIA_INLINE void f_store_as(BFloat16* p, F x) {
-    for (int i = 0; i < 16; ++i) p[i] = to_bfloat16(x[i]);
+/// Lanes of at most 0xFFFF.
+BRECCIA_INLINE void i_store_words(std::uint16_t* p, I x) {
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<std::uint16_t>(x[i]);
 }
 
 /// Weight rows of a matmul tile one vector wide.
