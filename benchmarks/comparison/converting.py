@@ -30,7 +30,12 @@ SEARCHES: dict[str, Any] = {
     "NVFP4": breccia.NVFP4BlockScaling(scale_search="mse"),
     "INT4 g128": breccia.INT4Scaling(scale_search="mse"),
 }
-REQUANTIZATIONS = [("FP8 1×128", "NVFP4"), ("FP8 128×128", "FP8 per tensor"), ("MXFP4", "FP8 1×128")]
+REQUANTIZATIONS = [
+    ("FP8 1×128", "NVFP4"),
+    ("FP8 128×128", "FP8 per tensor"),
+    ("FP8 128×128", "MXFP8"),
+    ("MXFP4", "FP8 1×128"),
+]
 HALVES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 FP8 = ml_dtypes.float8_e4m3fn
 FP4_LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the machine can do at most: bytes per second copied and read, at sizes that stay in the caches and that do not,
-// and floating point operations per second of each kind of instruction the matmul kernels use. On one thread and on as
-// many as the process may run on, each with memory of its own.
+// What the machine can do at most: bytes per second copied, read and stored, at sizes that stay in the caches and that
+// do not, and floating point operations per second of each kind of instruction the matmul kernels use. On one thread
+// and on as many as the process may run on, each with memory of its own.
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -58,6 +58,16 @@ void read(benchmark::State& state) {
     const std::vector<std::uint64_t> words(static_cast<std::size_t>(bytes / 8), 1);
     for (auto _ : state) benchmark::DoNotOptimize(read_all(words.data(), bytes / 8));
     state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations()) * bytes);
+}
+
+void store(benchmark::State& state) {
+    const auto bytes = static_cast<std::size_t>(state.range(0) * mebibyte);
+    std::vector<char> to(bytes);
+    for (auto _ : state) {
+        std::memset(to.data(), 1, bytes);
+        benchmark::ClobberMemory();
+    }
+    state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations()) * static_cast<std::int64_t>(bytes));
 }
 
 /// A loop of one instruction on enough independent registers to hide its latency.
@@ -172,6 +182,7 @@ const bool registered = [] {
     if (processors > 1) threads.push_back(processors);
     for (const int count : threads) {
         benchmark::RegisterBenchmark("limit/memcpy", copy)->Arg(16)->Arg(256)->Threads(count)->UseRealTime();
+        benchmark::RegisterBenchmark("limit/store", store)->Arg(16)->Arg(256)->Threads(count)->UseRealTime();
         benchmark::RegisterBenchmark("limit/read", read)->Arg(8)->Arg(16)->Arg(256)->Threads(count)->UseRealTime();
 #if defined(__x86_64__) || defined(__aarch64__)
         for (const Peak& peak : peaks)
