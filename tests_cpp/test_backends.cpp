@@ -92,7 +92,8 @@ TEST(Backends, TiesAndZerosEqualPortable) {
 
 TEST(Backends, RequantizedBytesEqualPortable) {
     constexpr std::int64_t rows = 130, cols = 640;
-    const Array array = array_of(heavy_tailed(rows, cols), {rows, cols});
+    std::vector<float> x = heavy_tailed(rows, cols);
+    const Array array = array_of(x, {rows, cols});
     for (const Recipe& from : all_recipes()) {
         const ScaledTensor source = portable_cast(array, from);
         for (const Recipe& to : all_recipes()) {

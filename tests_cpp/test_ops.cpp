@@ -112,7 +112,7 @@ TEST(Cast, RefusesWhatDoesNotFit) {
 
 TEST(Cast, UnsignedCodesCutOffNegativeValues) {
     constexpr std::int64_t rows = 3, cols = 19 * 32;
-    const std::vector<float> x = heavy_tailed(rows, cols);
+    std::vector<float> x = heavy_tailed(rows, cols);
     const ScaledTensor scaled = cast(array_of(x, {rows, cols}),
                                      make_recipe("INT4Scaling", {{"group_size", std::int64_t{32}}, {"signed", false}}));
     const std::vector<float> y = to_vector(dequantize(scaled));

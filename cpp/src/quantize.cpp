@@ -248,7 +248,7 @@ private:
         quantize_blocks(row, first + done, count - done, x + done * size);
     }
 
-    // Blocks of several rows, long blocks, odd blocks of packed codes, and blocks that may keep a scale. A band of
+    // Blocks of several rows, long blocks, odd blocks of packed codes, and stochastic rounding. A band of
     // blocks is worked through row by row, a few thousand columns at a time: rows are read in long runs, and are still
     // in a cache when they are encoded.
     void quantize_tiles() const {
