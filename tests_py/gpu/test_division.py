@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short division of the casts gives the codes of the true quotient: looked for where it could not.
+"""The short divisions of the casts give the codes of the true quotient: looked for where they could not.
 
 `codecs.divide` corrects x * r once for 16-bit inputs, which leaves a relative error of about 2^-44 before the last
 rounding. A code could then differ only where x / s lies that close to the point half a float32 ulp beside a boundary
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.offline
@@ -58,3 +59,18 @@ def test_candidates(bits: int) -> None:
                         # The same side of the boundary is the same code.
                         assert (ours > t) == (true > t) and (ours < t) == (true < t), (c, delta, t, significand)
     assert tried > 1000
+
+
+@pytest.mark.parametrize("bits", [8, 11])
+def test_snapped(bits: int) -> None:
+    """`words._SNAP`: integers up to 15 by a scale of 11 bits, near every tie. float64 holds each step exactly."""
+    scale = np.arange(1 << 10, 1 << 11, dtype=np.float64)[:, None, None, None]
+    tie = (np.arange(16) + 0.5)[None, :, None, None]
+    unit = 2.0 ** np.arange(-12, 8)[None, None, :, None]  # of x's last place
+    x = (np.floor(scale * tie / unit) + np.arange(-1, 3)) * unit
+    x = x * ((x >= 0) & (x / unit < 1 << bits))
+    near = (1 / scale).astype(np.float32)
+    for r in (near, np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(1))):
+        snapped = np.rint(x * r.astype(np.float64) * 2**16) / 2**16
+        true = np.rint(np.float32(x) / np.float32(scale))
+        assert np.array_equal(np.rint(snapped), true)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from breccia.kernels.triton import cast_words, configs, dequant_words, hopper_fp8, hopper_weights, w4_gemv
+from breccia.kernels.triton import amax_words, cast_words, configs, dequant_words, hopper_fp8, hopper_weights, w4_gemv
 from breccia.kernels.triton.words import decode_asm
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -123,37 +123,40 @@ def test_weights(kind: str, m: int, experts: int, tmp_path: Path) -> None:
 
 
 CASTS = [
-    ("e4m3", (1, 128), "divide", False),
-    ("e4m3", (128, 128), "divide", False),
-    ("e5m2", (1, 8192), "divide", False),
-    ("e4m3", (1, 32), "rceil", False),
-    ("e2m1", (1, 32), "even", False),
-    ("int4", (1, 128), "divide", False),
-    ("e2m1", (1, 16), "transformer_engine", True),
+    ("e4m3", (1, 128), "divide", "fp32"),
+    ("e4m3", (128, 128), "divide", "fp32"),
+    ("e5m2", (1, 8192), "divide", "fp32"),
+    ("e4m3", (1, 32), "rceil", "u8"),
+    ("e2m3", (1, 32), "rceil", "u8"),
+    ("e3m2", (1, 32), "floor", "u8"),
+    ("e2m1", (1, 32), "rceil", "u8"),
+    ("e2m1", (1, 32), "even", "u8"),
+    ("int4", (1, 128), "divide", "fp16"),
+    ("int4", (1, 32), "divide", "fp32"),
+    ("uint4", (1, 128), "divide", "bf16"),
+    ("e2m1", (1, 16), "transformer_engine", "u8"),
 ]
+SCALES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "u8": torch.uint8}
 
 
 @pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("fmt", "block", "rule", "nvfp4"), CASTS, ids=str)
+@pytest.mark.parametrize(("fmt", "block", "rule", "scale"), CASTS, ids=str)
 def test_cast_words(
-    fmt: str, block: tuple[int, int], rule: str, nvfp4: bool, dtype: torch.dtype, tmp_path: Path
+    fmt: str, block: tuple[int, int], rule: str, scale: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    packed = fmt in ("e2m1", "int4")
-    warps, repeats = cast_words.default_shape(block, packed)
+    warps, repeats = cast_words.default_shape(block)
     rows, words = cast_words.tile_of(4096, block[0], block[1] // 2, warps, repeats)
-    x = torch.empty((0, 32), dtype=dtype)
-    constants = cast_words.constants(x, fmt, rule, nvfp4, block[0], block[1] // 2, rows, words)
-    codes = "*i8" if packed else "*i16"
-    scales = "*fp32" if rule == "divide" else "*u8"
-    types = {"x_ptr": "*i32", "code_ptr": codes, "scale_ptr": scales, "stat_ptr": "*fp32"}
+    form = cast_words.Form.of(dtype, fmt, block, rule, SCALES[scale], nvfp4=block == (1, 16))
+    types = {"x_ptr": "*i32", "code_ptr": "*i32", "scale_ptr": f"*{scale}", "stat_ptr": "*fp32"}
+    constants = {"FORM": form, "BM": rows, "BW": words}
     used = usage(cast_words.cast_words_kernel, types, constants, tmp_path, num_warps=warps)
     assert used["stack"] == used["local"] == 0, used
     assert used["shared"] <= 64 or block[1] > 128 or block[0] > 1, used  # no detour where blocks are narrow
     if block[1] <= 128:
         size = max(64, block[1])
-        square = constants | {"BM": size, "BW": size // 2}
-        types |= {"turned_ptr": codes, "turned_scale_ptr": scales}
+        square = {"FORM": form, "BM": size, "BW": size // 2}
+        types |= {"turned_ptr": "*i32", "turned_scale_ptr": f"*{scale}"}
         used = usage(cast_words.cast_turn_kernel, types, square, tmp_path, num_warps=4 if size == 64 else 8)
         assert used["stack"] == used["local"] == 0, used
 
@@ -201,5 +204,5 @@ def test_w4_gemv(kind: str, tmp_path: Path) -> None:
 def test_amax_words(source: str, tmp_path: Path) -> None:
     types = {"x_ptr": "*i32", "part_ptr": "*fp32"}
     constants = {"SOURCE": source, "B": 4096, "N": 1024}
-    used = usage(cast_words.amax_words_kernel, types, constants, tmp_path, num_warps=8)
+    used = usage(amax_words.amax_words_kernel, types, constants, tmp_path, num_warps=8)
     assert used["stack"] == used["local"] == 0, used

@@ -231,7 +231,7 @@ def statistics(x: torch.Tensor, rule: str, top: float, margin: float, scale: tor
     """Two launches: what `finish_kernel` computes from all of x; `scale` gets the stored scale."""
     parts = torch.empty((2 * PARTIALS + 8,), dtype=torch.float32, device=x.device)
     if x.is_contiguous() and x.numel() < 2**31 and takes(x, "e4m3", (1, 16), "divide"):
-        from .cast_words import amax_words
+        from .amax_words import amax_words
 
         count = amax_words(x, parts, PARTIALS)
     else:

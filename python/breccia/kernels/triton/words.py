@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """PTX for the casts and decodes of 16-bit floats, two in a 32-bit word: what a thread does with four words at once.
 
-Each snippet is elementwise: byte (or half word) i of the result belongs to word i. Written in PTX because the bytes of
-four words are put together with one multiply-add a code, and because min and max, of which the encoders need many, run
-at half the rate of multiply-adds on Hopper.
+Written in PTX because the codes of several words are put together by bytes, and because min and max, of which the
+encoders need many, run at half the rate of multiply-adds on Hopper: they are left out wherever a block cannot saturate,
+and kept in pairs, which are one instruction.
 """
 
 from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
 
 import torch
 
@@ -21,57 +24,141 @@ SCALE = {
     "exact": "div.rn.f32 y{i}, x{i}, {f};",
 }
 REGISTERS = (
-    ".reg .b32 l, b, p0, p1, p2; .reg .b16 h0, h1, c0, c1; .reg .f32 x0, x1, y0, y1, n, t0, t1, t2, nr; .reg .pred q;"
+    ".reg .b32 l, b, u, p0, p1, p2, k<4>; .reg .b16 h0, h1, c0, c1; .reg .f32 x0, x1, y0, y1, n, t0, t1, t2, nr;"
+    " .reg .pred q;"
 )
+# FP6 codes are those of an FP8 format with as many mantissa bits, of values so small that the exponents line up.
+FP6 = {"e2m3": ("e4m3", 7.5, 6), "e3m2": ("e5m2", 28.0, 12)}
+PACKED = ("e2m1", "int4", "uint4")
 
 
-def cast_asm(source: str, fmt: str, divide: bool, careful: bool) -> tuple[str, str, int]:
-    """(PTX, constraints, words at once) of a cast: inputs are words, factors and, to divide, their reciprocals.
+def method(source: str, fmt: str, rule: str, nvfp4: bool, short_scale: bool) -> str:
+    """How `cast_snippet` comes to the codes of ordinary blocks.
 
-    source: bf16 or fp16; fmt: e4m3 or e5m2 (a half word of codes per word), e2m1, int4 or uint4 (a byte per word).
-    careful: for any numbers, NaN and infinities included (for formats without NaN the caller makes those zero).
+    halves: bf16 by a power of two to E2M1, two values an instruction. snap: integers by 16-bit scales, where a
+    quotient is a tie or stays away from one. divide, multiply: float32 arithmetic.
     """
-    how = ("exact" if careful else "divide") if divide else "multiply"
-    packed = fmt in ("e2m1", "int4", "uint4")
-    words = 4 if packed else 2
+    if rule == "divide":
+        return "snap" if short_scale and fmt in ("int4", "uint4") else "divide"
+    return "halves" if source == "bf16" and fmt == "e2m1" and not nvfp4 else "multiply"
+
+
+@dataclass(frozen=True)
+class Snippet:
+    asm: str
+    constraints: str
+    words: int  # that make one of codes
+
+
+def cast_snippet(source: str, fmt: str, how: str, careful: bool, saturate: bool) -> Snippet:
+    """A cast of words to one of codes. Inputs are the words, their factor and, to divide, its reciprocal.
+
+    source: bf16 or fp16; fmt: FP8 or FP6 (from two words), e2m1, int4 or uint4 (from four).
+    how: `method`'s, or exact. careful: for any numbers, NaN and infinities included (for formats without NaN the
+    caller makes those zero). saturate: whether quotients may pass the largest value of E2M1, FP6 or integers.
+    """
+    words = 4 if fmt in PACKED else 2
     w = [f"${1 + i}" for i in range(words)]
-    f = [f"${1 + words + i}" for i in range(words)]
-    r = [f"${1 + 2 * words + i}" for i in range(words)] if how == "divide" else f
+    f, r = f"${1 + words}", f"${2 + words}" if how == "divide" else f"${1 + words}"
     lines = [REGISTERS]
-    if packed:
+    if how == "halves":
+        lines += [_halves(w[i], f, i, saturate) for i in range(words)] + [_GATHER]
+    elif words == 4:
         lines.append(f"mov.b32 b, {_START[fmt]};")
-    for i in range(words):
-        lines.append(UNPACK[source].format(w=w[i]))
-        if how == "divide":
-            lines.append(f"neg.f32 nr, {r[i]};")
-        lines += [SCALE[how].format(i=j, f=f[i], r=r[i], nr="nr") for j in (0, 1)]
-        if packed:
-            lines += [_CODE[fmt].format(j=j, power=1 << (8 * i + 4 * j)) for j in (0, 1)]
+        lines += [_packed(source, fmt, how, w[i], f, r, i, saturate) for i in range(words)]
+    else:
+        lines += [_bytes(source, fmt, how, w[i], f, r, i, careful, saturate) for i in range(words)]
+        lines.append("mov.b32 $0, {c0, c1};" if fmt not in FP6 else _FP6_SIGNS)
+    if words == 4:
+        lines.append(_FINISH[fmt].format(w0=w[0], w1=w[1], w2=w[-2], w3=w[-1]))
+    inputs = words + (2 if how == "divide" else 1)
+    return Snippet("{" + "\n".join(lines) + "}", ",".join(["=r", *["r"] * inputs]), words)
+
+
+def _scaled(source: str, how: str, w: str, f: str, r: str) -> str:
+    lines = [UNPACK[source].format(w=w)]
+    if how == "divide":
+        lines.append(f"neg.f32 nr, {r};")
+    if how != "snap":
+        lines += [SCALE[how].format(i=j, f=f, r=r, nr="nr") for j in (0, 1)]
+    return "\n".join(lines)
+
+
+def _packed(source: str, fmt: str, how: str, w: str, f: str, r: str, i: int, saturate: bool) -> str:
+    """Adds the codes of word i to b."""
+    lines = [_scaled(source, how, w, f, r)]
+    for j in (0, 1):
+        if fmt == "e2m1":
+            code = (_E2M1_SATURATE if saturate else "") + _E2M1
+        elif how == "snap":
+            code = _SNAP[fmt]
         else:
-            lines.append(f"cvt.rn.satfinite.{fmt}x2.f32 c{i}, y1, y0;")
-            if careful:
-                lines += _nan_codes(fmt, w[i], i)
-    lines.append(_FINISH[fmt].format(w0=w[0], w1=w[1], w2=w[-2], w3=w[-1]) if packed else "mov.b32 $0, {c0, c1};")
-    inputs = (3 if how == "divide" else 2) * words
-    return "{" + "\n".join(lines) + "}", ",".join(["=r", *["r"] * inputs]), words
+            code = (_INT_SATURATE[fmt] if saturate or fmt == "uint4" else "") + _INT[fmt]
+        lines.append(
+            (code + "mov.b32 l, t0; mad.lo.u32 b, l, {power}, b;").format(j=j, f=f, power=1 << (8 * i + 4 * j))
+        )
+    return "\n".join(lines)
+
+
+def _bytes(source: str, fmt: str, how: str, w: str, f: str, r: str, i: int, careful: bool, saturate: bool) -> str:
+    """The two codes of word i in c0 or c1."""
+    lines = [_scaled(source, how, w, f, r)]
+    through = fmt
+    if fmt in FP6:
+        through, top, shift = FP6[fmt]
+        if saturate:
+            lines += [f"min.xorsign.abs.f32 y{j}, y{j}, {_f32(top * 2.0**-shift)};" for j in (0, 1)]
+    lines.append(f"cvt.rn.satfinite.{through}x2.f32 c{i}, y1, y0;")
+    if careful and fmt not in FP6:
+        lines += _nan_codes(fmt, w, i)
+    return "\n".join(lines)
+
+
+def _halves(w: str, f: str, i: int, saturate: bool) -> str:
+    """E2M1 magnitudes of word i in bytes 0 and 2 of k<i>. See _E2M1: 128 is for bfloat16 what 2^23 is for float32."""
+    lines = [
+        f"and.b32 u, {w}, 0x7FFF7FFF; prmt.b32 p1, {f}, {f}, 0x3232;",
+        "add.u32 p0, p1, 0x00800080; sub.u32 p2, p1, 0x00800080; mov.b32 l, 0x43004300;",
+        f"fma.rn.bf16x2 k{i}, u, p0, l; mov.b32 l, 0x43024302; fma.rn.bf16x2 p1, u, p1, l; mov.b32 l, 0x43044304;",
+        f"fma.rn.bf16x2 p2, u, p2, l; min.bf16x2 k{i}, k{i}, p1; min.bf16x2 k{i}, k{i}, p2;",
+    ]
+    if saturate:
+        lines.append(f"mov.b32 l, 0x43074307; min.bf16x2 k{i}, k{i}, l;")
+    return "\n".join(lines)
+
+
+def _f32(value: float) -> str:
+    return "0f" + struct.pack(">f", value).hex().upper()
 
 
 # What the magic numbers leave in the word once every code has been added in its place.
 _START = {"e2m1": "0x05000000", "int4": "0xC0C00000", "uint4": "0xC0C00000"}
+# The format is three straight lines; the code is the lowest of their rounded values.
+_E2M1_SATURATE = "abs.f32 y{j}, y{j}; min.f32 y{j}, y{j}, 0f40C00000;"
 _E2M1 = (
-    "abs.f32 n, y{j}; min.f32 n, n, 0f40C00000; fma.rn.f32 t0, n, 0f40000000, 0f4B000000; add.f32 t1, n, 0f4B000002;"
-    " fma.rn.f32 t2, n, 0f3F000000, 0f4B000004; min.f32 t0, t0, t1; min.f32 t0, t0, t2;"
-    " mov.b32 l, t0; mad.lo.u32 b, l, {power}, b;"
+    "abs.f32 n, y{j}; fma.rn.f32 t0, n, 0f40000000, 0f4B000000; add.f32 t1, n, 0f4B000002;"
+    " fma.rn.f32 t2, n, 0f3F000000, 0f4B000004; mov.b32 l, t0; mov.b32 u, t1; min.u32 l, l, u;"
+    " mov.b32 u, t2; min.u32 l, l, u; mov.b32 t0, l;"
 )
-_INT = (
-    "max.f32 n, y{{j}}, {low}; min.f32 n, n, {high}; add.f32 n, n, {magic};"
-    " mov.b32 l, n; mad.lo.u32 b, l, {{power}}, b;"
-)
-_CODE = {
-    "e2m1": _E2M1,
-    "int4": _INT.format(low="0fC1000000", high="0f40E00000", magic="0f4B400008"),
-    "uint4": _INT.format(low="0f00000000", high="0f41700000", magic="0f4B400000"),
+_INT_SATURATE = {
+    "int4": "max.f32 y{j}, y{j}, 0fC1000000; min.f32 y{j}, y{j}, 0f40E00000;",
+    "uint4": "max.f32 y{j}, y{j}, 0f00000000; min.f32 y{j}, y{j}, 0f41700000;",
 }
+_INT = {"int4": "add.f32 t0, y{j}, 0f4B400008;", "uint4": "add.f32 t0, y{j}, 0f4B400000;"}
+# x times the reciprocal, rounded to a multiple of 2^-16 and then to an integer. x has at most 11 significant bits and
+# so has the scale: a quotient that is not a tie is at least 2^-14 away from one, and one that is becomes one.
+_SNAP = {
+    "int4": "fma.rn.f32 t0, x{j}, {f}, 0f43400000; add.f32 t0, t0, 0f4B3FFF48;",
+    "uint4": "fma.rn.f32 t0, x{j}, {f}, 0f43400000; add.f32 t0, t0, 0f4B3FFF40; max.f32 t0, t0, 0f4B400000;",
+}
+_GATHER = (
+    "prmt.b32 p0, k0, k1, 0x6420; prmt.b32 p1, k2, k3, 0x6420; prmt.b32 b, p0, p1, 0x7531; prmt.b32 p0, p0, p1, 0x6420;"
+    " mad.lo.u32 b, b, 16, p0;"
+)
+# Signs from bit 7 of every byte to bit 5.
+_FP6_SIGNS = (
+    "mov.b32 b, {c0, c1}; shr.u32 l, b, 2; and.b32 l, l, 0x20202020; and.b32 b, b, 0x1F1F1F1F; or.b32 $0, b, l;"
+)
 _FINISH = {
     # The signs of eight halves, gathered by bytes.
     "e2m1": "prmt.b32 p0, {w0}, {w1}, 0x7351; prmt.b32 p1, {w2}, {w3}, 0x7351; prmt.b32 p2, p0, p1, 0x5410;"
@@ -125,7 +212,7 @@ def takes(x: torch.Tensor, fmt: str, block: tuple[int, int], rule: str) -> bool:
     return (
         x.is_cuda
         and x.dtype in (torch.bfloat16, torch.float16)
-        and fmt in ("e4m3", "e5m2", *_CODE)
+        and fmt in ("e4m3", "e5m2", *FP6, *PACKED)
         and rule in ("divide", "rceil", "floor", "ceil", "even", "transformer_engine", "torchao", "single")
         and block[1] >= 16
         and x.shape[1] % 32 == 0
