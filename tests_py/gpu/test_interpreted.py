@@ -19,6 +19,7 @@ from breccia.kernels.triton import (
     gemm,
     gemv,
     hopper_weights,
+    ops,
     products,
     recipes,
 )
@@ -77,6 +78,51 @@ def test_cast_transpose(recipe: Any, device: str) -> None:
         core = breccia.cast(given, recipe)
         for ours, theirs in zip(parts, (core.data, core.scale, core.global_scale), strict=False):
             assert np.array_equal(bytes_of(ours), bytes_of(theirs))
+
+
+REQUANTIZED = {
+    "fp8 to mx": ("block", "mxfp8"),
+    "mx to fp8": ("mxfp8", "block"),
+    "tiles": ("block-128x128", "block"),
+    "to tiles": ("block", "block-128x128"),
+    "to small tiles": ("mxfp8", "block-tile-bf16"),
+    "wider range": ("block", "block-64-e5m2"),
+    "mx4 to fp8": ("mxfp4", "block"),
+    "mx4 to mx8": ("mxfp4", "mxfp8"),
+    "mx6 to mx8": ("mxfp6-e2m3", "mxfp8"),
+    "nv to fp8": ("nvfp4", "block"),
+    "nv to mx": ("nvfp4", "mxfp8"),
+    "fp8 to nv": ("block", "nvfp4"),
+    "fp8 to one level": ("block", "nvfp4-one-level"),
+    "divisor": ("nvfp4-divisor", "mxfp4"),
+    "finer integers": ("int4-fp32", "int8-32"),
+    "asymmetric": ("int4-asymmetric", "int8-fp16"),
+    "negative scales": ("int4-mse", "int8-32"),
+    "integers to fp8": ("int4", "block"),
+    "one scale": ("current", "mxfp8"),
+    "rows": ("current-row", "block"),
+    "to rows": ("mxfp8", "current-row"),
+}
+
+
+@pytest.mark.parametrize(("source", "target"), REQUANTIZED.values(), ids=REQUANTIZED.keys())
+@pytest.mark.parametrize("make", ["normal", "troubled", "ties"])
+def test_requantize(source: str, target: str, make: str, device: str) -> None:
+    given, goal = cases.RECIPES[source], cases.RECIPES[target]
+    if device == "cpu" and "bf16" in (getattr(goal, "scale_format", ""), getattr(goal, "scale_dtype", "")):
+        pytest.skip("the interpreter does not round to bfloat16")
+    shape = (9, 256)
+    x = {
+        "normal": lambda: torch.from_numpy(cases.normal(shape)),
+        "troubled": lambda: troubled(128),
+        "ties": lambda: torch.from_numpy(cases.heavy_tailed("ties", shape)),
+    }[make]()
+    scaled = breccia.cast(x, given)
+    core = breccia.requantize(scaled, goal)
+    made = ops.requantize_parts(scaled.to(device) if device != "cpu" else scaled, goal)
+    parts = [p for p in (core.data, core.scale, core.zero_point, core.global_scale) if p is not None]
+    for ours, theirs in zip(made, parts, strict=True):
+        assert np.array_equal(bytes_of(ours), bytes_of(theirs))
 
 
 @cases.ALL

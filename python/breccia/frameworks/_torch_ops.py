@@ -220,9 +220,20 @@ def _requantize_cpu(parts: list[Any], key: str, recipe: str) -> list[Any]:
     return [part for part in made if part is not None]
 
 
+def vectorized_requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> list[Any]:
+    return _as_outputs(vectorized.requantize(NAMESPACE, scaled, recipe, raw), recipe)
+
+
 def _requantize_anywhere(parts: list[Any], key: str, recipe: str) -> list[Any]:
-    what = recipe_of(recipe)
-    return _as_outputs(vectorized.requantize(NAMESPACE, unflatten(parts, key), what, raw), what)
+    return vectorized_requantize(unflatten(parts, key), recipe_of(recipe))
+
+
+def _requantize_cuda(parts: list[Any], key: str, recipe: str) -> list[Any]:
+    if not triton.TRITON_AVAILABLE:
+        return _requantize_anywhere(parts, key, recipe)
+    from breccia.kernels.triton import ops
+
+    return ops.requantize_parts(unflatten(parts, key), recipe_of(recipe))
 
 
 def _requantize_fake(parts: list[Any], key: str, recipe: str) -> list[Any]:
@@ -347,7 +358,7 @@ def _straight_through_backward(ctx: Any, grad: Any, _: Any) -> Any:
 for _name, _cpu, _cuda, _anywhere, _fake in (
     ("cast", _cast_cpu, _cast_cuda, _cast_anywhere, _cast_fake),
     ("dequantize", _dequantize_cpu, _dequantize_cuda, _dequantize_anywhere, _dequantize_fake),
-    ("requantize", _requantize_cpu, _requantize_anywhere, _requantize_anywhere, _requantize_fake),
+    ("requantize", _requantize_cpu, _requantize_cuda, _requantize_anywhere, _requantize_fake),
     ("matmul", _matmul_cpu, _matmul_cuda, _matmul_anywhere, _matmul_fake),
     ("grouped_matmul", _grouped_anywhere, _grouped_cuda, _grouped_anywhere, _grouped_fake),
     ("straight_through", _straight_through, _straight_through, _straight_through, _straight_through_fake),

@@ -71,6 +71,41 @@ def element_codes(y, FMT: tl.constexpr, HW: tl.constexpr, LO: tl.constexpr, HI: 
 
 
 @triton.jit
+def store_tile(
+    code,
+    scale,
+    code_ptr,
+    scale_ptr,
+    m0,
+    k0,
+    M,
+    K,
+    s_row,
+    s_col,
+    SM: tl.constexpr,
+    G: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """A tile's codes [BM, BK] and scales [BM / SM, BK / G]."""
+    rows = m0 + tl.arange(0, BM)
+    cols = k0 + tl.arange(0, BK)
+    srows = m0 // SM + tl.arange(0, BM // SM)
+    scols = k0 // G + tl.arange(0, BK // G)
+    smask = (srows < tl.cdiv(M, SM))[:, None] & (scols < tl.cdiv(K, G))[None, :]
+    tl.store(scale_ptr + srows.to(tl.int64)[:, None] * s_row + scols.to(tl.int64)[None, :] * s_col, scale, mask=smask)
+    if PACKED:
+        width = (K + 1) // 2
+        half = k0 // 2 + tl.arange(0, BK // 2)
+        to = rows.to(tl.int64)[:, None] * width + half[None, :]
+        tl.store(code_ptr + to, pack_nibbles(code, BM, BK), mask=(rows < M)[:, None] & (half < width)[None, :])
+    else:
+        to = rows.to(tl.int64)[:, None] * K + cols[None, :]
+        tl.store(code_ptr + to, code, mask=(rows < M)[:, None] & (cols < K)[None, :])
+
+
+@triton.jit
 def cast_tile(
     raw,
     x_ptr,
@@ -96,9 +131,11 @@ def cast_tile(
     BK: tl.constexpr,
     PACKED: tl.constexpr,
     HAS_NAN: tl.constexpr,
+    RELOAD: tl.constexpr,
     HW: tl.constexpr,
 ):
-    """Scales and codes of the tile whose values are raw."""
+    """Scales and codes of the tile whose values are raw. RELOAD: they are read from x_ptr + at again where their NaNs
+    count, so that they need not be kept."""
     rows = m0 + tl.arange(0, BM)
     cols = k0 + tl.arange(0, BK)
     inside = (rows < M)[:, None] & (cols < K)[None, :]
@@ -128,29 +165,20 @@ def cast_tile(
     if RULE == "divide":
         factor = factor * power
         r = 1.0 / factor
-        fine: tl.constexpr = x_ptr.dtype.element_ty == tl.float32 or HI > 15
+        fine: tl.constexpr = raw.dtype == tl.float32 or HI > 15
         y = divide(x, tl.expand_dims(tl.expand_dims(factor, 1), 3), tl.expand_dims(tl.expand_dims(r, 1), 3), fine)
     else:
         y = x * tl.expand_dims(tl.expand_dims(factor, 1), 3)  # a power of two: the product is the quotient
     code = tl.reshape(element_codes(y, FMT, HW, LO, HI), [BM, BK])
     if HAS_NAN:
         if odd:
-            code = encode_nan(code, widen(tl.load(x_ptr + at, mask=inside, other=0)), FMT)
+            given = tl.load(x_ptr + at, mask=inside, other=0) if RELOAD else raw
+            code = encode_nan(code, widen(given), FMT)
     elif RULE == "divide":
         scale = tl.where(nan != 0, float("nan"), scale.to(tl.float32)).to(scale_ptr.dtype.element_ty)
     else:
         scale = tl.where(nan != 0, 255, scale.to(tl.int32)).to(tl.uint8)
-    srows = m0 // SM + tl.arange(0, BM // SM)
-    scols = k0 // G + tl.arange(0, BK // G)
-    smask = (srows < tl.cdiv(M, SM))[:, None] & (scols < tl.cdiv(K, G))[None, :]
-    tl.store(scale_ptr + srows.to(tl.int64)[:, None] * s_row + scols.to(tl.int64)[None, :] * s_col, scale, mask=smask)
-    if PACKED:
-        width = (K + 1) // 2
-        half = k0 // 2 + tl.arange(0, BK // 2)
-        to = rows.to(tl.int64)[:, None] * width + half[None, :]
-        tl.store(code_ptr + to, pack_nibbles(code, BM, BK), mask=(rows < M)[:, None] & (half < width)[None, :])
-    else:
-        tl.store(code_ptr + rows.to(tl.int64)[:, None] * K + cols[None, :], code, mask=inside)
+    store_tile(code, scale, code_ptr, scale_ptr, m0, k0, M, K, s_row, s_col, SM, G, BM, BK, PACKED)
 
 
 @triton.jit
@@ -217,6 +245,7 @@ def cast_block_kernel(
             BK,
             PACKED,
             HAS_NAN,
+            True,
             HW,
         )
         m0 += BM

@@ -61,11 +61,11 @@ def cast_transpose_kernel(
     else:
         cast_tile(
             raw, x_ptr, code_ptr, scale_ptr, at, m0, k0, M, K, s_row, 1,
-            RULE, FMT, MAX, EMAX, MANT, LO, HI, SM, G, B, B, PACKED, HAS_NAN, HW,
+            RULE, FMT, MAX, EMAX, MANT, LO, HI, SM, G, B, B, PACKED, HAS_NAN, True, HW,
         )  # fmt: skip
         cast_tile(
             turned, x_ptr, turned_ptr, turned_scale_ptr, tl.trans(at), k0, m0, K, M, t_row, 1,
-            RULE, FMT, MAX, EMAX, MANT, LO, HI, SM, G, B, B, PACKED, HAS_NAN, HW,
+            RULE, FMT, MAX, EMAX, MANT, LO, HI, SM, G, B, B, PACKED, HAS_NAN, True, HW,
         )  # fmt: skip
 
 

@@ -27,6 +27,73 @@ def canonical(v):
 
 
 @triton.jit
+def load_values(
+    code_ptr,
+    scale_ptr,
+    zero_ptr,
+    global_ptr,
+    m0,
+    k0,
+    M,
+    K,
+    code_stride,
+    s_row,
+    s_col,
+    FMT: tl.constexpr,
+    SFMT: tl.constexpr,
+    SM: tl.constexpr,
+    G: tl.constexpr,
+    PACKED: tl.constexpr,
+    ZERO: tl.constexpr,
+    GLOBAL: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    HW: tl.constexpr,
+):
+    """The float32 of a tile, and 0 outside of the matrix. G == 0: one scale for the whole row. SM == 0: one for all
+    rows."""
+    rows = m0 + tl.arange(0, BM)
+    cols = k0 + tl.arange(0, BK)
+    live = (rows < M)[:, None]
+    if PACKED:
+        half = k0 // 2 + tl.arange(0, BK // 2)
+        at = rows.to(tl.int64)[:, None] * code_stride + half[None, :]
+        byte = tl.load(code_ptr + at, mask=live & (half < (K + 1) // 2)[None, :], other=0)
+        raw = tl.reshape(tl.join(byte & 0xF, byte >> 4), [BM, BK])
+    else:
+        inside = live & (cols < K)[None, :]
+        raw = tl.load(code_ptr + rows.to(tl.int64)[:, None] * code_stride + cols[None, :], mask=inside, other=0)
+        if (FMT == "e4m3") and HW:
+            raw = raw.to(tl.float8e4nv, bitcast=True)
+        elif (FMT == "e5m2") and HW:
+            raw = raw.to(tl.float8e5, bitcast=True)
+    v = decode_element(raw, FMT, HW)
+    # One load and one decode per scale where a tile holds whole blocks, then broadcast.
+    GK: tl.constexpr = BK if G == 0 else (1 if G & (G - 1) else (G if G < BK else BK))
+    srow = (rows // SM if SM > 0 else rows * 0).to(tl.int64)
+    scol = (k0 + tl.arange(0, BK // GK) * GK) // G if G > 0 else tl.zeros([1], tl.int32)
+    smask = live & (scol * (G if G > 0 else 1) < K)[None, :]
+    sat = srow[:, None] * s_row + scol[None, :] * s_col
+    s = load_scale(scale_ptr, global_ptr, sat, smask, SFMT, GLOBAL, HW)
+    v = tl.reshape(v, [BM, BK // GK, GK])
+    if ZERO:
+        v = v - tl.expand_dims(tl.load(zero_ptr + sat, mask=smask, other=0).to(tl.float32), 2)
+    return tl.reshape(v * tl.expand_dims(s, 2), [BM, BK])
+
+
+@triton.jit
+def load_scale(scale_ptr, global_ptr, at, mask, SFMT: tl.constexpr, GLOBAL: tl.constexpr, HW: tl.constexpr):
+    """float32 scales, the global one included."""
+    raw = tl.load(scale_ptr + at, mask=mask, other=0)
+    if (SFMT == "e4m3") and HW:
+        raw = raw.to(tl.float8e4nv, bitcast=True)
+    s = decode_scale(raw, SFMT, HW)
+    if GLOBAL:
+        s = s * tl.load(global_ptr)
+    return s
+
+
+@triton.jit
 def dequantize_kernel(
     code_ptr,
     scale_ptr,
@@ -50,44 +117,17 @@ def dequantize_kernel(
     BK: tl.constexpr,
     HW: tl.constexpr,
 ):
-    """G == 0: one scale for the whole row. SM == 0: one for all rows."""
     pid = tl.program_id(0)
     m0 = (pid // k_tiles) * BM
     k0 = (pid % k_tiles) * BK
+    v = load_values(
+        code_ptr, scale_ptr, zero_ptr, global_ptr, m0, k0, M, K, code_stride, s_row, s_col,
+        FMT, SFMT, SM, G, PACKED, ZERO, GLOBAL, BM, BK, HW,
+    )  # fmt: skip
     rows = m0 + tl.arange(0, BM)
     cols = k0 + tl.arange(0, BK)
-    live = (rows < M)[:, None]
-    inside = live & (cols < K)[None, :]
-    if PACKED:
-        half = k0 // 2 + tl.arange(0, BK // 2)
-        at = rows.to(tl.int64)[:, None] * code_stride + half[None, :]
-        byte = tl.load(code_ptr + at, mask=live & (half < (K + 1) // 2)[None, :], other=0)
-        raw = tl.reshape(tl.join(byte & 0xF, byte >> 4), [BM, BK])
-    else:
-        raw = tl.load(code_ptr + rows.to(tl.int64)[:, None] * code_stride + cols[None, :], mask=inside, other=0)
-        if (FMT == "e4m3") and HW:
-            raw = raw.to(tl.float8e4nv, bitcast=True)
-        elif (FMT == "e5m2") and HW:
-            raw = raw.to(tl.float8e5, bitcast=True)
-    v = decode_element(raw, FMT, HW)
-    # One load and one decode per scale where a tile holds whole blocks, then broadcast.
-    GK: tl.constexpr = BK if G == 0 else (1 if G & (G - 1) else (G if G < BK else BK))
-    srow = (rows // SM if SM > 0 else rows * 0).to(tl.int64)
-    scol = (k0 + tl.arange(0, BK // GK) * GK) // G if G > 0 else tl.zeros([1], tl.int32)
-    smask = live & (scol * (G if G > 0 else 1) < K)[None, :]
-    sat = srow[:, None] * s_row + scol[None, :] * s_col
-    sraw = tl.load(scale_ptr + sat, mask=smask, other=0)
-    if (SFMT == "e4m3") and HW:
-        sraw = sraw.to(tl.float8e4nv, bitcast=True)
-    s = decode_scale(sraw, SFMT, HW)
-    v = tl.reshape(v, [BM, BK // GK, GK])
-    if ZERO:
-        v = v - tl.expand_dims(tl.load(zero_ptr + sat, mask=smask, other=0).to(tl.float32), 2)
-    if GLOBAL:
-        s = s * tl.load(global_ptr)
-    v = v * tl.expand_dims(s, 2)
-    v = canonical(tl.reshape(v, [BM, BK]).to(out_ptr.dtype.element_ty))
-    tl.store(out_ptr + rows.to(tl.int64)[:, None] * K + cols[None, :], v, mask=inside)
+    to = out_ptr + rows.to(tl.int64)[:, None] * K + cols[None, :]
+    tl.store(to, canonical(v.to(out_ptr.dtype.element_ty)), mask=(rows < M)[:, None] & (cols < K)[None, :])
 
 
 def dequantize(

@@ -8,6 +8,7 @@ requantize) are whole-array operations of torch on the same device (`breccia.ker
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from breccia.scaled_tensor import ScaledTensor
 from . import cast_block, cast_nvfp4, cast_tensor, recipes
 from .cast_both import cast_transpose_parts
 from .dequant import dequantize as dequantize_2d
+from .requantize import Source
+from .requantize import requantize as fused_requantize
 
 FLOATS = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -124,36 +127,53 @@ def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: torch.Tensor |
 
 def dequantize_operand(op: recipes.Operand, dtype: torch.dtype, apply_global: bool = True) -> torch.Tensor:
     """Values of an operand in its own orientation (..., rows, K)."""
+    if _per_matrix_scales(op, apply_global):
+        return _per_matrix(op, dtype, apply_global).reshape(op.shape)
+    flat = _flat(op)
+    values = dequantize_2d(
+        flat.codes, flat.scale, flat.element, flat.sfmt, flat.shape, flat.block, flat.packed, dtype, flat.zero_point,
+        flat.global_scale if apply_global else None,
+    )  # fmt: skip
+    return values.reshape(op.shape)
+
+
+def _matrices(op: recipes.Operand) -> tuple[int, int, int]:
+    """How many, and their rows and columns."""
     shape = op.shape
     rows, cols = (shape[-2], shape[-1]) if len(shape) >= 2 else (1, shape[0] if shape else 1)
-    global_scale = op.global_scale if apply_global else None
-    sm, g = op.block
-    batches = 1
-    for n in shape[:-2]:
-        batches *= n
-    per_matrix = batches > 1 and (
-        (sm > 1 and rows % sm != 0) or (global_scale is not None and global_scale.numel() > 1)
-    )
-    if per_matrix:
-        return _per_matrix(op, dtype, apply_global, batches).reshape(shape)
+    return math.prod(shape[:-2]), rows, cols
+
+
+def _per_matrix_scales(op: recipes.Operand, apply_global: bool = True) -> bool:
+    """Whether matrices on top of each other are not one matrix: tiles would run into the next, or each has a global
+    scale."""
+    batches, rows, _ = _matrices(op)
+    globals_ = op.global_scale if apply_global else None
+    sm = op.block[0]
+    return batches > 1 and ((sm > 1 and rows % sm != 0) or (globals_ is not None and globals_.numel() > 1))
+
+
+def _flat(op: recipes.Operand) -> Source:
+    """All matrices as one."""
+    batches, rows, cols = _matrices(op)
     codes = op.codes.reshape(batches * rows, op.codes.shape[-1] if op.codes.ndim else 1)
-    scale, zero = op.scale, op.zero_point
+    scale, zero, block = op.scale, op.zero_point, op.block
     if scale.numel() == 1:
-        sm, g, scale = 0, 0, scale.reshape(1, 1)
-    else:
-        scale = scale.flatten(0, -2) if scale.ndim > 2 else scale
+        block, scale = (0, 0), scale.reshape(1, 1)
+    elif scale.ndim > 2:
+        scale = scale.flatten(0, -2)
+    if op.sfmt != "float":
+        scale = scale.view(torch.uint8)
     if zero is not None:
         zero = zero.reshape(scale.shape).contiguous()
         scale = scale.contiguous()
         zero = zero.view(torch.int8) if op.element == "int8" else zero
-    values = dequantize_2d(
-        codes, scale, op.element, op.sfmt, (batches * rows, cols), (sm, g), op.packed, dtype, zero, global_scale
-    )
-    return values.reshape(shape)
+    shape = (batches * rows, cols)
+    return Source(codes, scale, op.element, op.sfmt, shape, block, op.packed, zero, op.global_scale)
 
 
-def _per_matrix(op: recipes.Operand, dtype: torch.dtype, apply_global: bool, batches: int) -> torch.Tensor:
-    rows, cols = op.shape[-2:]
+def _per_matrix(op: recipes.Operand, dtype: torch.dtype, apply_global: bool) -> torch.Tensor:
+    batches, rows, cols = _matrices(op)
     codes = op.codes.flatten(0, -3)
     scale = op.scale.flatten(0, -3)
     globals_ = op.global_scale.reshape(-1) if op.global_scale is not None and apply_global else None
@@ -171,4 +191,30 @@ def requantize(scaled: ScaledTensor, recipe: Any) -> ScaledTensor:
     return frameworks.of(scaled.data).requantize(scaled, recipe)
 
 
-__all__ = ["cast", "cast_parts", "cast_transpose", "dequantize", "dequantize_operand", "float_dtype", "requantize"]
+def requantize_parts(scaled: ScaledTensor, recipe: Any) -> list[torch.Tensor]:
+    """The outputs of `requantize`: from registers to registers where blocks allow it, else by way of float32, and as
+    whole-array operations where a block may keep a scale that loses nothing."""
+    shapes = _core.plan_cast(list(scaled.shape), _spec(recipe))
+    plan, exact = recipes.plan(recipe), recipes.may_be_exact(scaled.recipe, recipe)
+    whole = plan.kind == "tensor"
+    if 0 not in scaled.shape:
+        op = recipes.operand(scaled)
+        batches, rows, _ = _matrices(op)
+        tiled = plan.kind in ("block", "nvfp4") and not (batches > 1 and rows % max(1, plan.block[0]))
+        if tiled and not op.transposed and not _per_matrix_scales(op):
+            return _native(fused_requantize(_flat(op), plan, exact), shapes, recipe)
+    if whole or not exact or 0 in scaled.shape:
+        return cast_parts(dequantize(scaled).contiguous(), recipe)
+    return _torch_ops.vectorized_requantize(scaled, recipe)
+
+
+__all__ = [
+    "cast",
+    "cast_parts",
+    "cast_transpose",
+    "dequantize",
+    "dequantize_operand",
+    "float_dtype",
+    "requantize",
+    "requantize_parts",
+]

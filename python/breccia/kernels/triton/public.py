@@ -116,7 +116,7 @@ def gpu_info(device: int = 0) -> GpuInfo:
         kernels={
             "cast": "Triton",
             "dequantize": "Triton",
-            "requantize": "torch operations",
+            "requantize": "Triton",
             "fp8 matmul": "Gluon (TMA, wgmma), torch._scaled_mm where measured faster" if hopper else "Triton",
             "weight-only matmul": ("Gluon (wgmma)" if hopper else "Triton") + " up to 64 rows, then decode and cuBLAS",
             "grouped_matmul": "Triton",

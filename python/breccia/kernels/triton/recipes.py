@@ -10,6 +10,8 @@ import torch
 
 from breccia.recipes import global_divides
 
+from .runtime import ELEMENTS
+
 _ELEMENTS = {
     "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2",
@@ -59,6 +61,19 @@ def plan(recipe: Any) -> Plan:
     if recipe.name == "int8" and recipe.group_size is None:
         return Plan("row", element, "divide", (1, 0), scale)
     return _block(element, "divide", (1, recipe.group_size), scale, recipe.name == "int4")
+
+
+def may_be_exact(source: Any, target: Any) -> bool:
+    """Whether a block of one recipe may have a scale in another that loses nothing: `requantize.cpp`'s conditions. A
+    target grid with fewer mantissa bits, or coarser integers, holds a block only by luck."""
+    a, b = _ELEMENTS.get(source.element, ""), _ELEMENTS.get(target.element, "")
+    if not a or not b or target.name == "nvfp4" or not getattr(target, "symmetric", True):
+        return False
+    integers = [ELEMENTS[name].code == "int" for name in (a, b)]
+    if integers[0] != integers[1]:
+        return False
+    finer = ELEMENTS[b].hi - ELEMENTS[b].lo >= ELEMENTS[a].hi - ELEMENTS[a].lo
+    return finer if integers[0] else ELEMENTS[b].mant >= ELEMENTS[a].mant
 
 
 def _block(element: str, rule: str, block: tuple[int, int], scale: torch.dtype, packed: bool = False) -> Plan:

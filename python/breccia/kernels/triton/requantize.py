@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+# Device code: `else` after a return is a compile-time branch; Triton's conditional expressions want plain numbers.
+# ruff: noqa: RET505, SIM108
+"""From one block format to another: a tile is decoded, its scales are chosen and its codes made, all in registers.
+
+A block keeps a scale that loses nothing, as in the core: the source's own where it lies in one of the source's blocks,
+or a power of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from .cast_block import block_scale, cast_tile, element_codes, store_tile
+from .cast_nvfp4 import nvfp4_tile
+from .cast_tensor import PARTIALS, finish_kernel
+from .codecs import (
+    absmax,
+    as_float,
+    decode_element,
+    divide,
+    encode_element,
+    encode_nan,
+    round_int,
+)
+from .dequant import load_scale, load_values
+from .recipes import Plan
+from .runtime import ELEMENTS, HW, launch, out_dtype_of_scale
+
+
+@triton.jit
+def spread(s):
+    return tl.expand_dims(tl.expand_dims(s, 1), 3)
+
+
+@triton.jit
+def scaled(x, factor, odd, RULE: tl.constexpr):
+    """x [a, SM, b, G] over or times a factor [a, b]."""
+    f = spread(factor)
+    if RULE == "divide":
+        if odd:
+            y = tl.div_rn(x, tl.broadcast_to(f, x.shape))
+        else:
+            y = divide(x, f, 1.0 / f, True)
+    else:
+        y = x * f
+    return y
+
+
+@triton.jit
+def exactly(s, RULE: tl.constexpr, SDT: tl.constexpr):
+    """(what is stored for s, factor, whether that is s itself)."""
+    bits = s.to(tl.int32, bitcast=True)
+    if RULE == "divide":
+        stored = s.to(SDT)
+        finite = (bits & 0x7FFF_FFFF) < 0x7F80_0000
+        return stored, s, (stored.to(tl.float32) == s) & finite & (s != 0)
+    else:
+        code = bits >> 23
+        fits = ((bits & 0x7F_FFFF) == 0) & (code > 0) & (code < 255)
+        tiny = bits == 0x0040_0000
+        code = tl.where(fits, code, 0)
+        factor = tl.where(code == 254, 0x0040_0000, (254 - code) << 23)
+        return code.to(tl.uint8), as_float(factor), fits | tiny
+
+
+@triton.jit
+def keeps(
+    x, s, factor, odd, RULE: tl.constexpr, FMT: tl.constexpr, LO: tl.constexpr, HI: tl.constexpr, HW: tl.constexpr
+):
+    """Of each block, whether codes made with the factor, times the scale s, are x again to the bit."""
+    y = scaled(x, factor, odd, RULE)
+    if FMT == "int":  # which has one zero
+        different = tl.where(round_int(y, LO, HI).to(tl.float32) * spread(s) != x, 1, 0)
+    else:
+        code = encode_element(y, FMT, HW)
+        if (FMT == "e4m3") and HW:
+            code = code.to(tl.float8e4nv, bitcast=True)
+        elif (FMT == "e5m2") and HW:
+            code = code.to(tl.float8e5, bitcast=True)
+        v = decode_element(code, FMT, HW) * spread(s)
+        different = tl.where(v.to(tl.int32, bitcast=True) != x.to(tl.int32, bitcast=True), 1, 0)
+    return tl.max(tl.max(different, axis=3), axis=1) == 0
+
+
+@triton.jit
+def some(condition):
+    return tl.max(tl.max(tl.where(condition, 1, 0), axis=1), axis=0) != 0
+
+
+@triton.jit
+def exact_tile(
+    v,
+    own,
+    code_ptr,
+    scale_ptr,
+    m0,
+    k0,
+    M,
+    K,
+    s_row,
+    RULE: tl.constexpr,
+    FMT: tl.constexpr,
+    MAX: tl.constexpr,
+    EMAX: tl.constexpr,
+    MANT: tl.constexpr,
+    LO: tl.constexpr,
+    HI: tl.constexpr,
+    SM: tl.constexpr,
+    G: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_NAN: tl.constexpr,
+    HW: tl.constexpr,
+):
+    """`cast_block.cast_tile` of values that may have a scale without loss; own is the source's, 0 where there are
+    several."""
+    SDT: tl.constexpr = scale_ptr.dtype.element_ty
+    x = tl.reshape(v, [BM // SM, SM, BK // G, G])
+    top = absmax(absmax(x, 3), 1)
+    finite = top < float("inf")
+    nan = top != top  # noqa: PLR0124
+    amax = top
+    if some(~finite):
+        amax = absmax(absmax(tl.where(tl.abs(x) < float("inf"), x, 0.0), 3), 1)
+        if not HAS_NAN:
+            x = tl.where(spread(tl.where(nan, 1, 0)) != 0, 0.0, x)
+    scale, factor = block_scale(amax, RULE, MAX, SDT, EMAX, MANT, True)
+    stored, by, fits = exactly(own, RULE, SDT)
+    fits = fits & finite
+    # `divide` is for divisors well inside float32's range.
+    size = tl.abs(own)
+    wild = ((amax > 1.0e24) | (amax < 1.0e-24)) & (amax != 0)
+    odd = some(wild | ~finite | (fits & ((size > 1.0e24) | (size < 1.0e-24))))
+    done = fits & ~finite
+    if some(fits):
+        done = fits & keeps(x, own, tl.where(fits, by, 1.0), odd, RULE, FMT, LO, HI, HW)
+        scale = tl.where(done, stored.to(tl.float32), scale.to(tl.float32)).to(SDT)
+        factor = tl.where(done, by, factor)
+    if FMT != "int":
+        bits = tl.div_rn(amax, tl.full(amax.shape, MAX, tl.float32)).to(tl.int32, bitcast=True)
+        up = (bits + 0x7F_FFFF) & 0x7F80_0000
+        power = as_float(tl.where((up < 0x7F80_0000) & (amax != 0), up, 0))
+        stored, by, fits = exactly(power, RULE, SDT)
+        fits = fits & finite & ~done
+        if some(fits):
+            kept = fits & keeps(x, power, tl.where(fits, by, 1.0), odd, RULE, FMT, LO, HI, HW)
+            scale = tl.where(kept, stored.to(tl.float32), scale.to(tl.float32)).to(SDT)
+            factor = tl.where(kept, by, factor)
+    code = tl.reshape(element_codes(scaled(x, factor, odd, RULE), FMT, HW, LO, HI), [BM, BK])
+    if HAS_NAN:
+        code = encode_nan(code, v, FMT)
+    elif RULE == "divide":
+        scale = tl.where(nan, float("nan"), scale.to(tl.float32)).to(SDT)
+    else:
+        scale = tl.where(nan, 255, scale.to(tl.int32)).to(tl.uint8)
+    store_tile(code, scale, code_ptr, scale_ptr, m0, k0, M, K, s_row, 1, SM, G, BM, BK, PACKED)
+
+
+@triton.jit
+def requantize_kernel(
+    code_ptr,
+    scale_ptr,
+    zero_ptr,
+    global_ptr,
+    to_ptr,
+    to_scale_ptr,
+    stat_ptr,
+    M,
+    K,
+    code_stride,
+    s_row,
+    s_col,
+    t_row,
+    k_tiles,
+    FMT: tl.constexpr,
+    SFMT: tl.constexpr,
+    SM: tl.constexpr,
+    G: tl.constexpr,
+    PACKED: tl.constexpr,
+    ZERO: tl.constexpr,
+    GLOBAL: tl.constexpr,
+    KIND: tl.constexpr,
+    RULE: tl.constexpr,
+    TO: tl.constexpr,
+    MAX: tl.constexpr,
+    EMAX: tl.constexpr,
+    MANT: tl.constexpr,
+    LO: tl.constexpr,
+    HI: tl.constexpr,
+    TM: tl.constexpr,
+    TG: tl.constexpr,
+    TO_PACKED: tl.constexpr,
+    HAS_NAN: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    HW: tl.constexpr,
+):
+    """From FMT with SM by G elements per scale to TO with TM by TG. KIND: nvfp4, block or exact."""
+    m0 = (tl.program_id(0) // k_tiles) * BM
+    k0 = (tl.program_id(0) % k_tiles) * BK
+    v = load_values(
+        code_ptr, scale_ptr, zero_ptr, global_ptr, m0, k0, M, K, code_stride, s_row, s_col,
+        FMT, SFMT, SM, G, PACKED, ZERO, GLOBAL, BM, BK, HW,
+    )  # fmt: skip
+    if KIND == "nvfp4":
+        nvfp4_tile(v, to_ptr, to_scale_ptr, stat_ptr, m0, k0, M, K, RULE, BM, BK, HW)
+    elif KIND == "block":
+        cast_tile(
+            v, code_ptr, to_ptr, to_scale_ptr, 0, m0, k0, M, K, t_row, 1,
+            RULE, TO, MAX, EMAX, MANT, LO, HI, TM, TG, BM, BK, TO_PACKED, HAS_NAN, False, HW,
+        )  # fmt: skip
+    else:
+        row = m0 + tl.arange(0, BM // TM) * TM
+        col = k0 + tl.arange(0, BK // TG) * TG
+        r0 = row // SM if SM > 0 else row * 0
+        r1 = (tl.minimum(row + TM, M) - 1) // SM if SM > 0 else row * 0
+        c0 = col // G if G > 0 else col * 0
+        c1 = (tl.minimum(col + TG, K) - 1) // G if G > 0 else col * 0
+        alone = ((row < M) & (r0 == r1))[:, None] & ((col < K) & (c0 == c1))[None, :]
+        at = r0.to(tl.int64)[:, None] * s_row + c0[None, :] * s_col
+        own = tl.where(alone, load_scale(scale_ptr, global_ptr, at, alone, SFMT, GLOBAL, HW), 0.0)
+        exact_tile(
+            v, own, to_ptr, to_scale_ptr, m0, k0, M, K, t_row,
+            RULE, TO, MAX, EMAX, MANT, LO, HI, TM, TG, BM, BK, TO_PACKED, HAS_NAN, HW,
+        )  # fmt: skip
+
+
+@triton.jit
+def scaled_amax_kernel(
+    code_ptr,
+    scale_ptr,
+    zero_ptr,
+    global_ptr,
+    part_ptr,
+    M,
+    K,
+    code_stride,
+    s_row,
+    s_col,
+    k_tiles,
+    tiles,
+    FMT: tl.constexpr,
+    SFMT: tl.constexpr,
+    SM: tl.constexpr,
+    G: tl.constexpr,
+    PACKED: tl.constexpr,
+    ZERO: tl.constexpr,
+    GLOBAL: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    N: tl.constexpr,
+    HW: tl.constexpr,
+):
+    """`cast_tensor.amax_kernel` of decoded values."""
+    best = tl.zeros([BM, BK], tl.float32)
+    worst = tl.zeros([BM, BK], tl.float32)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        v = load_values(
+            code_ptr, scale_ptr, zero_ptr, global_ptr, (tile // k_tiles) * BM, (tile % k_tiles) * BK, M, K,
+            code_stride, s_row, s_col, FMT, SFMT, SM, G, PACKED, ZERO, GLOBAL, BM, BK, HW,
+        )  # fmt: skip
+        a = tl.abs(v)
+        worst = tl.maximum(worst, a, propagate_nan=tl.PropagateNan.ALL)
+        best = tl.maximum(best, tl.where(a < float("inf"), a, 0.0))
+    tl.store(part_ptr + tl.program_id(0), tl.max(tl.max(best, axis=1), axis=0))
+    tl.store(part_ptr + N + tl.program_id(0), absmax(absmax(worst, 1), 0))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A matrix of codes: `dequant.dequantize`'s arguments."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    element: str
+    sfmt: str
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    packed: bool
+    zero_point: torch.Tensor | None
+    global_scale: torch.Tensor | None
+
+    def pointers(self) -> tuple[torch.Tensor, ...]:
+        return (
+            self.codes,
+            self.scale,
+            self.scale if self.zero_point is None else self.zero_point,
+            self.scale if self.global_scale is None else self.global_scale,
+        )
+
+    def strides(self) -> tuple[int, int, int]:
+        return self.codes.stride(0), self.scale.stride(0), self.scale.stride(1)
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            "FMT": self.element, "SFMT": self.sfmt, "SM": self.block[0], "G": self.block[1], "PACKED": self.packed,
+            "ZERO": self.zero_point is not None, "GLOBAL": self.global_scale is not None, "HW": HW,
+        }  # fmt: skip
+
+
+def scaled_statistics(source: Source, global_scale: torch.Tensor) -> torch.Tensor:
+    """`cast_tensor.statistics` for NVFP4 of decoded values."""
+    rows, cols = source.shape
+    parts = torch.empty((2 * PARTIALS + 8,), dtype=torch.float32, device=source.codes.device)
+    bk = min(256, max(16, triton.next_power_of_2(cols)))
+    bm = 4096 // bk
+    k_tiles = triton.cdiv(cols, bk)
+    tiles = k_tiles * triton.cdiv(rows, bm)
+    count = max(1, min(tiles, PARTIALS if source.codes.is_cuda else 4))
+    launch(
+        scaled_amax_kernel, (count,), source.codes, *source.pointers(), parts, rows, cols, *source.strides(), k_tiles,
+        tiles, BM=bm, BK=bk, N=PARTIALS, num_warps=4, **source.constants(),
+    )  # fmt: skip
+    stats = parts[2 * PARTIALS :]
+    launch(
+        finish_kernel, (1,), parts, parts, stats, global_scale, count,
+        RULE="nvfp4", MAX=6.0, MARGIN=1.0, N=PARTIALS, num_warps=4,
+    )  # fmt: skip
+    return stats
+
+
+def requantize(source: Source, plan: Plan, may_be_exact: bool) -> list[torch.Tensor]:
+    """Codes (uint8), scales and, with two levels, the global scale by a plan of kind block or nvfp4."""
+    rows, cols = source.shape
+    device = source.codes.device
+    tm, tg = plan.block
+    element = ELEMENTS[plan.element]
+    nvfp4 = plan.kind == "nvfp4"
+    codes = torch.empty((rows, (cols + 1) // 2 if plan.packed else cols), dtype=torch.uint8, device=device)
+    dtype = torch.uint8 if nvfp4 else out_dtype_of_scale(plan.rule, plan.scale_dtype)
+    scales = torch.empty((triton.cdiv(rows, tm), triton.cdiv(cols, tg)), dtype=dtype, device=device)
+    made = [codes, scales]
+    rule, stats = plan.rule, scales
+    if nvfp4 and plan.two_level:
+        made.append(torch.ones((), dtype=torch.float32, device=device))
+        stats = scaled_statistics(source, made[2])
+    elif nvfp4:
+        rule = "single"
+    bk = max(tg, min(256 if tm == 1 else 128, triton.next_power_of_2(cols)), 2)
+    bm = max(tm, 2048 // bk)
+    k_tiles = triton.cdiv(cols, bk)
+    launch(
+        requantize_kernel,
+        (k_tiles * triton.cdiv(rows, bm),),
+        codes,
+        *source.pointers(),
+        codes,
+        scales,
+        stats,
+        rows,
+        cols,
+        *source.strides(),
+        scales.stride(0),
+        k_tiles,
+        KIND="nvfp4" if nvfp4 else "exact" if may_be_exact else "block",
+        RULE=rule,
+        TO=element.code,
+        MAX=element.max,
+        EMAX=element.emax,
+        MANT=element.mant,
+        LO=element.lo,
+        HI=element.hi,
+        TM=tm,
+        TG=tg,
+        TO_PACKED=plan.packed,
+        HAS_NAN=element.has_nan,
+        BM=bm,
+        BK=bk,
+        num_warps=4 if bm * bk <= 4096 else 8 if bm * bk <= 8192 else 16,
+        **source.constants(),
+    )
+    return made
