@@ -14,6 +14,7 @@ from breccia.kernels.triton import (
     cast_block,
     cast_both,
     cast_nvfp4,
+    cast_search,
     cast_tensor,
     dequant,
     gemm,
@@ -33,6 +34,8 @@ def run(x: torch.Tensor, recipe: Any) -> tuple[torch.Tensor, ...]:
         return cast_tensor.cast_tensor(x, plan.element, plan.rule, plan.margin)
     if plan.kind == "row":
         return cast_tensor.cast_row(x, plan.element, plan.rule, plan.scale_dtype)
+    if plan.kind == "search":
+        return tuple(cast_search.cast_search(x, plan))
     if plan.kind == "nvfp4":
         codes, scale, global_scale = cast_nvfp4.cast_nvfp4(x, plan.two_level, plan.rule)
         return (codes, scale) if global_scale is None else (codes, scale, global_scale)
@@ -60,7 +63,8 @@ def test_cast(recipe: Any, make: str, device: str) -> None:
     width = max(32, cases.block_width(recipe))
     x = torch.from_numpy(cases.normal((37, 2 * width))) if make == "normal" else troubled(width)
     made, core = run(x.to(device), recipe), breccia.cast(x, recipe)
-    for ours, theirs in zip(made, (core.data, core.scale, core.global_scale), strict=False):
+    parts = [part for part in (core.data, core.scale, core.zero_point, core.global_scale) if part is not None]
+    for ours, theirs in zip(made, parts, strict=True):
         assert np.array_equal(bytes_of(ours), bytes_of(theirs))
 
 

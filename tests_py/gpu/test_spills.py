@@ -8,12 +8,24 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import breccia
 import pytest
 import torch
 import triton
-from breccia.kernels.triton import amax_words, cast_words, configs, dequant_words, hopper_fp8, hopper_weights, w4_gemv
+from breccia.kernels.triton import (
+    amax_words,
+    cast_search,
+    cast_words,
+    configs,
+    dequant_words,
+    hopper_fp8,
+    hopper_weights,
+    recipes,
+    w4_gemv,
+)
 from breccia.kernels.triton.words import decode_asm
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language._layouts import NVMMASharedLayout
 
@@ -30,7 +42,7 @@ def usage(kernel: Any, types: dict[str, str], constants: dict[str, Any], tmp: Pa
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     values = {(names.index(n),): v for n, v in constants.items()}
     attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in names if signature[n].startswith("*")}
-    source = GluonASTSource(kernel, signature, values, attrs)
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, values, attrs)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **options})
     binary = tmp / "kernel.cubin"
     binary.write_bytes(compiled.asm["cubin"])
@@ -136,6 +148,13 @@ CASTS = [
     ("uint4", (1, 128), "divide", "bf16"),
     ("e2m1", (1, 16), "transformer_engine", "u8"),
 ]
+SEARCHED = [
+    breccia.MXFP4BlockScaling(scale_search="mse"),
+    breccia.NVFP4BlockScaling(scale_search="mse"),
+    breccia.INT4Scaling(scale_search="mse"),
+    breccia.INT4Scaling(symmetric=False, signed=False),
+    breccia.Float8BlockScaling(scale_search="mse"),
+]
 SCALES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "u8": torch.uint8}
 
 
@@ -205,4 +224,15 @@ def test_amax_words(source: str, tmp_path: Path) -> None:
     types = {"x_ptr": "*i32", "part_ptr": "*fp32"}
     constants = {"SOURCE": source, "B": 4096, "N": 1024}
     used = usage(amax_words.amax_words_kernel, types, constants, tmp_path, num_warps=8)
+    assert used["stack"] == used["local"] == 0, used
+
+
+@pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
+@pytest.mark.parametrize("recipe", SEARCHED, ids=lambda recipe: recipe.name)
+def test_cast_search(recipe: Any, tmp_path: Path) -> None:
+    plan = recipes.plan(recipe)
+    constants = cast_search.constants(plan)
+    scale = {torch.float16: "fp16", torch.float32: "fp32"}[plan.scale_dtype] if constants["DIVIDE"] else "u8"
+    types = {"x_ptr": "*bf16", "code_ptr": "*u8", "scale_ptr": f"*{scale}", "zero_ptr": "*u8", "stat_ptr": "*fp32"}
+    used = usage(cast_search.cast_search_kernel, types, constants, tmp_path, enable_fp_fusion=False)
     assert used["stack"] == used["local"] == 0, used

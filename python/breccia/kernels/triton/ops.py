@@ -2,8 +2,8 @@
 """The verbs on CUDA tensors: cast, dequantize and requantize, equal to the portable core byte for byte, without
 synchronizing.
 
-What no kernel does (a search for the best scale, zero points found by cast, blocks that are not powers of two,
-requantize) are whole-array operations of torch on the same device (`breccia.kernels.vectorized`).
+What no kernel does (blocks that are not powers of two, a search over tiles or whole rows, NVFP4 with a divisor) are
+whole-array operations of torch on the same device (`breccia.kernels.vectorized`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from breccia.scaled_tensor import ScaledTensor
 
 from . import cast_block, cast_nvfp4, cast_tensor, recipes
 from .cast_both import cast_transpose_parts
+from .cast_search import cast_search
 from .dequant import dequantize as dequantize_2d
 from .requantize import Source
 from .requantize import requantize as fused_requantize
@@ -90,11 +91,13 @@ def cast_transpose(x: torch.Tensor, recipe: Any) -> tuple[ScaledTensor, ScaledTe
 
 
 def _flat_parts(x: torch.Tensor, plan: recipes.Plan) -> list[torch.Tensor]:
-    """Codes, scales and, with two levels, the global scale of a 2-D tensor."""
+    """Codes, scales and, where there are any, zero points and the global scale of a 2-D tensor."""
     if plan.kind == "tensor":
         return list(cast_tensor.cast_tensor(x, plan.element, plan.rule, plan.margin))
     if plan.kind == "row":
         return list(cast_tensor.cast_row(x, plan.element, plan.rule, plan.scale_dtype))
+    if plan.kind == "search":
+        return cast_search(x, plan)
     if plan.kind == "nvfp4":
         codes, scale, global_scale = cast_nvfp4.cast_nvfp4(x, plan.two_level, plan.rule)
         return [codes, scale] if global_scale is None else [codes, scale, global_scale]
@@ -106,8 +109,11 @@ def _native(parts: list[torch.Tensor], shapes: Any, recipe: Any) -> list[torch.T
     codes, scale = parts[0].reshape(shapes["data"][0]), parts[1].reshape(shapes["scale"][0])
     fmt = scale_format(recipe)
     scale = scale if fmt is None else scale.view(_torch_ops.NATIVE[fmt])
-    rest = [part.reshape(shapes["global_scale"][0]) for part in parts[2:]]
-    return [codes.view(_torch_ops.data_dtype(recipe.element)), scale, *rest]
+    made = [codes.view(_torch_ops.data_dtype(recipe.element)), scale]
+    if shapes["zero_point"] is not None:
+        shape, dtype = shapes["zero_point"]
+        return [*made, parts[2].reshape(shape).view(_torch_ops.DTYPES[dtype])]
+    return made + [part.reshape(shapes["global_scale"][0]) for part in parts[2:]]
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: torch.Tensor | None = None) -> torch.Tensor:

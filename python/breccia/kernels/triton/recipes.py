@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ _TORCH_FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfl
 class Plan:
     """How `cast` quantizes to a recipe. `block` is (rows, columns) per scale, 0 for all of them."""
 
-    kind: str  # tensor, row, block, nvfp4 or core (what only the portable core does)
+    kind: str  # tensor, row, block, nvfp4, search (`cast_search`) or core (whole-array operations)
     element: str
     rule: str = "divide"
     block: tuple[int, int] = (0, 0)
@@ -37,14 +37,26 @@ class Plan:
     packed: bool = False
     margin: float = 1.0
     two_level: bool = False
+    search: bool = False  # for the scale of least squared error
 
 
 def plan(recipe: Any) -> Plan:
     """The plan of a recipe."""
     element = _ELEMENTS.get(recipe.element, "")
-    usual = getattr(recipe, "scale_search", "amax") == "amax" and getattr(recipe, "symmetric", True)
-    if not element or not usual or global_divides(recipe):
+    if not element or global_divides(recipe):
         return Plan("core", element)
+    made = _plain(recipe, element)
+    search = getattr(recipe, "scale_search", "amax") != "amax"
+    symmetric = getattr(recipe, "symmetric", True)
+    if symmetric and not search:
+        return made
+    if made.kind not in ("block", "nvfp4") or made.block[0] != 1 or made.block[1] not in (16, 32, 64, 128):
+        return Plan("core", element)
+    return replace(made, kind="search", rule=made.rule if symmetric else "asymmetric", search=search)
+
+
+def _plain(recipe: Any, element: str) -> Plan:
+    """Without its search and its zero points."""
     rule = "multiply" if getattr(recipe, "scale_rule", "") == "transformer_engine" else "divide"
     if recipe.name == "delayed":
         return Plan("tensor", element, rule, margin=2.0 ** max(-126, min(126, recipe.margin)))
