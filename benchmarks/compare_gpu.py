@@ -15,6 +15,7 @@ import json
 import statistics
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ import breccia
 import torch
 import triton
 import triton.language as tl
+from breccia.frameworks import _torch_ops
 from breccia.kernels import triton as kernels
 from breccia.kernels.triton import cast_block, cast_nvfp4, cast_tensor, dequant, fp8_matmul, products, recipes
+from breccia.options import CastOptions
 from torch.nn import functional
 
 Fn = Callable[[], Any]
@@ -54,6 +57,19 @@ def replay_time(functions: list[Fn], calls: int, repeats: int = 7) -> float:
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) * 1e3 / calls)
     return statistics.median(times)
+
+
+def call_time(f: Fn) -> float:
+    """Median microseconds of a call that a CUDA graph cannot hold."""
+    times = []
+    for _ in range(4):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        f()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times[1:])
 
 
 def alternate(ours: list[Fn], peer: list[Fn], calls: int, rounds: int = 3) -> tuple[float, float, float]:
@@ -145,6 +161,53 @@ def casts() -> None:
     compiled = torch.compile(plain)
     bandwidth("cast", "torch.compile FP8 1x128", lambda: compiled(x), x.nbytes * 3 // 2)
     bandwidth("cast", "torch .to FP8, no scale", lambda: x.to(FP8), x.nbytes * 3 // 2)
+
+
+def conversions() -> None:
+    """requantize and the searching casts, against the whole-array operations they replace and what torch.compile makes
+    of a plain formulation (one that divides approximately and keeps no exact scales)."""
+    n = 8192
+    x = randn(n, n)
+    y = torch.empty_like(x)
+    copy = 2 * x.nbytes / replay_time([lambda: y.copy_(x)], 20) / 1e3
+
+    def row(group: str, name: str, ours: Fn, size: int, peer: Fn | None) -> None:
+        us = replay_time([ours], 8, 3)
+        gb_per_s = size / us / 1e3
+        values = {"us": us, "gb_per_s": gb_per_s, "of_copy": gb_per_s / copy}
+        if peer is not None:
+            values["torch_operations_us"] = call_time(peer)
+        note(group, name, **values)
+
+    fp8, mxfp8, mxfp4 = breccia.Float8BlockScaling(), breccia.MXFP8BlockScaling(), breccia.MXFP4BlockScaling()
+    nvfp4, int4 = breccia.NVFP4BlockScaling(), breccia.INT4Scaling()
+    for source, goal in ((fp8, mxfp8), (mxfp8, fp8), (mxfp4, fp8), (nvfp4, fp8), (nvfp4, mxfp8), (fp8, nvfp4)):
+        scaled = kernels.cast(x, source)
+        size = scaled.nbytes + kernels.requantize(scaled, goal).nbytes
+        row(
+            "requantize",
+            f"{source.name} to {goal.name}",
+            lambda: kernels.requantize(scaled, goal),
+            size,
+            lambda: _torch_ops.vectorized_requantize(scaled, goal),
+        )
+    searched = [replace(recipe, scale_search="mse") for recipe in (mxfp8, mxfp4, nvfp4, int4)]
+    for recipe in (*searched, breccia.INT4Scaling(symmetric=False, signed=False)):
+        name = f"{recipe.name} {'mse' if recipe.scale_search == 'mse' else 'asymmetric'}"
+        size = x.nbytes + kernels.cast(x, recipe).nbytes
+
+        def peer() -> Any:
+            return _torch_ops.vectorized_cast(x, recipe, CastOptions())
+
+        row("search", name, lambda: kernels.cast(x, recipe), size, peer)
+
+    def plain(c: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        v = (c.view(n, n // 128, 128).float() * s[:, :, None]).view(n, n // 32, 32)
+        e = torch.ceil(torch.log2(v.abs().amax(-1, keepdim=True) / 448.0))
+        return (v * torch.exp2(-e)).to(FP8).view(n, n), (e + 127).to(torch.uint8).squeeze(-1)
+
+    compiled, given = torch.compile(plain), kernels.cast(x, fp8)
+    row("requantize", "torch.compile block to mxfp8", lambda: compiled(given.data, given.scale), 2 * n * n, None)
 
 
 def block_operands(m: int, n: int, k: int) -> Any:
@@ -372,6 +435,7 @@ def machine() -> dict[str, Any]:
 
 SECTIONS: dict[str, Fn] = {
     "casts": casts,
+    "conversions": conversions,
     "large": lambda: products_large(
         [(2048, 2048, 2048), (4096, 4096, 4096), (4096, 7168, 2048), (4096, 4096, 7168), (8192, 8192, 8192)]
     ),

@@ -88,6 +88,32 @@ def test_every_16_bit_value(recipe: Any, dtype: torch.dtype) -> None:
         same(ops.cast(y.cuda(), recipe), breccia.cast(y, recipe))
 
 
+SEARCHED = {
+    "e4m3": breccia.Float8BlockScaling(scale_search="mse"),
+    "e5m2 by 64": breccia.Float8BlockScaling(fp8_format="E5M2", block_k=64, scale_search="mse"),
+    "bf16": breccia.Float8BlockScaling(block_k=16, scale_format="bf16", scale_search="mse"),
+    "e2m3": breccia.MXFP6BlockScaling(scale_search="mse"),
+    "e3m2": breccia.MXFP6BlockScaling(fp6_format="E3M2", scale_rounding="floor", scale_search="mse"),
+    "mxfp4": breccia.MXFP4BlockScaling(scale_search="mse"),
+    "nvfp4": breccia.NVFP4BlockScaling(scale_search="mse"),
+    "torchao": breccia.NVFP4BlockScaling(scale_rule="torchao", scale_search="mse"),
+    "one level": breccia.NVFP4BlockScaling(two_level=False, scale_search="mse"),
+    "int4": breccia.INT4Scaling(scale_search="mse"),
+    "unsigned": breccia.INT4Scaling(group_size=64, signed=False, scale_search="mse"),
+    "zero points": breccia.INT4Scaling(group_size=64, symmetric=False, signed=False, scale_search="mse"),
+    "int8": breccia.INT8Scaling(group_size=128, scale_search="mse"),
+    "int8 zero points": breccia.INT8Scaling(group_size=16, symmetric=False, scale_search="mse"),
+}
+
+
+@pytest.mark.parametrize("recipe", SEARCHED.values(), ids=SEARCHED.keys())
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_search_of_many_blocks(recipe: Any, dtype: torch.dtype) -> None:
+    for kind in ("normal", "student", "ties"):
+        x = torch.from_numpy(cases.heavy_tailed(kind, (300, 1024))).to(dtype)
+        same(ops.cast(x.cuda(), recipe), breccia.cast(x, recipe))
+
+
 @cases.ALL
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_cast_transpose(recipe: Any, dtype: torch.dtype) -> None:
@@ -119,12 +145,34 @@ def test_dequantize_equals_core(recipe: Any) -> None:
         assert torch.equal(ours.cpu(), theirs)
 
 
-@cases.some("current mxfp8 nvfp4 int4")
-def test_requantize_equals_core(recipe: Any) -> None:
-    width = max(128, cases.block_width(recipe))
-    scaled = breccia.cast(torch.from_numpy(cases.normal((64, 2 * width))), recipe)
-    for goal in (breccia.MXFP8BlockScaling(), breccia.Float8BlockScaling(), breccia.NVFP4BlockScaling()):
-        same(ops.requantize(scaled.to("cuda"), goal), breccia.requantize(scaled, goal))
+SOURCES = (
+    "current", "current-row", "block", "block-128x128", "block-tile-bf16", "mxfp8", "mxfp6-e3m2", "mxfp4", "nvfp4",
+    "nvfp4-divisor", "int4", "int4-asymmetric", "int4-mse", "int8-32",
+)  # fmt: skip
+GOALS = (
+    "current", "current-row", "block", "block-64-e5m2", "block-128x128", "block-tile-bf16", "mxfp8", "mxfp6-e2m3",
+    "mxfp4", "mxfp4-mse", "nvfp4", "nvfp4-one-level", "nvfp4-torchao", "int8-32", "int8-asymmetric",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("goal", GOALS)
+def test_requantize_equals_core(source: str, goal: str) -> None:
+    recipe = cases.RECIPES[goal]
+    special = torch.from_numpy(cases.normal((16, 512)))
+    special[0, 3], special[1, 4], special[2, 5], special[4] = float("nan"), float("inf"), -float("inf"), 0.0
+    special[5], special[6] = special[5] * 1e-39, special[6] * 1e37
+    for x in (
+        torch.from_numpy(cases.normal((70, 384))),
+        torch.from_numpy(cases.normal((2, 128, 256), 1)),
+        torch.from_numpy(cases.heavy_tailed("ties", (32, 512))),
+        torch.from_numpy(cases.heavy_tailed("spread", (32, 512))),
+        special,
+    ):
+        scaled = breccia.cast(x, cases.RECIPES[source])
+        same(ops.requantize(scaled.to("cuda"), recipe), breccia.requantize(scaled, recipe))
+    turned = breccia.cast(torch.from_numpy(cases.normal((128, 256))), cases.RECIPES[source]).mT
+    same(ops.requantize(turned.to("cuda"), recipe), breccia.requantize(turned, recipe))
 
 
 @cases.ALL

@@ -41,7 +41,9 @@ def usage(kernel: Any, types: dict[str, str], constants: dict[str, Any], tmp: Pa
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     values = {(names.index(n),): v for n, v in constants.items()}
-    attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in names if signature[n].startswith("*")}
+    # As at run time: pointers always, strides where rows are aligned.
+    aligned = [n for n in names if signature[n].startswith("*") or n == "x_stride"]
+    attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, values, attrs)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **options})
     binary = tmp / "kernel.cubin"
@@ -234,5 +236,7 @@ def test_cast_search(recipe: Any, tmp_path: Path) -> None:
     constants = cast_search.constants(plan)
     scale = {torch.float16: "fp16", torch.float32: "fp32"}[plan.scale_dtype] if constants["DIVIDE"] else "u8"
     types = {"x_ptr": "*bf16", "code_ptr": "*u8", "scale_ptr": f"*{scale}", "zero_ptr": "*u8", "stat_ptr": "*fp32"}
-    used = usage(cast_search.cast_search_kernel, types, constants, tmp_path, enable_fp_fusion=False)
+    used = usage(
+        cast_search.cast_search_kernel, types, constants, tmp_path, num_warps=cast_search.WARPS, enable_fp_fusion=False
+    )
     assert used["stack"] == used["local"] == 0, used

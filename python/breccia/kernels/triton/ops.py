@@ -23,9 +23,9 @@ from breccia.scaled_tensor import ScaledTensor
 from . import cast_block, cast_nvfp4, cast_tensor, recipes
 from .cast_both import cast_transpose_parts
 from .cast_search import cast_search
+from .conversion import Source
+from .conversion import requantize as fused_requantize
 from .dequant import dequantize as dequantize_2d
-from .requantize import Source
-from .requantize import requantize as fused_requantize
 
 FLOATS = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -194,6 +194,8 @@ def _per_matrix(op: recipes.Operand, dtype: torch.dtype, apply_global: bool) -> 
 
 def requantize(scaled: ScaledTensor, recipe: Any) -> ScaledTensor:
     """`breccia.requantize` of a CUDA ScaledTensor."""
+    if scaled.recipe == recipe and scaled.layout == recipe.layout:
+        return scaled
     return frameworks.of(scaled.data).requantize(scaled, recipe)
 
 
