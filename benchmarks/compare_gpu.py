@@ -153,6 +153,10 @@ def casts() -> None:
         size = x.nbytes * (2 if recipe.name == "nvfp4" else 1) + sum(t.nbytes for t in both)
         bandwidth("cast", f"{recipe.name} and transposed", lambda: kernels.cast_transpose(x, recipe), size)
 
+    for recipe in (breccia.Float8BlockScaling(), breccia.MXFP8BlockScaling(), breccia.MXFP4BlockScaling()):
+        size = x.nbytes + kernels.cast(x, recipe).nbytes
+        bandwidth("cast", f"{recipe.name} of a transposed view", lambda: kernels.cast(x.T, recipe), size)
+
     def plain(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         v = x.view(n, n // 128, 128).float()
         s = v.abs().amax(-1, keepdim=True) / 448.0

@@ -126,6 +126,17 @@ def test_cast_transpose(recipe: Any, dtype: torch.dtype) -> None:
 
 
 @cases.ALL
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_transposed_words(recipe: Any, dtype: torch.dtype) -> None:
+    width = max(128, cases.block_width(recipe))
+    x = torch.from_numpy(cases.normal((2 * width, 3 * width + 32))).to(dtype)
+    x[0, 3], x[1, 4], x[2, 5], x[3] = float("nan"), float("inf"), -float("inf"), 0.0
+    moved = x.cuda()
+    for at in (slice(None), slice(2 * width), slice(8, 2 * width + 8)):
+        same(ops.cast(moved[:, at].T, recipe), breccia.cast(x[:, at].T, recipe))
+
+
+@cases.ALL
 def test_strided_and_transposed(recipe: Any) -> None:
     width = 2 * max(32, cases.block_width(recipe))
     x = torch.from_numpy(cases.normal((2 * width, width + 8)))

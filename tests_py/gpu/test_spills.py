@@ -176,7 +176,7 @@ def test_cast_words(
     assert used["shared"] <= 64 or block[1] > 128 or block[0] > 1, used  # no detour where blocks are narrow
     if block[1] <= 128:
         size = max(64, block[1])
-        square = {"FORM": form, "BM": size, "BW": size // 2}
+        square = {"FORM": form, "BOTH": True, "BM": size, "BW": size // 2}
         types |= {"turned_ptr": "*i32", "turned_scale_ptr": f"*{scale}"}
         used = usage(cast_words.cast_turn_kernel, types, square, tmp_path, num_warps=4 if size == 64 else 8)
         assert used["stack"] == used["local"] == 0, used

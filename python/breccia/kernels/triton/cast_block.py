@@ -25,7 +25,7 @@ from .codecs import (
     widen,
 )
 from .runtime import ELEMENTS, HW, contiguous_rows, launch, out_dtype_of_scale
-from .words import takes
+from .words import takes, takes_turned
 
 TILE, WARPS, STEPS = (
     512,
@@ -263,9 +263,10 @@ def cast_block(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes (uint8) and scales of a 2-D tensor. `block` is (rows, columns), powers of two; `rule` divide, rceil,
     floor, ceil, even."""
-    x = contiguous_rows(x)
+    turned = takes_turned(x, fmt, block, rule)
+    x = x if turned else contiguous_rows(x)
     rows, cols = x.shape
-    if takes(x, fmt, block, rule):
+    if turned or takes(x, fmt, block, rule):
         from .cast_words import cast_words
 
         return cast_words(x, fmt, block, rule, scale_dtype)

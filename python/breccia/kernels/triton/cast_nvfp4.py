@@ -12,7 +12,7 @@ import triton.language as tl
 from .cast_tensor import statistics
 from .codecs import absmax, decode_fp8_int, encode_element, pack_nibbles
 from .runtime import HW, contiguous_rows, launch
-from .words import takes
+from .words import takes, takes_turned
 
 TILE, WARPS = 1024, 1  # elements and warps of a program
 F32_MAX = tl.constexpr(3.4028234663852886e38)
@@ -105,7 +105,8 @@ def cast_nvfp4(
 
     `stats` is what an earlier `cast_tensor.statistics(x, "nvfp4", ...)` returned, for callers that know the maximum.
     """
-    x = contiguous_rows(x)
+    turned = takes_turned(x, "e2m1", (1, 16), rule if two_level else "single")
+    x = x if turned else contiguous_rows(x)
     rows, cols = x.shape
     codes = torch.empty((rows, (cols + 1) // 2), dtype=torch.uint8, device=x.device)
     scales = torch.empty((rows, triton.cdiv(cols, 16)), dtype=torch.uint8, device=x.device)
@@ -115,10 +116,10 @@ def cast_nvfp4(
     if global_scale is None:
         rule, stats = "single", codes
     elif stats is None:
-        stats = statistics(x, "nvfp4", 6.0, 1.0, global_scale)
+        stats = statistics(x.T if turned else x, "nvfp4", 6.0, 1.0, global_scale)
     else:
         global_scale = stats[2]
-    if takes(x, "e2m1", (1, 16), rule):
+    if turned or takes(x, "e2m1", (1, 16), rule):
         from .cast_words import cast_words
 
         return *cast_words(x, "e2m1", (1, 16), rule, stats=stats, nvfp4=True), global_scale

@@ -11,7 +11,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .runtime import ELEMENTS, contiguous_rows, launch, out_dtype_of_scale
+from .runtime import ELEMENTS, launch, out_dtype_of_scale
 from .word_tiles import Form, cast_tile, load_tile, words_layout
 
 PER_THREAD = 8  # words: 32 bytes of input
@@ -44,13 +44,14 @@ def turned(w, FORM: gl.constexpr, B: gl.constexpr):
 @gluon.jit
 def cast_turn_kernel(
     x_ptr, code_ptr, scale_ptr, turned_ptr, turned_scale_ptr, stat_ptr, M, W, x_stride, s_row, t_row, tiles_across,
-    FORM: gl.constexpr, BM: gl.constexpr, BW: gl.constexpr,
+    FORM: gl.constexpr, BOTH: gl.constexpr, BM: gl.constexpr, BW: gl.constexpr,
 ):  # fmt: skip
-    """A square tile (BM values by BW words), and its transpose."""
+    """A square tile (BM values by BW words) turned and, with BOTH, as it is."""
     m0 = (gl.program_id(0) // tiles_across) * BM
     w0 = (gl.program_id(0) % tiles_across) * BW
     w = load_tile(x_ptr, m0, w0, M, W, x_stride, FORM, BM, BW)
-    cast_tile(w, m0, w0, code_ptr, scale_ptr, stat_ptr, M, W, s_row, 1, FORM, BM, BW)
+    if BOTH:
+        cast_tile(w, m0, w0, code_ptr, scale_ptr, stat_ptr, M, W, s_row, 1, FORM, BM, BW)
     t = turned(w, FORM, BM)
     cast_tile(t, 2 * w0, m0 // 2, turned_ptr, turned_scale_ptr, stat_ptr, 2 * W, M // 2, t_row, 1, FORM, BM, BW)
 
@@ -74,10 +75,8 @@ def cast_words(
     repeats: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`cast_block.cast_block` and, with nvfp4, the codes and scales of `cast_nvfp4.cast_nvfp4`."""
-    x = contiguous_rows(x)
     rows, cols = x.shape
-    element = ELEMENTS[fmt]
-    packed = element.packed
+    packed = ELEMENTS[fmt].packed
     sm, g = block[0], block[1] // 2
     codes = torch.empty((rows, cols // 2 if packed else cols), dtype=torch.uint8, device=x.device)
     scales = torch.empty(
@@ -86,6 +85,9 @@ def cast_words(
         device=x.device,
     )
     if codes.numel() == 0:
+        return codes, scales
+    if x.stride(1) != 1:  # `words.takes_turned`
+        cast_turn_words(x.T, fmt, block, rule, scales if stats is None else stats, nvfp4, None, [codes, scales])
         return codes, scales
     if not warps:
         warps, repeats = default_shape(block)
@@ -119,10 +121,12 @@ def cast_turn_words(
     rule: str,
     stats: torch.Tensor,
     nvfp4: bool,
-    one: list[torch.Tensor],
+    one: list[torch.Tensor] | None,
     other: list[torch.Tensor],
 ) -> None:
-    """Writes (codes, scales) of x to `one` and those of its transpose to `other`."""
+    """Writes (codes, scales) of x to `one`, if there is one, and those of its transpose to `other`."""
+    both = one is not None
+    one = other if one is None else one
     rows, cols = x.shape
     size = max(64, block[1])
     across = triton.cdiv(cols, size)
@@ -144,6 +148,7 @@ def cast_turn_words(
         across,
         num_warps=4 if size == 64 else 8,
         FORM=Form.of(x.dtype, fmt, block, rule, one[1].dtype, nvfp4),
+        BOTH=both,
         BM=size,
         BW=size // 2,
     )

@@ -223,6 +223,18 @@ def takes(x: torch.Tensor, fmt: str, block: tuple[int, int], rule: str) -> bool:
     )
 
 
+def takes_turned(x: torch.Tensor, fmt: str, block: tuple[int, int], rule: str) -> bool:
+    """Whether it also takes this cast of a transposed view, in square tiles."""
+    return (
+        x.stride(0) == 1
+        and x.stride(1) != 1
+        and takes(x.T, fmt, block, rule)
+        and x.shape[1] % 32 == 0
+        and block[1] <= 128
+        and block[0] in (1, block[1])
+    )
+
+
 def takes_packed(codes: torch.Tensor, fmt: str, cols: int, block: tuple[int, int], dtype: torch.dtype) -> bool:
     """Whether `dequant_words.dequantize_words` takes these: whole blocks of packed codes in aligned rows, to a 16-bit
     float, on a GPU with the instructions."""
