@@ -73,11 +73,18 @@ def against(results: list[dict[str, Any]], group: str, title: str, peer: str, ke
 
 def bandwidths(results: list[dict[str, Any]]) -> str:
     rows = [
-        [row["name"], group, number(row["us"], 1), round(row["gb_per_s"]), number(row["of_copy"])]
-        for group in ("cast", "dequantize")
+        [
+            row["name"],
+            group,
+            number(row["us"], 1),
+            round(row["gb_per_s"]),
+            number(row["of_copy"]),
+            number(row.get("torch_operations_us"), 0),
+        ]
+        for group in ("cast", "dequantize", "requantize", "search")
         for row in by(results, group)
     ]
-    return table(["bf16 8192×8192", "", "µs", "GB/s", "of copy"], rows)
+    return table(["bf16 8192×8192", "", "µs", "GB/s", "of copy", "whole-array operations, µs"], rows)
 
 
 def bars(results: list[dict[str, Any]]) -> list[tuple[str, float]]:
