@@ -90,6 +90,7 @@ REQUANTIZED = {
     "tiles": ("block-128x128", "block"),
     "to tiles": ("block", "block-128x128"),
     "to small tiles": ("mxfp8", "block-tile-bf16"),
+    "small tiles to mx": ("block-tile-bf16", "mxfp8"),
     "wider range": ("block", "block-64-e5m2"),
     "mx4 to fp8": ("mxfp4", "block"),
     "mx4 to mx8": ("mxfp4", "mxfp8"),

@@ -229,7 +229,7 @@ def takes_turned(x: torch.Tensor, fmt: str, block: tuple[int, int], rule: str) -
         x.stride(0) == 1
         and x.stride(1) != 1
         and takes(x.T, fmt, block, rule)
-        and x.shape[1] % 32 == 0
+        and x.shape[1] % max(32, block[1]) == 0
         and block[1] <= 128
         and block[0] in (1, block[1])
     )
