@@ -157,7 +157,7 @@ SEARCHED = [
     breccia.INT4Scaling(symmetric=False, signed=False),
     breccia.Float8BlockScaling(scale_search="mse"),
 ]
-SCALES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "u8": torch.uint8}
+SCALE_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "u8": torch.uint8}
 
 
 @pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
@@ -168,7 +168,7 @@ def test_cast_words(
 ) -> None:
     warps, repeats = cast_words.default_shape(block)
     rows, words = cast_words.tile_of(4096, block[0], block[1] // 2, warps, repeats)
-    form = cast_words.Form.of(dtype, fmt, block, rule, SCALES[scale], nvfp4=block == (1, 16))
+    form = cast_words.Form.of(dtype, fmt, block, rule, SCALE_TYPES[scale], nvfp4=block == (1, 16))
     types = {"x_ptr": "*i32", "code_ptr": "*i32", "scale_ptr": f"*{scale}", "stat_ptr": "*fp32"}
     constants = {"FORM": form, "BM": rows, "BW": words}
     used = usage(cast_words.cast_words_kernel, types, constants, tmp_path, num_warps=warps)
