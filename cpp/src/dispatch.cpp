@@ -48,7 +48,7 @@ extern constinit const KernelTable kernels;
 }
 #ifdef BRECCIA_AMX
 namespace amx {
-extern constinit const PanelProduct panel_product;
+extern constinit const ProductKernels products;
 }
 #endif
 #endif
@@ -146,7 +146,7 @@ bool tiles_permitted() {
 const KernelTable* amx_kernels() {
     static const BF16Kernels bf16 = [] {
         BF16Kernels kernels = *avx512_bf16::kernels.matmul.bf16;
-        static_cast<PanelProduct&>(kernels) = amx::panel_product;
+        static_cast<ProductKernels&>(kernels) = amx::products;
         return kernels;
     }();
     static const KernelTable table = [] {

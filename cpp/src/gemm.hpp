@@ -41,6 +41,9 @@ bool gemv_bf16(const Product& product, const ScaledMatrix& w);
 /// A row of weights to each lane, for up to 16 activations. False as above.
 bool product_in_lanes(const Product& product, const ScaledMatrix& w);
 
+/// Rows of codes in place by tiles of up to 16 activations. False as above.
+bool rows_in_tiles(const Product& product, const ScaledMatrix& w);
+
 /// Dequantizes one weight row at a time.
 void gemv_f32(const Product& product, const Rows& w);
 

@@ -135,8 +135,29 @@ struct PackLanes {
 constexpr std::int64_t gemv_step(bool packed) { return packed ? 128 : 64; }
 inline constexpr std::int64_t max_gemv_vectors = 8;
 
-/// The panel product of a backend, and where it is best used.
-struct PanelProduct {
+/// out[n][v] = sum over k of w[n][k] x[v][k] for up to 16 activations, rows of codes in place, in steps of 64 bytes.
+struct TileRows {
+    const std::uint8_t* codes = nullptr;
+    std::int64_t row_stride = 0, row_bytes = 0, rows = 0;
+    /// [row, a multiple of 16][scale]. A block of sums is `block_steps` steps and takes the next scale after
+    /// `blocks_per_scale` of them; or, with tile_scales (byte codes), it is one step whose two runs of 32 elements each
+    /// take the next.
+    const float* scales = nullptr;
+    std::int64_t scale_stride = 0;
+    std::int64_t block_steps = 1, blocks_per_scale = 1;
+    bool tile_scales = false;
+    /// Where not 0, of packed codes: a scale to so many elements (log2; 16, 32 or 64) is multiplied into the codes,
+    /// with which its product is exact in bfloat16. 16 floats can be read from each step's first.
+    int code_block_shift = 0;
+    /// As PackLanes has them, zero-padded to whole steps; with tile_scales, in every 32 elements the pairs of the first
+    /// part come before those of the second.
+    const std::uint16_t* x = nullptr;
+    std::int64_t vectors = 0;
+    float* out = nullptr;  ///< [rows, a multiple of 16][16]
+};
+
+/// The products of a backend whose operands are decoded to bfloat16 before, and where they are best used.
+struct ProductKernels {
     void (*gemm)(const GemmBF16&) = nullptr;
     std::int64_t tile_rows = 0;   ///< weight rows of a tile of 16 activations: so many are best decoded just before
     std::int64_t panel_rows = 0;  ///< most rows of a panel: as the second-level cache can hold
@@ -145,10 +166,11 @@ struct PanelProduct {
     std::int64_t lane_vectors = 4, prepared_lane_vectors = 4;
     void (*begin)() = nullptr;  ///< a thread calls this before its first gemm,
     void (*end)() = nullptr;    ///< and this after its last; or null
+    std::array<void (*)(const TileRows&), Codecs::size> rows_in_tiles{};  ///< null where there are no tiles
 };
 
 /// Kernels over bfloat16 dot products. Formats they do not decode have null entries.
-struct BF16Kernels : PanelProduct {
+struct BF16Kernels : ProductKernels {
     bool (*pack)(const PackRows&) = nullptr;  ///< rounds to nearest; whether every number was zero or of ordinary size
     bool (*pack_words)(const PackWords&) = nullptr;
     bool (*pack_lanes)(const PackLanes&) = nullptr;  ///< as pack

@@ -14,19 +14,25 @@ namespace {
 // clang-format off: sorting would break the order
 #include "kernels/decode_table.inl.hpp"
 #include "backends/avx512/vec.hpp"
+#include "backends/avx512/bf16_decode.inl.hpp"
 #include "backends/amx/gemm.inl.hpp"
+#include "backends/amx/rows.inl.hpp"
 // clang-format on
 }  // namespace
 
-extern constinit const PanelProduct panel_product;
-constinit const PanelProduct panel_product{.gemm = gemm_amx,
-                                           .tile_rows = 16,
-                                           .panel_rows = 384,
-                                           .max_terms = 3,  // so many products are quicker than one in float32
-                                           .lane_vectors = 4,
-                                           .prepared_lane_vectors = 4,
-                                           .begin = configure_tiles,
-                                           .end = release_tiles};
+extern constinit const ProductKernels products;
+constinit const ProductKernels products{.gemm = gemm_amx,
+                                        .tile_rows = 16,
+                                        .panel_rows = 384,
+                                        .max_terms = 3,  // so many products are quicker than one in float32
+                                        .lane_vectors = 4,
+                                        .prepared_lane_vectors = 4,
+                                        .begin = configure_tiles,
+                                        .end = release_tiles,
+                                        .rows_in_tiles = Codecs::map([]<Codec C>() -> void (*)(const TileRows&) {
+                                            if constexpr (has_bf16<C>) return multiply_rows_in_place<C>;
+                                            return nullptr;
+                                        })};
 
 }  // namespace breccia::amx
 BRECCIA_TARGET_END

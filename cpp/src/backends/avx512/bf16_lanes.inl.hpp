@@ -286,7 +286,7 @@ static bool pack_lanes(const PackLanes& p) {
     return range.strange == 0;
 }
 
-static consteval BF16Kernels make_bf16_kernels(const PanelProduct& product) {
+static consteval BF16Kernels make_bf16_kernels(const ProductKernels& product) {
     BF16Kernels kernels{product};
     kernels.pack = pack_bf16;
     kernels.pack_words = pack_words;

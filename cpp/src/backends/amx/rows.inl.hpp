@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Up to 16 activations by rows of codes in place. A step is a cache line of codes of each of 16 rows. While the tiles
+// multiply one step, the next is decoded: a line becomes as many lines of tiles as it holds codes to a doubleword and
+// two, in whatever order of k costs no shuffle; activations are packed in that order. Sums leave their tiles before the
+// first product of the next block and are scaled, row by row, between the rows that are decoded.
+
+// Tile numbers must be literals. Sums: 0, 1. Weights: 2, 4, 6. Activations: 3, 5, 7: a tile that a product still reads
+// is not loaded, so that three pairs take turns.
+BRECCIA_INLINE void configure_row_tiles(std::int64_t vectors) {
+    TileConfig config = tile_config;
+    for (const int tile : {0, 1, 3, 5, 7}) config.bytes_per_row[tile] = static_cast<std::uint16_t>(4 * vectors);
+    tile_memory_barrier();
+    _tile_loadconfig(&config);
+}
+
+/// A block's scale multiplies the sums of several steps, or of one tile; or the codes themselves.
+enum class RowScaling : std::uint8_t { steps, tile, codes };
+
+template <class C>
+inline constexpr int tiles_of_line = C::bits == 4 ? 4 : 2;
+
+/// One line of each tile.
+template <class C, RowScaling Scaling>
+struct RowDecoder {
+    static constexpr bool scaled = Scaling == RowScaling::codes;
+    I table, scale_of_lane;
+
+    BRECCIA_INLINE_MEMBER explicit RowDecoder(const TileRows& g) {
+        table = i_set(0);
+        scale_of_lane = i_set(0);
+        if constexpr (scaled) {
+            table = as_bits(_mm512_load_ps(decode_table<C>.values));
+            const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            scale_of_lane = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(g.code_block_shift - 3));
+        } else if constexpr (C::bits == 4) {
+            table = nibble_table<C>(0);
+        }
+    }
+
+    BRECCIA_INLINE_MEMBER void decode(I codes, [[maybe_unused]] const float* scales, std::uint8_t* out) const {
+        if constexpr (scaled) {
+            const F scale_f32x16 = _mm512_permutexvar_ps(scale_of_lane, f_load(scales));
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) {
+                const F low =
+                    f_mul(_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * i), as_float(table)), scale_f32x16);
+                const F high =
+                    f_mul(_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * i + 16), as_float(table)), scale_f32x16);
+                constexpr int a_or_b_and_c = 0xF8;
+                _mm512_store_si512(out + i * 1024,
+                                   _mm512_ternarylogic_epi32(_mm512_srli_epi32(as_bits(low), 16), as_bits(high),
+                                                             i_set(static_cast<int>(0xFFFF'0000U)), a_or_b_and_c));
+            }
+        } else if constexpr (C::bits == 4) {
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i)
+                _mm512_store_si512(out + i * 1024, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * i), table));
+        } else {
+            const ByteHalves value = look_up_bytes<C>(codes);
+            const I low_bytes = _mm512_set1_epi16(0x00FF);
+            constexpr int c_selects_b_else_a = 0xD8, c_selects_a_else_b = 0xE4;
+            const I even =
+                _mm512_ternarylogic_epi32(_mm512_slli_epi16(value.high, 8), value.low, low_bytes, c_selects_b_else_a);
+            const I odd =
+                _mm512_ternarylogic_epi32(_mm512_srli_epi16(value.low, 8), value.high, low_bytes, c_selects_a_else_b);
+            if constexpr (Scaling != RowScaling::tile) {
+                _mm512_store_si512(out, even);
+                _mm512_store_si512(out + 1024, odd);
+            } else {  // whose 32 elements are a tile's
+                auto* to = reinterpret_cast<__m256i*>(out);
+                _mm256_store_si256(to, _mm512_castsi512_si256(even));
+                _mm256_store_si256(to + 1, _mm512_castsi512_si256(odd));
+                _mm256_store_si256(to + 32, _mm512_extracti64x4_epi64(even, 1));
+                _mm256_store_si256(to + 33, _mm512_extracti64x4_epi64(odd, 1));
+            }
+        }
+    }
+};
+
+/// The products of one step; sums of the block before leave first.
+template <class C, RowScaling Scaling, bool First>
+BRECCIA_INLINE void multiply_line(const TileRows& g, const std::uint8_t* w, const std::uint16_t* x,
+                                  float (&sums)[2][256]) {
+    // Pairs of the parts take turns, or follow one another.
+    constexpr std::int64_t parts = Scaling == RowScaling::tile ? 1 : tiles_of_line<C>;
+    const std::int64_t x_bytes = 4 * parts * g.vectors, x_tile = (parts == 1 ? 32 : 2) * g.vectors;
+    tile_memory_barrier();
+    _tile_loadd(2, w, 64);
+    _tile_loadd(3, x, x_bytes);
+    if constexpr (First) {
+        _tile_stored(0, sums[0], 64);
+        _tile_zero(0);
+    }
+    _tile_dpbf16ps(0, 2, 3);
+    _tile_loadd(4, w + 1024, 64);
+    _tile_loadd(5, x + x_tile, x_bytes);
+    if constexpr (First) {
+        _tile_stored(1, sums[1], 64);
+        _tile_zero(1);
+    }
+    _tile_dpbf16ps(1, 4, 5);
+    if constexpr (C::bits == 4) {
+        _tile_loadd(6, w + 2048, 64);
+        _tile_loadd(7, x + 2 * x_tile, x_bytes);
+        _tile_dpbf16ps(0, 6, 7);
+        _tile_loadd(2, w + 3072, 64);
+        _tile_loadd(3, x + 3 * x_tile, x_bytes);
+        _tile_dpbf16ps(1, 2, 3);
+    }
+    tile_memory_barrier();
+}
+
+/// Row r of a block's sums, times its scales, added to the total.
+template <RowScaling Scaling>
+BRECCIA_INLINE F add_block(F total, const float (&sums)[2][256], int r, [[maybe_unused]] const float* scales) {
+    const F first_f32x16 = f_load(sums[0] + r * 16), second_f32x16 = f_load(sums[1] + r * 16);
+    if constexpr (Scaling == RowScaling::tile)
+        return f_multiply_add(second_f32x16, f_set(scales[1]), f_multiply_add(first_f32x16, f_set(scales[0]), total));
+    const F both_f32x16 = f_add(first_f32x16, second_f32x16);
+    if constexpr (Scaling == RowScaling::codes) return f_add(total, both_f32x16);
+    return f_multiply_add(both_f32x16, f_set(scales[0]), total);
+}
+
+template <class C, RowScaling Scaling>
+static void multiply_16_rows(const TileRows& g, std::int64_t row) {
+    constexpr std::int64_t line = 64, step_k = C::bits == 4 ? 128 : 64;
+    alignas(64) std::uint8_t lines[2][tiles_of_line<C> * 1024], edge[16 * line] = {};
+    alignas(64) float sums[2][256] = {};
+    const RowDecoder<C, Scaling> decoder(g);
+    const std::int64_t steps = (g.row_bytes + line - 1) / line;
+    const std::int64_t rows = g.rows - row < 16 ? g.rows - row : 16;
+    const bool next_rows = row + 32 <= g.rows;
+    const std::uint8_t* codes = g.codes + row * g.row_stride;
+    const float* scales = g.scales + row * g.scale_stride;
+    F total_f32x16[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) total_f32x16[r] = f_set(0.0F);
+
+    // Decodes a step, and meanwhile adds up the sums of the block whose scales begin at `scale`.
+    const auto decode = [&]<bool Add>(std::int64_t step, std::int64_t scale) BRECCIA_INLINE_LAMBDA {
+        const std::uint8_t* from = codes + step * line;
+        std::int64_t stride = g.row_stride;
+        // Hardware prefetches along rows, but not the beginnings of the next ones.
+        if (next_rows) _mm_prefetch(codes + (16 + step % 16) * stride + step / 16 * line, _MM_HINT_T1);
+        if (rows < 16 || (step + 1) * line > g.row_bytes) {
+            const __mmask64 inside = first_bytes(g.row_bytes - step * line);
+            for (std::int64_t r = 0; r < rows; ++r)
+                _mm512_store_si512(edge + r * line, _mm512_maskz_loadu_epi8(inside, from + r * stride));
+            from = edge;
+            stride = line;
+        }
+        const float* row_scales = scales;
+        const std::int64_t code_scale = Scaling == RowScaling::codes ? step * step_k >> g.code_block_shift : 0;
+#pragma GCC unroll 16
+        for (int r = 0; r < 16; ++r, from += stride, row_scales += g.scale_stride) {
+            decoder.decode(_mm512_loadu_si512(from), row_scales + code_scale, lines[step % 2] + r * line);
+            if constexpr (Add) total_f32x16[r] = add_block<Scaling>(total_f32x16[r], sums, r, row_scales + scale);
+        }
+    };
+    decode.template operator()<false>(0, 0);
+    const std::uint16_t* x = g.x;
+    std::int64_t scale = 0, blocks = 0, left = 0;
+    for (std::int64_t step = 0; step < steps; ++step, --left, x += step_k * g.vectors) {
+        const std::uint8_t* w = lines[step % 2];
+        const bool more = step + 1 < steps;
+        if (left > 0) {
+            multiply_line<C, Scaling, false>(g, w, x, sums);
+            if (more) decode.template operator()<false>(step + 1, 0);
+            continue;
+        }
+        left = g.block_steps;
+        multiply_line<C, Scaling, true>(g, w, x, sums);
+        if (step == 0) {
+            if (more) decode.template operator()<false>(step + 1, 0);
+            continue;
+        }
+        if (more) {
+            decode.template operator()<true>(step + 1, scale);
+        } else {
+#pragma GCC unroll 16
+            for (int r = 0; r < 16; ++r)
+                total_f32x16[r] = add_block<Scaling>(total_f32x16[r], sums, r, scales + r * g.scale_stride + scale);
+        }
+        if (++blocks == g.blocks_per_scale) {
+            blocks = 0;
+            scale += Scaling == RowScaling::tile ? 2 : 1;
+        }
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    tile_memory_barrier();
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) {
+        const F total = add_block<Scaling>(total_f32x16[r], sums, r, scales + r * g.scale_stride + scale);
+        f_store(g.out + (row + r) * 16, total);
+    }
+}
+
+template <class C, RowScaling Scaling>
+static void multiply_rows(const TileRows& g) {
+    for (std::int64_t row = 0; row < g.rows; row += 16) multiply_16_rows<C, Scaling>(g, row);
+}
+
+template <class C>
+static void multiply_rows_in_place(const TileRows& g) {
+    configure_row_tiles(g.vectors);
+    if constexpr (C::bits == 4)
+        g.code_block_shift != 0 ? multiply_rows<C, RowScaling::codes>(g) : multiply_rows<C, RowScaling::steps>(g);
+    else
+        g.tile_scales ? multiply_rows<C, RowScaling::tile>(g) : multiply_rows<C, RowScaling::steps>(g);
+    release_tiles();
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Up to 16 activations, or terms of such, by a weight whose rows are read in place, a line of codes of 16 rows at a
+// time: for matrix tiles, which take rows of codes as they lie.
+#include <algorithm>
+#include <bit>
+
+#include "gemm.hpp"
+#include "panels.hpp"
+
+namespace breccia {
+namespace {
+
+constexpr std::int64_t lanes = 16, line = 64, byte_block = 32;
+
+constexpr std::int64_t step_of(bool packed) { return packed ? 2 * line : line; }
+
+// How a kernel is to apply scales: the fields of that name in TileRows.
+struct RowScales {
+    std::int64_t block_steps = 1, blocks_per_scale = 1;
+    bool tile_scales = false;
+    int code_block_shift = 0;
+};
+
+std::optional<RowScales> row_scales(const ScaledMatrix& w, std::int64_t k) {
+    const std::int64_t own = w.grid.block_cols, step = step_of(w.packed);
+    if (own >= k) return RowScales{.block_steps = panel_k / step, .blocks_per_scale = k};
+    if (own % step == 0) {
+        std::int64_t steps = panel_k / step;
+        while (own / step % steps != 0) --steps;
+        return RowScales{.block_steps = steps, .blocks_per_scale = own / step / steps};
+    }
+    if (!w.packed) return own == byte_block ? std::optional(RowScales{.tile_scales = true}) : std::nullopt;
+    const bool exact = w.scale_type == ScaleType::e8m0
+                           ? powers_of_two_are_ordinary(w)
+                           : w.scale_type == ScaleType::e4m3 && w.element == format_of<Float4E2M1FN>;
+    if (!exact || (own != 16 && own != 32 && own != 64)) return {};
+    return RowScales{.block_steps = panel_k / step,
+                     .code_block_shift = std::countr_zero(static_cast<std::uint64_t>(own))};
+}
+
+// Some of a product's activations, as bfloat16 terms that add up to them: vector t * rows + i is term t of row i.
+struct TileActivations {
+    std::int64_t first, rows, terms, vectors;
+    WorkBuffer<std::uint16_t> x;
+};
+
+// In every 32 elements the pairs of the first part before those of the second, as tiles of one block have them.
+void part_pairs(std::uint16_t* x, std::int64_t elements, std::int64_t vectors) {
+    std::vector<std::uint16_t> block(static_cast<std::size_t>(byte_block * vectors));
+    const std::int64_t pair = 2 * vectors;
+    for (std::int64_t k = 0; k < elements; k += byte_block, x += byte_block * vectors) {
+        std::copy_n(x, byte_block * vectors, block.data());
+        for (std::int64_t i = 0; i < byte_block / 2; ++i)
+            std::copy_n(block.data() + i * pair, pair, x + (i % 2 * 8 + i / 2) * pair);
+    }
+}
+
+bool pack(const Product& product, bool packed, const RowScales& how, const BF16Kernels& bf16, TileActivations& out) {
+    const std::int64_t rows = out.rows, padded_k = round_up(product.k, step_of(packed));
+    out.x = WorkBuffer<std::uint16_t>(padded_k * out.vectors);
+    const std::int64_t last = product.k / byte_block * byte_block * out.vectors;
+    std::fill(out.x.data() + last, out.x.data() + padded_k * out.vectors, std::uint16_t{0});
+    std::vector<float> chunk(static_cast<std::size_t>(rows * panel_k));
+    Scratch scratch;
+    for (std::int64_t k = 0; k < product.k; k += panel_k) {
+        const std::int64_t count = std::min(panel_k, product.k - k);
+        product.read(product.table, out.first, rows, k, count, scratch, chunk.data(), panel_k);
+        for (std::int64_t term = 0; term < out.terms; ++term) {
+            if (term > 0)
+                for (float& value : chunk) value -= to_float(to_bfloat16(value));
+            const bool in_range = bf16.pack_lanes({.x = chunk.data(),
+                                                   .x_stride = panel_k,
+                                                   .rows = rows,
+                                                   .k = count,
+                                                   .out = out.x.data() + k * out.vectors + term * rows * 2,
+                                                   .vectors = out.vectors,
+                                                   .packed = packed});
+            if (term == 0 && !in_range) return false;  // the other terms may be smaller: they are exact
+        }
+    }
+    if (how.tile_scales) part_pairs(out.x.data(), round_up(product.k, byte_block), out.vectors);
+    return true;
+}
+
+// A thread's part of the weight.
+class RowsInTiles {
+public:
+    RowsInTiles(const Product& product, const ScaledMatrix& w, const RowScales& how)
+        : product_(product),
+          w_(w),
+          how_(how),
+          scale_stride_(w.grid.grid_cols() + lanes),
+          scales_(at_once * scale_stride_),
+          sums_(at_once * lanes),
+          turned_(at_once * lanes) {}
+
+    void multiply(const std::vector<TileActivations>& passes, std::int64_t begin, std::int64_t end) {
+        for (std::int64_t row = begin; row < end; row += at_once) {
+            const std::int64_t n = std::min(at_once, end - row);
+            for (std::int64_t r = 0; r < n; ++r) read_row_scales(row + r, scales_.data() + r * scale_stride_);
+            for (const TileActivations& a : passes) {
+                run(a, row, n);
+                write(a, row, n);
+            }
+        }
+    }
+
+private:
+    static constexpr std::int64_t at_once = 64;
+
+    // Zeros after the last, for codes past the end: they are zeros too.
+    void read_row_scales(std::int64_t row, float* out) {
+        const std::int64_t count = w_.grid.grid_cols();
+        read_scales(product_.table, w_, row / w_.grid.block_rows, 0, count, out);
+        std::fill_n(out + count, lanes, 0.0F);
+    }
+
+    void run(const TileActivations& a, std::int64_t row, std::int64_t n) {
+        product_.table.matmul.bf16->rows_in_tiles[static_cast<std::size_t>(w_.element)](
+            {.codes = w_.data + row * w_.row_stride,
+             .row_stride = w_.row_stride,
+             .row_bytes = w_.packed ? (product_.k + 1) / 2 : product_.k,
+             .rows = n,
+             .scales = scales_.data(),
+             .scale_stride = scale_stride_,
+             .block_steps = how_.block_steps,
+             .blocks_per_scale = how_.blocks_per_scale,
+             .tile_scales = how_.tile_scales,
+             .code_block_shift = how_.code_block_shift,
+             .x = a.x.data(),
+             .vectors = a.vectors,
+             .out = sums_.data()});
+        for (std::int64_t r = 0; r < n; r += lanes)
+            product_.table.matmul.transpose(sums_.data() + r * lanes, lanes, turned_.data() + r, at_once);
+    }
+
+    void write(const TileActivations& a, std::int64_t row, std::int64_t n) {
+        for (std::int64_t i = 0; i < a.rows; ++i) {
+            float* sums = turned_.data() + i * at_once;
+            for (std::int64_t r = 0; r < n; ++r) {
+                for (std::int64_t t = 1; t < a.terms; ++t) sums[r] += sums[t * a.rows * at_once + r];
+                sums[r] = w_.with_global(sums[r]);
+            }
+            product_.write(product_.table, a.first + i, row, n, sums);
+        }
+    }
+
+    const Product& product_;
+    const ScaledMatrix& w_;
+    const RowScales& how_;
+    std::int64_t scale_stride_;
+    WorkBuffer<float> scales_, sums_, turned_;
+};
+
+}  // namespace
+
+bool rows_in_tiles(const Product& product, const ScaledMatrix& w) {
+    const BF16Kernels* bf16 = product.table.matmul.bf16;
+    if (bf16 == nullptr || bf16->rows_in_tiles[static_cast<std::size_t>(w.element)] == nullptr) return false;
+    const std::int64_t rows = product.total_rows();
+    const std::int64_t terms = product.precision == Precision::fast ? 1 : product.a.front().bfloat16_terms();
+    // A row at a time is quicker for one or two activations; panels are for more than two passes take, or for more than
+    // one where they take the activations as one term.
+    const std::int64_t at_once = lanes / terms;
+    const bool suits_panels = terms == 1 || product.a.front().scaled_along_k() != nullptr;
+    if (rows * terms < 3 || rows > (suits_panels ? at_once : 2 * at_once)) return false;
+    if (product.k == 0 || w.zero_point != nullptr || w.col_stride != 1 || w.packed != is_packed(w.element))
+        return false;
+    const std::optional<RowScales> how = row_scales(w, product.k);
+    if (!how) return false;
+    std::vector<TileActivations> passes;
+    for (std::int64_t first = 0; first < rows; first += at_once) {
+        const std::int64_t count = std::min(at_once, rows - first);
+        passes.push_back({.first = first, .rows = count, .terms = terms, .vectors = count * terms, .x = {}});
+        if (!pack(product, w.packed, *how, *bf16, passes.back())) return false;
+    }
+    constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
+    parallel_for((product.n + lanes - 1) / lanes,
+                 std::max<std::int64_t>(1, bytes_per_task / std::max<std::int64_t>(1, lanes * w.row_stride)),
+                 [&](std::int64_t begin, std::int64_t end) {
+                     RowsInTiles(product, w, *how).multiply(passes, begin * lanes, std::min(end * lanes, product.n));
+                 });
+    return true;
+}
+
+}  // namespace breccia
