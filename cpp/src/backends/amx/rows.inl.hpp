@@ -130,7 +130,6 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
     const RowDecoder<C, Scaling> decoder(g);
     const std::int64_t steps = (g.row_bytes + line - 1) / line;
     const std::int64_t rows = g.rows - row < 16 ? g.rows - row : 16;
-    const bool next_rows = row + 32 <= g.rows;
     const std::uint8_t* codes = g.codes + row * g.row_stride;
     const float* scales = g.scales + row * g.scale_stride;
     F total_f32x16[16];
@@ -141,8 +140,8 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
     const auto decode = [&]<bool Add>(std::int64_t step, std::int64_t scale) BRECCIA_INLINE_LAMBDA {
         const std::uint8_t* from = codes + step * line;
         std::int64_t stride = g.row_stride;
-        // Hardware prefetches along rows, but not the beginnings of the next ones.
-        if (next_rows) _mm_prefetch(codes + (16 + step % 16) * stride + step / 16 * line, _MM_HINT_T1);
+        // Hardware prefetches along rows, but not the beginnings of the next ones, if there are any.
+        _mm_prefetch(codes + (16 + step % 16) * stride + step / 16 * line, _MM_HINT_T1);
         if (rows < 16 || (step + 1) * line > g.row_bytes) {
             const __mmask64 inside = first_bytes(g.row_bytes - step * line);
             for (std::int64_t r = 0; r < rows; ++r)
