@@ -130,12 +130,18 @@ const Features& features() {
     return found;
 }
 
+#ifdef BRECCIA_X86
+bool has_bf16_and_vbmi() { return features().avx512_bf16 && features().avx512_vbmi; }
+#endif
+
 #ifdef BRECCIA_AMX
 // Linux grants a process the large tile registers on request, once for all of its threads.
 bool tiles_permitted() {
-#if defined(__linux__)
+#if defined(BRECCIA_EMULATE_TILES)
+    return true;
+#elif defined(__linux__)
     constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    static const bool granted = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+    static const bool granted = features().amx_bf16 && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
     return granted;
 #else
     return false;
@@ -175,10 +181,9 @@ constexpr Backend backends[] = {
 #ifdef BRECCIA_X86
     {"avx2", table_of<&avx2::kernels>, [] { return features().avx2; }},
     {"avx512", table_of<&avx512::kernels>, [] { return features().avx512; }},
-    {"avx512_bf16", table_of<&avx512_bf16::kernels>, [] { return features().avx512_bf16 && features().avx512_vbmi; }},
+    {"avx512_bf16", table_of<&avx512_bf16::kernels>, has_bf16_and_vbmi},
 #ifdef BRECCIA_AMX
-    {"amx", amx_kernels,
-     [] { return features().amx_bf16 && features().avx512_bf16 && features().avx512_vbmi && tiles_permitted(); }},
+    {"amx", amx_kernels, [] { return has_bf16_and_vbmi() && tiles_permitted(); }},
 #endif
 #endif
 #ifdef BRECCIA_ARM64

@@ -5,6 +5,9 @@
 
 #include "backends/begin.hpp"
 #include "backends/region.hpp"
+#ifdef BRECCIA_EMULATE_TILES
+#include "backends/amx/emulated_tiles.hpp"
+#endif
 
 #define BRECCIA_VBMI
 

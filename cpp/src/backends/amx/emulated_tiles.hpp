@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tile instructions in plain code, for tests on machines that lack them (CMake option BRECCIA_EMULATE_TILES). Every
+// use is checked against the configuration: where the processor would raise an exception, the program ends.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+namespace breccia::amx::emulated {
+
+constexpr int tile_count = 8, most_rows = 16, row_size = 64;
+
+struct Configuration {
+    std::uint8_t palette = 0, start_row = 0, reserved[14] = {};
+    std::uint16_t row_bytes[16] = {};
+    std::uint8_t rows[16] = {};
+};
+
+inline thread_local Configuration configuration;  // palette 0: tiles are not in use
+inline thread_local std::uint8_t tiles[tile_count][most_rows][row_size];
+
+inline void require(bool valid) {
+    if (!valid) std::abort();
+}
+
+inline void require_tile(int tile) { require(configuration.palette == 1 && configuration.rows[tile] != 0); }
+
+inline void zero(int tile) {
+    require_tile(tile);
+    std::memset(tiles[tile], 0, sizeof tiles[tile]);
+}
+
+inline void configure(const void* memory) {
+    std::memcpy(&configuration, memory, sizeof configuration);
+    require(configuration.palette == 1);
+    for (int tile = 0; tile < tile_count; ++tile) {
+        require(configuration.rows[tile] <= most_rows && configuration.row_bytes[tile] <= row_size);
+        std::memset(tiles[tile], 0, sizeof tiles[tile]);
+    }
+}
+
+inline void release() { configuration = {}; }
+
+inline void load(int tile, const void* memory, std::int64_t stride) {
+    zero(tile);
+    for (int row = 0; row < configuration.rows[tile]; ++row)
+        std::memcpy(tiles[tile][row], static_cast<const char*>(memory) + row * stride, configuration.row_bytes[tile]);
+}
+
+inline void store(int tile, void* memory, std::int64_t stride) {
+    require_tile(tile);
+    for (int row = 0; row < configuration.rows[tile]; ++row)
+        std::memcpy(static_cast<char*>(memory) + row * stride, tiles[tile][row], configuration.row_bytes[tile]);
+}
+
+template <class T>
+T item(int tile, int row, int index) {
+    T value;
+    std::memcpy(&value, tiles[tile][row] + static_cast<std::size_t>(index) * sizeof value, sizeof value);
+    return value;
+}
+
+// Subnormal numbers count as zeros, operands and sums alike.
+inline float flushed(std::uint32_t bits) {
+    if ((bits & 0x7F80'0000U) == 0) bits &= 0x8000'0000U;
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// TDPBF16PS. Products of bfloat16 numbers are exact, so adding one rounds once.
+inline void multiply(int sum, int a, int b) {
+    for (const int tile : {sum, a, b}) require_tile(tile);
+    const Configuration& c = configuration;
+    const int pairs = c.row_bytes[a] / 4;
+    require(pairs == c.rows[b] && c.row_bytes[sum] == c.row_bytes[b] && c.rows[sum] == c.rows[a]);
+    for (int row = 0; row < c.rows[sum]; ++row)
+        for (int column = 0; column < c.row_bytes[sum] / 4; ++column) {
+            float total = item<float>(sum, row, column);
+            for (int k = 0; k < 2 * pairs; ++k) {
+                const float x = flushed(static_cast<std::uint32_t>(item<std::uint16_t>(a, row, k)) << 16);
+                const float y =
+                    flushed(static_cast<std::uint32_t>(item<std::uint16_t>(b, k / 2, 2 * column + k % 2)) << 16);
+                total += x * y;
+                std::uint32_t bits;
+                std::memcpy(&bits, &total, sizeof bits);
+                total = flushed(bits);
+            }
+            std::memcpy(tiles[sum][row] + static_cast<std::size_t>(column) * sizeof total, &total, sizeof total);
+        }
+}
+
+}  // namespace breccia::amx::emulated
+
+#undef _tile_loadconfig
+#undef _tile_release
+#undef _tile_zero
+#undef _tile_loadd
+#undef _tile_stream_loadd
+#undef _tile_stored
+#undef _tile_dpbf16ps
+#define _tile_loadconfig(memory) ::breccia::amx::emulated::configure(memory)
+#define _tile_release() ::breccia::amx::emulated::release()
+#define _tile_zero(tile) ::breccia::amx::emulated::zero(tile)
+#define _tile_loadd(tile, memory, stride) ::breccia::amx::emulated::load(tile, memory, stride)
+#define _tile_stream_loadd(tile, memory, stride) ::breccia::amx::emulated::load(tile, memory, stride)
+#define _tile_stored(tile, memory, stride) ::breccia::amx::emulated::store(tile, memory, stride)
+#define _tile_dpbf16ps(sum, a, b) ::breccia::amx::emulated::multiply(sum, a, b)
