@@ -211,21 +211,36 @@ struct BF16Panels {
         }
     }
 
-    // Scales and zero points of the codes themselves, for all of K.
+    // The values that a chunk's codes take from their blocks' scales or zero points, rows of them side by side, so that
+    // decoding does not wait for them.
+    [[nodiscard]] std::int64_t blocks_in(const Chunk& chunk) const {
+        return (chunk.count + s.w.grid.block_cols - 1) / s.w.grid.block_cols;
+    }
+    [[nodiscard]] std::int64_t block_offset(const Chunk& chunk, std::int64_t row) const {
+        return scale_stride * (chunk.k / s.w.grid.block_cols) + row * blocks_in(chunk);
+    }
+    template <class T>
+    void deal(const T* of_row, std::int64_t row, std::vector<T>& out) const {
+        out.resize(static_cast<std::size_t>(scale_stride * s.w.grid.grid_cols()));
+        for (const Chunk& chunk : s.chunks)
+            std::copy_n(of_row + chunk.k / s.w.grid.block_cols, blocks_in(chunk),
+                        out.data() + block_offset(chunk, row));
+    }
+
     void read_blocks(std::int64_t j, std::int64_t rows) {
         const std::int64_t cols = s.w.grid.grid_cols();
-        if (s.plan.scaling == Scaling::into_codes) {
-            code_scales.resize(static_cast<std::size_t>(rows * cols));
-            for (std::int64_t r = 0; r < rows; ++r)
-                read_scales(s.table, s.w, (j + r) / s.w.grid.block_rows, 0, cols, code_scales.data() + r * cols);
+        scratch.resize(static_cast<std::size_t>(cols));
+        for (std::int64_t r = 0; s.plan.scaling == Scaling::into_codes && r < rows; ++r) {
+            read_scales(s.table, s.w, (j + r) / s.w.grid.block_rows, 0, cols, scratch.data());
+            deal(scratch.data(), r, code_scales);
         }
         if (s.w.zero_point == nullptr) return;
-        zero_points.resize(static_cast<std::size_t>(rows * cols));
+        std::vector<std::uint8_t> of_row(static_cast<std::size_t>(cols));
         for (std::int64_t r = 0; r < rows; ++r) {
             const std::byte* from = s.w.zero_point + (j + r) / s.w.grid.block_rows * s.w.zero_row_stride;
             for (std::int64_t b = 0; b < cols; ++b)
-                zero_points[static_cast<std::size_t>(r * cols + b)] =
-                    static_cast<std::uint8_t>(from[b * s.w.zero_col_stride]);
+                of_row[static_cast<std::size_t>(b)] = static_cast<std::uint8_t>(from[b * s.w.zero_col_stride]);
+            deal(of_row.data(), r, zero_points);
         }
     }
 
@@ -269,7 +284,7 @@ struct BF16Panels {
 
     void decode(std::int64_t j, const Part& part) {
         const std::int64_t own_block = s.w.grid.block_cols;
-        const std::int64_t cols = s.w.grid.grid_cols(), first = part.r * cols + part.chunk.k / own_block;
+        const std::int64_t cols = s.w.grid.grid_cols(), first = block_offset(part.chunk, part.r);
         s.bf16.decode[static_cast<std::size_t>(s.w.element)](
             {.codes = codes_at(j + part.r, part.chunk.k),
              .row_stride = s.w.row_stride,
@@ -281,7 +296,7 @@ struct BF16Panels {
                  cols == 1 || own_block >= panel_k ? 63 : std::countr_zero(static_cast<std::uint64_t>(own_block)),
              .scales = s.plan.scaling == Scaling::into_codes ? code_scales.data() + first : nullptr,
              .zero_points = s.w.zero_point != nullptr ? zero_points.data() + first : nullptr,
-             .stride = cols});
+             .stride = blocks_in(part.chunk)});
     }
 
     void multiply(const Part& part, std::int64_t padded_rows, float* c) {

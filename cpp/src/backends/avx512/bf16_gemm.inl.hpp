@@ -1,71 +1,127 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The bfloat16 panel product with vdpbf16ps: weights are read as pairs and broadcast, 16 activations abreast.
-// A tile's 24 sums stay in registers for one block, then go into c times the block's scale.
+// A tile's 24 sums stay in registers for one block, then go into c times the block's scale. That happens between the
+// first products of the next block, whose instructions hide it: multiplying, loading and storing after a block's last
+// product takes three times as long.
 
-template <int Rows, int Vectors>
-static void gemm_bf16_tile(const GemmBF16& g, std::int64_t row) {
-    const std::uint16_t* w = g.w + row * panel_stride_bf16;
-    const std::uint16_t* x = g.x;
-    float* c = g.c + row * 16 * Vectors;
-    const float* w_scales = g.w_scales + row;
-    const float* x_scales = g.x_scales;
-    if (g.next != nullptr) {
-        const std::int64_t end = row + Rows < g.next_rows ? row + Rows : g.next_rows;
-        for (std::int64_t r = row; r < end; ++r)
-            for (std::int64_t at = 0; at < g.next_bytes; at += 64)
-                _mm_prefetch(g.next + r * g.next_stride + at, _MM_HINT_T1);
-    }
-    for (std::int64_t done = 0; done < g.pairs; w_scales += g.w_scale_stride) {
-        std::int64_t pairs = g.pairs - done < g.block_pairs ? g.pairs - done : g.block_pairs;
-        done += pairs;
-        F sum_f32x16[Rows][Vectors];
+/// Where the sums of a block go.
+struct BlockSums {
+    float* c;
+    const float *w_scales, *x_scales;
+};
+
+/// Has x computed here, and c in memory: compilers would keep c in room of their own from block to block.
+BRECCIA_INLINE void settle([[maybe_unused]] F& x) {
+#if defined(__GNUC__)
+    asm volatile("" : "+v"(x) : : "memory");
+#endif
+}
+
+template <bool ScaledX>
+BRECCIA_INLINE void add_block_sum(const BlockSums& to, F scale, F sum, int at, int v) {
+    settle(sum);
+    if constexpr (ScaledX) scale = f_mul(scale, f_load(to.x_scales + 16 * v));
+    f_store(to.c + at, f_multiply_add(sum, scale, f_load(to.c + at)));
+}
+
+BRECCIA_INLINE I broadcast_pair(const std::uint16_t* p) {
+    std::int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return _mm512_set1_epi32(pair);
+}
+
+/// One block of a tile; the sums hold those of the block before.
+template <bool ScaledX, int Rows, int Vectors>
+BRECCIA_INLINE void multiply_block(F (&sum_f32x16)[Rows][Vectors], const BlockSums& before, const std::uint16_t* w,
+                                   const std::uint16_t* x, std::int64_t pairs) {
+    I x_bf16x32[Vectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) x_bf16x32[v] = _mm512_loadu_si512(x + 32 * v);
 #pragma GCC unroll 24
-        for (int r = 0; r < Rows; ++r)
+    for (int r = 0; r < Rows; ++r) {
+        float pair;  // as an integer it would take the way through a general register
+        __builtin_memcpy(&pair, w + r * panel_stride_bf16, sizeof pair);
+        const I w_bf16x32 = as_bits(f_set(pair));
+        const F scale_f32x16 = f_set(before.w_scales[r]);
 #pragma GCC unroll 2
-            for (int v = 0; v < Vectors; ++v) sum_f32x16[r][v] = _mm512_setzero_ps();
-        for (; pairs > 0; --pairs, w += 2, x += 32 * Vectors) {
-            I x_bf16x32[Vectors];
-#pragma GCC unroll 2
-            for (int v = 0; v < Vectors; ++v) x_bf16x32[v] = _mm512_loadu_si512(x + 32 * v);
-#pragma GCC unroll 24
-            for (int r = 0; r < Rows; ++r) {
-                std::int32_t pair;
-                __builtin_memcpy(&pair, w + r * panel_stride_bf16, sizeof pair);
-                const I w_bf16x32 = _mm512_set1_epi32(pair);
-#pragma GCC unroll 2
-                for (int v = 0; v < Vectors; ++v)
-                    sum_f32x16[r][v] = f_dot_pairs(sum_f32x16[r][v], w_bf16x32, x_bf16x32[v]);
-            }
+        for (int v = 0; v < Vectors; ++v) {
+            const F before_f32x16 = sum_f32x16[r][v];
+            sum_f32x16[r][v] = f_dot_pairs(f_set(0.0F), w_bf16x32, x_bf16x32[v]);
+            add_block_sum<ScaledX>(before, scale_f32x16, before_f32x16, (r * Vectors + v) * 16, v);
         }
+    }
+    for (--pairs, w += 2, x += 32 * Vectors; pairs > 0; --pairs, w += 2, x += 32 * Vectors) {
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; ++v) x_bf16x32[v] = _mm512_loadu_si512(x + 32 * v);
 #pragma GCC unroll 24
         for (int r = 0; r < Rows; ++r) {
-            F scale_f32x16 = f_set(w_scales[r]);
+            const I w_bf16x32 = broadcast_pair(w + r * panel_stride_bf16);
 #pragma GCC unroll 2
-            for (int v = 0; v < Vectors; ++v) {
-                F both = scale_f32x16;
-                if (x_scales != nullptr) both = f_mul(both, f_load(x_scales + 16 * v));
-                float* to = c + (r * Vectors + v) * 16;
-                f_store(to, f_multiply_add(sum_f32x16[r][v], both, f_load(to)));
-            }
+            for (int v = 0; v < Vectors; ++v) sum_f32x16[r][v] = f_dot_pairs(sum_f32x16[r][v], w_bf16x32, x_bf16x32[v]);
         }
-        if (x_scales != nullptr) x_scales += 16 * Vectors;
     }
 }
 
-[[maybe_unused]] static void gemm_bf16(const GemmBF16& g) {
-    GemmBF16 one = g;
-    for (std::int64_t part = 0; part < g.panels * g.terms; ++part) {
+BRECCIA_INLINE const std::uint16_t* x_of(const GemmBF16& g, std::int64_t part) {
+    return g.x + part / g.terms * g.x_panel_stride + part % g.terms * g.term_stride;
+}
+
+/// Asks for what comes next while a tile is multiplied: its share of the next panel of activations, and, where that is
+/// the last one, the codes of as many rows, which would not stay if they were asked for earlier.
+template <int Rows, int Vectors>
+BRECCIA_INLINE void prefetch_share(const GemmBF16& g, std::int64_t row, const std::uint16_t* next_x, bool last) {
+    const std::int64_t share = (g.pairs * Rows / g.rows + 1) * 64 * Vectors;
+    for (std::int64_t at = 0; at < (g.next_x_bytes > 0 ? share : 0); at += 64)
+        _mm_prefetch(reinterpret_cast<const char*>(next_x) + row / Rows * share + at, _MM_HINT_T1);
+    if (g.next == nullptr || !last) return;
+    const std::int64_t end = row + Rows < g.next_rows ? row + Rows : g.next_rows;
+    for (std::int64_t r = row; r < end; ++r)
+        for (std::int64_t at = 0; at < g.next_bytes; at += 64)
+            _mm_prefetch(g.next + r * g.next_stride + at, _MM_HINT_T1);
+}
+
+template <bool ScaledX, int Rows, int Vectors>
+static void gemm_bf16_tiles(const GemmBF16& g) {
+    alignas(64) float nowhere[Rows * Vectors * 16] = {};
+    F sum_f32x16[Rows][Vectors];
+    BlockSums before{.c = nowhere, .w_scales = g.w_scales, .x_scales = g.x_scales};
+#pragma GCC unroll 24
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; ++v) sum_f32x16[r][v] = f_set(0.0F);
+    const std::int64_t parts = g.panels * g.terms;
+    for (std::int64_t part = 0; part < parts; ++part) {
         const std::int64_t panel = part / g.terms;
-        one.x = g.x + panel * g.x_panel_stride + part % g.terms * g.term_stride;
-        one.c = g.c + panel * g.c_panel_stride;
-        if (g.x_scales != nullptr) one.x_scales = g.x_scales + panel * g.x_scale_panel_stride;
-        if (g.width == 16)
-            for (std::int64_t row = 0; row < g.rows; row += 24) gemm_bf16_tile<24, 1>(one, row);
-        else
-            for (std::int64_t row = 0; row < g.rows; row += 12) gemm_bf16_tile<12, 2>(one, row);
-        one.next = nullptr;
+        const std::uint16_t *x = x_of(g, part), *next_x = part + 1 < parts ? x_of(g, part + 1) : g.next_x;
+        for (std::int64_t row = 0; row < g.rows; row += Rows) {
+            prefetch_share<Rows, Vectors>(g, row, next_x, part + 1 == parts);
+            const std::uint16_t* w = g.w + row * panel_stride_bf16;
+            BlockSums to{.c = g.c + panel * g.c_panel_stride + row * 16 * Vectors,
+                         .w_scales = g.w_scales + row,
+                         .x_scales = ScaledX ? g.x_scales + panel * g.x_scale_panel_stride : nullptr};
+            for (std::int64_t done = 0; done < g.pairs; done += g.block_pairs) {
+                const std::int64_t pairs = g.pairs - done < g.block_pairs ? g.pairs - done : g.block_pairs;
+                multiply_block<ScaledX>(sum_f32x16, before, w + 2 * done, x + 32 * Vectors * done, pairs);
+                before = to;
+                to.w_scales += g.w_scale_stride;
+                if constexpr (ScaledX) to.x_scales += 16 * Vectors;
+            }
+        }
     }
+#pragma GCC unroll 24
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; ++v)
+            add_block_sum<ScaledX>(before, f_set(before.w_scales[r]), sum_f32x16[r][v], (r * Vectors + v) * 16, v);
+}
+
+[[maybe_unused]] static void gemm_bf16(const GemmBF16& g) {
+    const bool scaled = g.x_scales != nullptr;
+    if (g.width == 16)
+        scaled ? gemm_bf16_tiles<true, 24, 1>(g) : gemm_bf16_tiles<false, 24, 1>(g);
+    else
+        scaled ? gemm_bf16_tiles<true, 12, 2>(g) : gemm_bf16_tiles<false, 12, 2>(g);
 }
 
 /// Whether any number was neither zero nor in [2^-100, 2^100], for which no product or sum of a panel meets the ends of
