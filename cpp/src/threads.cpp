@@ -48,17 +48,19 @@ std::atomic<int>& thread_limit() {
     return limit;
 }
 
-// Lives as long as the process. One job at a time: ranges are handed out by an atomic counter to whoever is awake.
+// Lives as long as the process. One job at a time: ranges are handed out by an atomic counter to whoever is awake,
+// smaller and smaller ones, so that all threads end at about the same time.
 class Pool {
 public:
-    void run(int threads, std::int64_t count, std::int64_t chunk,
+    void run(int threads, std::int64_t count, std::int64_t grain,
              const std::function<void(std::int64_t, std::int64_t)>& body) {
         {
             const std::lock_guard lock(mutex_);
             for (; workers_ < threads - 1; ++workers_) std::thread([this] { work(); }).detach();
             body_ = &body;
             count_ = count;
-            chunk_ = chunk;
+            grain_ = grain;
+            threads_ = threads;
             next_.store(0, std::memory_order_relaxed);
             error_ = nullptr;
             seats_ = threads - 1;
@@ -91,10 +93,13 @@ private:
 
     void take_ranges() {
         for (;;) {
-            const std::int64_t begin = next_.fetch_add(chunk_, std::memory_order_relaxed);
-            if (begin >= count_) return;
+            std::int64_t begin = next_.load(std::memory_order_relaxed), end = begin;
+            do {
+                if (begin >= count_) return;
+                end = begin + std::max(grain_, (count_ - begin) / (2 * threads_));
+            } while (!next_.compare_exchange_weak(begin, end, std::memory_order_relaxed));
             try {
-                (*body_)(begin, std::min(begin + chunk_, count_));
+                (*body_)(begin, std::min(end, count_));
             } catch (...) {
                 const std::lock_guard lock(mutex_);
                 error_ = std::current_exception();
@@ -106,7 +111,7 @@ private:
     std::mutex mutex_;
     std::condition_variable wake_, done_;
     const std::function<void(std::int64_t, std::int64_t)>* body_ = nullptr;
-    std::int64_t count_ = 0, chunk_ = 0;
+    std::int64_t count_ = 0, grain_ = 1, threads_ = 1;
     std::atomic<std::int64_t> next_{0};
     std::exception_ptr error_;
     std::uint64_t job_ = 0;
@@ -160,12 +165,9 @@ void parallel_for(std::int64_t count, std::int64_t grain, const std::function<vo
     if (threads > 1 && !inside_parallel) {
         const std::unique_lock lock(pool_in_use(), std::try_to_lock);
         if (lock) {
-            // A few ranges per thread even out unequal progress.
-            const std::int64_t ranges = std::int64_t{4} * threads;
-            const std::int64_t chunk = std::max(grain, (count + ranges - 1) / ranges);
             inside_parallel = true;
             try {
-                pool().run(threads, count, chunk, body);
+                pool().run(threads, count, std::max<std::int64_t>(grain, 1), body);
             } catch (...) {
                 inside_parallel = false;
                 throw;
