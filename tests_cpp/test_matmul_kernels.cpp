@@ -186,6 +186,33 @@ TEST_P(Backends, MatmulOfEveryRecipe) {
             }
 }
 
+// Activations in codes keep their scales apart where their blocks and the weight's suit each other.
+TEST_P(Backends, MatmulOfCodesByCodes) {
+    const BackendScope scope(GetParam());
+    using namespace std::string_literals;
+    std::vector<Recipe> weights = all_recipes();
+    for (const std::int64_t group : {32, 512})
+        weights.push_back(make_recipe("INT4Scaling", {{"group_size", group}, {"signed", false}, {"symmetric", false}}));
+    constexpr std::int64_t n = 37, k = 1536;
+    std::vector<float> w = heavy_tailed(n, k, 1, 1);
+    for (const Recipe& activations :
+         {make_recipe("Float8BlockScaling"), make_recipe("Float8CurrentScaling", {{"granularity", "row"s}}),
+          make_recipe("INT8Scaling"), make_recipe("MXFP8BlockScaling"), make_recipe("NVFP4BlockScaling")})
+        for (const std::int64_t m : {1, 5, 16, 21}) {
+            std::vector<float> x = heavy_tailed(m, k, 2, 1);
+            const ScaledTensor a = cast(array_of(x, {m, k}), activations);
+            const std::vector<float> a_values = to_vector(dequantize(a));
+            for (const Recipe& recipe : weights) {
+                SCOPED_TRACE(describe(activations) + " by " + describe(recipe) + " m=" + std::to_string(m));
+                const ScaledTensor b = cast(array_of(w, {n, k}), recipe);
+                const Reference reference = multiply(a_values, to_vector(dequantize(b)), m, n, k);
+                expect_close(matmul(a, b.transposed()), reference, bound(k));
+                expect_close(matmul(a, PreparedWeight(b).transposed()), reference, bound(k));
+                if (HasFatalFailure()) return;
+            }
+        }
+}
+
 TEST_P(Backends, MatmulReadsAnyOrder) {
     const BackendScope scope(GetParam());
     constexpr std::int64_t m = 19, n = 33, k = 256;

@@ -46,12 +46,17 @@ bool readable(ScaleType type, const std::byte* codes, std::int64_t n) {
     return outside == 0;
 }
 
+bool readable_zero_points(const ScaledMatrix& w) {
+    return w.zero_point == nullptr || w.lane_zero_points != nullptr ||
+           (w.element == format_of<UInt4> && zero_points_are_small(w));
+}
+
 }  // namespace
 
 std::optional<LaneBlocks> lane_blocks(const ScaledMatrix& w) {
     constexpr std::int64_t longest = 256;
     const std::int64_t k = w.grid.cols, own = w.grid.block_cols, quad = w.packed ? 32 : 16;
-    if (w.zero_point != nullptr || w.col_stride != 1 || w.packed != is_packed(w.element) || k == 0) return {};
+    if (!readable_zero_points(w) || w.col_stride != 1 || w.packed != is_packed(w.element) || k == 0) return {};
     const std::int64_t cols = w.grid.grid_cols();
     if (cols == 1) return LaneBlocks{.block_quads = longest / quad, .scale_step = 0};
     if (own == 16 || own == 32 || own == 64)
@@ -92,6 +97,22 @@ bool interleave_scales(const KernelTable& table, const ScaledMatrix& w, const La
     return true;
 }
 
+void interleave_zero_points(const KernelTable& table, const ScaledMatrix& w, const LaneBlocks& blocks, std::int64_t row,
+                            Scratch& scratch, std::byte* out) {
+    const std::int64_t rows = std::min(lanes, w.grid.rows - row), bytes = w.grid.grid_cols() * blocks.repeats;
+    if (bytes < blocks.stored) std::memset(out, 0, static_cast<std::size_t>(blocks.stored * lanes));
+    ByteRows from{.data = w.zero_point, .stride = w.zero_row_stride, .first = row, .each = w.grid.block_rows};
+    if (blocks.repeats != 1 || (bytes > 1 && w.zero_col_stride != 1)) {
+        scratch.codes.resize(static_cast<std::size_t>(rows * bytes));
+        for (std::int64_t r = 0; r < rows; ++r)
+            for (std::int64_t i = 0; i < bytes; ++i)
+                scratch.codes[static_cast<std::size_t>(r * bytes + i)] =
+                    static_cast<std::uint8_t>(from[r][i / blocks.repeats * w.zero_col_stride]);
+        from = {.data = reinterpret_cast<const std::byte*>(scratch.codes.data()), .stride = bytes};
+    }
+    interleave_rows(table, from, rows, bytes, out);
+}
+
 std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, const ScaledTensor& w) {
     const BF16Kernels* bf16 = table.matmul.bf16;
     if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.recipe().element)] == nullptr || w.shape().size() < 2)
@@ -102,7 +123,8 @@ std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, co
     const auto matrix = [&](std::int64_t index) { return scaled_matrix(w, batch, index); };
     const ScaledMatrix first = matrix(0);
     const std::optional<LaneBlocks> blocks = lane_blocks(first);
-    if (!blocks) return nullptr;
+    for (std::int64_t i = 0; i < members; ++i)
+        if (!lane_blocks(matrix(i))) return nullptr;
     const std::int64_t groups = (first.grid.rows + lanes - 1) / lanes;
     const std::int64_t group_bytes = quads_of(first.grid.cols, first.packed) * 256;
     const std::int64_t row_bytes = first.packed ? (first.grid.cols + 1) / 2 : first.grid.cols;
@@ -133,6 +155,13 @@ std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, co
         return true;
     };
     if (!is_coded(first.scale_type) || !interleave_all(first.scale_type)) interleave_all(ScaleType::float32);
+    if (first.zero_point == nullptr) return result;
+    const std::int64_t zero_bytes = blocks->stored * lanes;
+    const Array zeros = allocate(zero_bytes);
+    result->zero_points = zeros;
+    for (std::int64_t i = 0; i < members * groups; ++i)
+        interleave_zero_points(table, matrix(i / groups), *blocks, i % groups * lanes, scratch,
+                               zeros.as<std::byte>() + i * zero_bytes);
     return result;
 }
 

@@ -10,6 +10,7 @@ namespace breccia {
 /// A weight's codes and scales in that order, for every matrix of a batch.
 struct InterleavedWeight {
     Array codes, scales;  ///< batch axes, 1, bytes of a matrix
+    std::optional<Array> zero_points;
     ScaleType scale_type = ScaleType::float32;
 };
 
@@ -31,6 +32,10 @@ std::optional<LaneBlocks> lane_blocks(const ScaledMatrix& w);
 /// there are, else false; float32 always can be had.
 bool interleave_scales(const KernelTable& table, const ScaledMatrix& w, const LaneBlocks& blocks, std::int64_t row,
                        ScaleType type, Scratch& scratch, std::byte* out);
+
+/// The same of zero points, for a weight that has them.
+void interleave_zero_points(const KernelTable& table, const ScaledMatrix& w, const LaneBlocks& blocks, std::int64_t row,
+                            Scratch& scratch, std::byte* out);
 
 /// Null where a matrix does not suit, or the table has no kernel to read it.
 std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, const ScaledTensor& w);

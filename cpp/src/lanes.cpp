@@ -19,20 +19,70 @@ std::int64_t kernel_vectors(std::int64_t used) {
     return lanes;
 }
 
-// Some of a product's activations, as bfloat16 terms that add up to them: vector t * rows + i is term t of row i.
+// Some of a product's activations, as bfloat16 terms that add up to them: vector t * rows + i is term t of row i. Or
+// codes, as one term, and their scales: [block of the kernel][vector].
 struct LaneActivations {
     std::int64_t first, rows, terms, vectors;
     std::vector<std::uint16_t> x;
+    std::vector<float> scales;
 };
 
-bool pack(const Product& product, bool packed, const BF16Kernels& bf16, LaneActivations& out) {
+// Elements of K that a kernel sums up before it scales.
+std::int64_t block_of(const LaneBlocks& blocks, bool packed) {
+    return blocks.block_quads > 0 ? blocks.block_quads * (packed ? 32 : 16) : std::int64_t{16} << blocks.block_shift;
+}
+
+// The activations, where they are codes that are bfloat16 numbers and the kernel's blocks, which may become shorter,
+// each lie in one of theirs; else null.
+const ScaledMatrix* coded_activations(const Product& product, bool packed, LaneBlocks& blocks) {
+    const ScaledMatrix* a = product.a.front().scaled_along_k();
+    if (a == nullptr || product.a.size() != 1 || a->zero_point != nullptr ||
+        info(a->element).family == CodecFamily::exponent)
+        return nullptr;
+    const std::int64_t own = a->grid.block_cols, block = block_of(blocks, packed), quad = packed ? 32 : 16;
+    if (own >= product.k || own % block == 0) return a;
+    if (blocks.scale_step != 0 || block % own != 0 || own % quad != 0) return nullptr;
+    blocks.block_quads = own / quad;
+    return a;
+}
+
+// The codes themselves.
+ScaledMatrix unscaled(const ScaledMatrix& a) {
+    static constexpr float one = 1;
+    ScaledMatrix codes = a;
+    codes.global_scale = 1;
+    codes.scale = reinterpret_cast<const std::byte*>(&one);
+    codes.scale_type = ScaleType::float32;
+    codes.scale_row_stride = codes.scale_col_stride = 0;
+    return codes;
+}
+
+void read_activation_scales(const KernelTable& table, const ScaledMatrix& a, std::int64_t block, LaneActivations& out) {
+    const std::int64_t blocks = (a.grid.cols + block - 1) / block;
+    const std::int64_t multiplied = (round_up(a.grid.cols, 32) + block - 1) / block;  // the last ones by zeros
+    out.scales.resize(static_cast<std::size_t>(multiplied * out.vectors));
+    std::vector<float> own(static_cast<std::size_t>(a.grid.grid_cols()));
+    for (std::int64_t i = 0; i < out.rows; ++i) {
+        read_scales(table, a, (out.first + i) / a.grid.block_rows, 0, a.grid.grid_cols(), own.data());
+        for (std::int64_t b = 0; b < blocks; ++b)
+            out.scales[static_cast<std::size_t>(b * out.vectors + i)] =
+                a.with_global(own[static_cast<std::size_t>(b * block / a.grid.block_cols)]);
+    }
+}
+
+bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const BF16Kernels& bf16,
+          LaneActivations& out) {
     const std::int64_t rows = out.rows;
     out.x.resize(static_cast<std::size_t>(round_up(product.k, 32) * out.vectors));
     std::vector<float> chunk(static_cast<std::size_t>(rows * panel_k));
     Scratch scratch;
     for (std::int64_t k = 0; k < product.k; k += panel_k) {
         const std::int64_t count = std::min(panel_k, product.k - k);
-        product.read(product.table, out.first, rows, k, count, scratch, chunk.data(), panel_k);
+        if (coded == nullptr)
+            product.read(product.table, out.first, rows, k, count, scratch, chunk.data(), panel_k);
+        else
+            for (std::int64_t i = 0; i < rows; ++i)
+                unscaled(*coded).read(product.table, out.first + i, k, count, scratch, chunk.data() + i * panel_k);
         for (std::int64_t term = 0; term < out.terms; ++term) {
             if (term > 0)
                 for (float& value : chunk) value -= to_float(to_bfloat16(value));
@@ -53,7 +103,11 @@ bool pack(const Product& product, bool packed, const BF16Kernels& bf16, LaneActi
 class LaneGroups {
 public:
     LaneGroups(const Product& product, const ScaledMatrix& w, const LaneBlocks& blocks)
-        : product_(product), w_(w), blocks_(blocks), scales_(blocks.group_bytes(ScaleType::float32)) {}
+        : product_(product),
+          w_(w),
+          blocks_(blocks),
+          scales_(static_cast<std::size_t>(blocks.group_bytes(ScaleType::float32))),
+          zero_points_(static_cast<std::size_t>(w.zero_point != nullptr ? zero_bytes() : 0)) {}
 
     void multiply(const std::vector<LaneActivations>& passes, std::int64_t begin, std::int64_t end) {
         for (std::int64_t group = begin; group < end; group += at_once) {
@@ -73,6 +127,7 @@ private:
     static constexpr std::int64_t at_once = 8;
 
     [[nodiscard]] std::int64_t quads() const { return quads_of(product_.k, w_.packed); }
+    [[nodiscard]] std::int64_t zero_bytes() const { return blocks_.stored * lanes; }
 
     void run_prepared(const LaneActivations& a, std::int64_t group, std::int64_t n) {
         run(a, {.codes = w_.lane_codes + group * quads() * 256,
@@ -80,6 +135,7 @@ private:
                 .rows = n,
                 .scales = w_.lane_scales + group * blocks_.group_bytes(w_.lane_scale_type),
                 .scale_type = w_.lane_scale_type,
+                .zero_points = w_.zero_point != nullptr ? w_.lane_zero_points + group * zero_bytes() : nullptr,
                 .out = sums_});
     }
 
@@ -91,6 +147,7 @@ private:
                     .rows = std::min(lanes, n - r),
                     .scales = scales_.data(),
                     .scale_type = scales_of(row + r),
+                    .zero_points = zero_points_of(row + r),
                     .out = sums_ + r * a.vectors});
     }
 
@@ -100,6 +157,8 @@ private:
         p.block_shift = blocks_.block_shift;
         p.scale_step = blocks_.scale_step;
         p.group_scale_stride = blocks_.group_bytes(p.scale_type);
+        p.group_zero_stride = zero_bytes();
+        p.x_scales = a.scales.empty() ? nullptr : a.scales.data();
         p.x = a.x.data();
         p.vectors = a.vectors;
         product_.table.matmul.bf16->lanes[static_cast<std::size_t>(w_.element)](p);
@@ -112,6 +171,12 @@ private:
             return w_.scale_type;
         interleave_scales(table, w_, blocks_, row, ScaleType::float32, scratch_, scales_.data());
         return ScaleType::float32;
+    }
+
+    const std::byte* zero_points_of(std::int64_t row) {
+        if (w_.zero_point == nullptr) return nullptr;
+        interleave_zero_points(product_.table, w_, blocks_, row, scratch_, zero_points_.data());
+        return zero_points_.data();
     }
 
     void write(const LaneActivations& a, std::int64_t i, std::int64_t row, std::int64_t n) const {
@@ -130,7 +195,7 @@ private:
     const Product& product_;
     const ScaledMatrix& w_;
     const LaneBlocks& blocks_;
-    std::vector<std::byte> scales_;
+    std::vector<std::byte> scales_, zero_points_;
     alignas(64) float sums_[at_once * lanes * lanes];  // [group][vector][row]
     Scratch scratch_;
 };
@@ -140,21 +205,30 @@ private:
 bool product_in_lanes(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* bf16 = product.table.matmul.bf16;
     if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.element)] == nullptr) return false;
-    const std::optional<LaneBlocks> blocks = lane_blocks(w);
-    const std::int64_t rows = product.total_rows();
-    const std::int64_t terms = product.precision == Precision::fast ? 1 : product.a.front().bfloat16_terms();
     // Rows in place are turned for every pass; for one or two activations reading them row by row is quicker.
     const bool prepared = w.lane_codes != nullptr;
-    if (!blocks || rows < (prepared ? 1 : 3)) return false;
+    const std::int64_t rows = product.total_rows();
+    if (rows < (prepared ? 1 : 3) || rows > bf16->prepared_lane_vectors) return false;
+    std::optional<LaneBlocks> blocks = lane_blocks(w);
+    if (!blocks) return false;
+    const ScaledMatrix* coded = coded_activations(product, w.packed, *blocks);
+    const bool one_term = coded != nullptr || product.precision == Precision::fast;
+    const std::int64_t terms = one_term ? 1 : product.a.front().bfloat16_terms();
     // Panels take activations that are codes without their scales, as one term, and short blocks' scales into codes.
-    const bool suits_panels = product.a.front().scaled_along_k() != nullptr || (terms == 1 && blocks->block_quads == 0);
+    const bool suits_panels =
+        (coded == nullptr && product.a.front().scaled_along_k() != nullptr) || (terms == 1 && blocks->block_quads == 0);
     if (rows * terms > (prepared && !suits_panels ? bf16->prepared_lane_vectors : bf16->lane_vectors)) return false;
     std::vector<LaneActivations> passes;
     for (std::int64_t first = 0; first < rows; first += passes.back().rows) {
         const std::int64_t count = std::min(lanes / terms, rows - first);
-        passes.push_back(
-            {.first = first, .rows = count, .terms = terms, .vectors = kernel_vectors(count * terms), .x = {}});
-        if (!pack(product, w.packed, *bf16, passes.back())) return false;
+        passes.push_back({.first = first,
+                          .rows = count,
+                          .terms = terms,
+                          .vectors = kernel_vectors(count * terms),
+                          .x = {},
+                          .scales = {}});
+        if (!pack(product, coded, w.packed, *bf16, passes.back())) return false;
+        if (coded != nullptr) read_activation_scales(product.table, *coded, block_of(*blocks, w.packed), passes.back());
     }
     constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
     const std::int64_t group_bytes = quads_of(product.k, w.packed) * 256;

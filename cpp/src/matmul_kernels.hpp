@@ -116,6 +116,10 @@ struct LaneProduct {
     ScaleType scale_type = ScaleType::float32;
     std::int64_t scale_step = 1;          ///< blocks from a scale to the next: 0 where there is one for all of K
     std::int64_t group_scale_stride = 0;  ///< bytes
+    /// Of unsigned 4-bit codes: bytes of -8 ... 15 that lie as scales of one byte would, or null.
+    const std::byte* zero_points = nullptr;
+    std::int64_t group_zero_stride = 0;
+    const float* x_scales = nullptr;  ///< [block][vectors], or null
     /// [doubleword][part][vectors][2]: see PackLanes.
     const std::uint16_t* x = nullptr;
     std::int64_t vectors = 0;  ///< 1, 2, 3, 4, 8 or 16

@@ -98,7 +98,9 @@ PreparedWeight::PreparedWeight(const ScaledTensor& weight) : tensor_(weight) {
 }
 
 std::int64_t ScaledTensor::packed_nbytes() const {
-    return interleaved_ == nullptr ? 0 : interleaved_->codes.size() + interleaved_->scales.size();
+    if (interleaved_ == nullptr) return 0;
+    const std::int64_t zeros = interleaved_->zero_points ? interleaved_->zero_points->size() : 0;
+    return interleaved_->codes.size() + interleaved_->scales.size() + zeros;
 }
 
 PreparedWeight PreparedWeight::transposed() const { return {Ready{}, tensor_.transposed()}; }

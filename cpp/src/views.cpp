@@ -144,6 +144,8 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
     if (const InterleavedWeight* prepared = scaled.interleaved()) {
         m.lane_codes = prepared->codes.as<const std::uint8_t>() + batch_offset(prepared->codes, batch, index);
         m.lane_scales = prepared->scales.as<const std::byte>() + batch_offset(prepared->scales, batch, index);
+        if (const auto& zeros = prepared->zero_points)
+            m.lane_zero_points = zeros->as<const std::byte>() + batch_offset(*zeros, batch, index);
         m.lane_scale_type = prepared->scale_type;
     }
     return m;

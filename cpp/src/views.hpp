@@ -57,7 +57,7 @@ struct ScaledMatrix {
     bool global_divides = false;
     /// Of a prepared weight: see InterleavedWeight.
     const std::uint8_t* lane_codes = nullptr;
-    const std::byte* lane_scales = nullptr;
+    const std::byte *lane_scales = nullptr, *lane_zero_points = nullptr;
     ScaleType lane_scale_type = ScaleType::float32;
 
     /// Dequantized elements [begin, begin + n) of a row, as float32 or another type that has a kernel.

@@ -10,13 +10,66 @@
 template <class C>
 inline constexpr int lane_parts = C::bits == 4 ? 4 : 2;
 
+/// Unsigned 4-bit codes may have zero points, a byte to each row's block.
 template <class C>
-BRECCIA_INLINE void decode_lanes(I codes, I table, I (&pairs)[lane_parts<C>]) {
-    if constexpr (C::bits == 4) {
-        pairs[0] = _mm512_permutexvar_epi16(codes, table);
-        pairs[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table);
-        pairs[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), table);
-        pairs[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table);
+inline constexpr bool lane_zero_points = C::bits == 4 && C::family == CodecFamily::integer && C::decode(15) == 15.0F;
+
+/// Differences of code and zero point, modulo 64.
+struct DifferenceTable {
+    alignas(64) std::uint16_t words[64];
+    constexpr DifferenceTable() : words() {
+        for (int i = 0; i < 64; ++i)
+            words[i] = to_bfloat16(static_cast<float>(i <= 15 - lowest_zero_point ? i : i - 64)).bits;
+    }
+};
+inline constexpr DifferenceTable difference_table{};
+
+/// What decoding takes besides codes.
+template <class C, bool Zero>
+struct LaneDecoder {
+    I table, upper_table;
+    I zero_points;  ///< of the block, one in every byte of a row's doubleword
+};
+
+template <class C, bool Zero>
+BRECCIA_INLINE LaneDecoder<C, Zero> lane_decoder() {
+    LaneDecoder<C, Zero> decoder{.table = i_set(0), .upper_table = i_set(0), .zero_points = i_set(0)};
+    if constexpr (Zero) {
+        decoder.table = _mm512_load_si512(difference_table.words);
+        decoder.upper_table = _mm512_load_si512(difference_table.words + 32);
+    } else if constexpr (C::bits == 4) {
+        decoder.table = nibble_table<C>(0);
+    }
+    return decoder;
+}
+
+template <class C, bool Zero>
+BRECCIA_INLINE void start_block(LaneDecoder<C, Zero>& decoder, const std::byte* zero_points, std::int64_t block) {
+    if constexpr (Zero) {
+        const I rows = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
+        const I byte = _mm512_add_epi8(rows, _mm512_set1_epi8(static_cast<char>(block % 4)));
+        decoder.zero_points = _mm512_shuffle_epi8(_mm512_loadu_si512(zero_points + block / 4 * 64), byte);
+    }
+}
+
+template <class C, bool Zero>
+BRECCIA_INLINE void decode_lanes(I codes, const LaneDecoder<C, Zero>& decoder, I (&pairs)[lane_parts<C>]) {
+    if constexpr (Zero) {
+        const I nibble = _mm512_set1_epi8(15);
+        const I even = _mm512_sub_epi8(_mm512_and_si512(codes, nibble), decoder.zero_points);
+        const I odd = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble), decoder.zero_points);
+        const auto look_up = [&](I index) BRECCIA_INLINE_LAMBDA {
+            return _mm512_permutex2var_epi16(decoder.table, index, decoder.upper_table);
+        };
+        pairs[0] = look_up(even);
+        pairs[1] = look_up(odd);
+        pairs[2] = look_up(_mm512_srli_epi16(even, 8));
+        pairs[3] = look_up(_mm512_srli_epi16(odd, 8));
+    } else if constexpr (C::bits == 4) {
+        pairs[0] = _mm512_permutexvar_epi16(codes, decoder.table);
+        pairs[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), decoder.table);
+        pairs[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), decoder.table);
+        pairs[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), decoder.table);
     } else {
         const ByteHalves value = look_up_bytes<C>(codes);
         const I low_bytes = _mm512_set1_epi16(0x00FF);
@@ -103,6 +156,11 @@ BRECCIA_INLINE F lane_dot(F sum, I pairs, const std::uint16_t* x) {
     return f_dot_pairs(sum, pairs, _mm512_set1_epi32(pair));
 }
 
+/// What a group of rows takes from its blocks.
+struct LaneBlockValues {
+    const std::byte *scales, *zero_points;
+};
+
 /// The sums of a group of rows, in registers as long as these suffice for them and for the sums of a block.
 template <int Vectors, bool InRegisters>
 struct LaneTotals {
@@ -136,15 +194,16 @@ BRECCIA_INLINE void store(const LaneTotals<Vectors, InRegisters>& totals) {
 }
 
 /// Blocks of many elements: the sums of all activations go on at once, as several chains where these are few.
-template <class C, int Vectors, class Source>
-static void lane_group_long(const LaneProduct& g, const Source& source, const std::byte* scales, float* out) {
+template <class C, int Vectors, bool Zero, class Source>
+static void lane_group_long(const LaneProduct& g, const Source& source, const LaneBlockValues& of, float* out) {
     constexpr int parts = lane_parts<C>, chains = Vectors <= 3 ? 4 : Vectors <= 6 ? 2 : 1;
-    I table = i_set(0);
-    if constexpr (C::bits == 4) table = nibble_table<C>(0);
+    LaneDecoder<C, Zero> decoder = lane_decoder<C, Zero>();
     LaneTotals<Vectors, (Vectors <= 8)> totals{.values = {}, .out = out};
     clear(totals);
     const std::uint16_t* x = g.x;
+    const float* x_scales = g.x_scales;
     for (std::int64_t quad = 0, block = 0; quad < g.quads; block += g.scale_step) {
+        start_block(decoder, of.zero_points, block);
         F sum_f32x16[Vectors][chains];
 #pragma GCC unroll 16
         for (int v = 0; v < Vectors; ++v)
@@ -157,7 +216,7 @@ static void lane_group_long(const LaneProduct& g, const Source& source, const st
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) {
                 I pairs[parts];
-                decode_lanes<C>(codes[i], table, pairs);
+                decode_lanes(codes[i], decoder, pairs);
 #pragma GCC unroll 4
                 for (int p = 0; p < parts; ++p, x += 2 * Vectors)
 #pragma GCC unroll 16
@@ -167,25 +226,26 @@ static void lane_group_long(const LaneProduct& g, const Source& source, const st
                     }
             }
         }
-        const F scale_f32x16 = lane_scales(scales, g.scale_type, block);
+        const F scale_f32x16 = lane_scales(of.scales, g.scale_type, block);
 #pragma GCC unroll 16
         for (int v = 0; v < Vectors; ++v) {
             F sum = sum_f32x16[v][0];
             if constexpr (chains == 2) sum = f_add(sum, sum_f32x16[v][1]);
             if constexpr (chains == 4)
                 sum = f_add(f_add(sum, sum_f32x16[v][1]), f_add(sum_f32x16[v][2], sum_f32x16[v][3]));
+            if (x_scales != nullptr) sum = f_mul(sum, f_set(x_scales[v]));
             add_scaled(totals, v, sum, scale_f32x16);
         }
+        if (x_scales != nullptr) x_scales += Vectors;
     }
     store(totals);
 }
 
 /// Blocks of 16, 32 or 64: the codes of 16 elements are decoded at a time, then one activation follows another.
-template <class C, int Vectors, class Source>
-static void lane_group_short(const LaneProduct& g, const Source& source, const std::byte* scales, float* out) {
+template <class C, int Vectors, bool Zero, class Source>
+static void lane_group_short(const LaneProduct& g, const Source& source, const LaneBlockValues& of, float* out) {
     constexpr int parts = lane_parts<C>, in_unit = 8 / parts, units = 4 / in_unit, chains = Vectors <= 3 ? 2 : 1;
-    I table = i_set(0);
-    if constexpr (C::bits == 4) table = nibble_table<C>(0);
+    LaneDecoder<C, Zero> decoder = lane_decoder<C, Zero>();
     LaneTotals<Vectors, true> totals{.values = {}, .out = out};
     clear(totals);
     const std::uint16_t* x = g.x;
@@ -194,33 +254,42 @@ static void lane_group_short(const LaneProduct& g, const Source& source, const s
         load_quad(source, quad, codes);
 #pragma GCC unroll 2
         for (int u = 0; u < units; ++u, x += 16 * Vectors) {
+            const std::int64_t block = (quad * units + u) >> g.block_shift;
+            start_block(decoder, of.zero_points, block);
             I pairs[in_unit][parts];
 #pragma GCC unroll 4
-            for (int i = 0; i < in_unit; ++i) decode_lanes<C>(codes[u * in_unit + i], table, pairs[i]);
-            const F scale_f32x16 = lane_scales(scales, g.scale_type, (quad * units + u) >> g.block_shift);
+            for (int i = 0; i < in_unit; ++i) decode_lanes(codes[u * in_unit + i], decoder, pairs[i]);
+            const F scale_f32x16 = lane_scales(of.scales, g.scale_type, block);
+            const auto products = [&](const float* x_scales) BRECCIA_INLINE_LAMBDA {
 #pragma GCC unroll 16
-            for (int v = 0; v < Vectors; ++v) {
-                F sum_f32x16[chains];
+                for (int v = 0; v < Vectors; ++v) {
+                    F sum_f32x16[chains];
 #pragma GCC unroll 2
-                for (int s = 0; s < chains; ++s) sum_f32x16[s] = f_set(0.0F);
+                    for (int s = 0; s < chains; ++s) sum_f32x16[s] = f_set(0.0F);
 #pragma GCC unroll 8
-                for (int p = 0; p < 8; ++p)
-                    sum_f32x16[p % chains] =
-                        lane_dot(sum_f32x16[p % chains], pairs[p / parts][p % parts], x + 2 * (p * Vectors + v));
-                if constexpr (chains == 2) sum_f32x16[0] = f_add(sum_f32x16[0], sum_f32x16[1]);
-                add_scaled(totals, v, sum_f32x16[0], scale_f32x16);
-            }
+                    for (int p = 0; p < 8; ++p)
+                        sum_f32x16[p % chains] =
+                            lane_dot(sum_f32x16[p % chains], pairs[p / parts][p % parts], x + 2 * (p * Vectors + v));
+                    if constexpr (chains == 2) sum_f32x16[0] = f_add(sum_f32x16[0], sum_f32x16[1]);
+                    if (x_scales != nullptr) sum_f32x16[0] = f_mul(sum_f32x16[0], f_set(x_scales[v]));
+                    add_scaled(totals, v, sum_f32x16[0], scale_f32x16);
+                }
+            };
+            if (g.x_scales != nullptr)
+                products(g.x_scales + block * Vectors);
+            else
+                products(nullptr);
         }
     }
     store(totals);
 }
 
-template <class C, int Vectors, bool Short>
+template <class C, int Vectors, bool Short, bool Zero>
 static void lane_groups(const LaneProduct& g) {
-    const std::byte* scales = g.scales;
+    LaneBlockValues of{.scales = g.scales, .zero_points = g.zero_points};
     float* out = g.out;
     I lines[2][4][4];
-    for (std::int64_t row = 0; row < g.rows; row += 16, out += Vectors * 16, scales += g.group_scale_stride) {
+    for (std::int64_t row = 0; row < g.rows; row += 16, out += Vectors * 16) {
         const InterleavedCodes interleaved{.codes = g.codes + row / 16 * g.quads * 256};
         const CodesInRows in_rows{.codes = g.codes + row * g.row_stride,
                                   .row_stride = g.row_stride,
@@ -229,17 +298,26 @@ static void lane_groups(const LaneProduct& g) {
                                   .lines = lines};
         const auto multiply = [&](const auto& source) {
             if constexpr (Short)
-                lane_group_short<C, Vectors>(g, source, scales, out);
+                lane_group_short<C, Vectors, Zero>(g, source, of, out);
             else
-                lane_group_long<C, Vectors>(g, source, scales, out);
+                lane_group_long<C, Vectors, Zero>(g, source, of, out);
         };
         g.interleaved ? multiply(interleaved) : multiply(in_rows);
+        of.scales += g.group_scale_stride;
+        if constexpr (Zero) of.zero_points += g.group_zero_stride;
     }
+}
+
+template <class C, int Vectors, bool Zero>
+static void lane_groups_of(const LaneProduct& g) {
+    g.block_quads == 0 ? lane_groups<C, Vectors, true, Zero>(g) : lane_groups<C, Vectors, false, Zero>(g);
 }
 
 template <class C, int Vectors>
 static void lane_product_of(const LaneProduct& g) {
-    g.block_quads == 0 ? lane_groups<C, Vectors, true>(g) : lane_groups<C, Vectors, false>(g);
+    if constexpr (lane_zero_points<C>)
+        if (g.zero_points != nullptr) return lane_groups_of<C, Vectors, true>(g);
+    lane_groups_of<C, Vectors, false>(g);
 }
 
 template <class C>

@@ -28,8 +28,8 @@ constexpr BF16Kernels bf16 = make_bf16_kernels({.gemm = gemm_bf16,
                                                 .tile_rows = 24,
                                                 .panel_rows = 192,
                                                 .max_terms = 2,
-                                                .lane_vectors = 16,
-                                                .prepared_lane_vectors = 64});
+                                                .lane_vectors = 24,
+                                                .prepared_lane_vectors = 48});
 }  // namespace
 
 extern constinit const KernelTable kernels;
