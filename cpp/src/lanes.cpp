@@ -214,10 +214,14 @@ bool product_in_lanes(const Product& product, const ScaledMatrix& w) {
     const ScaledMatrix* coded = coded_activations(product, w.packed, *blocks);
     const bool one_term = coded != nullptr || product.precision == Precision::fast;
     const std::int64_t terms = one_term ? 1 : product.a.front().bfloat16_terms();
+    // One activation by codes of a byte is as quick read from rows in place, whose decoding takes fewer instructions.
+    if (rows * terms == 1 && coded == nullptr && !w.packed) return false;
     // Panels take activations that are codes without their scales, as one term, and short blocks' scales into codes.
     const bool suits_panels =
         (coded == nullptr && product.a.front().scaled_along_k() != nullptr) || (terms == 1 && blocks->block_quads == 0);
-    if (rows * terms > (prepared && !suits_panels ? bf16->prepared_lane_vectors : bf16->lane_vectors)) return false;
+    const bool float32_panels = terms > bf16->max_terms;  // which decode packed codes more slowly than that
+    const bool often = (prepared && !suits_panels) || (float32_panels && w.packed);
+    if (rows * terms > (often ? bf16->prepared_lane_vectors : bf16->lane_vectors)) return false;
     std::vector<LaneActivations> passes;
     for (std::int64_t first = 0; first < rows; first += passes.back().rows) {
         const std::int64_t count = std::min(lanes / terms, rows - first);
