@@ -27,6 +27,7 @@ RECIPES: dict[str, Any] = {
     "MXFP4": breccia.MXFP4BlockScaling(),
     "NVFP4": breccia.NVFP4BlockScaling(),
     "INT4 g128": breccia.INT4Scaling(),
+    "INT4 g128, zero points": breccia.INT4Scaling(signed=False, symmetric=False),
 }
 # Weights are compared with those of as many bits, and with the unquantized ones.
 RECIPE_BITS = {name: breccia.formats.finfo(recipe.element).bits for name, recipe in RECIPES.items()}
