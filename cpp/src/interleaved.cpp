@@ -123,7 +123,8 @@ std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, co
     const auto matrix = [&](std::int64_t index) { return scaled_matrix(w, batch, index); };
     const ScaledMatrix first = matrix(0);
     const std::optional<LaneBlocks> blocks = lane_blocks(first);
-    for (std::int64_t i = 0; i < members; ++i)
+    if (!blocks) return nullptr;
+    for (std::int64_t i = 1; i < members; ++i)
         if (!lane_blocks(matrix(i))) return nullptr;
     const std::int64_t groups = (first.grid.rows + lanes - 1) / lanes;
     const std::int64_t group_bytes = quads_of(first.grid.cols, first.packed) * 256;

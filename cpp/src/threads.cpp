@@ -93,13 +93,15 @@ private:
 
     void take_ranges() {
         for (;;) {
-            std::int64_t begin = next_.load(std::memory_order_relaxed), end = begin;
+            const auto end_of = [this](std::int64_t begin) {
+                return std::min(begin + std::max(grain_, (count_ - begin) / (2 * threads_)), count_);
+            };
+            std::int64_t begin = next_.load(std::memory_order_relaxed);
             do {
                 if (begin >= count_) return;
-                end = begin + std::max(grain_, (count_ - begin) / (2 * threads_));
-            } while (!next_.compare_exchange_weak(begin, end, std::memory_order_relaxed));
+            } while (!next_.compare_exchange_weak(begin, end_of(begin), std::memory_order_relaxed));
             try {
-                (*body_)(begin, std::min(end, count_));
+                (*body_)(begin, end_of(begin));
             } catch (...) {
                 const std::lock_guard lock(mutex_);
                 error_ = std::current_exception();
