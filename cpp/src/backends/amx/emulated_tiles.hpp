@@ -55,20 +55,23 @@ inline void store(int tile, void* memory, std::int64_t stride) {
         std::memcpy(static_cast<char*>(memory) + row * stride, tiles[tile][row], configuration.row_bytes[tile]);
 }
 
-template <class T>
-T item(int tile, int row, int index) {
-    T value;
-    std::memcpy(&value, tiles[tile][row] + static_cast<std::size_t>(index) * sizeof value, sizeof value);
-    return value;
+using Floats = float __attribute__((vector_size(row_size)));
+using Words = std::uint32_t __attribute__((vector_size(row_size)));
+
+inline Words row_of(int tile, int row) {
+    Words words;
+    std::memcpy(&words, tiles[tile][row], sizeof words);
+    return words;
 }
 
 // Subnormal numbers count as zeros, operands and sums alike.
-inline float flushed(std::uint32_t bits) {
-    if ((bits & 0x7F80'0000U) == 0) bits &= 0x8000'0000U;
-    float x;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
+inline Floats flushed(Words bits) {
+    const Words zero = reinterpret_cast<Words>((bits & 0x7F80'0000U) == 0);
+    return reinterpret_cast<Floats>(bits & (~zero | 0x8000'0000U));
 }
+
+// The first (0) or second (1) bfloat16 of each pair.
+inline Floats member(Words pairs, int which) { return flushed(which == 0 ? pairs << 16 : pairs & 0xFFFF'0000U); }
 
 // TDPBF16PS. Products of bfloat16 numbers are exact, so adding one rounds once.
 inline void multiply(int sum, int a, int b) {
@@ -76,20 +79,17 @@ inline void multiply(int sum, int a, int b) {
     const Configuration& c = configuration;
     const int pairs = c.row_bytes[a] / 4;
     require(pairs == c.rows[b] && c.row_bytes[sum] == c.row_bytes[b] && c.rows[sum] == c.rows[a]);
-    for (int row = 0; row < c.rows[sum]; ++row)
-        for (int column = 0; column < c.row_bytes[sum] / 4; ++column) {
-            float total = item<float>(sum, row, column);
-            for (int k = 0; k < 2 * pairs; ++k) {
-                const float x = flushed(static_cast<std::uint32_t>(item<std::uint16_t>(a, row, k)) << 16);
-                const float y =
-                    flushed(static_cast<std::uint32_t>(item<std::uint16_t>(b, k / 2, 2 * column + k % 2)) << 16);
-                total += x * y;
-                std::uint32_t bits;
-                std::memcpy(&bits, &total, sizeof bits);
-                total = flushed(bits);
-            }
-            std::memcpy(tiles[sum][row] + static_cast<std::size_t>(column) * sizeof total, &total, sizeof total);
-        }
+    Floats right[most_rows][2];
+    for (int k = 0; k < pairs; ++k)
+        for (const int which : {0, 1}) right[k][which] = member(row_of(b, k), which);
+    for (int row = 0; row < c.rows[sum]; ++row) {
+        const Floats left[] = {member(row_of(a, row), 0), member(row_of(a, row), 1)};
+        Floats total = reinterpret_cast<Floats>(row_of(sum, row));
+        for (int k = 0; k < pairs; ++k)
+            for (const int which : {0, 1})
+                total = flushed(reinterpret_cast<Words>(total + left[which][k] * right[k][which]));
+        std::memcpy(tiles[sum][row], &total, sizeof total);
+    }
 }
 
 }  // namespace breccia::amx::emulated
