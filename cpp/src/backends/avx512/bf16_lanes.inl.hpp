@@ -193,6 +193,14 @@ BRECCIA_INLINE void store(const LaneTotals<Vectors, InRegisters>& totals) {
         for (int v = 0; v < Vectors; ++v) f_store(totals.out + v * 16, totals.values[v]);
 }
 
+/// The same after `store` has written to `out` before: so many sums on top of one another lose less than one long one.
+template <int Vectors>
+BRECCIA_INLINE void add_to_stored(const LaneTotals<Vectors, true>& totals) {
+#pragma GCC unroll 16
+    for (int v = 0; v < Vectors; ++v)
+        f_store(totals.out + v * 16, f_add(f_load(totals.out + v * 16), totals.values[v]));
+}
+
 /// Blocks of many elements: the sums of all activations go on at once, as several chains where these are few.
 template <class C, int Vectors, bool Zero, class Source>
 static void lane_group_long(const LaneProduct& g, const Source& source, const LaneBlockValues& of, float* out) {
@@ -241,15 +249,23 @@ static void lane_group_long(const LaneProduct& g, const Source& source, const La
     store(totals);
 }
 
-/// Blocks of 16, 32 or 64: the codes of 16 elements are decoded at a time, then one activation follows another.
+/// Blocks of 16, 32 or 64: the codes of 16 elements are decoded at a time, then one activation follows another. Sums
+/// of 1024 elements are added up on their own.
 template <class C, int Vectors, bool Zero, class Source>
 static void lane_group_short(const LaneProduct& g, const Source& source, const LaneBlockValues& of, float* out) {
     constexpr int parts = lane_parts<C>, in_unit = 8 / parts, units = 4 / in_unit, chains = Vectors <= 3 ? 2 : 1;
     LaneDecoder<C, Zero> decoder = lane_decoder<C, Zero>();
     LaneTotals<Vectors, true> totals{.values = {}, .out = out};
-    clear(totals);
+    constexpr std::int64_t quads_at_once = 64 / units;  // 1024 elements
     const std::uint16_t* x = g.x;
+    std::int64_t end = 0;
     for (std::int64_t quad = 0; quad < g.quads; ++quad) {
+        if (quad == end) {
+            if (end == quads_at_once) store(totals);
+            if (end > quads_at_once) add_to_stored(totals);
+            clear(totals);
+            end += quads_at_once;
+        }
         I codes[4];
         load_quad(source, quad, codes);
 #pragma GCC unroll 2
@@ -281,7 +297,7 @@ static void lane_group_short(const LaneProduct& g, const Source& source, const L
                 products(nullptr);
         }
     }
-    store(totals);
+    end > quads_at_once ? add_to_stored(totals) : store(totals);
 }
 
 template <class C, int Vectors, bool Short, bool Zero>
