@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "gemm.hpp"
+#include "lane_terms.hpp"
 #include "panels.hpp"
 
 namespace breccia {
@@ -74,29 +75,13 @@ bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const 
           LaneActivations& out) {
     const std::int64_t rows = out.rows;
     out.x.resize(static_cast<std::size_t>(round_up(product.k, 32) * out.vectors));
-    std::vector<float> chunk(static_cast<std::size_t>(rows * panel_k));
     Scratch scratch;
-    for (std::int64_t k = 0; k < product.k; k += panel_k) {
-        const std::int64_t count = std::min(panel_k, product.k - k);
-        if (coded == nullptr)
-            product.read(product.table, out.first, rows, k, count, scratch, chunk.data(), panel_k);
-        else
-            for (std::int64_t i = 0; i < rows; ++i)
-                unscaled(*coded).read(product.table, out.first + i, k, count, scratch, chunk.data() + i * panel_k);
-        for (std::int64_t term = 0; term < out.terms; ++term) {
-            if (term > 0)
-                for (float& value : chunk) value -= to_float(to_bfloat16(value));
-            const bool in_range = bf16.pack_lanes({.x = chunk.data(),
-                                                   .x_stride = panel_k,
-                                                   .rows = rows,
-                                                   .k = count,
-                                                   .out = out.x.data() + k * out.vectors + term * rows * 2,
-                                                   .vectors = out.vectors,
-                                                   .packed = packed});
-            if (term == 0 && !in_range) return false;  // the other terms may be smaller: they are exact
-        }
-    }
-    return true;
+    const LaneTerms to{.rows = rows, .terms = out.terms, .vectors = out.vectors, .packed = packed, .out = out.x.data()};
+    return pack_terms(bf16, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
+        if (coded == nullptr) return product.read(product.table, out.first, rows, k, count, scratch, x, panel_k);
+        for (std::int64_t i = 0; i < rows; ++i)
+            unscaled(*coded).read(product.table, out.first + i, k, count, scratch, x + i * panel_k);
+    });
 }
 
 // Rows of the weight in one call of the kernel, and what it needs besides.

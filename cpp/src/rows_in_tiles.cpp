@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "gemm.hpp"
+#include "lane_terms.hpp"
 #include "panels.hpp"
 
 namespace breccia {
@@ -61,24 +62,12 @@ bool pack(const Product& product, bool packed, const RowScales& how, const BF16K
     out.x = WorkBuffer<std::uint16_t>(padded_k * out.vectors);
     const std::int64_t last = product.k / byte_block * byte_block * out.vectors;
     std::fill(out.x.data() + last, out.x.data() + padded_k * out.vectors, std::uint16_t{0});
-    std::vector<float> chunk(static_cast<std::size_t>(rows * panel_k));
     Scratch scratch;
-    for (std::int64_t k = 0; k < product.k; k += panel_k) {
-        const std::int64_t count = std::min(panel_k, product.k - k);
-        product.read(product.table, out.first, rows, k, count, scratch, chunk.data(), panel_k);
-        for (std::int64_t term = 0; term < out.terms; ++term) {
-            if (term > 0)
-                for (float& value : chunk) value -= to_float(to_bfloat16(value));
-            const bool in_range = bf16.pack_lanes({.x = chunk.data(),
-                                                   .x_stride = panel_k,
-                                                   .rows = rows,
-                                                   .k = count,
-                                                   .out = out.x.data() + k * out.vectors + term * rows * 2,
-                                                   .vectors = out.vectors,
-                                                   .packed = packed});
-            if (term == 0 && !in_range) return false;  // the other terms may be smaller: they are exact
-        }
-    }
+    const LaneTerms to{.rows = rows, .terms = out.terms, .vectors = out.vectors, .packed = packed, .out = out.x.data()};
+    const bool in_range = pack_terms(bf16, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
+        product.read(product.table, out.first, rows, k, count, scratch, x, panel_k);
+    });
+    if (!in_range) return false;
     if (how.tile_scales) part_pairs(out.x.data(), round_up(product.k, byte_block), out.vectors);
     return true;
 }

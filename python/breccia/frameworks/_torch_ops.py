@@ -56,9 +56,8 @@ def data_dtype(element: str) -> torch.dtype:
     return NATIVE.get("float4_e2m1fn_x2" if element == "float4_e2m1fn" else element, torch.uint8)
 
 
-_part_dtypes: dict[
-    str, tuple[torch.dtype | None, ...]
-] = {}  # by a recipe's key: a small cast would spend its time here
+# By a recipe's key: a small cast would spend its time here.
+_part_dtypes: dict[str, tuple[torch.dtype | None, ...]] = {}
 
 
 def _output_dtypes(plan: Any, element: str, recipe: ScalingRecipe) -> tuple[torch.dtype | None, ...]:
