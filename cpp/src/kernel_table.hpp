@@ -70,9 +70,10 @@ struct QuantizeRow {
     std::int64_t blocks = 0;
     std::int64_t block = 0;  ///< elements per block; even where codes are packed
     ScaleParams params;
-    std::uint8_t* codes = nullptr;        ///< the first block's first code; on a byte boundary
-    void* scales = nullptr;               ///< consecutive, of params.type
-    std::uint8_t* zero_points = nullptr;  ///< consecutive bytes, or null
+    const std::int32_t* amax_bits = nullptr;  ///< of each block by KernelTable::block_amax, or null
+    std::uint8_t* codes = nullptr;            ///< the first block's first code; on a byte boundary
+    void* scales = nullptr;                   ///< consecutive, of params.type
+    std::uint8_t* zero_points = nullptr;      ///< consecutive bytes, or null
 };
 
 /// Dequantize one row, or a part of it that starts anywhere.
@@ -113,6 +114,9 @@ struct KernelTable {
     BlockStats (*stats)(const float* x, std::int64_t n, bool range);
     /// Raises amax[16 i ... 16 i + 15] to the bits of magnitudes in the i-th `block` elements of a row.
     void (*fold_amax)(const float* x, std::int64_t n, std::int64_t block, std::int32_t* amax);
+    /// Bits of the largest magnitude of each of `blocks` blocks, a multiple of 16 long, NaNs and infinities included.
+    /// Returns the largest.
+    std::int32_t (*block_amax)(const float* x, std::int64_t blocks, std::int64_t block, std::int32_t* amax_bits);
     std::array<void (*)(const void* x, std::int64_t n, float* out), dtype_count> load;
     std::array<void (*)(const float* x, std::int64_t n, void* out), dtype_count> store;
     std::array<FormatKernels, Codecs::size> formats;

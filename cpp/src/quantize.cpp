@@ -6,6 +6,7 @@
 
 #include "exact_scale.hpp"
 #include "threads.hpp"
+#include "workspace.hpp"
 
 namespace breccia {
 namespace {
@@ -49,14 +50,14 @@ public:
     void run() {
         if (out_.global_scale) set_global_scale(*out_.global_scale->as<float>());
         if (recipe_.layout.kind == LayoutKind::per_tensor) return quantize_whole();
-        const bool whole_bytes = !packed_ || grid_.block_cols % 2 == 0;
-        if (grid_.block_rows == 1 && grid_.cols > 0 && grid_.block_cols <= 2 * piece && whole_bytes && !key_)
-            quantize_rows();
-        else
-            quantize_tiles();
+        in_rows() ? quantize_rows() : quantize_tiles();
     }
 
 private:
+    [[nodiscard]] bool in_rows() const {
+        const bool whole_bytes = !packed_ || grid_.block_cols % 2 == 0;
+        return grid_.block_rows == 1 && grid_.cols > 0 && grid_.block_cols <= 2 * piece && whole_bytes && !key_;
+    }
     [[nodiscard]] std::uint8_t* row_codes(std::int64_t matrix, std::int64_t row) const {
         return out_.data.as<std::uint8_t>() + (matrix * grid_.rows + row) * row_bytes_;
     }
@@ -109,10 +110,28 @@ private:
         return total;
     }
 
+    // The same, keeping each block's amax for its scale: reading the tensor leaves time for more than one maximum.
+    BlockStats measure_blocks() {
+        amax_bits_ = WorkBuffer<std::int32_t>(matrices_ * grid_.rows * grid_.grid_cols());
+        BlockStats total;
+        std::mutex mutex;
+        for_each_run([&](const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) {
+            const std::int32_t most = kernels_.block_amax(
+                x, count, grid_.block_cols, amax_bits_.data() + block_index(row.matrix, row.begin_row) + block);
+            const auto bits = static_cast<std::uint32_t>(most);
+            const BlockStats stats = bits < f32_infinity_bits ? BlockStats{.amax_bits = bits}
+                                                              : kernels_.stats(x, count * grid_.block_cols, false);
+            const std::lock_guard lock(mutex);
+            merge(total, stats);
+        });
+        return total;
+    }
+
     // TransformerEngine's compute_global_encode_scaling_factor_FP4, and torchao's per_tensor_amax_to_scale for the
     // number that is stored.
     void set_global_scale(float& global_scale) {
-        const float amax = float_from_bits(tensor_stats().amax_bits);
+        const float amax = float_from_bits(
+            (in_rows() && grid_.block_cols % amax_lanes == 0 ? measure_blocks() : tensor_stats()).amax_bits);
         constexpr float range = Float8E4M3FN::max * Float4E2M1FN::max;
         const float encode = range / amax;
         if (amax == 0) {
@@ -199,20 +218,28 @@ private:
         return total;
     }
 
-    // Blocks along a row: one pass over the data.
-    void quantize_rows() const {
+    // Calls body(row, first block, blocks, values) for runs of blocks along each row.
+    template <class F>
+    void for_each_run(F body) const {
         const std::int64_t blocks = grid_.grid_cols();
         const std::int64_t step = std::max<std::int64_t>(1, piece / grid_.block_cols);
         for_each_row([&](const BlockRange& row, Scratch& scratch) {
             for (std::int64_t block = 0; block < blocks; block += step) {
                 const std::int64_t count = std::min(step, blocks - block);
                 const std::int64_t col = block * grid_.block_cols;
-                const float* x = source_.read(row.matrix, row.begin_row, col, count * grid_.block_cols, scratch);
-                if (source_.may_be_exact())
-                    keep_or_quantize(row, block, count, x);
-                else
-                    quantize_blocks(row, block, count, x);
+                body(row, block, count,
+                     source_.read(row.matrix, row.begin_row, col, count * grid_.block_cols, scratch));
             }
+        });
+    }
+
+    // Blocks along a row: one pass over the data.
+    void quantize_rows() const {
+        for_each_run([&](const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) {
+            if (source_.may_be_exact())
+                keep_or_quantize(row, block, count, x);
+            else
+                quantize_blocks(row, block, count, x);
         });
     }
 
@@ -222,6 +249,7 @@ private:
                               .blocks = count,
                               .block = grid_.block_cols,
                               .params = params_,
+                              .amax_bits = amax_bits_.data() == nullptr ? nullptr : amax_bits_.data() + index,
                               .codes = row_codes(row.matrix, row.begin_row) + (packed_ ? col / 2 : col),
                               .scales = scale_at(index),
                               .zero_points = zero_point_at(index)});
@@ -392,6 +420,7 @@ private:
     BlockGrid stored_grid_;         // of the scales; finer than grid_ where a square's rows each store one
     std::optional<RandomKey> key_;  // of stochastic rounding
     ScaleParams params_;
+    WorkBuffer<std::int32_t> amax_bits_;  // of every block, where the pass for the global scale took them
     bool needs_range_ = false;
 };
 

@@ -258,17 +258,37 @@ BRECCIA_INLINE bool may_saturate(I stored, const ScaleParams& p) {
     return p.rule != ScaleRule::divide || p.margin_factor < 1.0F;
 }
 
+// Bits of the largest magnitude in each lane of a block.
+BRECCIA_INLINE I block_magnitude(const float* x, std::int64_t block) {
+    const I abs_mask = i_set(0x7FFF'FFFF);
+    I amax_i32x16 = i_and(as_bits(f_load(x)), abs_mask);
+    for (std::int64_t k = lanes; k < block; k += lanes)
+        amax_i32x16 = i_max(amax_i32x16, i_and(as_bits(f_load(x + k)), abs_mask));
+    return amax_i32x16;
+}
+
 // Bits of the largest magnitude of each of up to 16 blocks, and of 1 in the lanes of those that are not there.
 BRECCIA_INLINE I group_amax(const float* x, std::int64_t block, std::int64_t count) {
-    const I abs_mask = i_set(0x7FFF'FFFF);
     I amax_i32x16[lanes];
     for (std::int64_t b = count; b < lanes; ++b) amax_i32x16[b] = i_set(0x3F80'0000);
-    for (std::int64_t b = 0; b < count; ++b) {
-        amax_i32x16[b] = i_and(as_bits(f_load(x + b * block)), abs_mask);
-        for (std::int64_t k = lanes; k < block; k += lanes)
-            amax_i32x16[b] = i_max(amax_i32x16[b], i_and(as_bits(f_load(x + b * block + k)), abs_mask));
-    }
+    for (std::int64_t b = 0; b < count; ++b) amax_i32x16[b] = block_magnitude(x + b * block, block);
     return i_max_of_each(amax_i32x16);
+}
+
+static std::int32_t block_amax(const float* x, std::int64_t blocks, std::int64_t block, std::int32_t* amax_bits) {
+    I most_i32x16 = i_set(0);
+    std::int64_t b = 0;
+    for (; b + lanes <= blocks; b += lanes, x += lanes * block) {
+        const I bits = group_amax(x, block, lanes);
+        i_store(amax_bits + b, bits);
+        most_i32x16 = i_max(most_i32x16, bits);
+    }
+    std::int32_t most = i_max_lane(most_i32x16);
+    for (; b < blocks; ++b, x += block) {
+        amax_bits[b] = i_max_lane(block_magnitude(x, block));
+        most = amax_bits[b] > most ? amax_bits[b] : most;
+    }
+    return most;
 }
 
 // What the codes of a group need besides their values.
@@ -284,6 +304,7 @@ struct Group {
 };
 
 BRECCIA_INLINE void measure_group(const QuantizeRow& row, Group g, GroupFactors& group) {
+    if (row.amax_bits != nullptr && g.count == lanes) return i_store(group.amax_bits, i_load(row.amax_bits + g.first));
     const float* x = row.x + g.first * row.block;
     i_store(group.amax_bits, g.count == lanes ? group_amax(x, row.block, lanes) : group_amax(x, row.block, g.count));
 }

@@ -7,6 +7,7 @@ static consteval KernelTable make_table(std::string_view name, const BF16Kernels
         .name = name,
         .stats = block_stats,
         .fold_amax = fold_amax,
+        .block_amax = block_amax,
         .load = {load_run<float>, load_run<double>, load_run<Float16>, load_run<BFloat16>},
         .store = {store_run<float>, store_run<double>, store_run<Float16>, store_run<BFloat16>},
         .formats = Codecs::map([]<Codec C>() {
