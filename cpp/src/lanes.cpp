@@ -4,7 +4,7 @@
 // the way from rows in place.
 #include <algorithm>
 
-#include "gemm.hpp"
+#include "coded_activations.hpp"
 #include "lane_terms.hpp"
 #include "panels.hpp"
 
@@ -33,13 +33,11 @@ std::int64_t block_of(const LaneBlocks& blocks, bool packed) {
     return blocks.block_quads > 0 ? blocks.block_quads * (packed ? 32 : 16) : std::int64_t{16} << blocks.block_shift;
 }
 
-// The activations, where they are codes that are bfloat16 numbers and the kernel's blocks, which may become shorter,
-// each lie in one of theirs; else null.
-const ScaledMatrix* coded_activations(const Product& product, bool packed, LaneBlocks& blocks) {
-    const ScaledMatrix* a = product.a.front().scaled_along_k();
-    if (a == nullptr || product.a.size() != 1 || a->zero_point != nullptr ||
-        info(a->element).family == CodecFamily::exponent)
-        return nullptr;
+// The activations, where they are codes and the kernel's blocks, which may become shorter, each lie in one of theirs;
+// else null.
+const ScaledMatrix* codes_that_suit(const Product& product, bool packed, LaneBlocks& blocks) {
+    const ScaledMatrix* a = coded_activations(product);
+    if (a == nullptr) return nullptr;
     const std::int64_t own = a->grid.block_cols, block = block_of(blocks, packed), quad = packed ? 32 : 16;
     if (own >= product.k || own % block == 0) return a;
     if (blocks.scale_step != 0 || block % own != 0 || own % quad != 0) return nullptr;
@@ -47,28 +45,10 @@ const ScaledMatrix* coded_activations(const Product& product, bool packed, LaneB
     return a;
 }
 
-// The codes themselves.
-ScaledMatrix unscaled(const ScaledMatrix& a) {
-    static constexpr float one = 1;
-    ScaledMatrix codes = a;
-    codes.global_scale = 1;
-    codes.scale = reinterpret_cast<const std::byte*>(&one);
-    codes.scale_type = ScaleType::float32;
-    codes.scale_row_stride = codes.scale_col_stride = 0;
-    return codes;
-}
-
 void read_activation_scales(const KernelTable& table, const ScaledMatrix& a, std::int64_t block, LaneActivations& out) {
-    const std::int64_t blocks = (a.grid.cols + block - 1) / block;
     const std::int64_t multiplied = (round_up(a.grid.cols, 32) + block - 1) / block;  // the last ones by zeros
     out.scales.resize(static_cast<std::size_t>(multiplied * out.vectors));
-    std::vector<float> own(static_cast<std::size_t>(a.grid.grid_cols()));
-    for (std::int64_t i = 0; i < out.rows; ++i) {
-        read_scales(table, a, (out.first + i) / a.grid.block_rows, 0, a.grid.grid_cols(), own.data());
-        for (std::int64_t b = 0; b < blocks; ++b)
-            out.scales[static_cast<std::size_t>(b * out.vectors + i)] =
-                a.with_global(own[static_cast<std::size_t>(b * block / a.grid.block_cols)]);
-    }
+    read_code_scales(table, a, out.first, out.rows, block, out.scales.data(), out.vectors);
 }
 
 bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const BF16Kernels& bf16,
@@ -78,9 +58,10 @@ bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const 
     Scratch scratch;
     const LaneTerms to{.rows = rows, .terms = out.terms, .vectors = out.vectors, .packed = packed, .out = out.x.data()};
     return pack_terms(bf16, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
-        if (coded == nullptr) return product.read(product.table, out.first, rows, k, count, scratch, x, panel_k);
-        for (std::int64_t i = 0; i < rows; ++i)
-            unscaled(*coded).read(product.table, out.first + i, k, count, scratch, x + i * panel_k);
+        if (coded != nullptr)
+            read_codes(product.table, *coded, out.first, rows, k, count, scratch, x, panel_k);
+        else
+            product.read(product.table, out.first, rows, k, count, scratch, x, panel_k);
     });
 }
 
@@ -196,7 +177,7 @@ bool product_in_lanes(const Product& product, const ScaledMatrix& w) {
     if (rows < (prepared ? 1 : 3) || rows > bf16->prepared_lane_vectors) return false;
     std::optional<LaneBlocks> blocks = lane_blocks(w);
     if (!blocks) return false;
-    const ScaledMatrix* coded = coded_activations(product, w.packed, *blocks);
+    const ScaledMatrix* coded = codes_that_suit(product, w.packed, *blocks);
     const bool one_term = coded != nullptr || product.precision == Precision::fast;
     const std::int64_t terms = one_term ? 1 : product.a.front().bfloat16_terms();
     // One activation by codes of a byte is as quick read from rows in place, whose decoding takes fewer instructions.

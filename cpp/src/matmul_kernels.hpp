@@ -153,6 +153,9 @@ struct TileRows {
     /// Where not 0, of packed codes: a scale to so many elements (log2; 16, 32 or 64) is multiplied into the codes,
     /// with which its product is exact in bfloat16. 16 floats can be read from each step's first.
     int code_block_shift = 0;
+    /// Of unsigned 4-bit codes whose blocks are whole steps: bytes of -8 ... 15, [16 rows][scale][row], or null.
+    const std::uint8_t* zero_points = nullptr;
+    const float* x_scales = nullptr;  ///< [block of sums][16], or null
     /// As PackLanes has them, zero-padded to whole steps; with tile_scales, in every 32 elements the pairs of the first
     /// part come before those of the second.
     const std::uint16_t* x = nullptr;

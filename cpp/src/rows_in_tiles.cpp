@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "gemm.hpp"
+#include "coded_activations.hpp"
 #include "lane_terms.hpp"
 #include "panels.hpp"
 
@@ -40,10 +40,35 @@ std::optional<RowScales> row_scales(const ScaledMatrix& w, std::int64_t k) {
                      .code_block_shift = std::countr_zero(static_cast<std::uint64_t>(own))};
 }
 
-// Some of a product's activations, as bfloat16 terms that add up to them: vector t * rows + i is term t of row i.
+// Whether zero points are what a step of a row has one of.
+bool zero_points_suit(const ScaledMatrix& w, const RowScales& how) {
+    return w.zero_point == nullptr || (w.packed && how.code_block_shift == 0 && zero_points_are_small(w));
+}
+
+// Elements of K whose sums take scales together.
+std::int64_t block_of(const RowScales& how, bool packed) {
+    return (how.tile_scales ? 1 : how.block_steps) * step_of(packed);
+}
+
+// The activations, where they are codes and the kernel's blocks, which may become shorter, each lie in one of theirs;
+// else null.
+const ScaledMatrix* codes_that_suit(const Product& product, bool packed, RowScales& how) {
+    const ScaledMatrix* a = coded_activations(product);
+    if (a == nullptr) return nullptr;
+    const std::int64_t own = a->grid.block_cols, step = step_of(packed);
+    if (own >= product.k || own % block_of(how, packed) == 0) return a;
+    if (how.tile_scales || own % step != 0 || how.block_steps % (own / step) != 0) return nullptr;
+    how.blocks_per_scale *= how.block_steps / (own / step);
+    how.block_steps = own / step;
+    return a;
+}
+
+// Some of a product's activations, as bfloat16 terms that add up to them: vector t * rows + i is term t of row i. Or
+// codes, as one term, and their scales: [block of the kernel][16].
 struct TileActivations {
     std::int64_t first, rows, terms, vectors;
     WorkBuffer<std::uint16_t> x;
+    std::vector<float> scales;
 };
 
 // In every 32 elements the pairs of the first part before those of the second, as tiles of one block have them.
@@ -57,7 +82,8 @@ void part_pairs(std::uint16_t* x, std::int64_t elements, std::int64_t vectors) {
     }
 }
 
-bool pack(const Product& product, bool packed, const RowScales& how, const BF16Kernels& bf16, TileActivations& out) {
+bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const RowScales& how, const BF16Kernels& bf16,
+          TileActivations& out) {
     const std::int64_t rows = out.rows, padded_k = round_up(product.k, step_of(packed));
     out.x = WorkBuffer<std::uint16_t>(padded_k * out.vectors);
     const std::int64_t last = product.k / byte_block * byte_block * out.vectors;
@@ -65,9 +91,17 @@ bool pack(const Product& product, bool packed, const RowScales& how, const BF16K
     Scratch scratch;
     const LaneTerms to{.rows = rows, .terms = out.terms, .vectors = out.vectors, .packed = packed, .out = out.x.data()};
     const bool in_range = pack_terms(bf16, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
-        product.read(product.table, out.first, rows, k, count, scratch, x, panel_k);
+        if (coded != nullptr)
+            read_codes(product.table, *coded, out.first, rows, k, count, scratch, x, panel_k);
+        else
+            product.read(product.table, out.first, rows, k, count, scratch, x, panel_k);
     });
     if (!in_range) return false;
+    if (coded != nullptr) {
+        const std::int64_t block = block_of(how, packed);
+        out.scales.resize(static_cast<std::size_t>((product.k + block - 1) / block * lanes));
+        read_code_scales(product.table, *coded, out.first, rows, block, out.scales.data(), lanes);
+    }
     if (how.tile_scales) part_pairs(out.x.data(), round_up(product.k, byte_block), out.vectors);
     return true;
 }
@@ -81,13 +115,18 @@ public:
           how_(how),
           scale_stride_(w.grid.grid_cols() + lanes),
           scales_(at_once * scale_stride_),
+          zero_points_(static_cast<std::size_t>(w.zero_point != nullptr ? at_once * scale_stride_ : 0)),
           sums_(at_once * lanes),
           turned_(at_once * lanes) {}
 
     void multiply(const std::vector<TileActivations>& passes, std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; row += at_once) {
             const std::int64_t n = std::min(at_once, end - row);
-            for (std::int64_t r = 0; r < n; ++r) read_row_scales(row + r, scales_.data() + r * scale_stride_);
+            for (std::int64_t r = 0; r < n; ++r) {
+                read_row_scales(row + r, scales_.data() + r * scale_stride_);
+                if (w_.zero_point != nullptr)
+                    read_row_zero_points(row + r, zero_points_.data() + r / lanes * lanes * scale_stride_ + r % lanes);
+            }
             for (const TileActivations& a : passes) {
                 run(a, row, n);
                 write(a, row, n);
@@ -105,6 +144,12 @@ private:
         std::fill_n(out + count, lanes, 0.0F);
     }
 
+    void read_row_zero_points(std::int64_t row, std::uint8_t* out) const {
+        const std::byte* from = w_.zero_point + row / w_.grid.block_rows * w_.zero_row_stride;
+        for (std::int64_t b = 0; b < w_.grid.grid_cols(); ++b)
+            out[b * lanes] = static_cast<std::uint8_t>(from[b * w_.zero_col_stride]);
+    }
+
     void run(const TileActivations& a, std::int64_t row, std::int64_t n) {
         product_.table.matmul.bf16->rows_in_tiles[static_cast<std::size_t>(w_.element)](
             {.codes = w_.data + row * w_.row_stride,
@@ -117,6 +162,8 @@ private:
              .blocks_per_scale = how_.blocks_per_scale,
              .tile_scales = how_.tile_scales,
              .code_block_shift = how_.code_block_shift,
+             .zero_points = w_.zero_point != nullptr ? zero_points_.data() : nullptr,
+             .x_scales = a.scales.empty() ? nullptr : a.scales.data(),
              .x = a.x.data(),
              .vectors = a.vectors,
              .out = sums_.data()});
@@ -139,7 +186,9 @@ private:
     const ScaledMatrix& w_;
     const RowScales& how_;
     std::int64_t scale_stride_;
-    WorkBuffer<float> scales_, sums_, turned_;
+    WorkBuffer<float> scales_;
+    std::vector<std::uint8_t> zero_points_;  // zeros for rows past the end: they are looked up
+    WorkBuffer<float> sums_, turned_;
 };
 
 }  // namespace
@@ -147,22 +196,24 @@ private:
 bool rows_in_tiles(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* bf16 = product.table.matmul.bf16;
     if (bf16 == nullptr || bf16->rows_in_tiles[static_cast<std::size_t>(w.element)] == nullptr) return false;
+    if (product.k == 0 || w.col_stride != 1 || w.packed != is_packed(w.element)) return false;
+    std::optional<RowScales> how = row_scales(w, product.k);
+    if (!how || !zero_points_suit(w, *how)) return false;
+    const ScaledMatrix* coded = codes_that_suit(product, w.packed, *how);
     const std::int64_t rows = product.total_rows();
-    const std::int64_t terms = product.precision == Precision::fast ? 1 : product.a.front().bfloat16_terms();
+    const bool one_term = coded != nullptr || product.precision == Precision::fast;
+    const std::int64_t terms = one_term ? 1 : product.a.front().bfloat16_terms();
     // A row at a time is quicker for one or two activations; panels are for more than two passes take, or for more than
     // one where they take the activations as one term.
     const std::int64_t at_once = lanes / terms;
     const bool suits_panels = terms == 1 || product.a.front().scaled_along_k() != nullptr;
     if (rows * terms < 3 || rows > (suits_panels ? at_once : 2 * at_once)) return false;
-    if (product.k == 0 || w.zero_point != nullptr || w.col_stride != 1 || w.packed != is_packed(w.element))
-        return false;
-    const std::optional<RowScales> how = row_scales(w, product.k);
-    if (!how) return false;
     std::vector<TileActivations> passes;
     for (std::int64_t first = 0; first < rows; first += at_once) {
         const std::int64_t count = std::min(at_once, rows - first);
-        passes.push_back({.first = first, .rows = count, .terms = terms, .vectors = count * terms, .x = {}});
-        if (!pack(product, w.packed, *how, *bf16, passes.back())) return false;
+        passes.push_back(
+            {.first = first, .rows = count, .terms = terms, .vectors = count * terms, .x = {}, .scales = {}});
+        if (!pack(product, coded, w.packed, *how, *bf16, passes.back())) return false;
     }
     constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
     parallel_for((product.n + lanes - 1) / lanes,

@@ -20,6 +20,14 @@ enum class RowScaling : std::uint8_t { steps, tile, codes };
 template <class C>
 inline constexpr int tiles_of_line = C::bits == 4 ? 4 : 2;
 
+/// What a kernel is made for besides the codes: how their scales apply, whether they have zero points, and whether the
+/// activations are codes with scales of their own.
+template <RowScaling S, bool Z, bool X>
+struct RowOptions {
+    static constexpr RowScaling scaling = S;
+    static constexpr bool zero_points = Z, x_scales = X;
+};
+
 /// One line of each tile.
 template <class C, RowScaling Scaling>
 struct RowDecoder {
@@ -38,7 +46,9 @@ struct RowDecoder {
         }
     }
 
-    BRECCIA_INLINE_MEMBER void decode(I codes, [[maybe_unused]] const float* scales, std::uint8_t* out) const {
+    /// `words`: of packed codes that are not scaled.
+    BRECCIA_INLINE_MEMBER void decode(I codes, [[maybe_unused]] const float* scales, [[maybe_unused]] I words,
+                                      std::uint8_t* out) const {
         if constexpr (scaled) {
             const F scale_f32x16 = _mm512_permutexvar_ps(scale_of_lane, f_load(scales));
 #pragma GCC unroll 4
@@ -55,7 +65,7 @@ struct RowDecoder {
         } else if constexpr (C::bits == 4) {
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i)
-                _mm512_store_si512(out + i * 1024, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * i), table));
+                _mm512_store_si512(out + i * 1024, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * i), words));
         } else {
             const ByteHalves value = look_up_bytes<C>(codes);
             const I low_bytes = _mm512_set1_epi16(0x00FF);
@@ -112,22 +122,32 @@ BRECCIA_INLINE void multiply_line(const TileRows& g, const std::uint8_t* w, cons
 }
 
 /// Row r of a block's sums, times its scales, added to the total.
-template <RowScaling Scaling>
-BRECCIA_INLINE F add_block(F total, const float (&sums)[2][256], int r, [[maybe_unused]] const float* scales) {
+template <class Options>
+BRECCIA_INLINE F add_block(F total, const float (&sums)[2][256], int r, [[maybe_unused]] const float* scales,
+                           [[maybe_unused]] F x_scale) {
     const F first_f32x16 = f_load(sums[0] + r * 16), second_f32x16 = f_load(sums[1] + r * 16);
-    if constexpr (Scaling == RowScaling::tile)
-        return f_multiply_add(second_f32x16, f_set(scales[1]), f_multiply_add(first_f32x16, f_set(scales[0]), total));
-    const F both_f32x16 = f_add(first_f32x16, second_f32x16);
-    if constexpr (Scaling == RowScaling::codes) return f_add(total, both_f32x16);
-    return f_multiply_add(both_f32x16, f_set(scales[0]), total);
+    if constexpr (Options::scaling == RowScaling::tile) {
+        const F scale_f32x16 = f_set(scales[0]), next_scale_f32x16 = f_set(scales[1]);
+        if constexpr (!Options::x_scales)
+            return f_multiply_add(second_f32x16, next_scale_f32x16, f_multiply_add(first_f32x16, scale_f32x16, total));
+        const F both_f32x16 = f_multiply_add(second_f32x16, next_scale_f32x16, f_mul(first_f32x16, scale_f32x16));
+        return f_multiply_add(both_f32x16, x_scale, total);
+    } else {
+        const F both_f32x16 = f_add(first_f32x16, second_f32x16);
+        if constexpr (Options::scaling == RowScaling::codes)
+            return Options::x_scales ? f_multiply_add(both_f32x16, x_scale, total) : f_add(total, both_f32x16);
+        const F scale_f32x16 = Options::x_scales ? f_mul(f_set(scales[0]), x_scale) : f_set(scales[0]);
+        return f_multiply_add(both_f32x16, scale_f32x16, total);
+    }
 }
 
-template <class C, RowScaling Scaling>
+template <class C, class Options>
 static void multiply_16_rows(const TileRows& g, std::int64_t row) {
+    constexpr RowScaling scaling = Options::scaling;
     constexpr std::int64_t line = 64, step_k = C::bits == 4 ? 128 : 64;
     alignas(64) std::uint8_t lines[2][tiles_of_line<C> * 1024], edge[16 * line] = {};
     alignas(64) float sums[2][256] = {};
-    const RowDecoder<C, Scaling> decoder(g);
+    const RowDecoder<C, scaling> decoder(g);
     const std::int64_t steps = (g.row_bytes + line - 1) / line;
     const std::int64_t rows = g.rows - row < 16 ? g.rows - row : 16;
     const std::uint8_t* codes = g.codes + row * g.row_stride;
@@ -136,8 +156,8 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
 #pragma GCC unroll 16
     for (int r = 0; r < 16; ++r) total_f32x16[r] = f_set(0.0F);
 
-    // Decodes a step, and meanwhile adds up the sums of the block whose scales begin at `scale`.
-    const auto decode = [&]<bool Add>(std::int64_t step, std::int64_t scale) BRECCIA_INLINE_LAMBDA {
+    // Decodes a step, and meanwhile adds up the sums of a block, whose scales begin at `scale`.
+    const auto decode = [&]<bool Add>(std::int64_t step, std::int64_t scale, F x_scale) BRECCIA_INLINE_LAMBDA {
         const std::uint8_t* from = codes + step * line;
         std::int64_t stride = g.row_stride;
         // Hardware prefetches along rows, but not the beginnings of the next ones, if there are any.
@@ -150,55 +170,82 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
             stride = line;
         }
         const float* row_scales = scales;
-        const std::int64_t code_scale = Scaling == RowScaling::codes ? step * step_k >> g.code_block_shift : 0;
+        const std::int64_t code_scale = scaling == RowScaling::codes ? step * step_k >> g.code_block_shift : 0;
+        [[maybe_unused]] const std::uint8_t* zero_points = nullptr;
+        if constexpr (Options::zero_points)
+            zero_points = g.zero_points + row * g.scale_stride + step / (g.block_steps * g.blocks_per_scale) * 16;
 #pragma GCC unroll 16
         for (int r = 0; r < 16; ++r, from += stride, row_scales += g.scale_stride) {
-            decoder.decode(_mm512_loadu_si512(from), row_scales + code_scale, lines[step % 2] + r * line);
-            if constexpr (Add) total_f32x16[r] = add_block<Scaling>(total_f32x16[r], sums, r, row_scales + scale);
+            I words = decoder.table;
+            if constexpr (Options::zero_points) words = nibble_table<C>(zero_points[r]);
+            decoder.decode(_mm512_loadu_si512(from), row_scales + code_scale, words, lines[step % 2] + r * line);
+            if constexpr (Add)
+                total_f32x16[r] = add_block<Options>(total_f32x16[r], sums, r, row_scales + scale, x_scale);
         }
     };
-    decode.template operator()<false>(0, 0);
+    const F none = f_set(0.0F);
+    decode.template operator()<false>(0, 0, none);
     const std::uint16_t* x = g.x;
+    const float* x_scales = g.x_scales;
+    const auto next_x_scale = [&]() BRECCIA_INLINE_LAMBDA {
+        if constexpr (!Options::x_scales) return none;
+        const F x_scale = f_load(x_scales);
+        x_scales += 16;
+        return x_scale;
+    };
     std::int64_t scale = 0, blocks = 0, left = 0;
     for (std::int64_t step = 0; step < steps; ++step, --left, x += step_k * g.vectors) {
         const std::uint8_t* w = lines[step % 2];
         const bool more = step + 1 < steps;
         if (left > 0) {
-            multiply_line<C, Scaling, false>(g, w, x, sums);
-            if (more) decode.template operator()<false>(step + 1, 0);
+            multiply_line<C, scaling, false>(g, w, x, sums);
+            if (more) decode.template operator()<false>(step + 1, 0, none);
             continue;
         }
         left = g.block_steps;
-        multiply_line<C, Scaling, true>(g, w, x, sums);
+        multiply_line<C, scaling, true>(g, w, x, sums);
         if (step == 0) {
-            if (more) decode.template operator()<false>(step + 1, 0);
+            if (more) decode.template operator()<false>(step + 1, 0, none);
             continue;
         }
+        const F x_scale = next_x_scale();
         if (more) {
-            decode.template operator()<true>(step + 1, scale);
+            decode.template operator()<true>(step + 1, scale, x_scale);
         } else {
 #pragma GCC unroll 16
             for (int r = 0; r < 16; ++r)
-                total_f32x16[r] = add_block<Scaling>(total_f32x16[r], sums, r, scales + r * g.scale_stride + scale);
+                total_f32x16[r] =
+                    add_block<Options>(total_f32x16[r], sums, r, scales + r * g.scale_stride + scale, x_scale);
         }
         if (++blocks == g.blocks_per_scale) {
             blocks = 0;
-            scale += Scaling == RowScaling::tile ? 2 : 1;
+            scale += scaling == RowScaling::tile ? 2 : 1;
         }
     }
     _tile_stored(0, sums[0], 64);
     _tile_stored(1, sums[1], 64);
     tile_memory_barrier();
+    const F x_scale = next_x_scale();
 #pragma GCC unroll 16
     for (int r = 0; r < 16; ++r) {
-        const F total = add_block<Scaling>(total_f32x16[r], sums, r, scales + r * g.scale_stride + scale);
-        f_store(g.out + (row + r) * 16, total);
+        const float* row_scales = scales + r * g.scale_stride + scale;
+        f_store(g.out + (row + r) * 16, add_block<Options>(total_f32x16[r], sums, r, row_scales, x_scale));
     }
+}
+
+template <class C, class Options>
+static void multiply_rows(const TileRows& g) {
+    for (std::int64_t row = 0; row < g.rows; row += 16) multiply_16_rows<C, Options>(g, row);
 }
 
 template <class C, RowScaling Scaling>
 static void multiply_rows(const TileRows& g) {
-    for (std::int64_t row = 0; row < g.rows; row += 16) multiply_16_rows<C, Scaling>(g, row);
+    if constexpr (may_have_zero_points<C> && Scaling == RowScaling::steps)
+        if (g.zero_points != nullptr)
+            return g.x_scales != nullptr ? multiply_rows<C, RowOptions<Scaling, true, true>>(g)
+                                         : multiply_rows<C, RowOptions<Scaling, true, false>>(g);
+    g.x_scales != nullptr ? multiply_rows<C, RowOptions<Scaling, false, true>>(g)
+                          : multiply_rows<C, RowOptions<Scaling, false, false>>(g);
 }
 
 template <class C>

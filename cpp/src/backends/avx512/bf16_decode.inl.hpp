@@ -37,6 +37,11 @@ struct NibbleTables {
 template <class C>
 inline constexpr NibbleTables<C> nibble_tables{};
 
+/// Unsigned 4-bit codes may have zero points, a byte to each row's block.
+template <class C>
+inline constexpr bool may_have_zero_points =
+    C::bits == 4 && C::family == CodecFamily::integer && C::decode(15) == 15.0F;
+
 template <class C>
 BRECCIA_INLINE I nibble_table(std::uint8_t zero_point) {
     return _mm512_load_si512(nibble_tables<C>.words[static_cast<std::int8_t>(zero_point) - lowest_zero_point]);

@@ -10,10 +10,6 @@
 template <class C>
 inline constexpr int lane_parts = C::bits == 4 ? 4 : 2;
 
-/// Unsigned 4-bit codes may have zero points, a byte to each row's block.
-template <class C>
-inline constexpr bool lane_zero_points = C::bits == 4 && C::family == CodecFamily::integer && C::decode(15) == 15.0F;
-
 /// Differences of code and zero point, modulo 64.
 struct DifferenceTable {
     alignas(64) std::uint16_t words[64];
@@ -331,7 +327,7 @@ static void lane_groups_of(const LaneProduct& g) {
 
 template <class C, int Vectors>
 static void lane_product_of(const LaneProduct& g) {
-    if constexpr (lane_zero_points<C>)
+    if constexpr (may_have_zero_points<C>)
         if (g.zero_points != nullptr) return lane_groups_of<C, Vectors, true>(g);
     lane_groups_of<C, Vectors, false>(g);
 }
