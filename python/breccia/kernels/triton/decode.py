@@ -14,25 +14,32 @@ from triton.experimental.gluon import language as gl
 
 
 def _four_pairs(step: str) -> gl.constexpr:
-    """`step` for the pairs (n_p, n_p+4) of a word $4 of eight codes, to $0 ... $3, each with its own shifts."""
-    body = ""
-    for p, shift in enumerate(("shl.b32 t, $4, 6", "shl.b32 t, $4, 2", "shr.b32 t, $4, 2", "shr.b32 t, $4, 6")):
-        texts = {"SIGN": f"shl.b32 s, $4, {12 - 4 * p}", "MAGNITUDE": shift, "LOW": f"shr.b32 u, $4, {4 * p}"}
-        part = step.replace("OUT", f"${p}")
-        for name, text in texts.items():
-            part = part.replace(name, text)
-        body += part
+    """`step` for the pairs (n_p, n_p+4) of a word $4 of eight codes, which it finds at the low ends of u's halves, to
+    $0 ... $3."""
+    body = "".join(f"shr.b32 u, $4, {4 * p}; " + step.replace("OUT", f"${p}") for p in range(4))
     return gl.constexpr("{ .reg .b32 s, t, u; .reg .f32 f, g; " + body + "}")
 
 
-# E2M1 bits in bf16's fields are the value times 2^-126.
-_E2M1 = "SIGN; and.b32 s, s, 0x80008000; MAGNITUDE; and.b32 t, t, 0x01C001C0; or.b32 s, s, t; "
-E2M1_ASM = _four_pairs(_E2M1 + "mov.b32 u, 0x7E807E80; mul.bf16x2 s, s, u; mul.bf16x2 OUT, s, $5; ")
-# The same with one product: the scale comes times 2^112, and 2^14 is left to the end.
-E2M1_ONCE_ASM = _four_pairs(_E2M1 + "mul.bf16x2 OUT, s, $5; ")
-# INT4 codes are mantissas under the exponent of 128: 136 more than their value.
-_INT4 = "LOW; and.b32 u, u, 0x000F000F; xor.b32 u, u, 0x43084308; "
-INT4_ASM = _four_pairs(_INT4 + "mov.b32 s, 0x3F803F80; mov.b32 t, 0xC308C308; fma.rn.bf16x2 OUT, u, s, t; ")
+def _four_e2m1(product: str, after: str = "") -> gl.constexpr:
+    """The same for E2M1, as bf16 in u that are the values times 2^-126. A product with 2^12 + 2^6 takes a code to where
+    bf16 has its sign, and again to where it has the ends of exponent and fraction; two neighbours share a shift."""
+    body = "shr.b32 t, $4, 8; mov.b32 s, 0x7E807E80; "
+    for p in range(4):
+        mask, factor = (0x00F000F0, 0x0104) if p % 2 else (0x000F000F, 0x1040)
+        body += f"and.b32 u, {'t' if p > 1 else '$4'}, {mask:#x}; mul.lo.u32 u, u, {factor:#x}; "
+        body += "and.b32 u, u, 0x81C081C0; " + product.replace("OUT", f"${p}")
+    body += "".join(after.replace("OUT", f"${p}") for p in range(4))
+    return gl.constexpr("{ .reg .b32 s, t, u; " + body + "}")
+
+
+E2M1_ASM = _four_e2m1("mul.bf16x2 OUT, u, s; ", "mul.bf16x2 OUT, OUT, $5; ")
+# With one product the scale comes times 2^112, and 2^14 is left to the end.
+E2M1_ONCE_ASM = _four_e2m1("mul.bf16x2 OUT, u, $5; ")
+# INT4 codes are mantissas under the exponent of 128: 136 more than their value. (u & a) ^ b is one instruction only
+# where it is written as one. The fused product of 64 rows has registers for a subtraction, w4_gemv for a multiply-add.
+_INT4 = "lop3.b32 u, u, 0x000F000F, 0x43084308, 0x6A; "
+INT4_ASM = _four_pairs(_INT4 + "mov.b32 t, 0x43084308; sub.bf16x2 OUT, u, t; ")
+INT4_FMA_ASM = _four_pairs(_INT4 + "mov.b32 s, 0x3F803F80; mov.b32 t, 0xC308C308; fma.rn.bf16x2 OUT, u, s, t; ")
 # Times the float32 scale $5, of which $6 is -136 times; rounded to bf16 once.
 _BOTH = "shl.b32 t, u, 16; and.b32 u, u, 0xFFFF0000; mov.b32 f, t; mov.b32 g, u; "
 SCALED_INT4_ASM = _four_pairs(
@@ -57,7 +64,17 @@ def _two_pairs(fmt: str, scaled: bool) -> gl.constexpr:
     return gl.constexpr("{ .reg .b16 l, h, a, b; .reg .b32 u, v; .reg .f32 f, g; " + body + "}")
 
 
-E4M3_ASM, E5M2_ASM, INT8_ASM = (_two_pairs(fmt, False) for fmt in ("e4m3", "e5m2", "int8"))
+E4M3_ASM, E5M2_ASM = (_two_pairs(fmt, False) for fmt in ("e4m3", "e5m2"))
+# INT8: the low seven bits above 128, less 128, or 256 where the sign is set: (t & a) | b twice.
+INT8_ASM = gl.constexpr(
+    "{ .reg .b32 s, t, u; mov.b32 s, 0x3F803F80; "
+    + "".join(
+        f"prmt.b32 t, $2, 0, {bytes_of_pair:#x}; lop3.b32 u, t, 0x007F007F, 0x43004300, 0xEA; "
+        f"lop3.b32 t, t, 0x00800080, 0xC300C300, 0xEA; fma.rn.bf16x2 ${p}, u, s, t; "
+        for p, bytes_of_pair in enumerate((0x4140, 0x4342))
+    )
+    + "}"
+)
 SCALED_E4M3_ASM, SCALED_E5M2_ASM, SCALED_INT8_ASM = (_two_pairs(fmt, True) for fmt in ("e4m3", "e5m2", "int8"))
 # Two E4M3 scales times 2^112 to bf16x2 with equal halves.
 SCALES_ASM = gl.constexpr("""{

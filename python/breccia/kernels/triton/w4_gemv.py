@@ -18,7 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from .decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_ASM, SCALES_ASM, halves, power
+from .decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_FMA_ASM, SCALES_ASM, halves, power
 from .runtime import launch
 
 WARPS = 4  # of a program
@@ -119,7 +119,7 @@ def decode(words, raw_scale, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.co
     L: gl.constexpr = words_layout(WARPS)
     if KIND == "int4":
         p0, p1, p2, p3 = gl.inline_asm_elementwise(
-            INT4_ASM, "=r,=r,=r,=r,r", [words], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
+            INT4_FMA_ASM, "=r,=r,=r,=r,r", [words], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
         )
     elif KIND == "nvfp4":
         low, high = gl.inline_asm_elementwise(

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PTX that decodes packed weights, run by a small interpreter: every code, with every scale where it has one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from breccia.kernels.triton import decode
+
+pytestmark = pytest.mark.offline
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float64)
+VALUES = {
+    "e2m1": np.concatenate([E2M1, -E2M1]),
+    "int4": np.array([*range(8), *range(-8, 0)], np.float64),
+    "int8": np.array([*range(128), *range(-128, 0)], np.float64),
+}
+
+
+def halves(x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(x.astype(np.uint32).view(np.int16).copy()).view(torch.bfloat16)
+
+
+def words(x: torch.Tensor) -> np.ndarray:
+    return x.bfloat16().view(torch.int16).numpy().view(np.uint32).copy()
+
+
+def look_up(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: int) -> np.ndarray:
+    out = np.zeros_like(a)
+    for i in range(8):
+        if table >> i & 1:
+            out |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+    return out
+
+
+def gather(a: np.ndarray, b: np.ndarray, selector: int) -> np.ndarray:
+    both = [(x >> np.uint32(8 * i)) & np.uint32(255) for x in (a, b) for i in range(4)]
+    parts = [both[selector >> 4 * i & 7] << np.uint32(8 * i) for i in range(4)]
+    return parts[0] | parts[1] | parts[2] | parts[3]
+
+
+def run(text: str, operands: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    regs = dict(operands)
+    size = len(next(iter(operands.values())))
+
+    def value(name: str) -> np.ndarray:
+        return np.full(size, int(name, 0), np.uint32) if name[0].isdigit() else regs[name]
+
+    for line in re.sub(r"[{}]|\.reg [^;]*;", "", text).split(";"):
+        if not line.strip():
+            continue
+        op, rest = line.split(None, 1)
+        out, *names = (name.strip() for name in rest.split(","))
+        a = [value(name) for name in names]
+        does: dict[str, Any] = {
+            "mov.b32": lambda: a[0],
+            "and.b32": lambda: a[0] & a[1],
+            "shr.b32": lambda: a[0] >> a[1],
+            "mul.lo.u32": lambda: a[0] * a[1],
+            "lop3.b32": lambda: look_up(a[0], a[1], a[2], int(names[3], 0)),
+            "prmt.b32": lambda: gather(a[0], a[1], int(names[2], 0)),
+            "mul.bf16x2": lambda: words(halves(a[0]).double() * halves(a[1]).double()),
+            "sub.bf16x2": lambda: words(halves(a[0]).double() - halves(a[1]).double()),
+            "fma.rn.bf16x2": lambda: words(halves(a[0]).double() * halves(a[1]).double() + halves(a[2]).double()),
+        }
+        regs[out] = does[op]()
+    return regs
+
+
+def both_halves(x: np.ndarray) -> np.ndarray:
+    return words(torch.from_numpy(np.repeat(x, 2)))
+
+
+@pytest.mark.parametrize(
+    ("fmt", "snippet"),
+    [
+        ("e2m1", decode.E2M1_ASM),
+        ("e2m1", decode.E2M1_ONCE_ASM),
+        ("int4", decode.INT4_ASM),
+        ("int4", decode.INT4_FMA_ASM),
+        ("int8", decode.INT8_ASM),
+    ],
+)
+def test_every_code(fmt: str, snippet: Any) -> None:
+    rng = np.random.default_rng(0)
+    bits, per = (8, 4) if fmt == "int8" else (4, 8)
+    codes = rng.integers(0, 1 << bits, (100_000, per)).astype(np.uint32)
+    packed = np.bitwise_or.reduce(codes << (np.arange(per, dtype=np.uint32) * np.uint32(bits)), axis=1)
+    word, scale = f"${per // 2}", f"${per // 2 + 1}"
+    exponents = rng.integers(-127, 128, len(packed)) if snippet is decode.E2M1_ASM else np.zeros(len(packed), int)
+    if snippet is decode.E2M1_ONCE_ASM:  # an E4M3 scale times 2^112 in, and 2^-14 out
+        exponents = rng.integers(-9, 9, len(packed)) + 112
+    regs = run(snippet.value, {word: packed, scale: both_halves(np.exp2(exponents.astype(np.float64)))})
+    power = np.exp2(exponents.astype(np.float64) - (126 if snippet is decode.E2M1_ONCE_ASM else 0))[:, None]
+    for p in range(per // 2):
+        pair = codes[:, [p, p + 4]] if bits == 4 else codes[:, [2 * p, 2 * p + 1]]
+        got = halves(regs[f"${p}"]).double().numpy().reshape(-1, 2)
+        with np.errstate(over="ignore"):  # 6 times 2^127 is infinite in float32 too
+            assert np.array_equal(got, (VALUES[fmt][pair] * power).astype(np.float32))
