@@ -104,7 +104,7 @@ SCALES = {"nvfp4": "*i16", "mxfp4": "*u8", "int4": "*fp16", "mxfp8": "*u8", "blo
 
 @pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
 @pytest.mark.parametrize("kind", SCALES)
-@pytest.mark.parametrize(("m", "experts"), [(16, 0), (64, 0), (512, 0), (512, 16)])
+@pytest.mark.parametrize(("m", "experts"), [(8, 0), (16, 0), (32, 0), (64, 0), (512, 0), (512, 16)])
 def test_weights(kind: str, m: int, experts: int, tmp_path: Path) -> None:
     tile = configs.weight_tile(m, 7168, 4096, kind, experts)
     words = 16 if kind in ("nvfp4", "mxfp4", "int4") else 32
@@ -126,6 +126,7 @@ def test_weights(kind: str, m: int, experts: int, tmp_path: Path) -> None:
         "BIAS": False,
         "EXPERTS": experts,
         "SPLIT": tile.split,
+        "ORDER": tile.order,
         "CONSUMERS": tile.consumers,
         "X_STAGES": tile.x_stages,
         "X_UNITS": tile.x_units,

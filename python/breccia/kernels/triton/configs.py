@@ -80,21 +80,25 @@ def candidates(m: int, n: int, k: int, mode: str) -> list[Tile]:
 @dataclass(frozen=True)
 class WeightTile:
     """One configuration of the Hopper kernel of packed weights. `split`: the two consumers divide K instead of the
-    weight's rows. Activations wait in `x_stages` buffers of `x_units` times 64 of K, weights in `w_stages` of 128."""
+    weight's rows. Activations wait in `x_stages` buffers of `x_units` times 64 of K, weights in `w_stages` of 128.
+    `order`: the product brings the activations into its order itself, without a kernel before it."""
 
     cols: int
     split: bool
     x_stages: int
     x_units: int
     w_stages: int
+    order: bool = False
     consumers: int = 2
     group: int = 8
 
 
 def weight_tile(m: int, n: int, k: int, kind: str, experts: int = 0) -> WeightTile:
     four = kind in ("nvfp4", "mxfp4", "int4")
-    if m <= 64 and not experts:  # few buffers: their size counts, because it delays the program's start
-        return WeightTile(max(8, 1 << (m - 1).bit_length()), True, 4, 2, 6)
+    if m <= 64 and not experts:
+        # Every program would order all rows: from 32 on (8 bits: 16) one kernel for all of them is faster.
+        order = m <= (32 if four else 16)
+        return WeightTile(max(8, 1 << (m - 1).bit_length()), True, 8 if order else 4, 2, 8, order)
     if experts:
         return WeightTile(128, False, 8, 1, 6 if four else 4)
     return WeightTile(256, False, 6 if four else 5, 1, 4)

@@ -6,15 +6,22 @@ memory, weights decode on the way to the registers and feed the tensor cores as 
 
 A thread of the register operand holds, of every 16 along K, elements 2t, 2t+1, 2t+8 and 2t+9 of a row (t = lane mod
 4). A product does not care in which order K runs, so the order is chosen for the weights: thread t takes 16 consecutive
-bytes (`decode.py`), and `order_kernel` brings the activations into the same order. Nor does it care which weight is in
-which row: lane g's two rows are neighbours, so that a thread stores pairs.
+bytes (`decode.py`), and the activations are brought into the same order, by `order_kernel` or, where they are few, by
+two warps of the product. Nor does it care which weight is in which row: lane g's two rows are neighbours, so that a
+thread stores pairs.
 """
 
 import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -62,8 +69,9 @@ class Product:
     """What every warp knows. KIND: nvfp4, mxfp4, int4, mxfp8, block (one float per SN rows and 128 of K) or whole (one
     per row or for all); FMT: the element of the 8-bit kinds. ROUND: the floats of int4 and block are multiplied into
     the weights, which rounds them to bf16; else they multiply the float32 sum of each slice. SPLIT: the consumers
-    share 64 rows of w and divide K, one tile a program; else each has 64 rows of its own. X_UNITS: units of K in one
-    buffer of activations, of which there are X_STAGES."""
+    share 64 rows of w and divide K, one tile a program; else each has 64 rows of its own. ORDER: activations come in
+    their own order and two warps change it. X_UNITS: units of K in one buffer of activations, of which there are
+    X_STAGES."""
 
     x_desc: tma.tensor_descriptor
     w_desc: tma.tensor_descriptor
@@ -75,6 +83,7 @@ class Product:
     x_bufs: gl.shared_memory_descriptor
     w_bufs: gl.shared_memory_descriptor
     red_bufs: gl.shared_memory_descriptor
+    x_here: gl.shared_memory_descriptor
     x_ready: gl.shared_memory_descriptor
     x_free: gl.shared_memory_descriptor
     w_ready: gl.shared_memory_descriptor
@@ -96,6 +105,7 @@ class Product:
     BIAS: gl.constexpr
     EXPERTS: gl.constexpr
     SPLIT: gl.constexpr
+    ORDER: gl.constexpr
     CONSUMERS: gl.constexpr
     X_STAGES: gl.constexpr
     X_UNITS: gl.constexpr
@@ -106,21 +116,23 @@ class Product:
 
     @gluon.constexpr_function
     def __init__(
-        self, x_desc, w_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs, x_ready, x_free,
-        w_ready, w_free, done, N, M, s_row, s_expert, out_stride, row_tiles, col_tiles, slices, KIND, FMT, SN, ROUND,
-        GLOBAL, BIAS, EXPERTS, SPLIT, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
+        self, x_desc, w_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs, x_here, x_ready,
+        x_free, w_ready, w_free, done, N, M, s_row, s_expert, out_stride, row_tiles, col_tiles, slices, KIND, FMT, SN,
+        ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
     ):  # fmt: skip
         self.x_desc, self.w_desc = x_desc, w_desc
         self.s_ptr, self.g_ptr, self.bias_ptr, self.out_ptr = s_ptr, g_ptr, bias_ptr, out_ptr
         self.table_ptr = table_ptr
         self.x_bufs, self.w_bufs, self.red_bufs = x_bufs, w_bufs, red_bufs
-        self.x_ready, self.x_free, self.w_ready, self.w_free, self.done = x_ready, x_free, w_ready, w_free, done
+        self.x_here, self.x_ready, self.x_free = x_here, x_ready, x_free
+        self.w_ready, self.w_free, self.done = w_ready, w_free, done
         self.N, self.M, self.out_stride = N, M, out_stride
         self.s_row, self.s_expert = s_row, s_expert
         self.row_tiles, self.col_tiles, self.slices = row_tiles, col_tiles, slices
         self.KIND, self.FMT, self.SN, self.ROUND = (gl.constexpr(v) for v in (KIND, FMT, SN, ROUND))
         self.GLOBAL, self.BIAS, self.EXPERTS = gl.constexpr(GLOBAL), gl.constexpr(BIAS), gl.constexpr(EXPERTS)
-        self.SPLIT, self.CONSUMERS, self.GROUP = gl.constexpr(SPLIT), gl.constexpr(CONSUMERS), gl.constexpr(GROUP)
+        self.SPLIT, self.ORDER = gl.constexpr(SPLIT), gl.constexpr(ORDER)
+        self.CONSUMERS, self.GROUP = gl.constexpr(CONSUMERS), gl.constexpr(GROUP)
         self.X_STAGES, self.X_UNITS, self.W_STAGES = (gl.constexpr(v) for v in (X_STAGES, X_UNITS, W_STAGES))
         self.FOLD = gl.constexpr(ROUND or KIND not in ("int4", "block"))  # scales are part of the operand, or last
         self.STEP = gl.constexpr(CONSUMERS if SPLIT else 1)
@@ -149,8 +161,8 @@ class Product:
 def weights_producer(p):
     ROWS: gl.constexpr = p.w_desc.block_type.shape[0]
     WORDS: gl.constexpr = p.w_desc.block_type.shape[1]
-    if p.EXPERTS > 0:
-        gdc_wait()  # for the table; else weights need not wait for the kernel that orders the activations
+    if p.ORDER or p.EXPERTS > 0:
+        gdc_wait()  # for the weights or the table; else the kernel that orders the activations has waited for weights
     stage = 0
     phase = 1
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
@@ -176,7 +188,7 @@ def activations_producer(p):
         _, _, col, _, rounds = p.position(tile)
         for k in range(rounds * (2 // p.X_UNITS)):
             mbarrier.wait(p.x_free.index(stage), phase)
-            bar = p.x_ready.index(stage)
+            bar = (p.x_here if p.ORDER else p.x_ready).index(stage)
             mbarrier.expect(bar, p.X_UNITS * BN * UNIT * 2)
             for u in gl.static_range(p.X_UNITS):
                 at = (k * p.X_UNITS + u) * UNIT
@@ -185,6 +197,46 @@ def activations_producer(p):
             if stage == p.X_STAGES:
                 stage = 0
                 phase ^= 1
+
+
+@gluon.constexpr_function
+def turn_layout(rows, bits):
+    """[8 or 16 rows, 128 of K] on one warp. A thread has whole 16 bytes before and after the turn, and eight threads
+    side by side have eight rows, so that no two of them want the same banks."""
+    own, others = ([32, 64], [8, 16]) if bits == 4 else ([16, 32], [8, 64])
+    lanes = 2 if rows == 8 else 1
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1 << i] for i in range(3)] + [[0, k] for k in own + others[lanes:]],
+        lane_bases=[[1 << i, 0] for i in range(rows.bit_length() - 1)] + [[0, k] for k in others[:lanes]],
+        warp_bases=[],
+        block_bases=[],
+        shape=[rows, 128],
+    )
+
+
+@gluon.jit
+def orderer(p, WHICH: gl.constexpr):
+    """Brings every other slice of the activations into the order of `order_kernel`, in place: no round trip through
+    global memory, no kernel to wait for."""
+    BN: gl.constexpr = p.x_bufs.shape[1]
+    ROWS: gl.constexpr = 8 if BN == 8 else 16
+    BITS: gl.constexpr = 4 if p.w_desc.block_type.shape[1] == 16 else 8
+    L: gl.constexpr = turn_layout(ROWS, BITS)
+    slices = p.x_bufs._reinterpret(gl.bfloat16, [p.X_STAGES, BN, SLICE], p.x_desc.layout)
+    _, _, _, _, rounds = p.position(gl.program_id(0))
+    for k in range(WHICH, rounds, 2):
+        stage = k % p.X_STAGES
+        mbarrier.wait(p.x_here.index(stage), (k // p.X_STAGES) & 1)
+        for r in gl.static_range(0, BN, ROWS):
+            part = slices.index(stage).slice(r, ROWS)
+            x = part.load(L)
+            if BITS == 4:
+                x = gl.permute(gl.reshape(x, [ROWS, 4, 4, 2, 2, 2]), (0, 2, 4, 5, 1, 3))
+            else:
+                x = gl.permute(gl.reshape(x, [ROWS, 2, 4, 4, 2, 2]), (0, 1, 3, 4, 2, 5))
+            part.store(gl.reshape(x, [ROWS, SLICE]))
+        fence_async_shared()
+        mbarrier.arrive(p.x_ready.index(stage))
 
 
 @gluon.jit
@@ -278,23 +330,32 @@ def pairs_layout(cols):
 
 
 @gluon.jit
-def store(p, acc, rows, expert, col, end):
+def load_ending(p, rows, expert, L: gl.constexpr):
+    """What the sums of 64 rows are multiplied by and what is added; asked for early, for it comes from far."""
+    r = rows + gl.arange(0, 64, layout=gl.SliceLayout(1, L))
+    if p.KIND == "whole":
+        factor = gl.load(p.s_ptr + expert * p.s_expert + r * p.s_row, mask=r < p.N, other=0).to(gl.float32)
+    else:
+        factor = gl.full([64], 16384.0 if p.KIND == "nvfp4" else 1.0, gl.float32, gl.SliceLayout(1, L))
+    if p.GLOBAL:
+        factor *= gl.load(p.g_ptr + expert)
+    if p.BIAS:
+        return factor, gl.load(p.bias_ptr + r, mask=r < p.N, other=0).to(gl.float32)
+    else:
+        return factor, factor
+
+
+@gluon.jit
+def store(p, acc, factor, bias, rows, col, end):
     """acc: rows in the tensor cores' order. Scales that were left out, bias, and out[x, w] in pairs."""
     BN: gl.constexpr = acc.type.shape[1]
     L: gl.constexpr = pairs_layout(BN)
     acc = gl.reshape(gl.permute(gl.reshape(acc, [4, 2, 8, BN]), (0, 2, 1, 3)), [64, BN])
-    acc = gl.convert_layout(acc, L, assert_trivial=True)
+    acc = gl.convert_layout(acc, L, assert_trivial=True) * gl.expand_dims(factor, 1)
+    if p.BIAS:
+        acc += gl.expand_dims(bias, 1)
     r = rows + gl.arange(0, 64, layout=gl.SliceLayout(1, L))
     c = col + gl.arange(0, BN, layout=gl.SliceLayout(0, L))
-    if p.KIND == "nvfp4":
-        acc = acc * 16384.0
-    if p.KIND == "whole":
-        scale = gl.load(p.s_ptr + expert * p.s_expert + r * p.s_row, mask=r < p.N, other=0)
-        acc = acc * gl.expand_dims(scale.to(gl.float32), 1)
-    if p.GLOBAL:
-        acc = acc * gl.load(p.g_ptr + expert)
-    if p.BIAS:
-        acc += gl.expand_dims(gl.load(p.bias_ptr + r, mask=r < p.N, other=0).to(gl.float32), 1)
     at = gl.expand_dims(c.to(gl.int64) * p.out_stride, 0) + gl.expand_dims(r, 1)
     inside = gl.expand_dims(r < p.N, 1) & gl.expand_dims(c < end, 0)
     gl.store(p.out_ptr + at, acc.to(p.out_ptr.dtype.element_ty), mask=inside)
@@ -307,11 +368,14 @@ def consumer(p, WHICH: gl.constexpr):
     step: gl.constexpr = step_wide if p.X_UNITS == 1 else step_narrow
     FIRST: gl.constexpr = WHICH if p.SPLIT else 0
     S: gl.constexpr = p.STEP
+    if p.ORDER or p.EXPERTS > 0:
+        gdc_wait()  # for the scales or the table
     base = 0
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
         row, expert, col, end, rounds = p.position(tile)
         rows = row + (0 if p.SPLIT else WHICH * 64)
         acc = gl.zeros([64, BN], gl.float32, mma)
+        factor, bias = load_ending(p, rows, expert, pairs_layout(BN))
         if rounds > 0:
             at = expert.to(gl.int64) * p.s_expert
             s0 = load_scales(p.s_ptr, rows, at, FIRST, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
@@ -322,13 +386,16 @@ def consumer(p, WHICH: gl.constexpr):
             a = decode(p, words, 0, s0, mma)
             ahead = words if p.X_UNITS == 1 else decode(p, words, 1, s0, mma)
             wait_for_x(p, (base + FIRST) * (2 // p.X_UNITS), True)
-            # Every set of scales has its own place in the body: moving one that is still being loaded waits for it.
-            for k in range(FIRST, rounds, 4 * S):
+            # Every set of scales has its own place in the body: moving one that is still being loaded waits for it. The
+            # loop counts from zero, so that where eight buffers go around their numbers are constants.
+            for start in range(0, rounds, 4 * S):
+                k = start + FIRST
                 acc, a, ahead, s0 = step(p, WHICH, acc, a, ahead, s0, s1, k, base, rows, at, rounds)
                 acc, a, ahead, s1 = step(p, WHICH, acc, a, ahead, s1, s2, k + S, base, rows, at, rounds)
                 acc, a, ahead, s2 = step(p, WHICH, acc, a, ahead, s2, s3, k + 2 * S, base, rows, at, rounds)
                 acc, a, ahead, s3 = step(p, WHICH, acc, a, ahead, s3, s0, k + 3 * S, base, rows, at, rounds)
-            base += rounds
+            if not p.SPLIT:
+                base += rounds
         if p.SPLIT and p.CONSUMERS > 1:
             if WHICH > 0:
                 p.red_bufs.index(WHICH - 1).store(acc)
@@ -338,7 +405,7 @@ def consumer(p, WHICH: gl.constexpr):
                     mbarrier.wait(p.done.index(other), 0)  # one tile a program: one phase
                     acc += p.red_bufs.index(other).load(mma)
         if not p.SPLIT or WHICH == 0:
-            store(p, acc, rows, expert, col, end)
+            store(p, acc, factor, bias, rows, col, end)
 
 
 @gluon.jit
@@ -353,8 +420,9 @@ def barriers(N: gl.constexpr, COUNT: gl.constexpr):
 def weights_kernel(
     x_desc, w_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, N, M, s_row, s_expert, out_stride, row_tiles,
     col_tiles, slices, KIND: gl.constexpr, FMT: gl.constexpr, SN: gl.constexpr, ROUND: gl.constexpr,
-    GLOBAL: gl.constexpr, BIAS: gl.constexpr, EXPERTS: gl.constexpr, SPLIT: gl.constexpr, CONSUMERS: gl.constexpr,
-    X_STAGES: gl.constexpr, X_UNITS: gl.constexpr, W_STAGES: gl.constexpr, GROUP: gl.constexpr,
+    GLOBAL: gl.constexpr, BIAS: gl.constexpr, EXPERTS: gl.constexpr, SPLIT: gl.constexpr, ORDER: gl.constexpr,
+    CONSUMERS: gl.constexpr, X_STAGES: gl.constexpr, X_UNITS: gl.constexpr, W_STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
 ):  # fmt: skip
     """out (M, N) = x (M, K) · w (N, K)^T, or by w[expert] for the rows that `table_ptr` gives each expert."""
     gdc_launch_dependents()
@@ -370,14 +438,24 @@ def weights_kernel(
     READERS: gl.constexpr = 1 if SPLIT else CONSUMERS
     p = Product(  # integers that are one come as constants
         x_desc, w_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs,
-        barriers(X_STAGES, 1),
+        barriers(X_STAGES, 1), barriers(X_STAGES, 1),
         barriers(X_STAGES, READERS), barriers(W_STAGES, 1), barriers(W_STAGES, READERS), barriers(4, 1),
         gl.to_tensor(N), gl.to_tensor(M), gl.to_tensor(s_row), gl.to_tensor(s_expert), gl.to_tensor(out_stride),
         gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(slices), KIND, FMT, SN, ROUND, GLOBAL, BIAS,
-        EXPERTS, SPLIT, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
+        EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
     )  # fmt: skip
-    gl.warp_specialize(
-        [(consumer, (p, 0)), (consumer, (p, 1)), (weights_producer, (p,)), (activations_producer, (p,))],
-        [4, 1, 1],
-        [240, 24, 24],
-    )
+    if ORDER:
+        gl.warp_specialize(
+            [
+                (consumer, (p, 0)), (consumer, (p, 1)), (weights_producer, (p,)), (activations_producer, (p,)),
+                (orderer, (p, 0)), (orderer, (p, 1)),
+            ],
+            [4, 1, 1, 1, 1],
+            [208, 80, 80, 80, 80],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [(consumer, (p, 0)), (consumer, (p, 1)), (weights_producer, (p,)), (activations_producer, (p,))],
+            [4, 1, 1],
+            [240, 24, 24],
+        )

@@ -68,28 +68,33 @@ def weights_matmul(
     rows = 64 if tile.split else 64 * tile.consumers
     row_tiles, col_tiles = triton.cdiv(n, rows), triton.cdiv(m, tile.cols) + experts
     x = x if x.stride(1) == 1 else x.contiguous()
-    ordered = torch.empty((m, k), dtype=torch.bfloat16, device=x.device)
     table = torch.empty((col_tiles, 3), dtype=torch.int32, device=x.device) if experts else out
-    per_program = min(4096, triton.next_power_of_2(k))
-    launch(
-        order_kernel,
-        (m, triton.cdiv(k, per_program)),
-        x,
-        x,
-        ordered,
-        table,
-        out if offsets is None else offsets,
-        k,
-        x.stride(0),
-        col_tiles,
-        BITS=4 if words == 16 else 8,
-        E=experts,
-        EP=triton.next_power_of_2(max(1, experts)),
-        BN=tile.cols,
-        BK=per_program,
-        num_warps=4,
-        launch_pdl=True,
-    )
+    if tile.order:
+        aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0  # for TMA
+        x = x if aligned else x.clone(memory_format=torch.contiguous_format)
+    else:
+        ordered = torch.empty((m, k), dtype=torch.bfloat16, device=x.device)
+        per_program = min(4096, triton.next_power_of_2(k))
+        launch(
+            order_kernel,
+            (m, triton.cdiv(k, per_program)),
+            x,
+            x,
+            ordered,
+            table,
+            out if offsets is None else offsets,
+            k,
+            x.stride(0),
+            col_tiles,
+            BITS=4 if words == 16 else 8,
+            E=experts,
+            EP=triton.next_power_of_2(max(1, experts)),
+            BN=tile.cols,
+            BK=per_program,
+            num_warps=4,
+            launch_pdl=True,
+        )
+        x = ordered
     scale, s_row, s_expert = scales_of(scale, kind, experts)
     packed = w.view(torch.int32)
     packed = packed.flatten(0, 1) if experts else packed
@@ -97,7 +102,7 @@ def weights_matmul(
         weights_kernel,
         (row_tiles * col_tiles if tile.split else min(row_tiles * col_tiles, sms),),
         x,
-        TensorDescriptor(ordered, [m, k], [k, 1], [tile.cols, 64], X_LAYOUT),
+        TensorDescriptor(x, [m, k], [x.stride(0), 1], [tile.cols, 64], X_LAYOUT),
         TensorDescriptor(packed, list(packed.shape), [packed.stride(0), 1], [rows, words], W_LAYOUT[words]),
         scale,
         scale if global_scale is None else global_scale,
@@ -120,6 +125,7 @@ def weights_matmul(
         BIAS=bias is not None,
         EXPERTS=experts,
         SPLIT=tile.split,
+        ORDER=tile.order,
         CONSUMERS=tile.consumers,
         X_STAGES=tile.x_stages,
         X_UNITS=tile.x_units,
