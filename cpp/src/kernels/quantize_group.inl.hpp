@@ -80,26 +80,42 @@ BRECCIA_INLINE GroupScale stored_as(F scale) {
 
 // See scale_of_rule: the same arithmetic for the same candidates.
 template <class C>
-BRECCIA_INLINE GroupScale group_scales(I amax_bits, const ScaleParams& p, int candidate) {
-    const F amax = as_float(amax_bits);
-    if (p.type == ScaleType::e4m3) return nvfp4_scales(amax, p, e4m3_offsets[candidate]);
-    if (p.type == ScaleType::e8m0) {
-        const I code = i_add(mx_exponents<C>(amax_bits, p.rule), i_set(e8m0_offsets[candidate]));
-        return {code, as_float(i_shl<23>(i_sub(i_set(254), code))), as_float(i_shl<23>(code))};
-    }
-    F s = f_mul(f_div(amax, f_set(C::max)), f_set(p.margin_factor));
-    if constexpr (C::family == CodecFamily::minifloat) {
-        s = f_mul(s, f_set(1.0F + 0.0625F * static_cast<float>(candidate)));
-    } else {
-        const float shrink = 1.0F - 0.02F * static_cast<float>(candidate & 15);
-        s = f_mul(s, f_set(candidate >= 16 ? -shrink : shrink));
-    }
+BRECCIA_INLINE GroupScale float_scales(I amax_bits, const ScaleParams& p, float shrink) {
+    const F s = f_mul(f_mul(f_div(as_float(amax_bits), f_set(C::max)), f_set(p.margin_factor)), f_set(shrink));
     if (p.type == ScaleType::float16) return stored_as<Float16>(s);
     if (p.type == ScaleType::bfloat16) return stored_as<BFloat16>(s);
     return {as_bits(s), s, s};
 }
 
-// Sums of a lane's elements in the order squared_error adds them: elements i, i + 16, … first, then halves.
+// Of an integer format's candidate below integer_candidates, after which the same follow with a minus.
+constexpr int integer_candidates = 16;
+constexpr float integer_shrink(int candidate) { return 1.0F - 0.02F * static_cast<float>(candidate); }
+
+BRECCIA_INLINE GroupScale minus(const GroupScale& s, ScaleType type) {
+    const I sign = i_set(type == ScaleType::float32 ? std::numeric_limits<std::int32_t>::min() : 0x8000);
+    const F zero = f_set(0.0F);
+    return {i_xor(s.stored_i32x16, sign), f_sub(zero, s.factor_f32x16), f_sub(zero, s.decoded_f32x16)};
+}
+
+template <class C>
+BRECCIA_INLINE GroupScale group_scales(I amax_bits, const ScaleParams& p, int candidate) {
+    if (p.type == ScaleType::e4m3) return nvfp4_scales(as_float(amax_bits), p, e4m3_offsets[candidate]);
+    if (p.type == ScaleType::e8m0) {
+        const I code = i_add(mx_exponents<C>(amax_bits, p.rule), i_set(e8m0_offsets[candidate]));
+        return {code, as_float(i_shl<23>(i_sub(i_set(254), code))), as_float(i_shl<23>(code))};
+    }
+    const bool integer = C::family == CodecFamily::integer;
+    return float_scales<C>(amax_bits, p,
+                           integer ? integer_shrink(candidate) : 1.0F + 0.0625F * static_cast<float>(candidate));
+}
+
+// A lane's elements are added in the order of squared_error: elements i, i + 16, … first, then halves.
+BRECCIA_INLINE F sum_of_halves(F (&sums_f32x16)[lanes]) {
+    for (std::int64_t half = lanes / 2; half > 0; half /= 2)
+        for (std::int64_t i = 0; i < half; ++i) sums_f32x16[i] = f_add(sums_f32x16[i], sums_f32x16[i + half]);
+    return sums_f32x16[0];
+}
+
 template <class C, class Scale>
 BRECCIA_INLINE F error_sum(const float* turned, std::int64_t block, const Scale& scale, F decoded) {
     F sums_f32x16[lanes];
@@ -111,9 +127,31 @@ BRECCIA_INLINE F error_sum(const float* turned, std::int64_t block, const Scale&
         }
         sums_f32x16[i] = sum;
     }
-    for (std::int64_t half = lanes / 2; half > 0; half /= 2)
-        for (std::int64_t i = 0; i < half; ++i) sums_f32x16[i] = f_add(sums_f32x16[i], sums_f32x16[i + half]);
-    return sums_f32x16[0];
+    return sum_of_halves(sums_f32x16);
+}
+
+// The errors of a scale and of minus that: quotients differ in sign only, codes where they are cut off.
+template <class C, class Scale>
+BRECCIA_INLINE void mirrored_error_sums(const float* turned, std::int64_t block, const Scale& scale, F decoded,
+                                        F (&errors)[2]) {
+    const F magic = f_set(integer_magic), low = f_set(C::lowest), high = f_set(C::max);
+    const F minus_high = f_set(-C::max), minus_low = f_set(-C::lowest);
+    F sums_f32x16[2][lanes];
+    for (std::int64_t i = 0; i < lanes; ++i) {
+        F sum = f_set(0.0F), mirrored_sum = f_set(0.0F);
+        for (std::int64_t k = i; k < block; k += lanes) {
+            const F x = f_load(turned + k * lanes);
+            const F code = f_sub(f_add(scale(x), magic), magic);
+            const F error = f_sub(f_mul(f_min(f_max(code, low), high), decoded), x);
+            const F mirrored = f_sub(f_mul(f_min(f_max(code, minus_high), minus_low), decoded), x);
+            sum = f_add(sum, f_mul(error, error));
+            mirrored_sum = f_add(mirrored_sum, f_mul(mirrored, mirrored));
+        }
+        sums_f32x16[0][i] = sum;
+        sums_f32x16[1][i] = mirrored_sum;
+    }
+    errors[0] = sum_of_halves(sums_f32x16[0]);
+    errors[1] = sum_of_halves(sums_f32x16[1]);
 }
 
 template <class C>
@@ -122,23 +160,60 @@ static F group_error(const float* turned, std::int64_t block, const GroupScale& 
     return error_sum<C>(turned, block, FastDivide(s.factor_f32x16), s.decoded_f32x16);
 }
 
+// The best of some candidates.
+struct GroupChoice {
+    F error_f32x16;
+    GroupScale scale;
+};
+
+BRECCIA_INLINE void choose(GroupChoice& best, const GroupChoice& other) {
+    const Mask better = f_less(other.error_f32x16, best.error_f32x16);
+    best.error_f32x16 = f_select(better, other.error_f32x16, best.error_f32x16);
+    best.scale.stored_i32x16 = i_select(better, other.scale.stored_i32x16, best.scale.stored_i32x16);
+    best.scale.factor_f32x16 = f_select(better, other.scale.factor_f32x16, best.scale.factor_f32x16);
+    best.scale.decoded_f32x16 = f_select(better, other.scale.decoded_f32x16, best.scale.decoded_f32x16);
+}
+
+// The search of an integer format. A negative scale is no better than its twin where no code is cut off.
+template <class C>
+static GroupScale search_mirrored(const float* turned, std::int64_t block, I amax_bits, const ScaleParams& p) {
+    GroupChoice best{}, best_mirrored{};
+    for (int candidate = 0; candidate < integer_candidates; ++candidate) {
+        const GroupScale scale = float_scales<C>(amax_bits, p, integer_shrink(candidate));
+        const FastDivide divide(scale.factor_f32x16);
+        const F largest = f_add(divide(as_float(amax_bits)), f_set(integer_magic));
+        F errors[2] = {f_set(0.0F), f_set(f32_max)};
+        if (i_none(f_less(f_set(C::max + integer_magic), largest)))
+            errors[0] = error_sum<C>(turned, block, divide, scale.decoded_f32x16);
+        else
+            mirrored_error_sums<C>(turned, block, divide, scale.decoded_f32x16, errors);
+        const GroupChoice choice{errors[0], scale}, mirrored{errors[1], minus(scale, p.type)};
+        if (candidate == 0) {
+            best = choice;
+            best_mirrored = mirrored;
+        } else {
+            choose(best, choice);
+            choose(best_mirrored, mirrored);
+        }
+    }
+    choose(best, best_mirrored);
+    return best.scale;
+}
+
 template <class C>
 static GroupScale search_group(const float* x, std::int64_t block, I amax_bits, const ScaleParams& p, bool multiply) {
     alignas(64) float turned[256 * lanes];
     for (std::int64_t k = 0; k < block; k += lanes) transpose_16x16(x + k, block, turned + k * lanes, lanes);
-    GroupScale best = group_scales<C>(amax_bits, p, 0);
-    F best_error = group_error<C>(turned, block, best, multiply);
     const int count = candidate_count<C>(p);
-    for (int candidate = 1; candidate < count; ++candidate) {
-        const GroupScale other = group_scales<C>(amax_bits, p, candidate);
-        const F error = group_error<C>(turned, block, other, multiply);
-        const Mask better = f_less(error, best_error);
-        best_error = f_select(better, error, best_error);
-        best.stored_i32x16 = i_select(better, other.stored_i32x16, best.stored_i32x16);
-        best.factor_f32x16 = f_select(better, other.factor_f32x16, best.factor_f32x16);
-        best.decoded_f32x16 = f_select(better, other.decoded_f32x16, best.decoded_f32x16);
-    }
-    return best;
+    if constexpr (C::family == CodecFamily::integer)
+        if (count == 2 * integer_candidates) return search_mirrored<C>(turned, block, amax_bits, p);
+    const auto choice = [&](int candidate) {
+        const GroupScale scale = group_scales<C>(amax_bits, p, candidate);
+        return GroupChoice{group_error<C>(turned, block, scale, multiply), scale};
+    };
+    GroupChoice best = choice(0);
+    for (int candidate = 1; candidate < count; ++candidate) choose(best, choice(candidate));
+    return best.scale;
 }
 
 BRECCIA_INLINE void write_scales(void* scales, std::int64_t first, std::int64_t count, I stored, ScaleType type) {
