@@ -17,7 +17,6 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_FMA_ASM, SCALES_ASM, halves, power
 from .runtime import launch
@@ -161,11 +160,7 @@ def w4_gemv_kernel(
     KIND: gl.constexpr, GLOBAL: gl.constexpr, BIAS: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """out (M, N) = x (M, K) · w (N, K)^T, 16 rows of w a program. x_ptr: pairs of activations; w_ptr: words of eight
-    codes; each: slices of a warp, of which it asks for four at a time.
-
-    The program may start before the kernel before it has ended, if that one allows it, as this one does: the first
-    weights are on their way by then. No kernel that writes weights allows it."""
-    gdc_launch_dependents()
+    codes; each: slices of a warp, of which it asks for four at a time."""
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8])
     row0 = gl.program_id(0) * 16
     acc = gl.zeros([WARPS, 16, 8], gl.float32, mma)
@@ -178,7 +173,6 @@ def w4_gemv_kernel(
         w3 = load_words(w_ptr, row0, k + 3, each, slices, N, w_stride, WARPS)
         s2 = load_scales(s_ptr, row0, k + 2, each, slices, N, s_row, KIND, WARPS, mma)
         s3 = load_scales(s_ptr, row0, k + 3, each, slices, N, s_row, KIND, WARPS, mma)
-        gdc_wait()  # for the activations; returns at once the second time
         acc = multiply(acc, w0, s0, load_x(x_ptr, k, each, slices, M, x_stride, WARPS, mma), KIND, WARPS, mma)
         acc = multiply(acc, w1, s1, load_x(x_ptr, k + 1, each, slices, M, x_stride, WARPS, mma), KIND, WARPS, mma)
         acc = multiply(acc, w2, s2, load_x(x_ptr, k + 2, each, slices, M, x_stride, WARPS, mma), KIND, WARPS, mma)
@@ -239,6 +233,5 @@ def w4_gemv(
         BIAS=bias is not None,
         WARPS=warps,
         num_warps=warps,
-        launch_pdl=True,
     )
     return out
