@@ -124,11 +124,11 @@ def plot(results: list[dict[str, Any]]) -> str:
 def section(data: dict[str, Any], source: str) -> str:
     before, after, results = data["machine"]["before"], data["machine"]["after"], data["results"]
     copy = by(results, "copy")[0]["gb_per_s"]
-    own_run = " Casts were measured in a run of their own." if "casts" in data["machine"] else ""
     accuracy = [
         [row["name"], *(error(row[key]) for key in ("block", "tensor_promoted", "tensor_fast"))]
         for row in by(results, "accuracy")
     ]
+    note = f" {data['machine']['note']}" if "note" in data["machine"] else ""
     return "\n".join(
         [
             "## GPU",
@@ -139,13 +139,13 @@ def section(data: dict[str, Any], source: str) -> str:
             f" Made by `benchmarks/compare_gpu.py` ({source}) and `benchmarks/report_gpu.py`. Times are medians of CUDA"
             " graph replays; ratios are the peer's time over ours, alternating in one run. Errors are relative, against"
             " float64 of the dequantized operands; outputs are bfloat16, whose rounding alone is 1.7e-3. L2 cold: eight"
-            " weights in turn. What falls short of its target, and why, is in [gpu.md](gpu.md).",
+            f" weights in turn.{note} What falls short of its target, and why, is in [gpu.md](gpu.md).",
             "",
             f"![speed relative to peers]({PLOT})",
             "",
             "### Casts",
             "",
-            f"A copy of the same tensor moves {copy:.0f} GB/s, read and written bytes counted.{own_run}",
+            f"A copy of the same tensor moves {copy:.0f} GB/s, read and written bytes counted.",
             "",
             bandwidths(results),
             "### FP8 by FP8",

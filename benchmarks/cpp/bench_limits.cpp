@@ -171,7 +171,9 @@ constexpr Peak peaks[] = {{"fp32_neon", "neon", fma_neon, 16 * 4 * 2.0}};
 void compute(benchmark::State& state, const Peak& peak) {
     constexpr std::int64_t rounds = 10'000;
     for (auto _ : state) peak.run(rounds);
-    state.counters["FLOP/s"] = benchmark::Counter(peak.flop * rounds, benchmark::Counter::kIsIterationInvariantRate);
+    // Not kIsIterationInvariantRate: that counts the iterations of all threads for each of them.
+    state.counters["FLOP/s"] =
+        benchmark::Counter(peak.flop * rounds * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 #endif
 
