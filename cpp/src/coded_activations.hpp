@@ -10,9 +10,10 @@ namespace breccia {
 /// The activations where they are codes along K that bfloat16 holds, one matrix of them; else null.
 const ScaledMatrix* coded_activations(const Product& product);
 
-/// Codes [k, k + count) of `rows` rows from `first` on, to rows of `out` `stride` apart.
-void read_codes(const KernelTable& table, const ScaledMatrix& a, std::int64_t first, std::int64_t rows, std::int64_t k,
-                std::int64_t count, Scratch& scratch, float* out, std::int64_t stride);
+/// Elements [k, k + count) of `rows` activations from `first` on, to rows of `out` `stride` apart: codes of `coded`,
+/// unless that is null.
+void read_activations(const Product& product, const ScaledMatrix* coded, std::int64_t first, std::int64_t rows,
+                      std::int64_t k, std::int64_t count, Scratch& scratch, float* out, std::int64_t stride);
 
 /// Scales of `rows` rows from `first` on, out[b * stride + i] for every `block` elements of K, which lie in one block
 /// of `a`. What is past the last stays as it is.

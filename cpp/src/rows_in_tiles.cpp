@@ -91,10 +91,7 @@ bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const 
     Scratch scratch;
     const LaneTerms to{.rows = rows, .terms = out.terms, .vectors = out.vectors, .packed = packed, .out = out.x.data()};
     const bool in_range = pack_terms(bf16, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
-        if (coded != nullptr)
-            read_codes(product.table, *coded, out.first, rows, k, count, scratch, x, panel_k);
-        else
-            product.read(product.table, out.first, rows, k, count, scratch, x, panel_k);
+        read_activations(product, coded, out.first, rows, k, count, scratch, x, panel_k);
     });
     if (!in_range) return false;
     if (coded != nullptr) {

@@ -7,6 +7,7 @@
 #include "kernels/encode.inl.hpp"
 #include "kernels/stochastic.inl.hpp"
 #include "kernels/quantize.inl.hpp"
+#include "kernels/group_scales.inl.hpp"
 #include "kernels/quantize_group.inl.hpp"
 #include "kernels/dequantize.inl.hpp"
 #include "kernels/convert.inl.hpp"
