@@ -19,8 +19,8 @@ from breccia.kernels.triton import (
     dequant,
     gemm,
     gemv,
-    hopper_weights,
     ops,
+    order_activations,
     products,
     recipes,
 )
@@ -250,11 +250,11 @@ def test_order(bits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order in which weights decode, and the table of row tiles."""
     if device == "cpu":
         for name in ("gdc_wait", "gdc_launch_dependents"):
-            monkeypatch.setattr(hopper_weights, name, lambda: None)
+            monkeypatch.setattr(order_activations, name, lambda: None)
     x = torch.arange(9 * 384, dtype=torch.float32, device=device).reshape(9, 384)
     ordered, table = torch.empty_like(x), torch.full((6, 3), -1, dtype=torch.int32, device=device)
     offsets = torch.tensor([0, 3, 3, 8], dtype=torch.int32, device=device)
-    hopper_weights.order_kernel[(9, 2)](
+    order_activations.order_kernel[(9, 2)](
         x, ordered, table, offsets, 384, 384, 6, BITS=bits, E=3, EP=4, BN=4, BK=256, num_warps=4
     )
     slices = x.view(27, 4, 4, 2, 2, 2) if bits == 4 else x.view(54, 4, 4, 2, 2)

@@ -10,7 +10,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .configs import WeightTile, weight_tile
 from .fp8_matmul import sm_count
-from .hopper_weights import order_kernel, weights_kernel
+from .hopper_weights import weights_kernel
+from .order_activations import order_kernel
 from .runtime import launch
 
 X_LAYOUT = NVMMASharedLayout(128, 16, 2)
