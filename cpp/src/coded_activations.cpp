@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "coded_activations.hpp"
 
-#include <vector>
-
 namespace breccia {
 namespace {
 
@@ -32,17 +30,6 @@ void read_activations(const Product& product, const ScaledMatrix* coded, std::in
         read_codes(product.table, *coded, first, rows, k, count, scratch, out, stride);
     else
         product.read(product.table, first, rows, k, count, scratch, out, stride);
-}
-
-void read_code_scales(const KernelTable& table, const ScaledMatrix& a, std::int64_t first, std::int64_t rows,
-                      std::int64_t block, float* out, std::int64_t stride) {
-    const std::int64_t blocks = (a.grid.cols + block - 1) / block;
-    std::vector<float> own(static_cast<std::size_t>(a.grid.grid_cols()));
-    for (std::int64_t i = 0; i < rows; ++i) {
-        read_scales(table, a, (first + i) / a.grid.block_rows, 0, a.grid.grid_cols(), own.data());
-        for (std::int64_t b = 0; b < blocks; ++b)
-            out[b * stride + i] = a.with_global(own[static_cast<std::size_t>(b * block / a.grid.block_cols)]);
-    }
 }
 
 }  // namespace breccia

@@ -15,9 +15,4 @@ const ScaledMatrix* coded_activations(const Product& product);
 void read_activations(const Product& product, const ScaledMatrix* coded, std::int64_t first, std::int64_t rows,
                       std::int64_t k, std::int64_t count, Scratch& scratch, float* out, std::int64_t stride);
 
-/// Scales of `rows` rows from `first` on, out[b * stride + i] for every `block` elements of K, which lie in one block
-/// of `a`. What is past the last stays as it is.
-void read_code_scales(const KernelTable& table, const ScaledMatrix& a, std::int64_t first, std::int64_t rows,
-                      std::int64_t block, float* out, std::int64_t stride);
-
 }  // namespace breccia

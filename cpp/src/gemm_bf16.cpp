@@ -5,6 +5,7 @@
 #include <atomic>
 #include <bit>
 
+#include "coded_activations.hpp"
 #include "panels.hpp"
 
 namespace breccia {
@@ -15,7 +16,7 @@ enum class Scaling : std::uint8_t { none, into_codes, onto_sums };
 // What a block-scaled operand asks of the panel product.
 struct Plan {
     Scaling scaling = Scaling::none;
-    std::int64_t block = 0;  // elements of K to a scale on sums; 0: one for all of K
+    std::int64_t block = 0;  // elements of K to a scale on sums: all of them where there is one scale or none
 };
 
 // Blocks that a panel decodes: whole ones, of a power of two, or a part of one.
@@ -25,12 +26,12 @@ bool in_chunks(std::int64_t block, std::int64_t k) {
 
 Plan plan_of(const ScaledMatrix& m, std::int64_t k) {
     const std::int64_t block = m.grid.block_cols;
-    if (block >= k) return {.scaling = Scaling::onto_sums};
+    if (block >= k) return {.scaling = Scaling::onto_sums, .block = k};
     const bool e2m1 = m.element == format_of<Float4E2M1FN>;
     const bool exact = (m.scale_type == ScaleType::e4m3 && e2m1) || m.scale_type == ScaleType::e8m0;
     if (exact && block % 16 == 0 && in_chunks(block, k) && m.zero_point == nullptr &&
         (m.scale_type == ScaleType::e4m3 || powers_of_two_are_ordinary(m)))
-        return {.scaling = Scaling::into_codes};
+        return {.scaling = Scaling::into_codes, .block = k};
     if (block % 32 == 0) return {.scaling = Scaling::onto_sums, .block = block};
     return {};
 }
@@ -42,7 +43,7 @@ std::vector<Chunk> chunks_of(std::int64_t k, std::int64_t block) {
         std::int64_t count = std::min(panel_k, k - at);
         if (block > panel_k)
             count = std::min(count, block - at % block);
-        else if (block > 0)
+        else
             count = std::min(count, panel_k / block * block);
         chunks.push_back({.k = at, .count = count});
     }
@@ -57,22 +58,6 @@ struct Activations {
     WorkBuffer<float> scales;
 };
 
-// Fills `out` with blocks' scales of one operand row, repeated where the product's blocks are finer.
-void scales_of_row(const KernelTable& table, const ScaledMatrix& m, const Plan& plan, std::int64_t row,
-                   std::int64_t block, std::int64_t blocks, std::vector<float>& scratch, float* out) {
-    if (plan.scaling == Scaling::into_codes) {
-        std::fill_n(out, blocks, m.with_global(1));
-        return;
-    }
-    const std::int64_t own = m.grid.grid_cols();
-    scratch.resize(static_cast<std::size_t>(own));
-    read_scales(table, m, row / m.grid.block_rows, 0, own, scratch.data());
-    const std::int64_t repeats = plan.block == 0 ? blocks : plan.block / block;
-    for (std::int64_t i = 0, own_block = 0; i < blocks; ++own_block)
-        for (std::int64_t r = 0; r < repeats && i < blocks; ++r, ++i)
-            out[i] = m.with_global(scratch[static_cast<std::size_t>(own_block)]);
-}
-
 struct Setup {
     const KernelTable& table;
     const BF16Kernels& bf16;
@@ -81,7 +66,7 @@ struct Setup {
     Plan plan;
     const ScaledMatrix* a = nullptr;  // where activations are codes whose scales stay apart
     Plan a_plan;
-    std::int64_t block = 0;  // of scales on sums; 0: one
+    std::int64_t block = 0;  // of scales on sums
     std::int64_t blocks = 1;
     std::vector<Chunk> chunks;
     int terms = 1;  // bfloat16 numbers that make up an activation
@@ -103,6 +88,26 @@ Packed pack_in_place(const Setup& s, std::int64_t first, std::int64_t rows, cons
     return {true, s.bf16.pack_words(words)};
 }
 
+// Elements of a chunk, to rows of `out` panel_k apart: without what of their scales multiplies sums.
+void read_chunk(const Setup& s, std::int64_t first, std::int64_t rows, const Chunk& chunk, Scratch& scratch,
+                float* out) {
+    if (s.a_plan.scaling != Scaling::into_codes)
+        return read_activations(s.product, s.a, first, rows, chunk.k, chunk.count, scratch, out, panel_k);
+    ScaledMatrix scaled = *s.a;
+    scaled.global_scale = 1;
+    for (std::int64_t i = 0; i < rows; ++i)
+        scaled.read(s.table, first + i, chunk.k, chunk.count, scratch, out + i * panel_k);
+}
+
+// What of their scales multiplies sums: 16 floats to a block, `stride` apart. Past the last row sums are zeros.
+void read_activation_scales(const Setup& s, std::int64_t first, std::int64_t rows, Scratch& scratch, float* out,
+                            std::int64_t stride) {
+    for (std::int64_t b = 0; b < s.blocks; ++b) std::fill_n(out + b * stride, 16, s.a->with_global(1));
+    if (s.a_plan.scaling == Scaling::into_codes) return;
+    for (std::int64_t i = 0; i < rows; ++i)
+        read_finer_scales(s.table, *s.a, first + i, s.block, scratch.scales, out + i, stride);
+}
+
 bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations& out) {
     std::int64_t padded_k = s.chunks.back().k + round_up(s.chunks.back().count, 32);
     out.x = WorkBuffer<std::uint16_t>(s.terms * grid.padded * padded_k);
@@ -111,7 +116,7 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
     std::atomic<bool> ordinary{true};
     parallel_for(grid.padded / 16, 1, [&](std::int64_t begin, std::int64_t end) {
         Scratch scratch;
-        std::vector<float> group, row_scales(static_cast<std::size_t>(s.blocks));
+        std::vector<float> group;
         for (std::int64_t g = begin; g < end; ++g) {
             const std::int64_t rows = std::min<std::int64_t>(16, grid.rows - g * 16);
             group.assign(static_cast<std::size_t>(16 * panel_k), 0.0F);
@@ -123,21 +128,7 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
                     if (!packed.in_range) ordinary = false;
                     continue;
                 }
-                if (s.a == nullptr) {
-                    s.product.read(s.table, first + g * 16, rows, chunk.k, chunk.count, scratch, group.data(), panel_k);
-                } else {
-                    ScaledMatrix plain = *s.a;
-                    plain.global_scale = 1;
-                    if (s.a_plan.scaling == Scaling::onto_sums) {
-                        static constexpr float one = 1;
-                        plain.scale = reinterpret_cast<const std::byte*>(&one);
-                        plain.scale_type = ScaleType::float32;
-                        plain.scale_row_stride = plain.scale_col_stride = 0;
-                    }
-                    for (std::int64_t i = 0; i < rows; ++i)
-                        plain.read(s.table, first + g * 16 + i, chunk.k, chunk.count, scratch,
-                                   group.data() + i * panel_k);
-                }
+                read_chunk(s, first + g * 16, rows, chunk, scratch, group.data());
                 const bool in_range = s.bf16.pack({.x = group.data(),
                                                    .x_stride = panel_k,
                                                    .k = chunk.count,
@@ -147,16 +138,9 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
                                                    .term_stride = grid.padded * 2 * pairs});
                 if (!in_range) ordinary = false;
             }
-            if (s.a == nullptr) continue;
-            for (std::int64_t i = 0; i < 16; ++i) {
-                std::fill(row_scales.begin(), row_scales.end(), 0.0F);
-                if (i < rows)
-                    scales_of_row(s.table, *s.a, s.a_plan, first + g * 16 + i, s.block, s.blocks, scratch.scales,
-                                  row_scales.data());
-                float* to = out.scales.data() + packed_offset(g, s.blocks) + i;
-                for (std::int64_t b = 0; b < s.blocks; ++b)
-                    to[b * grid.width(g / 2)] = row_scales[static_cast<std::size_t>(b)];
-            }
+            if (s.a != nullptr)
+                read_activation_scales(s, first + g * 16, rows, scratch, out.scales.data() + packed_offset(g, s.blocks),
+                                       grid.width(g / 2));
         }
     });
     return ordinary;
@@ -200,9 +184,13 @@ struct BF16Panels {
         float turned[16 * 16];
         for (std::int64_t first = 0; first < rows; first += 16) {
             const std::int64_t count = std::min<std::int64_t>(16, rows - first);
-            for (std::int64_t r = 0; r < count; ++r)
-                scales_of_row(s.table, s.w, s.plan, j + first + r, s.block, s.blocks, scratch,
-                              row_scales.data() + r * stride);
+            for (std::int64_t r = 0; r < count; ++r) {
+                float* to = row_scales.data() + r * stride;
+                if (s.plan.scaling == Scaling::into_codes)
+                    std::fill_n(to, s.blocks, s.w.with_global(1));
+                else
+                    read_finer_scales(s.table, s.w, j + first + r, s.block, scratch, to, 1);
+            }
             for (std::int64_t b = 0; b < s.blocks; b += 16) {
                 s.table.matmul.transpose(row_scales.data() + b, stride, turned, 16);
                 for (std::int64_t i = 0; i < std::min<std::int64_t>(16, s.blocks - b); ++i)
@@ -302,8 +290,8 @@ struct BF16Panels {
     void multiply(const Part& part, std::int64_t padded_rows, float* c) {
         const Chunk &chunk = part.chunk, &next = part.next;
         const std::int64_t r = part.r, pairs = round_up(chunk.count, 32) / 2;
-        const std::int64_t block_pairs = s.block > 0 && s.block < chunk.count ? s.block / 2 : pairs;
-        const std::int64_t first_block = s.block > 0 ? chunk.k / s.block : 0;
+        const std::int64_t block_pairs = s.block < chunk.count ? s.block / 2 : pairs;
+        const std::int64_t first_block = chunk.k / s.block;
         // Panels of full width, then the one that may be narrower.
         const std::int64_t full = grid.padded / panel_width;
         for (std::int64_t p = 0; p < grid.count(); p += std::max<std::int64_t>(full, 1)) {
@@ -336,15 +324,6 @@ struct BF16Panels {
     }
 };
 
-// Codes of activations that can be taken without their scales.
-const ScaledMatrix* scaled_activations(const Product& product, Plan& plan) {
-    const ScaledMatrix* a = product.a.front().scaled_along_k();
-    if (a == nullptr || product.a.size() != 1 || product.precision == Precision::fast) return nullptr;
-    plan = plan_of(*a, product.k);
-    const bool exact_codes = info(a->element).family != CodecFamily::exponent && a->zero_point == nullptr;
-    return exact_codes && plan.scaling != Scaling::none ? a : nullptr;
-}
-
 }  // namespace
 
 bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
@@ -361,17 +340,16 @@ bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
             .a_plan = {},
             .chunks = {}};
     if (s.plan.scaling == Scaling::none) return false;
-    s.a = scaled_activations(product, s.a_plan);
+    s.a = product.precision != Precision::fast ? coded_activations(product) : nullptr;
+    if (s.a != nullptr) s.a_plan = plan_of(*s.a, product.k);
+    if (s.a_plan.scaling == Scaling::none) s.a = nullptr;
     if (s.a == nullptr && product.precision != Precision::fast) s.terms = product.a.front().bfloat16_terms();
     if (s.terms > bf16->max_terms) return false;
-    s.block = s.plan.block;
-    if (s.a != nullptr && s.a_plan.block > 0) {
-        const std::int64_t fine = s.block == 0 ? s.a_plan.block : std::min(s.block, s.a_plan.block);
-        if (s.block % fine != 0 || s.a_plan.block % fine != 0) return false;
-        s.block = fine;
-    }
+    const auto [fine, coarse] = std::minmax(s.plan.block, (s.a != nullptr ? s.a_plan : s.plan).block);
+    if (coarse < product.k && coarse % fine != 0) return false;
+    s.block = fine;
     if (w.zero_point != nullptr && !in_chunks(w.grid.block_cols, product.k)) return false;
-    s.blocks = s.block == 0 ? 1 : (product.k + s.block - 1) / s.block;
+    s.blocks = (product.k + s.block - 1) / s.block;
     s.chunks = chunks_of(product.k, s.block);
     // Activations of several terms take the room of more, and are best read seldom: fewer of them by more weights.
     const int fewer = s.terms > 1 ? 2 : 1;

@@ -48,7 +48,9 @@ const ScaledMatrix* codes_that_suit(const Product& product, bool packed, LaneBlo
 void read_activation_scales(const KernelTable& table, const ScaledMatrix& a, std::int64_t block, LaneActivations& out) {
     const std::int64_t multiplied = (round_up(a.grid.cols, 32) + block - 1) / block;  // the last ones by zeros
     out.scales.resize(static_cast<std::size_t>(multiplied * out.vectors));
-    read_code_scales(table, a, out.first, out.rows, block, out.scales.data(), out.vectors);
+    std::vector<float> scratch;
+    for (std::int64_t i = 0; i < out.rows; ++i)
+        read_finer_scales(table, a, out.first + i, block, scratch, out.scales.data() + i, out.vectors);
 }
 
 bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const BF16Kernels& bf16,

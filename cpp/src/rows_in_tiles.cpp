@@ -97,7 +97,9 @@ bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const 
     if (coded != nullptr) {
         const std::int64_t block = block_of(how, packed);
         out.scales.resize(static_cast<std::size_t>((product.k + block - 1) / block * lanes));
-        read_code_scales(product.table, *coded, out.first, rows, block, out.scales.data(), lanes);
+        for (std::int64_t i = 0; i < rows; ++i)
+            read_finer_scales(product.table, *coded, out.first + i, block, scratch.scales, out.scales.data() + i,
+                              lanes);
     }
     if (how.tile_scales) part_pairs(out.x.data(), round_up(product.k, byte_block), out.vectors);
     return true;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "views.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "interleaved.hpp"
@@ -191,6 +192,18 @@ void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t
         ScaledMatrix plain = m;
         plain.global_scale = 1;
         for (std::int64_t i = 0; i < n; ++i) out[i] = plain.scale_at(block_row, first + i);
+    }
+}
+
+void read_finer_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t row, std::int64_t block,
+                       std::vector<float>& scratch, float* out, std::int64_t stride) {
+    const std::int64_t own_blocks = m.grid.grid_cols(), blocks = (m.grid.cols + block - 1) / block;
+    const std::int64_t repeats = (std::min(m.grid.block_cols, m.grid.cols) + block - 1) / block;
+    scratch.resize(static_cast<std::size_t>(own_blocks));
+    read_scales(kernels, m, row / m.grid.block_rows, 0, own_blocks, scratch.data());
+    for (std::int64_t b = 0, own = 0, left = repeats; b < blocks; ++b, --left) {
+        if (left == 0) ++own, left = repeats;
+        out[b * stride] = m.with_global(scratch[static_cast<std::size_t>(own)]);
     }
 }
 

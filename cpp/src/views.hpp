@@ -76,4 +76,9 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
 void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t block_row, std::int64_t first,
                  std::int64_t n, float* out);
 
+/// A row's scales, the global scale included, as if each of its blocks were several of `block` elements: to floats of
+/// `out` that are `stride` apart.
+void read_finer_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t row, std::int64_t block,
+                       std::vector<float>& scratch, float* out, std::int64_t stride);
+
 }  // namespace breccia
