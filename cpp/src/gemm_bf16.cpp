@@ -225,9 +225,7 @@ struct BF16Panels {
         if (s.w.zero_point == nullptr) return;
         std::vector<std::uint8_t> of_row(static_cast<std::size_t>(cols));
         for (std::int64_t r = 0; r < rows; ++r) {
-            const std::byte* from = s.w.zero_point + (j + r) / s.w.grid.block_rows * s.w.zero_row_stride;
-            for (std::int64_t b = 0; b < cols; ++b)
-                of_row[static_cast<std::size_t>(b)] = static_cast<std::uint8_t>(from[b * s.w.zero_col_stride]);
+            read_zero_points(s.w, j + r, of_row.data(), 1);
             deal(of_row.data(), r, zero_points);
         }
     }

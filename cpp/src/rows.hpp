@@ -48,6 +48,13 @@ private:
 /// Whether there are no zero points, or 4-bit codes have them as bytes of -8 ... 15, which kernels look up.
 bool zero_points_are_small(const ScaledMatrix& m);
 
+/// A row's zero points where they are bytes, `stride` apart in `out`. Inline: the stride is a constant of the caller's.
+inline void read_zero_points(const ScaledMatrix& m, std::int64_t row, std::uint8_t* out, std::int64_t stride) {
+    const std::byte* from = m.zero_point + row / m.grid.block_rows * m.zero_row_stride;
+    const std::int64_t blocks = m.grid.grid_cols(), step = m.zero_col_stride;  // once: bytes of `out` may alias them
+    for (std::int64_t b = 0; b < blocks; ++b) out[b * stride] = static_cast<std::uint8_t>(from[b * step]);
+}
+
 /// Whether E8M0 scales are all within 2^-60 ... 2^60, where their products with codes are ordinary bfloat16 numbers.
 bool powers_of_two_are_ordinary(const ScaledMatrix& m);
 

@@ -124,7 +124,8 @@ public:
             for (std::int64_t r = 0; r < n; ++r) {
                 read_row_scales(row + r, scales_.data() + r * scale_stride_);
                 if (w_.zero_point != nullptr)
-                    read_row_zero_points(row + r, zero_points_.data() + r / lanes * lanes * scale_stride_ + r % lanes);
+                    read_zero_points(w_, row + r, zero_points_.data() + r / lanes * lanes * scale_stride_ + r % lanes,
+                                     lanes);
             }
             for (const TileActivations& a : passes) {
                 run(a, row, n);
@@ -141,12 +142,6 @@ private:
         const std::int64_t count = w_.grid.grid_cols();
         read_scales(product_.table, w_, row / w_.grid.block_rows, 0, count, out);
         std::fill_n(out + count, lanes, 0.0F);
-    }
-
-    void read_row_zero_points(std::int64_t row, std::uint8_t* out) const {
-        const std::byte* from = w_.zero_point + row / w_.grid.block_rows * w_.zero_row_stride;
-        for (std::int64_t b = 0; b < w_.grid.grid_cols(); ++b)
-            out[b * lanes] = static_cast<std::uint8_t>(from[b * w_.zero_col_stride]);
     }
 
     void run(const TileActivations& a, std::int64_t row, std::int64_t n) {
