@@ -4,23 +4,12 @@
 #include <algorithm>
 #include <mutex>
 
-#include "exact_scale.hpp"
+#include "scale_choice.hpp"
 #include "threads.hpp"
 #include "workspace.hpp"
 
 namespace breccia {
 namespace {
-
-// Long runs go through the kernels in pieces that stay in the first-level cache.
-constexpr std::int64_t piece = 4096;
-
-void merge(BlockStats& total, const BlockStats& part) {
-    total.amax_bits = std::max(total.amax_bits, part.amax_bits);
-    total.has_nan |= part.has_nan;
-    total.has_infinity |= part.has_infinity;
-    total.min = std::min(total.min, part.min);
-    total.max = std::max(total.max, part.max);
-}
 
 class Quantizer {
 public:
@@ -36,7 +25,8 @@ public:
           packed_(is_packed(recipe.element)),
           row_bytes_(packed_ ? (grid_.cols + 1) / 2 : grid_.cols),
           factor_(options.factor),
-          stored_grid_(grid_) {
+          stored_grid_(grid_),
+          choice_(source, kernels_, recipe, params_) {
         if (options.square_blocks) grid_.block_rows = grid_.block_cols;
         if (options.seed) key_.emplace(*options.seed, RandomStream::rounding);
         params_.rule = recipe.rule;
@@ -44,7 +34,6 @@ public:
         params_.search = recipe.search;
         params_.margin_factor = exp2i(recipe.margin);
         params_.two_level = recipe.two_level;
-        needs_range_ = recipe.rule == ScaleRule::asymmetric;
     }
 
     void run() {
@@ -56,7 +45,7 @@ public:
 private:
     [[nodiscard]] bool in_rows() const {
         const bool whole_bytes = !packed_ || grid_.block_cols % 2 == 0;
-        return grid_.block_rows == 1 && grid_.cols > 0 && grid_.block_cols <= 2 * piece && whole_bytes && !key_;
+        return grid_.block_rows == 1 && grid_.cols > 0 && grid_.block_cols <= 2 * piece_cols && whole_bytes && !key_;
     }
     [[nodiscard]] std::uint8_t* row_codes(std::int64_t matrix, std::int64_t row) const {
         return out_.data.as<std::uint8_t>() + (matrix * grid_.rows + row) * row_bytes_;
@@ -69,24 +58,6 @@ private:
     }
     [[nodiscard]] std::uint8_t* zero_point_at(std::int64_t block) const {
         return out_.zero_point ? out_.zero_point->as<std::uint8_t>() + block : nullptr;
-    }
-
-    // Calls body(row pointer, row, first column, count) for every piece of a block.
-    template <class F>
-    void for_each_piece(const BlockRange& b, Scratch& scratch, F body) const {
-        for (std::int64_t row = b.begin_row; row < b.end_row; ++row)
-            for (std::int64_t col = b.begin_col; col < b.end_col; col += piece) {
-                const std::int64_t n = std::min(piece, b.end_col - col);
-                body(source_.read(b.matrix, row, col, n, scratch), row, col, n);
-            }
-    }
-
-    BlockStats stats_of(const BlockRange& b, Scratch& scratch) const {
-        BlockStats stats;
-        for_each_piece(b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) {
-            merge(stats, kernels_.stats(x, n, needs_range_));
-        });
-        return stats;
     }
 
     template <class F>
@@ -103,7 +74,7 @@ private:
         BlockStats total;
         std::mutex mutex;
         for_each_row([&](const BlockRange& row, Scratch& scratch) {
-            const BlockStats stats = stats_of(row, scratch);
+            const BlockStats stats = choice_.stats_of(row, scratch);
             const std::lock_guard lock(mutex);
             merge(total, stats);
         });
@@ -163,7 +134,7 @@ private:
     }
 
     void encode(const BlockRange& b, const BlockScale& s, Scratch& scratch) const {
-        for_each_piece(b, scratch, [&](const float* x, std::int64_t row, std::int64_t col, std::int64_t n) {
+        source_.for_each_piece(b, scratch, [&](const float* x, std::int64_t row, std::int64_t col, std::int64_t n) {
             encode_run(x, n, s, b.matrix, row, col);
         });
     }
@@ -174,20 +145,7 @@ private:
             const float scale = 1 / *factor_;
             return encode_whole({.stored = bits_of(scale), .factor = *factor_, .multiply = true, .decoded = scale});
         }
-        const BlockStats stats = tensor_stats();
-        BlockScale best = format_.choose_scale(stats, params_, 0);
-        if (searches(stats)) {
-            double best_error = tensor_error(best);
-            for (int candidate = 1; candidate < format_.candidates(params_); ++candidate) {
-                const BlockScale other = format_.choose_scale(stats, params_, candidate);
-                const double error = tensor_error(other);
-                if (error < best_error) {
-                    best_error = error;
-                    best = other;
-                }
-            }
-        }
-        encode_whole(best);
+        encode_whole(choice_.best(tensor_stats(), [&](const BlockScale& s) { return tensor_error(s); }));
     }
 
     void encode_whole(const BlockScale& s) const {
@@ -195,26 +153,15 @@ private:
         for_each_row([&](const BlockRange& row, Scratch& scratch) { encode(row, s, scratch); });
     }
 
-    [[nodiscard]] bool searches(const BlockStats& stats) const {
-        return params_.search == ScaleSearch::mse && !stats.has_nan && !stats.has_infinity && stats.amax_bits != 0;
-    }
-
     // Rows are added in order whichever thread computed them.
     double tensor_error(const BlockScale& s) const {
         std::vector<double> errors(static_cast<std::size_t>(matrices_ * grid_.rows));
         for_each_row([&](const BlockRange& row, Scratch& scratch) {
-            errors[static_cast<std::size_t>(row.matrix * grid_.rows + row.begin_row)] = block_error(row, s, scratch);
+            errors[static_cast<std::size_t>(row.matrix * grid_.rows + row.begin_row)] =
+                choice_.squared_error(row, s, scratch);
         });
         double total = 0;
         for (const double error : errors) total += error;
-        return total;
-    }
-
-    float block_error(const BlockRange& b, const BlockScale& s, Scratch& scratch) const {
-        float total = 0;
-        for_each_piece(b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) {
-            total += format_.squared_error(x, n, s);
-        });
         return total;
     }
 
@@ -222,7 +169,7 @@ private:
     template <class F>
     void for_each_run(F body) const {
         const std::int64_t blocks = grid_.grid_cols();
-        const std::int64_t step = std::max<std::int64_t>(1, piece / grid_.block_cols);
+        const std::int64_t step = std::max<std::int64_t>(1, piece_cols / grid_.block_cols);
         for_each_row([&](const BlockRange& row, Scratch& scratch) {
             for (std::int64_t block = 0; block < blocks; block += step) {
                 const std::int64_t count = std::min(step, blocks - block);
@@ -265,8 +212,9 @@ private:
                 const BlockStats stats = kernels_.stats(values, size, false);
                 return stats.has_nan || stats.has_infinity ? std::nullopt : std::optional(stats.amax_bits);
             };
-            const auto kept = exact_scale({row.matrix, row.begin_row, row.end_row, col, col + size}, *values, amax_bits,
-                                          [&](const BlockScale& s) { return format_.keeps(values, size, s); });
+            const auto kept =
+                choice_.exact_scale({row.matrix, row.begin_row, row.end_row, col, col + size}, *values, amax_bits,
+                                    [&](const BlockScale& s) { return format_.keeps(values, size, s); });
             if (!kept) continue;
             quantize_blocks(row, first + done, j - done, x + done * size);
             write_scale(block_index(row.matrix, row.begin_row) + first + j, *kept);
@@ -318,7 +266,7 @@ private:
     void choose_scales(std::int64_t matrix, std::int64_t block_row, std::int64_t block, std::int64_t count,
                        Scratch& scratch, std::vector<BlockScale>& scales) const {
         scales.resize(static_cast<std::size_t>(count));
-        const bool amax_decides = params_.search == ScaleSearch::amax && !needs_range_;
+        const bool amax_decides = choice_.amax_decides();
         std::vector<std::int32_t>& amax = scratch.amax;
         if (amax_decides) {
             amax.assign(static_cast<std::size_t>(count * amax_lanes), 0);
@@ -337,14 +285,14 @@ private:
             };
             const BlockRange b = range_of(matrix, block_row, block + j, 1);
             if (amax_decides && bits() < f32_infinity_bits)
-                s = kept_scale(b, bits(), scratch).value_or(format_.choose_scale({.amax_bits = bits()}, params_, 0));
+                s = choice_.choose(b, bits(), scratch);
             else
-                s = choose_scale(b, scratch);
+                s = choice_.choose(b, scratch);
         }
     }
 
     void encode_tiles(const BlockRange& b, const std::vector<BlockScale>& scales, Scratch& scratch) const {
-        for_each_piece(b, scratch, [&](const float* x, std::int64_t row, std::int64_t col, std::int64_t n) {
+        source_.for_each_piece(b, scratch, [&](const float* x, std::int64_t row, std::int64_t col, std::int64_t n) {
             for (std::int64_t end = col + n; col < end;) {
                 const std::int64_t block = col / grid_.block_cols;
                 const std::int64_t part = std::min((block + 1) * grid_.block_cols, end) - col;
@@ -353,58 +301,6 @@ private:
                 x += part, col += part;
             }
         });
-    }
-
-    BlockScale choose_scale(const BlockRange& b, Scratch& scratch) const {
-        const BlockStats stats = stats_of(b, scratch);
-        if (!stats.has_nan && !stats.has_infinity)
-            if (const auto kept = kept_scale(b, stats.amax_bits, scratch)) return *kept;
-        BlockScale best = format_.choose_scale(stats, params_, 0);
-        if (!searches(stats)) return best;
-        float best_error = block_error(b, best, scratch);
-        for (int candidate = 1; candidate < format_.candidates(params_); ++candidate) {
-            const BlockScale other = format_.choose_scale(stats, params_, candidate);
-            const float error = block_error(b, other, scratch);
-            if (error < best_error) {
-                best_error = error;
-                best = other;
-            }
-        }
-        return best;
-    }
-
-    // A scale under which `keeps` finds no loss. The first of the values may rule a power of two out; amax_bits() is
-    // none where they are not all finite.
-    template <class AmaxBits, class Keeps>
-    std::optional<BlockScale> exact_scale(const BlockRange& b, float first, AmaxBits amax_bits, Keeps keeps) const {
-        const ExactScales scales = source_.exact_scales(b);
-        const bool own = scales.own && stored_exactly(*scales.own, recipe_.scale, 0);
-        const bool power_of_two = scales.power_of_two && has_few_bits(first, recipe_.element);
-        if (!own && !power_of_two) return std::nullopt;
-        const std::optional<std::uint32_t> bits = amax_bits();
-        if (!bits) return std::nullopt;
-        const auto kept = [&](float scale) {
-            const std::optional<BlockScale> s = stored_exactly(scale, recipe_.scale, *bits);
-            return s && keeps(*s) ? s : std::nullopt;
-        };
-        if (own)
-            if (const auto s = kept(*scales.own)) return s;
-        if (!power_of_two) return std::nullopt;
-        const std::optional<float> power = power_of_two_for(float_from_bits(*bits), recipe_.element);
-        return power ? kept(*power) : std::nullopt;
-    }
-
-    std::optional<BlockScale> kept_scale(const BlockRange& b, std::uint32_t amax_bits, Scratch& scratch) const {
-        if (!source_.may_be_exact()) return std::nullopt;
-        const auto keeps = [&](const BlockScale& s) {
-            for (std::int64_t row = b.begin_row; row < b.end_row; ++row)
-                for (std::int64_t col = b.begin_col; col < b.end_col; col += piece) {
-                    const std::int64_t n = std::min(piece, b.end_col - col);
-                    if (!format_.keeps(source_.read(b.matrix, row, col, n, scratch), n, s)) return false;
-                }
-            return true;
-        };
-        return exact_scale(b, 0.0F, [&] { return std::optional(amax_bits); }, keeps);
     }
 
     const RowSource& source_;
@@ -420,8 +316,8 @@ private:
     BlockGrid stored_grid_;         // of the scales; finer than grid_ where a square's rows each store one
     std::optional<RandomKey> key_;  // of stochastic rounding
     ScaleParams params_;
+    ScaleChoice choice_;
     WorkBuffer<std::int32_t> amax_bits_;  // of every block, where the pass for the global scale took them
-    bool needs_range_ = false;
 };
 
 }  // namespace
