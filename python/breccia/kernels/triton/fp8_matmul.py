@@ -165,6 +165,7 @@ def fp8_matmul(
         GROUP=tile.group,
         num_warps=4,
         maxnreg=tile.maxnreg,
+        launch_pdl=True,
     )
     return out
 

@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # Argument lists stay dense.
 # fmt: off
@@ -64,6 +65,7 @@ def producer(
     BYTES: gl.constexpr = (
         (BM + BN) * BLOCK_K + (4 * BM if ROW_SCALE == 2 else 0) + (4 * col_scale_bufs.shape[2] if COL_SCALE == 2 else 0)
     )
+    gdc_wait()
     stage = 0
     phase = 1
     for tile in range(gl.program_id(0), row_tiles * col_tiles, gl.num_programs(0)):
@@ -168,6 +170,7 @@ def consumer(
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 32])
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     col_layout: gl.constexpr = gl.SliceLayout(0, layout)
+    gdc_wait()  # for scales and bias, and for whoever still reads what `out` was before
     stage = 0
     phase = 0
     for tile in range(gl.program_id(0), row_tiles * col_tiles, gl.num_programs(0)):
@@ -249,6 +252,7 @@ def fp8_kernel(
     COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr, SWAP: gl.constexpr,
     TMA_STORE: gl.constexpr, CONSUMERS: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
 ):
+    gdc_launch_dependents()
     BM: gl.constexpr = row_desc.block_type.shape[0]
     BN: gl.constexpr = col_desc.block_type.shape[0]
     gl.static_assert(BM == CONSUMERS * WAVES * 64)
