@@ -17,11 +17,28 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_FMA_ASM, SCALES_ASM, halves, power
 from .runtime import launch
 
 WARPS = 4  # of a program
+
+
+@gluon.jit
+def bring_to_l2(w_ptr, row0, N, w_stride, slices, WARPS: gl.constexpr):
+    """Sends the program's weights to the L2 cache. It may do so before the kernel before has ended, whatever that
+    writes: the cache is where its stores arrive too."""
+    i = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+    row = gl.minimum(row0 + i % 16, N - 1)
+    size = slices * 64
+    part = (size // 16 + 2 * WARPS - 1) // (2 * WARPS) * 16
+    start = i // 16 * part
+    at = row.to(gl.int64) * w_stride + start // 4
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r", [w_ptr + at, gl.minimum(part, size - start)], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @gluon.constexpr_function
@@ -163,6 +180,13 @@ def w4_gemv_kernel(
     codes; each: slices of a warp, of which it asks for four at a time."""
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8])
     row0 = gl.program_id(0) * 16
+    gdc_launch_dependents()
+    # Room for four programs a multiprocessor, which is one wave: where there is room for more, those that start early
+    # crowd on the multiprocessors that are free first.
+    room = gl.allocate_shared_memory(gl.int32, [12, 1024], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    room.index(0).store(gl.zeros([1024], gl.int32, gl.BlockedLayout([1], [32], [WARPS], [0])))
+    bring_to_l2(w_ptr, row0, N, w_stride, slices, WARPS)
+    gdc_wait()
     acc = gl.zeros([WARPS, 16, 8], gl.float32, mma)
     for k in range(0, each, 4):
         w0 = load_words(w_ptr, row0, k, each, slices, N, w_stride, WARPS)
@@ -233,5 +257,6 @@ def w4_gemv(
         BIAS=bias is not None,
         WARPS=warps,
         num_warps=warps,
+        launch_pdl=True,
     )
     return out
