@@ -103,7 +103,18 @@ WEIGHTS = [
 @pytest.mark.parametrize("recipe", WEIGHTS, ids=repr)
 @pytest.mark.parametrize(
     "shape",
-    [(2, 64, 128), (5, 200, 1024), (16, 130, 384), (40, 96, 640), (64, 333, 2176), (100, 264, 512), (300, 520, 1152)],
+    [
+        (1, 72, 256),
+        (1, 200, 1152),
+        (2, 64, 128),
+        (5, 200, 1024),
+        (16, 130, 384),
+        (40, 96, 640),
+        (64, 333, 2176),
+        (100, 264, 512),
+        (300, 520, 1152),
+        (600, 6000, 256),  # more tiles than multiprocessors
+    ],
     ids=str,
 )
 def test_weights_decode_in_the_product(recipe: Any, shape: tuple[int, int, int]) -> None:

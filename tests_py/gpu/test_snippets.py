@@ -59,6 +59,7 @@ def run(text: str, operands: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             "mov.b32": lambda: a[0],
             "and.b32": lambda: a[0] & a[1],
             "shr.b32": lambda: a[0] >> a[1],
+            "shl.b32": lambda: a[0] << a[1],
             "mul.lo.u32": lambda: a[0] * a[1],
             "lop3.b32": lambda: look_up(a[0], a[1], a[2], int(names[3], 0)),
             "prmt.b32": lambda: gather(a[0], a[1], int(names[2], 0)),
@@ -79,6 +80,7 @@ def both_halves(x: np.ndarray) -> np.ndarray:
     [
         ("e2m1", decode.E2M1_ASM),
         ("e2m1", decode.E2M1_ONCE_ASM),
+        ("e2m1", decode.E2M1_TWO_ASM),
         ("int4", decode.INT4_ASM),
         ("int4", decode.INT4_FMA_ASM),
         ("int8", decode.INT8_ASM),
@@ -91,12 +93,40 @@ def test_every_code(fmt: str, snippet: Any) -> None:
     packed = np.bitwise_or.reduce(codes << (np.arange(per, dtype=np.uint32) * np.uint32(bits)), axis=1)
     word, scale = f"${per // 2}", f"${per // 2 + 1}"
     exponents = rng.integers(-127, 128, len(packed)) if snippet is decode.E2M1_ASM else np.zeros(len(packed), int)
-    if snippet is decode.E2M1_ONCE_ASM:  # an E4M3 scale times 2^112 in, and 2^-14 out
+    once = snippet in (decode.E2M1_ONCE_ASM, decode.E2M1_TWO_ASM)
+    if once:  # an E4M3 scale times 2^112 in, and 2^-14 out
         exponents = rng.integers(-9, 9, len(packed)) + 112
-    regs = run(snippet.value, {word: packed, scale: both_halves(np.exp2(exponents.astype(np.float64)))})
-    power = np.exp2(exponents.astype(np.float64) - (126 if snippet is decode.E2M1_ONCE_ASM else 0))[:, None]
+    scales = both_halves(np.exp2(exponents.astype(np.float64)))
+    twice = both_halves(np.exp2(exponents.astype(np.float64) + 1))
+    regs = run(snippet.value, {word: packed, scale: scales, "$6": twice})
+    power = np.exp2(exponents.astype(np.float64) - (126 if once else 0))[:, None]
     for p in range(per // 2):
         pair = codes[:, [p, p + 4]] if bits == 4 else codes[:, [2 * p, 2 * p + 1]]
         got = halves(regs[f"${p}"]).double().numpy().reshape(-1, 2)
+        got = got / 2 if snippet is decode.E2M1_TWO_ASM and p > 1 else got
         with np.errstate(over="ignore"):  # 6 times 2^127 is infinite in float32 too
             assert np.array_equal(got, (VALUES[fmt][pair] * power).astype(np.float32))
+
+
+@pytest.mark.parametrize(("bits", "snippet"), [(4, decode.TURN_NIBBLES_ASM), (8, decode.TURN_PAIRS_ASM)])
+def test_turned_words(bits: int, snippet: Any) -> None:
+    """Every place of 16 bytes goes to the thread and the place that the decoding, which takes pairs (p, p + 4) of 4-bit
+    codes and neighbours of 8-bit ones, brings back into the order of K."""
+    per = 32 // bits
+    places = np.arange(4 * per, dtype=np.uint32)
+    pieces = [places >> np.uint32(bits * i) & np.uint32((1 << bits) - 1) for i in range(-(-7 // bits))]
+    turned = []
+    for piece in pieces:  # what moves is a few bits of each place's number at a time
+        packed = np.bitwise_or.reduce(
+            piece.reshape(4, per) << (np.arange(per, dtype=np.uint32) * np.uint32(bits)), axis=1
+        )
+        regs = run(snippet.value, {f"${4 + i}": packed[i : i + 1] for i in range(4)})
+        words = np.concatenate([regs[f"${t}"] for t in range(4)])
+        turned.append(words[:, None] >> np.arange(per, dtype=np.uint32) * np.uint32(bits) & np.uint32((1 << bits) - 1))
+    came_from = sum(part << np.uint32(bits * i) for i, part in enumerate(turned))
+    for t in range(4):
+        for pair in range(per // 2):
+            # Threads hold elements 2t, 2t + 1 of every eight.
+            expected = [8 * pair + 2 * t, 8 * pair + 2 * t + 1]
+            at = [pair, pair + 4] if bits == 4 else [2 * pair, 2 * pair + 1]
+            assert came_from[t, at].tolist() == expected

@@ -42,7 +42,7 @@ def usage(kernel: Any, types: dict[str, str], constants: dict[str, Any], tmp: Pa
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     values = {(names.index(n),): v for n, v in constants.items()}
     # As at run time: pointers always, strides where rows are aligned.
-    aligned = [n for n in names if signature[n].startswith("*") or n == "x_stride"]
+    aligned = [n for n in names if signature[n].startswith("*") or n in ("x_stride", "w_stride")]
     attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, values, attrs)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **options})
@@ -111,7 +111,7 @@ def test_weights(kind: str, m: int, experts: int, tmp_path: Path) -> None:
     types = {
         "x_desc": descriptor("bf16", [tile.cols, 64], 128, 16),
         "w_desc": descriptor("i32", [64 if tile.split else 128, words], 4 * words, 32),
-        "s_ptr": SCALES[kind],
+        "s_ptr": "*i32" if tile.order == "w" and kind in ("nvfp4", "mxfp4", "mxfp8") else SCALES[kind],
         "g_ptr": "*fp32",
         "bias_ptr": "*bf16",
         "out_ptr": "*bf16",

@@ -60,7 +60,7 @@ def prefers_cublas(m: int, n: int, k: int, mode: str) -> bool:
 def weight_only(m: int, n: int, k: int, element: str) -> str:
     """How a 16-bit float product by a quantized weight runs: rows (kernels for a few, bound by reading the weights),
     fused, or decode (to 16-bit floats, then cuBLAS)."""
-    if m <= (8 if element in ("e2m1", "int4") else 1):
+    if m <= 8 and element in ("e2m1", "int4"):
         return "rows"
     return "fused" if m <= 1024 else "decode"
 
@@ -81,14 +81,14 @@ def candidates(m: int, n: int, k: int, mode: str) -> list[Tile]:
 class WeightTile:
     """One configuration of the Hopper kernel of packed weights. `split`: the two consumers divide K instead of the
     weight's rows. Activations wait in `x_stages` buffers of `x_units` times 64 of K, weights in `w_stages` of 128.
-    `order`: the product brings the activations into its order itself, without a kernel before it."""
+    `order`: what two warps of the product bring into the order of the other, "x" or "w"; "" is for a kernel before."""
 
     cols: int
     split: bool
     x_stages: int
     x_units: int
     w_stages: int
-    order: bool = False
+    order: str = ""
     consumers: int = 2
     group: int = 8
 
@@ -97,8 +97,8 @@ def weight_tile(m: int, n: int, k: int, kind: str, experts: int = 0) -> WeightTi
     four = kind in ("nvfp4", "mxfp4", "int4")
     if m <= 64 and not experts:
         # Every program would order all rows: from 32 on (8 bits: 16) one kernel for all of them is faster.
-        order = m <= (32 if four else 16)
+        order = "x" if m <= (32 if four else 16) else ""
         return WeightTile(max(8, 1 << (m - 1).bit_length()), True, 8 if order else 4, 2, 8, order)
     if experts:
         return WeightTile(128, False, 8, 1, 6 if four else 4)
-    return WeightTile(256, False, 6 if four else 5, 1, 4)
+    return WeightTile(256, False, 6 if four else 5, 1, 4, "w")

@@ -20,21 +20,24 @@ def _four_pairs(step: str) -> gl.constexpr:
     return gl.constexpr("{ .reg .b32 s, t, u; .reg .f32 f, g; " + body + "}")
 
 
-def _four_e2m1(product: str, after: str = "") -> gl.constexpr:
+def _four_e2m1(product: str, after: str = "", second: str = "$5") -> gl.constexpr:
     """The same for E2M1, as bf16 in u that are the values times 2^-126. A product with 2^12 + 2^6 takes a code to where
-    bf16 has its sign, and again to where it has the ends of exponent and fraction; two neighbours share a shift."""
+    bf16 has its sign, and again to where it has the ends of exponent and fraction; two neighbours share a shift. SCALE
+    is $5, for the last two pairs `second`."""
     body = "shr.b32 t, $4, 8; mov.b32 s, 0x7E807E80; "
     for p in range(4):
         mask, factor = (0x00F000F0, 0x0104) if p % 2 else (0x000F000F, 0x1040)
         body += f"and.b32 u, {'t' if p > 1 else '$4'}, {mask:#x}; mul.lo.u32 u, u, {factor:#x}; "
-        body += "and.b32 u, u, 0x81C081C0; " + product.replace("OUT", f"${p}")
+        scaled = product.replace("SCALE", second if p > 1 else "$5")
+        body += "and.b32 u, u, 0x81C081C0; " + scaled.replace("OUT", f"${p}")
     body += "".join(after.replace("OUT", f"${p}") for p in range(4))
     return gl.constexpr("{ .reg .b32 s, t, u; " + body + "}")
 
 
 E2M1_ASM = _four_e2m1("mul.bf16x2 OUT, u, s; ", "mul.bf16x2 OUT, OUT, $5; ")
 # With one product the scale comes times 2^112, and 2^14 is left to the end.
-E2M1_ONCE_ASM = _four_e2m1("mul.bf16x2 OUT, u, $5; ")
+E2M1_ONCE_ASM = _four_e2m1("mul.bf16x2 OUT, u, SCALE; ")
+E2M1_TWO_ASM = _four_e2m1("mul.bf16x2 OUT, u, SCALE; ", second="$6")
 # INT4 codes are mantissas under the exponent of 128: 136 more than their value. (u & a) ^ b is one instruction only
 # where it is written as one. The fused product of 64 rows has registers for a subtraction, w4_gemv for a multiply-add.
 _INT4 = "lop3.b32 u, u, 0x000F000F, 0x43084308, 0x6A; "
@@ -85,6 +88,29 @@ cvt.f32.f16 f, b; mul.f32 f, f, 0f77800000; cvt.rn.bf16x2.f32 $1, f, f;
 }""")
 
 
+# 16 bytes of a row, $4 to $7, to what each of four threads decodes of them, $0 to $3, so that the result has the order
+# of the activations. Nibble p of $t is the low, p + 4 the high nibble of byte t of word p.
+TURN_NIBBLES_ASM = gl.constexpr(
+    "{ .reg .b32 a, b, c, d, t, u; "
+    + "".join(
+        f"shl.b32 t, ${4 + p + 1}, 4; lop3.b32 {low}, ${4 + p}, t, 0x0F0F0F0F, 0xE4; "
+        f"shr.b32 t, ${4 + p}, 4; lop3.b32 {high}, t, ${4 + p + 1}, 0x0F0F0F0F, 0xE4; "
+        for p, low, high in ((0, "a", "c"), (2, "b", "d"))
+    )
+    + "".join(
+        f"prmt.b32 t, a, b, {first:#x}; prmt.b32 u, c, d, {first:#x}; "
+        f"prmt.b32 ${t}, t, u, 0x5410; prmt.b32 ${t + 1}, t, u, 0x7632; "
+        for t, first in ((0, 0x5140), (2, 0x7362))
+    )
+    + "}"
+)
+# The same for 8-bit codes: bytes 2t and 2t + 1 of either half.
+TURN_PAIRS_ASM = gl.constexpr(
+    "prmt.b32 $0, $4, $6, 0x5410; prmt.b32 $1, $4, $6, 0x7632; "
+    "prmt.b32 $2, $5, $7, 0x5410; prmt.b32 $3, $5, $7, 0x7632;"
+)
+
+
 @gluon.constexpr_function
 def words_layout(words):
     """[64 rows, 16 or 32 words]: thread t of a quad takes words 4t to 4t + 3 of every 16, in two neighbouring rows."""
@@ -109,16 +135,32 @@ def scales_layout():
     )
 
 
+@gluon.constexpr_function
+def rows_layout():
+    """[64 rows], the same for all threads of a quad"""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[1]], lane_bases=[[0], [0], [2], [4], [8]], warp_bases=[[16], [32]], block_bases=[], shape=[64]
+    )
+
+
 @gluon.jit
 def load_scales(
     s_ptr, rows, base, k, slices, N, s_row, KIND: gl.constexpr, SN: gl.constexpr, ROUND: gl.constexpr,
-    mma: gl.constexpr,
+    NATURAL: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     """Scales of slice k: per row and thread a pair of E4M3 (nvfp4), one E8M0 (mxfp4) or one a unit (mxfp8); one number
-    per row (int4, block), with ROUND for each thread, else in the order of the tensor cores' rows; nothing (whole)."""
+    per row (int4, block), with ROUND for each thread, else in the order of the tensor cores' rows; nothing (whole).
+    NATURAL: words of four one-byte scales, a row's for all of its threads."""
     k = gl.minimum(k, slices - 1)
     if KIND == "whole":
         return k
+    elif NATURAL and (KIND == "mxfp4" or KIND == "mxfp8"):
+        r = rows + gl.arange(0, 64, layout=rows_layout())
+        return gl.load(s_ptr + base + r.to(gl.int64) * s_row + k, mask=r < N, other=0)
+    elif NATURAL and KIND == "nvfp4":
+        r = rows + gl.arange(0, 64, layout=rows_layout())
+        at = s_ptr + base + r.to(gl.int64) * s_row + k * 2
+        return gl.join(gl.load(at, mask=r < N, other=0), gl.load(at + 1, mask=r < N, other=0))
     elif (KIND == "int4" or KIND == "block") and not ROUND:
         i = gl.arange(0, 64, layout=gl.SliceLayout(1, mma))
         r = rows + (i & 48) + ((i & 7) << 1) + ((i >> 3) & 1)
@@ -145,6 +187,32 @@ def power(raw):
     e = raw.to(gl.int32) & 0xFF
     bits = gl.where(e == 0, 0x0040, gl.where(e == 255, 0x7FC0, e << 7))
     return bits | (bits << 16)
+
+
+@gluon.jit
+def natural_scales(raw, U: gl.constexpr, KIND: gl.constexpr, PER: gl.constexpr, WORDS: gl.constexpr):
+    """The scales of unit U where K has its own order, as bf16x2 for each word of a row: for its first and for its
+    second half, which differ in nvfp4. WORDS: the layout of the words."""
+    L: gl.constexpr = gl.SliceLayout(1, WORDS)
+    if KIND == "nvfp4":
+        low, high = gl.split(raw)
+        word = high if U else low
+        a0, b0 = gl.inline_asm_elementwise(
+            SCALES_ASM, "=r,=r,h", [(word & 0xFFFF).to(gl.int16)], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+        )
+        a1, b1 = gl.inline_asm_elementwise(
+            SCALES_ASM, "=r,=r,h", [(word >> 16).to(gl.int16)], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+        )
+        first, second = gl.join(a0, a1), gl.join(b0, b1)
+    else:
+        p0, p1 = power(raw >> (16 * U)), power(raw >> (16 * U + 8))
+        first = gl.join(p0, p1)
+        if PER == 4:
+            first = gl.reshape(gl.join(first, first), [64, 4])
+        second = first
+    first = gl.expand_dims(gl.convert_layout(first, L, assert_trivial=True), 1)
+    second = gl.expand_dims(gl.convert_layout(second, L, assert_trivial=True), 1)
+    return first, second
 
 
 @gluon.jit
@@ -182,10 +250,12 @@ def spread(scale, words):
 
 @gluon.jit
 def decode_unit(
-    words, U: gl.constexpr, scale, KIND: gl.constexpr, FMT: gl.constexpr, ROUND: gl.constexpr, mma: gl.constexpr
+    words, U: gl.constexpr, scale, KIND: gl.constexpr, FMT: gl.constexpr, ROUND: gl.constexpr, NATURAL: gl.constexpr,
+    mma: gl.constexpr,
 ):  # fmt: skip
     """[64, 16 or 32] words to the register operand [64, 64] of one unit, rows in the tensor cores' order. With ROUND
-    the scales of int4 and block are multiplied in, else left out."""
+    the scales of int4 and block are multiplied in, else left out. NATURAL: the words were turned, K has its own
+    order."""
     PER: gl.constexpr = words.type.shape[1] // 8  # words of a thread and unit
     if PER == 2:
         pair = gl.permute(gl.reshape(words, [64, 4, 2, 2]), (0, 1, 3, 2))  # row, t, q, u
@@ -193,6 +263,13 @@ def decode_unit(
         pair = gl.permute(gl.reshape(words, [64, 2, 4, 4]), (0, 2, 3, 1))
     low, high = gl.split(pair)
     w = high if U else low
+    if KIND == "nvfp4" or KIND == "mxfp4" or KIND == "mxfp8":
+        if NATURAL:
+            WORDS: gl.constexpr = w.type.layout
+            first, second = natural_scales(scale, U, KIND, PER, WORDS)
+        else:
+            first = spread(unit_scale(scale, U, KIND), w)
+            second = first
     if PER == 2:
         if KIND == "int4" and ROUND:
             many = spread(scale, w)
@@ -205,9 +282,9 @@ def decode_unit(
                 INT4_ASM, "=r,=r,=r,=r,r", [w], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
             )
         else:
-            E2M1: gl.constexpr = E2M1_ONCE_ASM if KIND == "nvfp4" else E2M1_ASM
+            E2M1: gl.constexpr = E2M1_TWO_ASM if KIND == "nvfp4" else E2M1_ASM
             p0, p1, p2, p3 = gl.inline_asm_elementwise(
-                E2M1, "=r,=r,=r,=r,r,r", [w, spread(scale, w)],
+                E2M1, "=r,=r,=r,=r,r,r,r", [w, first, second],
                 dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
             )  # fmt: skip
         a = gl.join(gl.join(halves(p0), halves(p1)), gl.join(halves(p2), halves(p3)))  # row, t, q, i, h, a
@@ -226,7 +303,7 @@ def decode_unit(
         if KIND == "mxfp8":
             p0, p1 = gl.inline_asm_elementwise(
                 "mul.bf16x2 $0, $2, $4; mul.bf16x2 $1, $3, $4;", "=r,=r,r,r,r",
-                [p0, p1, spread(scale, w)], dtype=(gl.int32, gl.int32), is_pure=True, pack=1,
+                [p0, p1, first], dtype=(gl.int32, gl.int32), is_pure=True, pack=1,
             )  # fmt: skip
         a = gl.join(halves(p0), halves(p1))  # row, t, q, i, h
         a = gl.permute(gl.reshape(a, [4, 8, 2, 4, 4, 2, 2]), (0, 2, 1, 4, 6, 3, 5))

@@ -7,14 +7,14 @@ memory, weights decode on the way to the registers and feed the tensor cores as 
 A thread of the register operand holds, of every 16 along K, elements 2t, 2t+1, 2t+8 and 2t+9 of a row (t = lane mod
 4). A product does not care in which order K runs, so the order is chosen for the weights: thread t takes 16 consecutive
 bytes (`decode.py`), and the activations are brought into the same order, by `order_kernel` or, where they are few, by
-two warps of the product. Nor does it care which weight is in which row: lane g's two rows are neighbours, so that a
+two warps of the product. Where they are many, those warps turn the weights instead, which are fewer bytes, and K keeps
+its order. Nor does it care which weight is in which row: lane g's two rows are neighbours, so that a
 thread stores pairs.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -23,10 +23,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .decode import decode_unit, load_scales, unit_scale, words_layout
+from .decode import decode_unit, load_scales, words_layout
 from .hopper_fp8 import fma, tile_position
+from .order_in_place import order_words, order_x
 
-SLICE = gl.constexpr(128)
 UNIT = gl.constexpr(64)
 
 
@@ -35,9 +35,9 @@ class Product:
     """What every warp knows. KIND: nvfp4, mxfp4, int4, mxfp8, block (one float per SN rows and 128 of K) or whole (one
     per row or for all); FMT: the element of the 8-bit kinds. ROUND: the floats of int4 and block are multiplied into
     the weights, which rounds them to bf16; else they multiply the float32 sum of each slice. SPLIT: the consumers
-    share 64 rows of w and divide K, one tile a program; else each has 64 rows of its own. ORDER: activations come in
-    their own order and two warps change it. X_UNITS: units of K in one buffer of activations, of which there are
-    X_STAGES."""
+    share 64 rows of w and divide K, one tile a program; else each has 64 rows of its own. ORDER: two warps
+    bring the activations into the weights' order ("x") or the weights into theirs ("w"), or a kernel did before ("").
+    X_UNITS: units of K in one buffer of activations, of which there are X_STAGES."""
 
     x_desc: tma.tensor_descriptor
     w_desc: tma.tensor_descriptor
@@ -52,6 +52,7 @@ class Product:
     x_here: gl.shared_memory_descriptor
     x_ready: gl.shared_memory_descriptor
     x_free: gl.shared_memory_descriptor
+    w_here: gl.shared_memory_descriptor
     w_ready: gl.shared_memory_descriptor
     w_free: gl.shared_memory_descriptor
     done: gl.shared_memory_descriptor
@@ -78,20 +79,21 @@ class Product:
     W_STAGES: gl.constexpr
     GROUP: gl.constexpr
     FOLD: gl.constexpr
+    NATURAL: gl.constexpr
     STEP: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, x_desc, w_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs, x_here, x_ready,
-        x_free, w_ready, w_free, done, N, M, s_row, s_expert, out_stride, row_tiles, col_tiles, slices, KIND, FMT, SN,
-        ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
+        x_free, w_here, w_ready, w_free, done, N, M, s_row, s_expert, out_stride, row_tiles, col_tiles, slices, KIND,
+        FMT, SN, ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
     ):  # fmt: skip
         self.x_desc, self.w_desc = x_desc, w_desc
         self.s_ptr, self.g_ptr, self.bias_ptr, self.out_ptr = s_ptr, g_ptr, bias_ptr, out_ptr
         self.table_ptr = table_ptr
         self.x_bufs, self.w_bufs, self.red_bufs = x_bufs, w_bufs, red_bufs
         self.x_here, self.x_ready, self.x_free = x_here, x_ready, x_free
-        self.w_ready, self.w_free, self.done = w_ready, w_free, done
+        self.w_here, self.w_ready, self.w_free, self.done = w_here, w_ready, w_free, done
         self.N, self.M, self.out_stride = N, M, out_stride
         self.s_row, self.s_expert = s_row, s_expert
         self.row_tiles, self.col_tiles, self.slices = row_tiles, col_tiles, slices
@@ -101,6 +103,7 @@ class Product:
         self.CONSUMERS, self.GROUP = gl.constexpr(CONSUMERS), gl.constexpr(GROUP)
         self.X_STAGES, self.X_UNITS, self.W_STAGES = (gl.constexpr(v) for v in (X_STAGES, X_UNITS, W_STAGES))
         self.FOLD = gl.constexpr(ROUND or KIND not in ("int4", "block"))  # scales are part of the operand, or last
+        self.NATURAL = gl.constexpr(ORDER == "w")
         self.STEP = gl.constexpr(CONSUMERS if SPLIT else 1)
 
     @gluon.jit
@@ -127,7 +130,7 @@ class Product:
 def weights_producer(p):
     ROWS: gl.constexpr = p.w_desc.block_type.shape[0]
     WORDS: gl.constexpr = p.w_desc.block_type.shape[1]
-    if p.ORDER or p.EXPERTS > 0:
+    if p.ORDER != "" or p.EXPERTS > 0:
         gdc_wait()  # for the weights or the table; else the kernel that orders the activations has waited for weights
     stage = 0
     phase = 1
@@ -135,7 +138,7 @@ def weights_producer(p):
         row, expert, _, _, rounds = p.position(tile)
         for k in range(rounds):
             mbarrier.wait(p.w_free.index(stage), phase)
-            bar = p.w_ready.index(stage)
+            bar = (p.w_here if p.ORDER == "w" else p.w_ready).index(stage)
             mbarrier.expect(bar, ROWS * WORDS * 4)
             tma.async_copy_global_to_shared(p.w_desc, [expert * p.N + row, k * WORDS], bar, p.w_bufs.index(stage))
             stage += 1
@@ -154,7 +157,7 @@ def activations_producer(p):
         _, _, col, _, rounds = p.position(tile)
         for k in range(rounds * (2 // p.X_UNITS)):
             mbarrier.wait(p.x_free.index(stage), phase)
-            bar = (p.x_here if p.ORDER else p.x_ready).index(stage)
+            bar = (p.x_here if p.ORDER == "x" else p.x_ready).index(stage)
             mbarrier.expect(bar, p.X_UNITS * BN * UNIT * 2)
             for u in gl.static_range(p.X_UNITS):
                 at = (k * p.X_UNITS + u) * UNIT
@@ -163,46 +166,6 @@ def activations_producer(p):
             if stage == p.X_STAGES:
                 stage = 0
                 phase ^= 1
-
-
-@gluon.constexpr_function
-def turn_layout(rows, bits):
-    """[8 or 16 rows, 128 of K] on one warp. A thread has whole 16 bytes before and after the turn, and eight threads
-    side by side have eight rows, so that no two of them want the same banks."""
-    own, others = ([32, 64], [8, 16]) if bits == 4 else ([16, 32], [8, 64])
-    lanes = 2 if rows == 8 else 1
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1 << i] for i in range(3)] + [[0, k] for k in own + others[lanes:]],
-        lane_bases=[[1 << i, 0] for i in range(rows.bit_length() - 1)] + [[0, k] for k in others[:lanes]],
-        warp_bases=[],
-        block_bases=[],
-        shape=[rows, 128],
-    )
-
-
-@gluon.jit
-def orderer(p, WHICH: gl.constexpr):
-    """Brings every other slice of the activations into the order of `order_kernel`, in place: no round trip through
-    global memory, no kernel to wait for."""
-    BN: gl.constexpr = p.x_bufs.shape[1]
-    ROWS: gl.constexpr = 8 if BN == 8 else 16
-    BITS: gl.constexpr = 4 if p.w_desc.block_type.shape[1] == 16 else 8
-    L: gl.constexpr = turn_layout(ROWS, BITS)
-    slices = p.x_bufs._reinterpret(gl.bfloat16, [p.X_STAGES, BN, SLICE], p.x_desc.layout)
-    _, _, _, _, rounds = p.position(gl.program_id(0))
-    for k in range(WHICH, rounds, 2):
-        stage = k % p.X_STAGES
-        mbarrier.wait(p.x_here.index(stage), (k // p.X_STAGES) & 1)
-        for r in gl.static_range(0, BN, ROWS):
-            part = slices.index(stage).slice(r, ROWS)
-            x = part.load(L)
-            if BITS == 4:
-                x = gl.permute(gl.reshape(x, [ROWS, 4, 4, 2, 2, 2]), (0, 2, 4, 5, 1, 3))
-            else:
-                x = gl.permute(gl.reshape(x, [ROWS, 2, 4, 4, 2, 2]), (0, 1, 3, 4, 2, 5))
-            part.store(gl.reshape(x, [ROWS, SLICE]))
-        fence_async_shared()
-        mbarrier.arrive(p.x_ready.index(stage))
 
 
 @gluon.jit
@@ -218,8 +181,15 @@ def take_words(p, WHICH: gl.constexpr, it, more):
 
 
 @gluon.jit
+def scales(p, rows, base, k, mma: gl.constexpr):
+    return load_scales(
+        p.s_ptr, rows, base, k, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, p.NATURAL, mma
+    )  # fmt: skip
+
+
+@gluon.jit
 def decode(p, words, U: gl.constexpr, scale, mma: gl.constexpr):
-    return decode_unit(words, U, unit_scale(scale, U, p.KIND), p.KIND, p.FMT, p.ROUND, mma)
+    return decode_unit(words, U, scale, p.KIND, p.FMT, p.ROUND, p.NATURAL, mma)
 
 
 @gluon.jit
@@ -255,7 +225,7 @@ def step_wide(p, WHICH: gl.constexpr, acc, a0, words, now, after, k, base, rows,
     raw, a1 = warpgroup_mma_wait(0, deps=[raw, a1])
     mbarrier.arrive(p.x_free.index(second))
     acc = raw if p.FOLD else fma(raw, gl.expand_dims(now.to(gl.float32), 1), acc)
-    now = load_scales(p.s_ptr, rows, s_at, k + 4 * p.STEP, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
+    now = scales(p, rows, s_at, k + 4 * p.STEP, mma)
     return acc, a0, words, now
 
 
@@ -279,7 +249,7 @@ def step_narrow(p, WHICH: gl.constexpr, acc, a0, a1, now, after, k, base, rows, 
     raw, a0, a1 = warpgroup_mma_wait(0, deps=[raw, a0, a1])
     mbarrier.arrive(p.x_free.index(stage))
     acc = raw if p.FOLD else fma(raw, gl.expand_dims(now.to(gl.float32), 1), acc)
-    now = load_scales(p.s_ptr, rows, s_at, k + 4 * p.STEP, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
+    now = scales(p, rows, s_at, k + 4 * p.STEP, mma)
     return acc, b0, b1, now
 
 
@@ -334,7 +304,7 @@ def consumer(p, WHICH: gl.constexpr):
     step: gl.constexpr = step_wide if p.X_UNITS == 1 else step_narrow
     FIRST: gl.constexpr = WHICH if p.SPLIT else 0
     S: gl.constexpr = p.STEP
-    if p.ORDER or p.EXPERTS > 0:
+    if p.ORDER != "" or p.EXPERTS > 0:
         gdc_wait()  # for the scales or the table
     base = 0
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
@@ -344,10 +314,10 @@ def consumer(p, WHICH: gl.constexpr):
         factor, bias = load_ending(p, rows, expert, pairs_layout(BN))
         if rounds > 0:
             at = expert.to(gl.int64) * p.s_expert
-            s0 = load_scales(p.s_ptr, rows, at, FIRST, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
-            s1 = load_scales(p.s_ptr, rows, at, FIRST + S, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
-            s2 = load_scales(p.s_ptr, rows, at, FIRST + 2 * S, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
-            s3 = load_scales(p.s_ptr, rows, at, FIRST + 3 * S, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, mma)
+            s0 = scales(p, rows, at, FIRST, mma)
+            s1 = scales(p, rows, at, FIRST + S, mma)
+            s2 = scales(p, rows, at, FIRST + 2 * S, mma)
+            s3 = scales(p, rows, at, FIRST + 3 * S, mma)
             words = take_words(p, WHICH, base + FIRST, True)
             a = decode(p, words, 0, s0, mma)
             ahead = words if p.X_UNITS == 1 else decode(p, words, 1, s0, mma)
@@ -405,16 +375,26 @@ def weights_kernel(
     p = Product(  # integers that are one come as constants
         x_desc, w_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs,
         barriers(X_STAGES, 1), barriers(X_STAGES, 1),
-        barriers(X_STAGES, READERS), barriers(W_STAGES, 1), barriers(W_STAGES, READERS), barriers(4, 1),
+        barriers(X_STAGES, READERS), barriers(W_STAGES, 1), barriers(W_STAGES, 1), barriers(W_STAGES, READERS),
+        barriers(4, 1),
         gl.to_tensor(N), gl.to_tensor(M), gl.to_tensor(s_row), gl.to_tensor(s_expert), gl.to_tensor(out_stride),
         gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(slices), KIND, FMT, SN, ROUND, GLOBAL, BIAS,
         EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
     )  # fmt: skip
-    if ORDER:
+    if ORDER == "w":
         gl.warp_specialize(
             [
                 (consumer, (p, 0)), (consumer, (p, 1)), (weights_producer, (p,)), (activations_producer, (p,)),
-                (orderer, (p, 0)), (orderer, (p, 1)),
+                (order_words, (p, 0)), (order_words, (p, 1)),
+            ],
+            [4, 1, 1, 1, 1],
+            [224, 56, 56, 56, 56],
+        )  # fmt: skip
+    elif ORDER == "x":
+        gl.warp_specialize(
+            [
+                (consumer, (p, 0)), (consumer, (p, 1)), (weights_producer, (p,)), (activations_producer, (p,)),
+                (order_x, (p, 0)), (order_x, (p, 1)),
             ],
             [4, 1, 1, 1, 1],
             [208, 80, 80, 80, 80],

@@ -96,7 +96,7 @@ def weights_matmul(
             launch_pdl=True,
         )
         x = ordered
-    scale, s_row, s_expert = scales_of(scale, kind, experts)
+    scale, s_row, s_expert = scales_of(scale, kind, experts, tile.order == "w")
     packed = w.view(torch.int32)
     packed = packed.flatten(0, 1) if experts else packed
     launch(
@@ -139,11 +139,15 @@ def weights_matmul(
     return out
 
 
-def scales_of(scale: torch.Tensor, kind: str, experts: int) -> tuple[torch.Tensor, int, int]:
-    """Scales as the kernel reads them, with their strides along rows and experts."""
+def scales_of(scale: torch.Tensor, kind: str, experts: int, natural: bool) -> tuple[torch.Tensor, int, int]:
+    """Scales as the kernel reads them, with their strides along rows and experts. One-byte scales are read in pairs
+    (nvfp4), with `natural` in words of four."""
     if scale.element_size() == 1:
         scale = scale.view(torch.uint8).contiguous()
-        scale = scale.view(torch.int16) if kind == "nvfp4" else scale
+        if natural:
+            scale = (scale if scale.data_ptr() % 4 == 0 else scale.clone()).view(torch.int32)
+        elif kind == "nvfp4":
+            scale = scale.view(torch.int16)
     if kind == "whole":
         scale = scale.reshape(experts, -1) if experts else scale.reshape(-1)
         return scale, 0 if scale.shape[-1] == 1 else scale.stride(-1), scale.stride(0) if experts else 0
