@@ -128,7 +128,6 @@ def section(data: dict[str, Any], source: str) -> str:
         [row["name"], *(error(row[key]) for key in ("block", "tensor_promoted", "tensor_fast"))]
         for row in by(results, "accuracy")
     ]
-    note = f" {data['machine']['note']}" if "note" in data["machine"] else ""
     return "\n".join(
         [
             "## GPU",
@@ -139,7 +138,7 @@ def section(data: dict[str, Any], source: str) -> str:
             f" Made by `benchmarks/compare_gpu.py` ({source}) and `benchmarks/report_gpu.py`. Times are medians of CUDA"
             " graph replays; ratios are the peer's time over ours, alternating in one run. Errors are relative, against"
             " float64 of the dequantized operands; outputs are bfloat16, whose rounding alone is 1.7e-3. L2 cold: eight"
-            f" weights in turn.{note} What falls short of its target, and why, is in [gpu.md](gpu.md).",
+            " weights in turn. What falls short of its target, and why, is in [gpu.md](gpu.md).",
             "",
             f"![speed relative to peers]({PLOT})",
             "",
