@@ -7,19 +7,14 @@ memory, weights decode on the way to the registers and feed the tensor cores as 
 A thread of the register operand holds, of every 16 along K, elements 2t, 2t+1, 2t+8 and 2t+9 of a row (t = lane mod
 4). A product does not care in which order K runs, so the order is chosen for the weights: thread t takes 16 consecutive
 bytes (`decode.py`), and the activations are brought into the same order, by `order_kernel` or, where they are few, by
-two warps of the product. Where they are many, those warps turn the weights instead, which are fewer bytes, and K keeps
-its order. Nor does it care which weight is in which row: lane g's two rows are neighbours, so that a
-thread stores pairs.
+two warps of the product (`order_in_place.py`). Where they are many, those warps turn the weights instead, which are
+fewer bytes, and K keeps its order. Nor does it care which weight is in which row: lane g's two rows are neighbours, so
+that a thread stores pairs.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -182,9 +177,7 @@ def take_words(p, WHICH: gl.constexpr, it, more):
 
 @gluon.jit
 def scales(p, rows, base, k, mma: gl.constexpr):
-    return load_scales(
-        p.s_ptr, rows, base, k, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, p.NATURAL, mma
-    )  # fmt: skip
+    return load_scales(p.s_ptr, rows, base, k, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, p.NATURAL, mma)
 
 
 @gluon.jit

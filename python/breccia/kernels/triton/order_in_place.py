@@ -66,7 +66,7 @@ def order_words(p, WHICH: gl.constexpr):
     ROWS: gl.constexpr = p.w_bufs.shape[1]
     WORDS: gl.constexpr = p.w_bufs.shape[2]
     L: gl.constexpr = turn_words_layout(WORDS)
-    FOUR: gl.constexpr = WORDS // 4
+    BLOCKS: gl.constexpr = WORDS // 4
     TURN: gl.constexpr = TURN_NIBBLES_ASM if WORDS == 16 else TURN_PAIRS_ASM
     stage = WHICH
     phase = 0
@@ -76,7 +76,7 @@ def order_words(p, WHICH: gl.constexpr):
             mbarrier.wait(p.w_here.index(stage), phase)
             for r in gl.static_range(0, ROWS, 32):
                 part = p.w_bufs.index(stage).slice(r, 32)
-                even, odd = gl.split(gl.reshape(part.load(L), [32, FOUR, 2, 2]))
+                even, odd = gl.split(gl.reshape(part.load(L), [32, BLOCKS, 2, 2]))
                 w0, w2 = gl.split(even)
                 w1, w3 = gl.split(odd)
                 w0, w1, w2, w3 = gl.inline_asm_elementwise(
@@ -84,7 +84,7 @@ def order_words(p, WHICH: gl.constexpr):
                     dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
                 )  # fmt: skip
                 w = gl.join(gl.join(w0, w2), gl.join(w1, w3))  # row, block, t's high bit, its low bit
-                w = gl.permute(gl.reshape(w, [32, FOUR // 4, 4, 4]), (0, 1, 3, 2))
+                w = gl.permute(gl.reshape(w, [32, BLOCKS // 4, 4, 4]), (0, 1, 3, 2))
                 part.store(gl.convert_layout(gl.reshape(w, [32, WORDS]), L, assert_trivial=True))
             fence_async_shared()
             mbarrier.arrive(p.w_ready.index(stage))
