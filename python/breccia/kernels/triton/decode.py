@@ -20,15 +20,15 @@ def _four_pairs(step: str) -> gl.constexpr:
     return gl.constexpr("{ .reg .b32 s, t, u; .reg .f32 f, g; " + body + "}")
 
 
-def _four_e2m1(product: str, after: str = "", second: str = "$5") -> gl.constexpr:
+def _four_e2m1(product: str, after: str = "") -> gl.constexpr:
     """The same for E2M1, as bf16 in u that are the values times 2^-126. A product with 2^12 + 2^6 takes a code to where
     bf16 has its sign, and again to where it has the ends of exponent and fraction; two neighbours share a shift. SCALE
-    is $5, for the last two pairs `second`."""
+    is $5, for the last two pairs $6."""
     body = "shr.b32 t, $4, 8; mov.b32 s, 0x7E807E80; "
     for p in range(4):
         mask, factor = (0x00F000F0, 0x0104) if p % 2 else (0x000F000F, 0x1040)
         body += f"and.b32 u, {'t' if p > 1 else '$4'}, {mask:#x}; mul.lo.u32 u, u, {factor:#x}; "
-        scaled = product.replace("SCALE", second if p > 1 else "$5")
+        scaled = product.replace("SCALE", "$6" if p > 1 else "$5")
         body += "and.b32 u, u, 0x81C081C0; " + scaled.replace("OUT", f"${p}")
     body += "".join(after.replace("OUT", f"${p}") for p in range(4))
     return gl.constexpr("{ .reg .b32 s, t, u; " + body + "}")
@@ -37,7 +37,6 @@ def _four_e2m1(product: str, after: str = "", second: str = "$5") -> gl.constexp
 E2M1_ASM = _four_e2m1("mul.bf16x2 OUT, u, s; ", "mul.bf16x2 OUT, OUT, $5; ")
 # With one product the scale comes times 2^112, and 2^14 is left to the end.
 E2M1_ONCE_ASM = _four_e2m1("mul.bf16x2 OUT, u, SCALE; ")
-E2M1_TWO_ASM = _four_e2m1("mul.bf16x2 OUT, u, SCALE; ", second="$6")
 # INT4 codes are mantissas under the exponent of 128: 136 more than their value. (u & a) ^ b is one instruction only
 # where it is written as one. The fused product of 64 rows has registers for a subtraction, w4_gemv for a multiply-add.
 _INT4 = "lop3.b32 u, u, 0x000F000F, 0x43084308, 0x6A; "
@@ -182,6 +181,14 @@ def load_scales(
 
 
 @gluon.jit
+def e4m3_pair(raw):
+    """bf16x2 with equal halves of the low and of the high E4M3 byte, times 2^112."""
+    return gl.inline_asm_elementwise(
+        SCALES_ASM, "=r,=r,h", [raw.to(gl.int16)], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def power(raw):
     """bf16x2 with equal halves of E8M0 bytes."""
     e = raw.to(gl.int32) & 0xFF
@@ -197,12 +204,8 @@ def natural_scales(raw, U: gl.constexpr, KIND: gl.constexpr, PER: gl.constexpr, 
     if KIND == "nvfp4":
         low, high = gl.split(raw)
         word = high if U else low
-        a0, b0 = gl.inline_asm_elementwise(
-            SCALES_ASM, "=r,=r,h", [(word & 0xFFFF).to(gl.int16)], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
-        )
-        a1, b1 = gl.inline_asm_elementwise(
-            SCALES_ASM, "=r,=r,h", [(word >> 16).to(gl.int16)], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
-        )
+        a0, b0 = e4m3_pair(word)
+        a1, b1 = e4m3_pair(word >> 16)
         first, second = gl.join(a0, a1), gl.join(b0, b1)
     else:
         p0, p1 = power(raw >> (16 * U)), power(raw >> (16 * U + 8))
@@ -219,9 +222,7 @@ def natural_scales(raw, U: gl.constexpr, KIND: gl.constexpr, PER: gl.constexpr, 
 def unit_scale(raw, U: gl.constexpr, KIND: gl.constexpr):
     """The scale of each thread's words in unit U, [64, 4]."""
     if KIND == "nvfp4":
-        low, high = gl.inline_asm_elementwise(
-            SCALES_ASM, "=r,=r,h", [raw], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
-        )
+        low, high = e4m3_pair(raw)
         return high if U else low
     elif KIND == "mxfp4":
         return power(raw)
@@ -282,7 +283,7 @@ def decode_unit(
                 INT4_ASM, "=r,=r,=r,=r,r", [w], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
             )
         else:
-            E2M1: gl.constexpr = E2M1_TWO_ASM if KIND == "nvfp4" else E2M1_ASM
+            E2M1: gl.constexpr = E2M1_ONCE_ASM if KIND == "nvfp4" else E2M1_ASM
             p0, p1, p2, p3 = gl.inline_asm_elementwise(
                 E2M1, "=r,=r,=r,=r,r,r,r", [w, first, second],
                 dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,

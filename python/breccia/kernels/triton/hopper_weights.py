@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .decode import decode_unit, load_scales, words_layout
 from .hopper_fp8 import fma, tile_position
-from .order_in_place import order_words, order_x
+from .order_in_place import order_slices
 
 UNIT = gl.constexpr(64)
 
@@ -374,23 +374,16 @@ def weights_kernel(
         gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(slices), KIND, FMT, SN, ROUND, GLOBAL, BIAS,
         EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
     )  # fmt: skip
-    if ORDER == "w":
+    if ORDER != "":
+        OWN: gl.constexpr = 224 if ORDER == "w" else 208  # registers of a consumer's thread
+        REST: gl.constexpr = 56 if ORDER == "w" else 80
         gl.warp_specialize(
             [
                 (consumer, (p, 0)), (consumer, (p, 1)), (weights_producer, (p,)), (activations_producer, (p,)),
-                (order_words, (p, 0)), (order_words, (p, 1)),
+                (order_slices, (p, 0)), (order_slices, (p, 1)),
             ],
             [4, 1, 1, 1, 1],
-            [224, 56, 56, 56, 56],
-        )  # fmt: skip
-    elif ORDER == "x":
-        gl.warp_specialize(
-            [
-                (consumer, (p, 0)), (consumer, (p, 1)), (weights_producer, (p,)), (activations_producer, (p,)),
-                (order_x, (p, 0)), (order_x, (p, 1)),
-            ],
-            [4, 1, 1, 1, 1],
-            [208, 80, 80, 80, 80],
+            [OWN, REST, REST, REST, REST],
         )  # fmt: skip
     else:
         gl.warp_specialize(

@@ -92,3 +92,11 @@ def order_words(p, WHICH: gl.constexpr):
             if stage >= p.W_STAGES:
                 stage = WHICH
                 phase ^= 1
+
+
+@gluon.jit
+def order_slices(p, WHICH: gl.constexpr):
+    if p.ORDER == "w":
+        order_words(p, WHICH)
+    else:
+        order_x(p, WHICH)

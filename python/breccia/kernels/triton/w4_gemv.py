@@ -19,7 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_FMA_ASM, SCALES_ASM, halves, power
+from .decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_FMA_ASM, e4m3_pair, halves, power
 from .runtime import launch
 
 WARPS = 4  # of a program
@@ -139,13 +139,11 @@ def decode(words, raw_scale, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.co
             INT4_FMA_ASM, "=r,=r,=r,=r,r", [words], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
         )
     elif KIND == "nvfp4":
-        low, high = gl.inline_asm_elementwise(
-            SCALES_ASM, "=r,=r,h", [raw_scale], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
-        )
+        low, high = e4m3_pair(raw_scale)
         four = gl.join(gl.join(low, low), gl.join(high, high))
         scale = gl.convert_layout(gl.reshape(gl.permute(four, (0, 1, 2, 4, 3)), [WARPS, 16, 16]), L)
         p0, p1, p2, p3 = gl.inline_asm_elementwise(
-            E2M1_ONCE_ASM, "=r,=r,=r,=r,r,r", [words, scale], dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+            E2M1_ONCE_ASM, "=r,=r,=r,=r,r,r,r", [words, scale, scale], dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
             is_pure=True, pack=1,
         )  # fmt: skip
     else:
