@@ -319,6 +319,112 @@ TEST_P(Backends, MatmulOfAnyMagnitude) {
             }
 }
 
+// Products of integers take activations whose digits are many or few, and leave the rest to other kernels.
+TEST_P(Backends, MatmulOfOneActivationByIntegers) {
+    const BackendScope scope(GetParam());
+    using namespace std::string_literals;
+    constexpr std::int64_t n = 21, k = 768;
+    std::vector<Recipe> recipes = {
+        make_recipe("INT4Scaling"),
+        make_recipe("INT4Scaling", {{"group_size", std::int64_t{32}}}),
+        make_recipe("INT4Scaling", {{"signed", false}, {"symmetric", false}}),
+        make_recipe("INT4Scaling", {{"signed", false}, {"symmetric", false}, {"group_size", std::int64_t{256}}}),
+        make_recipe("INT8Scaling"),
+        make_recipe("MXFP4BlockScaling"),
+        make_recipe("NVFP4BlockScaling"),
+        make_recipe("NVFP4BlockScaling", {{"two_level", false}}),
+        make_recipe("MXFP6BlockScaling", {{"fp6_format", "E2M3"s}})};
+    // How far the smallest elements of every 128 are below the largest, and where those are.
+    for (const Recipe& recipe : recipes)
+        for (const int top : {-110, -60, 0, 25, 60, 99, 115})
+            for (const int spread : {0, 9, 13, 20, 30, 44, 60})
+                for (const std::int64_t m : {1, 2}) {
+                    std::vector<float> x = heavy_tailed(m, k, 3, 1), w = heavy_tailed(n, k, 4, 1);
+                    for (std::size_t i = 0; i < x.size(); ++i) {
+                        const int below = i % 5 == 0 && i % 384 < 128 ? spread : 0;
+                        x[i] = i % 384 >= 256 ? 0.0F : std::ldexp(std::remainder(x[i], 2.0F) + 1, top - below);
+                    }
+                    const ScaledTensor b = cast(array_of(w, {n, k}), recipe);
+                    const std::vector<float> values = to_vector(dequantize(b));
+                    for (const DType dtype : {DType::float32, DType::bfloat16}) {
+                        SCOPED_TRACE(describe(recipe) + " 2^" + std::to_string(top) + " spread " +
+                                     std::to_string(spread) + " m=" + std::to_string(m));
+                        const Array a = rounded(x, dtype, {m, k});
+                        expect_close(matmul(a, b.transposed()), multiply(numbers_of(a), values, m, n, k), bound(k));
+                        if (HasFatalFailure()) return;
+                    }
+                }
+}
+
+// Sums of small integers are exact, also where codes and activations are at the ends of their ranges; weights that cancel
+// leave nothing behind.
+TEST_P(Backends, MatmulOfIntegersIsExact) {
+    const BackendScope scope(GetParam());
+    constexpr std::int64_t n = 16, k = 256;
+    for (const char* name : {"INT8", "INT4", "UINT4"}) {
+        const bool bytes = name == std::string("INT8"), is_signed = name != std::string("UINT4");
+        Recipe recipe = make_recipe("Float8CurrentScaling");
+        recipe.element = bytes ? format_of<Int8> : is_signed ? format_of<Int4> : format_of<UInt4>;
+        for (const int pattern : {0, 1, 2}) {
+            Array data = Array::allocate(ElementType::uint8(), {n, bytes ? k : k / 2});
+            for (std::int64_t i = 0; i < data.size(); ++i)  // the least code, the greatest, or both in turn
+                data.as<std::uint8_t>()[i] =
+                    static_cast<std::uint8_t>(bytes ? (pattern == 0 || (pattern == 2 && i % 2 == 0) ? 0x80 : 0x7F)
+                                              : pattern == 0 ? 0x88
+                                              : pattern == 1 ? 0x77
+                                                             : 0xF8);
+            Array scale = Array::allocate(DType::float32, {});
+            *scale.as<float>() = 1;
+            const ScaledTensor w(data, scale, recipe, Layout::per_tensor(),
+                                 {.zero_point = {}, .global_scale = {}, .shape = Shape{n, k}});
+            const std::vector<float> values = to_vector(dequantize(w));
+            for (const float x : {255.0F, -255.0F, 1.0F}) {
+                Array a = Array::allocate(DType::float32, {1, k});
+                // Of two signs too: k / 2 products cancel the others.
+                for (const bool cancel : {false, true}) {
+                    for (std::int64_t i = 0; i < k; ++i) a.as<float>()[i] = cancel && i >= k / 2 ? -x : x;
+                    const Reference reference = multiply(to_vector(a), values, 1, n, k);
+                    const Array y = matmul(a, w.transposed());
+                    for (std::int64_t i = 0; i < n; ++i)
+                        ASSERT_EQ(y.as<const float>()[i],
+                                  static_cast<float>(reference.product[static_cast<std::size_t>(i)]))
+                            << name << " pattern " << pattern << " x " << x << " cancel " << cancel;
+                }
+            }
+        }
+    }
+}
+
+// Codes that a quick decode has to leave to another one, among ordinary ones and in any place.
+TEST_P(Backends, MatmulOfSpecialCodesAmongOthers) {
+    const BackendScope scope(GetParam());
+    constexpr std::int64_t n = 256, k = 384;
+    Recipe recipe = make_recipe("Float8BlockScaling");
+    Array data = Array::allocate(ElementType::uint8(), {n, k});
+    for (std::int64_t i = 0; i < data.size(); ++i)
+        data.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(0x30 + i * 7 % 16);
+    for (std::int64_t i = 0; i < n; ++i) data.as<std::uint8_t>()[i * k + i * 3 % k] = static_cast<std::uint8_t>(i);
+    Array scale = Array::allocate(DType::float32, {n, k / 128});
+    for (std::int64_t i = 0; i < scale.size(); ++i) scale.as<float>()[i] = 0.5F + static_cast<float>(i % 3);
+    const ScaledTensor w(data, scale, recipe, Layout::per_block_k(128));
+    const std::vector<float> values = to_vector(dequantize(w));
+    for (const std::int64_t m : {1, 2, 4, 8}) {
+        std::vector<float> x = heavy_tailed(m, k, 5, 1);
+        const Array a = rounded(x, DType::bfloat16, {m, k});
+        const Reference reference = multiply(numbers_of(a), values, m, n, k);
+        const Array y = matmul(a, w.transposed());
+        for (std::int64_t i = 0; i < m * n; ++i) {
+            const auto at = static_cast<std::size_t>(i);
+            const float got = y.as<const float>()[i];
+            if (std::isnan(reference.product[at]))
+                ASSERT_TRUE(is_nan(got)) << "m=" << m << " row " << i % n;
+            else
+                ASSERT_LE(std::abs(static_cast<double>(got) - reference.product[at]), bound(k) * reference.size[at])
+                    << "m=" << m << " row " << i % n;
+        }
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Every, Backends, testing::ValuesIn(cpu_info().supported),
                          [](const auto& param) { return param.param; });
 

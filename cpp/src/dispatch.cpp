@@ -49,7 +49,8 @@ extern constinit const KernelTable kernels;
 #ifdef BRECCIA_AMX
 namespace amx {
 extern constinit const ProductKernels products;
-}
+extern constinit const GemvKernel gemv_e4m3;
+}  // namespace amx
 #endif
 #endif
 #ifdef BRECCIA_ARM64
@@ -63,7 +64,7 @@ namespace {
 struct Features {
     bool neon = false;
     bool avx2 = false, avx512 = false, avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false;
-    bool avx512_fp16 = false, amx_bf16 = false, amx_int8 = false;
+    bool avx512_fp16 = false, gfni = false, amx_bf16 = false, amx_int8 = false;
 };
 
 #ifdef BRECCIA_X86
@@ -111,6 +112,7 @@ Features detect() {
                has(extended.ebx, 30) && has(extended.ebx, 31);
     f.avx512_vbmi = f.avx512 && has(extended.ecx, 1);
     f.avx512_vnni = f.avx512 && has(extended.ecx, 11);
+    f.gfni = f.avx512 && has(extended.ecx, 8);
     f.avx512_fp16 = f.avx512 && has(extended.edx, 23);
     f.avx512_bf16 = f.avx512 && has(more.eax, 5);
     const bool amx = f.avx512 && (state & tiles) == tiles && has(extended.edx, 24);
@@ -131,7 +133,7 @@ const Features& features() {
 }
 
 #ifdef BRECCIA_X86
-bool has_bf16_and_vbmi() { return features().avx512_bf16 && features().avx512_vbmi; }
+bool has_avx512_bf16() { return features().avx512_bf16 && features().avx512_vbmi && features().avx512_vnni; }
 #endif
 
 #ifdef BRECCIA_AMX
@@ -148,11 +150,12 @@ bool tiles_permitted() {
 #endif
 }
 
-// avx512_bf16 but for the panel product.
+// avx512_bf16 but for the products that are quicker otherwise.
 const KernelTable* amx_kernels() {
     static const BF16Kernels bf16 = [] {
         BF16Kernels kernels = *avx512_bf16::kernels.matmul.bf16;
         static_cast<ProductKernels&>(kernels) = amx::products;
+        kernels.gemv[static_cast<std::size_t>(format_of<Float8E4M3FN>)] = amx::gemv_e4m3;
         return kernels;
     }();
     static const KernelTable table = [] {
@@ -181,9 +184,9 @@ constexpr Backend backends[] = {
 #ifdef BRECCIA_X86
     {"avx2", table_of<&avx2::kernels>, [] { return features().avx2; }},
     {"avx512", table_of<&avx512::kernels>, [] { return features().avx512; }},
-    {"avx512_bf16", table_of<&avx512_bf16::kernels>, has_bf16_and_vbmi},
+    {"avx512_bf16", table_of<&avx512_bf16::kernels>, has_avx512_bf16},
 #ifdef BRECCIA_AMX
-    {"amx", amx_kernels, [] { return has_bf16_and_vbmi() && tiles_permitted(); }},
+    {"amx", amx_kernels, [] { return has_avx512_bf16() && features().gfni && tiles_permitted(); }},
 #endif
 #endif
 #ifdef BRECCIA_ARM64
@@ -248,6 +251,7 @@ CpuInfo cpu_info() {
         {f.avx512_vnni, "avx512_vnni"},
         {f.avx512_bf16, "avx512_bf16"},
         {f.avx512_fp16, "avx512_fp16"},
+        {f.gfni, "gfni"},
         {f.amx_bf16, "amx_bf16"},
         {f.amx_int8, "amx_int8"},
     };

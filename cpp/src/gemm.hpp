@@ -34,6 +34,9 @@ struct Product {
 /// Which of the drivers below multiplies such operands: it is tried out.
 std::string_view matmul_way(const Operand& a, const Operand& b);
 
+/// Codes that are small integers, in place, by one or two activations as integers. False as below.
+bool gemv_integers(const Product& product, const ScaledMatrix& w);
+
 /// Reads packed weights in place for a few activations. False, with nothing written, where the layout, the format, the
 /// machine or the activations' range do not allow that.
 bool gemv_bf16(const Product& product, const ScaledMatrix& w);

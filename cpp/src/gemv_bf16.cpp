@@ -5,24 +5,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "gemm.hpp"
+#include "code_rows.hpp"
 #include "threads.hpp"
 
 namespace breccia {
 namespace {
-
-// Blocks of codes as the kernel takes them: whole steps to a scale, or whole scales to a step.
-bool supported_block(std::int64_t block, std::int64_t k, bool packed) {
-    const std::int64_t step = gemv_step(packed);
-    return block >= k || block % step == 0 || (step % block == 0 && block >= 16);
-}
-
-// Whether zero points come one to so many steps, as bytes in a row.
-bool supported_zero_points(const ScaledMatrix& w, std::int64_t k) {
-    if (w.zero_point == nullptr) return true;
-    const bool one = w.grid.block_cols >= k;
-    return zero_points_are_small(w) && (one || (w.grid.block_cols % gemv_step(true) == 0 && w.zero_col_stride == 1));
-}
 
 // One step's worth of elements in the order the kernel decodes codes.
 void reorder(const std::uint16_t* from, bool packed, std::uint16_t* to) {
@@ -46,7 +33,7 @@ bool all_ordinary(const std::vector<float>& x) {
 // The bfloat16 terms of an activation, most significant first, in the kernel's order; `x` is left with what `most`
 // terms do not hold. Returns how many are not all zero. x.size() is a multiple of the step.
 int split(const KernelTable& table, std::vector<float>& x, bool packed, int most, std::uint16_t* terms) {
-    const auto n = static_cast<std::int64_t>(x.size()), step = gemv_step(packed);
+    const auto n = static_cast<std::int64_t>(x.size()), step = row_step(packed);
     std::vector<std::uint16_t> term(x.size());
     for (int t = 0;; ++t) {
         std::uint32_t any = 0;
@@ -76,29 +63,12 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
     for (std::int64_t i = 0; i < rows * used; ++i)
         std::copy_n(split.terms + (i / used * split.most + i % used) * padded_k, padded_k, x.data() + i * padded_k);
 
-    constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
-    const std::int64_t grain = std::max<std::int64_t>(8, bytes_per_task / std::max<std::int64_t>(w.row_stride, 1));
-    parallel_for(product.n, grain, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(product.n, rows_per_task(w), [&](std::int64_t begin, std::int64_t end) {
         const std::int64_t n = end - begin;
         std::vector<float> buffer(static_cast<std::size_t>(n * (vectors + 1) + 4 * w.grid.grid_cols()));
         float* sums = buffer.data();
         float* line = sums + n * vectors;
-        kernel({.codes = w.data + begin * w.row_stride,
-                .row_stride = w.row_stride,
-                .rows = n,
-                .k = product.k,
-                .block = std::min(w.grid.block_cols, product.k),
-                .first_row = begin,
-                .block_rows = w.grid.block_rows,
-                .scales = w.scale,
-                .scale_type = w.scale_type,
-                .scale_row_stride = w.scale_row_stride,
-                .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point),
-                .zero_row_stride = w.zero_row_stride,
-                .scale_scratch = line + n,
-                .x = x.data(),
-                .vectors = vectors,
-                .out = sums});
+        kernel({.w = code_rows(w, begin, n, line + n), .x = x.data(), .vectors = vectors, .out = sums});
         for (std::int64_t i = 0; i < rows; ++i) {
             for (std::int64_t j = 0; j < n; ++j) {
                 const float* parts = sums + j * vectors + i * used;
@@ -118,14 +88,9 @@ bool gemv_bf16(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* bf16 = table.matmul.bf16;
     const auto kernel = bf16 != nullptr ? bf16->gemv[static_cast<std::size_t>(w.element)] : nullptr;
     const std::int64_t rows = product.total_rows(), k = product.k;
-    const std::int64_t scale_size =
-        is_coded(w.scale_type) ? 1 : static_cast<std::int64_t>(size_of(static_cast<DType>(w.scale_type)));
-    if (kernel == nullptr || rows > max_gemv_vectors || k == 0 || w.col_stride != 1 ||
-        w.packed != is_packed(w.element) || !supported_block(w.grid.block_cols, k, w.packed) ||
-        (w.grid.grid_cols() > 1 && w.scale_col_stride != scale_size) || !supported_zero_points(w, k))
-        return false;
+    if (kernel == nullptr || rows > max_gemv_vectors || !readable_in_place(w)) return false;
 
-    const std::int64_t padded_k = (k + gemv_step(w.packed) - 1) / gemv_step(w.packed) * gemv_step(w.packed);
+    const std::int64_t padded_k = (k + row_step(w.packed) - 1) / row_step(w.packed) * row_step(w.packed);
     const int most = product.precision == Precision::fast ? 1 : 3;
     std::vector<std::uint16_t> terms(static_cast<std::size_t>(rows * most * padded_k));
     int used = 1;

@@ -47,6 +47,7 @@ bool dequantized_panels(const Product& product, const Rows& w) {
 }
 
 constexpr Way ways[] = {
+    {"rows in place, integers", with_codes<gemv_integers>},
     {"rows in tiles, bfloat16", with_codes<rows_in_tiles>},
     {"rows across lanes, bfloat16", with_codes<product_in_lanes>},
     {"rows in place, bfloat16", with_codes<gemv_bf16>},

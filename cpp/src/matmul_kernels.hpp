@@ -81,8 +81,8 @@ struct DecodeBF16 {
     std::int64_t stride = 0;
 };
 
-/// out[n][v] = sum over k of w[n][k] x[v][k] for a few activations, reading the codes in place.
-struct Gemv {
+/// Rows of codes that a kernel reads in place.
+struct CodeRows {
     const std::uint8_t* codes = nullptr;
     std::int64_t row_stride = 0, rows = 0, k = 0;
     std::int64_t block = 0;                      ///< elements per scale; whole steps, or 16, 32 … in a step
@@ -93,11 +93,51 @@ struct Gemv {
     const std::uint8_t* zero_points = nullptr;  ///< 4-bit codes only; or null
     std::int64_t zero_row_stride = 0;
     float* scale_scratch = nullptr;  ///< four rows of scales
+};
+
+/// Codes one step of such a kernel decodes: 64 bytes of them.
+constexpr std::int64_t row_step(bool packed) { return packed ? 128 : 64; }
+
+/// out[n][v] = sum over k of w[n][k] x[v][k] for a few activations.
+struct Gemv {
+    CodeRows w;
     /// [vectors][padded k]. Within a step of packed codes k = 4 i + j lies at 32 j + i; of bytes, the runs of 8 of even
     /// number come before those of odd number.
     const std::uint16_t* x = nullptr;
     std::int64_t vectors = 0;
     float* out = nullptr;  ///< [rows][vectors]
+};
+using GemvKernel = void (*)(const Gemv&);
+inline constexpr std::int64_t max_gemv_vectors = 8;
+
+/// An activation as integers: in a step, x[k] = unit * (its first three digits, base 256) + a smaller unit * (further
+/// digits, in steps that need them). Digits are -128 ... 127, the most significant first.
+struct Digits {
+    static constexpr std::int64_t first = 3, most = 6;
+    /// [step][most][64 bytes of codes; of packed ones those of even k before those of odd k], on cache lines.
+    std::int8_t* digits = nullptr;
+    std::uint8_t* further = nullptr;  ///< [step]: how many digits there are beyond the first
+    /// [step][first, further][16 lanes]: minus the sum of the integers that a lane's codes meet; unless zero points
+    /// come for it, times what the codes' own integers are too large by.
+    std::int32_t* offsets = nullptr;
+    float* units = nullptr;  ///< [step][first, further], times the unit of the codes' integers and `bias`
+    float bias = 1;          ///< so that scales may be multiplied in without their own
+};
+
+/// Digits of `steps` steps of x. False where that many do not hold every element exactly.
+struct PackDigits {
+    const float* x = nullptr;
+    std::int64_t steps = 0;
+    bool zero_points = false;
+    ScaleType scale_type = ScaleType::float32;  ///< of the codes
+    Digits* out = nullptr;
+};
+
+/// out[n] = sum over k of w[n][k] x[k]: codes as integers by digits of the activation, all sums exact within a step.
+struct IntegerGemv {
+    CodeRows w;
+    const Digits* x = nullptr;
+    float* out = nullptr;
 };
 
 /// out[group][v][lane] = sum over k of w[16 group + lane][k] x[v][k] for up to 16 activations. A quad is four
@@ -135,10 +175,6 @@ struct PackLanes {
     bool packed = false;
 };
 
-/// Codes one step of a Gemv decodes.
-constexpr std::int64_t gemv_step(bool packed) { return packed ? 128 : 64; }
-inline constexpr std::int64_t max_gemv_vectors = 8;
-
 /// out[n][v] = sum over k of w[n][k] x[v][k] for up to 16 activations, rows of codes in place, in steps of 64 bytes.
 struct TileRows {
     const std::uint8_t* codes = nullptr;
@@ -171,19 +207,22 @@ struct ProductKernels {
     int max_terms = 1;            ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
     /// Most activations, or terms of them, for which rows in lanes are the quickest: turned on the way, or prepared.
     std::int64_t lane_vectors = 4, prepared_lane_vectors = 4;
+    int integer_terms = 2;      ///< bfloat16 numbers to an activation from which on products of integers are quicker
     void (*begin)() = nullptr;  ///< a thread calls this before its first gemm,
     void (*end)() = nullptr;    ///< and this after its last; or null
     std::array<void (*)(const TileRows&), Codecs::size> rows_in_tiles{};  ///< null where there are no tiles
 };
 
-/// Kernels over bfloat16 dot products. Formats they do not decode have null entries.
+/// Kernels over bfloat16 and integer dot products. Formats they do not decode have null entries.
 struct BF16Kernels : ProductKernels {
     bool (*pack)(const PackRows&) = nullptr;  ///< rounds to nearest; whether every number was zero or of ordinary size
     bool (*pack_words)(const PackWords&) = nullptr;
     bool (*pack_lanes)(const PackLanes&) = nullptr;  ///< as pack
     std::array<void (*)(const DecodeBF16&), Codecs::size> decode{};
-    std::array<void (*)(const Gemv&), Codecs::size> gemv{};
+    std::array<GemvKernel, Codecs::size> gemv{};
     std::array<void (*)(const LaneProduct&), Codecs::size> lanes{};
+    std::array<bool (*)(const PackDigits&), Codecs::size> pack_digits{};
+    std::array<void (*)(const IntegerGemv&), Codecs::size> gemv_integers{};
 };
 
 struct MatmulKernels {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The panel product in matrix tiles (Sapphire Rapids and later). All other kernels are those of avx512_bf16.
+// Products in matrix tiles, and of one activation in integers (Sapphire Rapids and later). All other kernels are those
+// of avx512_bf16.
 #include <immintrin.h>
 
 #include "backends/begin.hpp"
@@ -11,31 +12,41 @@
 
 #define BRECCIA_VBMI
 
-BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c,bmi2,amx-tile,amx-bf16")
+BRECCIA_TARGET_BEGIN(
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,gfni,avx2,fma,f16c,bmi2,amx-tile,amx-bf16")
 namespace breccia::amx {
 namespace {
 // clang-format off: sorting would break the order
 #include "kernels/decode_table.inl.hpp"
 #include "backends/avx512/vec.hpp"
 #include "backends/avx512/bf16_decode.inl.hpp"
+#include "backends/avx512/row_scales.inl.hpp"
+#include "backends/avx512/bf16_vec.hpp"
+#include "backends/avx512/bf16_gemv.inl.hpp"
+#include "backends/amx/affine_gemv.inl.hpp"
 #include "backends/amx/gemm.inl.hpp"
 #include "backends/amx/rows.inl.hpp"
 // clang-format on
 }  // namespace
 
 extern constinit const ProductKernels products;
-constinit const ProductKernels products{.gemm = gemm_amx,
-                                        .tile_rows = 16,
-                                        .panel_rows = 384,
-                                        .max_terms = 3,  // so many products are quicker than one in float32
-                                        .lane_vectors = 4,
-                                        .prepared_lane_vectors = 4,
-                                        .begin = configure_tiles,
-                                        .end = release_tiles,
-                                        .rows_in_tiles = Codecs::map([]<Codec C>() -> void (*)(const TileRows&) {
-                                            if constexpr (has_bf16<C>) return multiply_rows_in_place<C>;
-                                            return nullptr;
-                                        })};
+constinit const ProductKernels products{
+    .gemm = gemm_amx,
+    .tile_rows = 16,
+    .panel_rows = 384,
+    .max_terms = 3,  // so many products are quicker than one in float32
+    .lane_vectors = 4,
+    .prepared_lane_vectors = 4,
+    .integer_terms = 1,  // vdpbf16ps issues every other cycle here, vpdpbusd twice in each
+    .begin = configure_tiles,
+    .end = release_tiles,
+    .rows_in_tiles = Codecs::map([]<Codec C>() -> void (*)(const TileRows&) {
+        if constexpr (has_bf16<C>) return multiply_rows_in_place<C>;
+        return nullptr;
+    })};
+
+extern constinit const GemvKernel gemv_e4m3;
+constinit const GemvKernel gemv_e4m3 = gemv_any<Float8E4M3FN, false, AffineE4M3>;
 
 }  // namespace breccia::amx
 BRECCIA_TARGET_END

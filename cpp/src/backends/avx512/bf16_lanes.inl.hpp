@@ -393,5 +393,13 @@ static consteval BF16Kernels make_bf16_kernels(const ProductKernels& product) {
         if constexpr (has_bf16<C>) return lane_product<C>;
         return nullptr;
     });
+    kernels.pack_digits = Codecs::map([]<Codec C>() -> bool (*)(const PackDigits&) {
+        if constexpr (has_code_bytes<C>) return pack_digits<C>;
+        return nullptr;
+    });
+    kernels.gemv_integers = Codecs::map([]<Codec C>() -> void (*)(const IntegerGemv&) {
+        if constexpr (has_code_bytes<C>) return integer_gemv<C>;
+        return nullptr;
+    });
     return kernels;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AVX-512 with byte permutations (VBMI) and bfloat16 dot products: Zen 4, Sapphire Rapids and later.
+// AVX-512 with byte permutations (VBMI), bfloat16 and integer (VNNI) dot products: Zen 4, Sapphire Rapids and later.
 #include <immintrin.h>
 
 #include "backends/begin.hpp"
@@ -8,7 +8,7 @@
 
 #define BRECCIA_VBMI
 
-BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c,bmi2")
+BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx512vnni,avx2,fma,f16c,bmi2")
 namespace breccia::avx512_bf16 {
 namespace {
 // clang-format off: sorting would break the order
@@ -20,7 +20,9 @@ namespace {
 #include "backends/avx512/bf16_vec.hpp"
 #include "backends/avx512/bf16_decode.inl.hpp"
 #include "backends/avx512/bf16_gemm.inl.hpp"
+#include "backends/avx512/row_scales.inl.hpp"
 #include "backends/avx512/bf16_gemv.inl.hpp"
+#include "backends/avx512/integer_gemv.inl.hpp"
 #include "backends/avx512/bf16_lanes.inl.hpp"
 // clang-format on
 // Two products of pairs take the time of one float32 product.

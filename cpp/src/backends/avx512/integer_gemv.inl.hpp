@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One activation by a weight read in place, in integers: codes are bytes from zero up, the activation is a sum of
+// signed bytes (Digits), and vpdpbusd adds up four products a lane. What the codes are too large by is in the sums'
+// first value. A step's sum is exact; it becomes a float once and takes its scale.
+
+/// Codes as unsigned bytes: a code's value is (byte - offset) * unit.
+template <class C>
+struct CodeBytes {
+    static constexpr bool packed = C::bits == 4;
+    static constexpr int vectors = packed ? 2 : 1;
+    static constexpr int codes = 1 << C::bits;
+    static constexpr float unit = C::decode(1);
+    static constexpr float lowest = [] {
+        float least = 0;
+        for (int i = 0; i < codes; ++i)
+            least = C::decode(static_cast<std::uint8_t>(i)) < least ? C::decode(static_cast<std::uint8_t>(i)) : least;
+        return least;
+    }();
+    static constexpr int offset = static_cast<int>(-lowest / unit);
+    static constexpr auto table = [] {
+        struct {
+            alignas(64) std::uint8_t byte[64];
+        } of{};
+        for (int i = 0; i < 64; ++i) {
+            const float value = C::decode(static_cast<std::uint8_t>(i % codes)) - lowest;
+            of.byte[i] = static_cast<std::uint8_t>(value / unit);
+        }
+        return of;
+    }();
+
+    BRECCIA_INLINE void read(I bytes, I (&out)[vectors]) {
+        const I table_u8x64 = _mm512_load_si512(table.byte);
+        if constexpr (packed) {
+            const I low = b_set(15), above = _mm512_srli_epi16(bytes, 4);
+            constexpr int a_and_b = 0xC0, a_and_b_xor_c = 0x6A;
+            // A two's complement integer is offset by turning its sign over.
+            constexpr int op = C::family == CodecFamily::integer && offset != 0 ? a_and_b_xor_c : a_and_b;
+            out[0] = _mm512_ternarylogic_epi32(bytes, low, b_set(8), op);
+            out[1] = _mm512_ternarylogic_epi32(above, low, b_set(8), op);
+            if constexpr (C::family != CodecFamily::integer) {
+                out[0] = _mm512_shuffle_epi8(table_u8x64, out[0]);
+                out[1] = _mm512_shuffle_epi8(table_u8x64, out[1]);
+            }
+        } else if constexpr (C::family == CodecFamily::integer) {
+            out[0] = offset == 0 ? bytes : _mm512_xor_si512(bytes, b_set(0x80));
+        } else {
+            out[0] = _mm512_permutexvar_epi8(bytes, table_u8x64);
+        }
+    }
+};
+
+/// Formats whose values are few enough multiples of one number.
+template <class C>
+inline constexpr bool has_code_bytes = [] {
+    if constexpr (C::family == CodecFamily::exponent)
+        return false;
+    else
+        return C::max / C::decode(1) <= 128;
+}();
+
+/// A step's sums of products with `count` digits, as the integers that they stand for.
+template <class C, bool HasZero>
+BRECCIA_INLINE I integer_sum(const I (&codes)[CodeBytes<C>::vectors], const std::int8_t* digits, int count,
+                             const std::int32_t* offsets, [[maybe_unused]] std::uint8_t zero_point) {
+    constexpr int vectors = CodeBytes<C>::vectors;
+    I total = i_set(0);
+    // Every digit has a sum of its own: one chain of products would be three times as long.
+#pragma GCC unroll 3
+    for (int d = 0; d < count; ++d) {
+        I sum = i_set(0);
+        if (d + 1 == count) {
+            sum = i_load(offsets);
+            if constexpr (HasZero) sum = _mm512_mullo_epi32(sum, i_set(static_cast<std::int8_t>(zero_point)));
+        }
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; ++v)
+            sum = _mm512_dpbusd_epi32(sum, codes[v], _mm512_loadu_si512(digits + (d * vectors + v) * 64));
+        total = d == 0 ? sum : i_add(_mm512_slli_epi32(total, 8), sum);
+    }
+    return total;
+}
+
+/// One to a step or to several, or several to a step: as floats, or as codes that become floats by a shift.
+enum class RowScales : std::uint8_t { one, floats, e4m3, e8m0 };
+
+/// Bytes of a step's scales that are codes: of blocks of 16 packed elements, or of 32.
+template <class C, RowScales Scales>
+inline constexpr int scale_bytes = Scales == RowScales::e4m3 ? 8
+                                   : C::bits == 4            ? 4
+                                                             : 2;
+
+/// Whether a shift makes floats of all of a row's `n` codes: E4M3 that are neither negative nor subnormal nor NaN
+/// (floats that are subnormal would take a hundred cycles each), E8M0 but 2^-127 and NaN.
+static bool shift_makes_floats(const std::byte* codes, ScaleType type, std::int64_t n) {
+    __mmask64 others = 0;
+    for (std::int64_t i = 0; i < n; i += 64) {
+        const __mmask64 inside = first_bytes(n - i);
+        const I code = _mm512_maskz_loadu_epi8(inside, codes + i);
+        if (type == ScaleType::e8m0)
+            others |= _mm512_mask_cmp_epu8_mask(inside, _mm512_sub_epi8(code, b_set(1)), b_set(253), _MM_CMPINT_NLE);
+        else
+            others |= _mm512_mask_cmp_epu8_mask(_mm512_test_epi8_mask(code, code), _mm512_sub_epi8(code, b_set(8)),
+                                                b_set(0x7E - 8), _MM_CMPINT_NLE);
+    }
+    return others == 0;
+}
+
+constexpr float e4m3_bias = exp2i(120);
+
+/// Four rows, the last one again where there are fewer.
+template <class C, RowScales Scales, bool HasZero>
+static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
+    constexpr int rows = 4, vectors = CodeBytes<C>::vectors;
+    constexpr bool coded = Scales == RowScales::e4m3 || Scales == RowScales::e8m0;
+    constexpr std::int64_t step = row_step(CodeBytes<C>::packed);
+    const CodeRows& w = g.w;
+    const Digits& x = *g.x;
+    const std::int64_t blocks = (w.k + w.block - 1) / w.block, bytes = CodeBytes<C>::packed ? (w.k + 1) / 2 : w.k;
+    const std::int64_t per_step = w.block < step ? step / w.block : 1;
+    const std::int64_t steps_per_scale = blocks == 1 ? w.k : w.block < step ? 1 : w.block / step;
+
+    const std::uint8_t* codes[rows];
+    const float* scales = w.scale_scratch;
+    const std::byte* scale_codes[rows];
+    const std::uint8_t* zeros[rows];
+    F total_f32x16[rows];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+        const std::int64_t row = first + r < w.rows ? first + r : w.rows - 1;
+        const std::int64_t scale_row = (w.first_row + row) / w.block_rows;
+        codes[r] = w.codes + row * w.row_stride;
+        scale_codes[r] = w.scales + scale_row * w.scale_row_stride;
+        // Side by side even where they are floats already: one address for four.
+        if constexpr (!coded) convert_scales(scale_codes[r], w.scale_type, blocks, w.scale_scratch + r * blocks);
+        zeros[r] = HasZero ? w.zero_points + scale_row * w.zero_row_stride : nullptr;
+        total_f32x16[r] = f_set(0.0F);
+    }
+    // Which of a step's scales a lane takes; of codes, the byte that comes to its highest, above zeros.
+    const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    I scale_of_lane = _mm512_srli_epi32(_mm512_mullo_epi32(lane, i_set(static_cast<int>(per_step))), 4);
+    if constexpr (coded) scale_of_lane = i_or(_mm512_slli_epi32(scale_of_lane, 24), i_set(0x0080'8080));
+
+    const auto one_step = [&](std::int64_t s, std::int64_t block, std::int64_t n, auto load) BRECCIA_INLINE_LAMBDA {
+        const std::int8_t* digits = x.digits + s * Digits::most * vectors * 64;
+        const std::int32_t* offsets = x.offsets + s * 32;
+        const int further = x.further[s];
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; ++r) {
+            const std::uint8_t* at = codes[r] + s * 64;
+            const std::uint8_t zero_point = HasZero ? zeros[r][block] : std::uint8_t{0};
+            I code_bytes[vectors];
+            CodeBytes<C>::read(load(at), code_bytes);
+            // A row is too short for the hardware to learn: have the next rows come meanwhile.
+            _mm_prefetch(at + rows * w.row_stride, _MM_HINT_T1);
+            const I sum = integer_sum<C, HasZero>(code_bytes, digits, Digits::first, offsets, zero_point);
+            F sum_f32x16 = f_mul(_mm512_cvtepi32_ps(sum), f_set(x.units[2 * s]));
+            if (further > 0) {
+                const I small = integer_sum<C, HasZero>(code_bytes, digits + Digits::first * vectors * 64, further,
+                                                        offsets + 16, zero_point);
+                sum_f32x16 = f_multiply_add(_mm512_cvtepi32_ps(small), f_set(x.units[2 * s + 1]), sum_f32x16);
+            }
+            F scale_f32x16;
+            if constexpr (Scales == RowScales::one) {
+                scale_f32x16 = f_set(scales[r * blocks + block]);
+            } else if constexpr (Scales == RowScales::floats) {
+                scale_f32x16 = _mm512_permutexvar_ps(scale_of_lane, f_load_n(scales + r * blocks + block, n));
+            } else {
+                constexpr int width = scale_bytes<C, Scales>;
+                long long word = 0;
+                if (n == width)
+                    __builtin_memcpy(&word, scale_codes[r] + block, width);
+                else
+                    __builtin_memcpy(&word, scale_codes[r] + block, static_cast<std::size_t>(n));
+                const I all = width == 8 ? _mm512_set1_epi64(word) : i_set(static_cast<int>(word));
+                constexpr int to_exponent = Scales == RowScales::e4m3 ? 4 : 1;
+                scale_f32x16 = as_float(_mm512_srli_epi32(_mm512_shuffle_epi8(all, scale_of_lane), to_exponent));
+            }
+            total_f32x16[r] = f_multiply_add(sum_f32x16, scale_f32x16, total_f32x16[r]);
+        }
+    };
+    std::int64_t s = 0, block = 0, left = steps_per_scale;
+    for (; (s + 1) * 64 <= bytes; ++s) {
+        const std::int64_t n = coded ? scale_bytes<C, Scales> : per_step;
+        one_step(s, block, n, [](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA { return _mm512_loadu_si512(p); });
+        if (--left == 0) {
+            left = steps_per_scale;
+            block += per_step;
+        }
+    }
+    if (s * 64 < bytes) {
+        const __mmask64 rest = first_bytes(bytes - s * 64);
+        one_step(s, block, blocks - block < per_step ? blocks - block : per_step,
+                 [=](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA { return _mm512_maskz_loadu_epi8(rest, p); });
+    }
+    const float end = (Scales == RowScales::e4m3 ? e4m3_bias : 1.0F) / x.bias;
+    for (int r = 0; r < rows; ++r) out[r] = f_sum(total_f32x16[r]) * end;
+}
+
+template <class C, bool HasZero>
+static void integer_gemv_of(const IntegerGemv& g) {
+    constexpr bool packed = CodeBytes<C>::packed;
+    const CodeRows& w = g.w;
+    const std::int64_t blocks = (w.k + w.block - 1) / w.block;
+    const bool e4m3 = packed && w.scale_type == ScaleType::e4m3 && w.block == 16 && g.x->bias != 1;
+    const bool e8m0 = w.scale_type == ScaleType::e8m0 && w.block == 32;
+    for (std::int64_t row = 0; row < w.rows; row += 4) {
+        const std::int64_t n = w.rows - row < 4 ? w.rows - row : 4;
+        bool coded = e4m3 || e8m0;
+        for (std::int64_t r = 0; coded && r < n; ++r)
+            coded = shift_makes_floats(w.scales + (w.first_row + row + r) / w.block_rows * w.scale_row_stride,
+                                       w.scale_type, blocks);
+        float sums[4];
+        if (w.block >= row_step(packed)) {
+            integer_rows<C, RowScales::one, HasZero>(g, row, sums);
+        } else if constexpr (!HasZero) {  // which come with whole steps
+            if (coded && e8m0 && C::family == CodecFamily::minifloat)
+                integer_rows<C, RowScales::e8m0, false>(g, row, sums);
+            else if (packed && coded && e4m3 && C::family == CodecFamily::minifloat)
+                integer_rows<C, RowScales::e4m3, false>(g, row, sums);
+            else
+                integer_rows<C, RowScales::floats, false>(g, row, sums);
+        }
+        for (std::int64_t r = 0; r < n; ++r) g.out[row + r] = sums[r];
+    }
+}
+
+template <class C>
+static void integer_gemv(const IntegerGemv& g) {
+    if constexpr (may_have_zero_points<C>)
+        if (g.w.zero_points != nullptr) return integer_gemv_of<C, true>(g);
+    integer_gemv_of<C, false>(g);
+}
+
+/// 2^exponent of the largest magnitude of a step, where there is one that is neither zero nor infinite nor NaN.
+template <std::int64_t Step>
+static int step_exponent(const float* x) {
+    I most = i_set(0);
+    for (std::int64_t k = 0; k < Step; k += 16) most = i_max(most, i_and(as_bits(f_load(x + k)), i_set(0x7FFF'FFFF)));
+    return (i_max_lane(most) >> 23) - 127;
+}
+
+/// Digits of a step's elements: [digit][element].
+template <class C>
+using StepDigits = std::int8_t[3][row_step(CodeBytes<C>::packed)];
+
+/// `count` digits of v, of which |v| < 2^(8 count - 2), so that a lane's sum of products fits in 32 bits. Returns what
+/// they leave; those of 16 elements go to digits[...][at].
+template <class C>
+BRECCIA_INLINE F f_take_digits(F v, int count, StepDigits<C>& digits, std::int64_t at) {
+    I rest = _mm512_cvtps_epi32(v);
+    const F left = f_sub(v, _mm512_cvtepi32_ps(rest));
+    for (int d = count - 1; d >= 0; --d) {
+        const I digit = d == 0 ? rest : _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(digits[d] + at), _mm512_cvtepi32_epi8(digit));
+        rest = _mm512_srai_epi32(i_sub(rest, digit), 8);
+    }
+    return left;
+}
+
+/// A step's digits in the order of the codes' bytes, and minus the sum of the integers that a lane meets.
+template <class C>
+static void put_digits(const StepDigits<C>& digits, int count, int times, std::int8_t* out, std::int32_t* offsets) {
+    constexpr int vectors = CodeBytes<C>::vectors;
+    I total = i_set(0);
+    for (int d = 0; d < count; ++d) {
+        I bytes[vectors];
+        bytes[0] = _mm512_loadu_si512(digits[d]);
+        if constexpr (vectors == 2) {
+            const I low = bytes[0], high = _mm512_loadu_si512(digits[d] + 64);
+            const auto join = [](__m256i a, __m256i b)
+                                  BRECCIA_INLINE_LAMBDA { return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1); };
+            bytes[0] = join(_mm512_cvtepi16_epi8(low), _mm512_cvtepi16_epi8(high));
+            bytes[1] =
+                join(_mm512_cvtepi16_epi8(_mm512_srli_epi16(low, 8)), _mm512_cvtepi16_epi8(_mm512_srli_epi16(high, 8)));
+        }
+        I sum = i_set(0);
+        for (int v = 0; v < vectors; ++v) {
+            _mm512_storeu_si512(out + (d * vectors + v) * 64, bytes[v]);
+            sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), bytes[v]);
+        }
+        total = i_add(_mm512_slli_epi32(total, 8), sum);
+    }
+    i_store(offsets, _mm512_mullo_epi32(total, i_set(-times)));
+}
+
+template <class C>
+static bool pack_step(const PackDigits& p, std::int64_t s) {
+    constexpr int vectors = CodeBytes<C>::vectors;
+    constexpr std::int64_t step = row_step(CodeBytes<C>::packed);
+    // Bytes are larger than packed codes, and fewer meet in a lane: with one bit less their sums fit in 32, too.
+    constexpr int top = CodeBytes<C>::packed ? 21 : 20;
+    const Digits& to = *p.out;
+    const float* x = p.x + s * step;
+    const int exponent = step_exponent<step>(x);
+    // Where all are zero or subnormal there is none to go by; the latter leave something behind.
+    const int down = exponent < -100 ? 0 : top - exponent;
+    const F up_f32x16 = f_set(exp2i(down)), zero = f_set(0.0F);
+    alignas(64) float left[step];
+    StepDigits<C> digits;
+    Mask lost = 0, any = 0;
+    for (std::int64_t k = 0; k < step; k += 16) {
+        const F value = f_load(x + k), v = f_mul(value, up_f32x16);
+        const F rest = f_take_digits<C>(v, Digits::first, digits, k);
+        f_store(left + k, rest);
+        any = m_or(any, _mm512_cmp_ps_mask(rest, zero, _CMP_NEQ_UQ));
+        lost = m_or(lost, _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(v, zero, _CMP_EQ_OQ), value, zero, _CMP_NEQ_UQ));
+    }
+    if (lost != 0) return false;
+    std::int8_t* out = to.digits + s * Digits::most * vectors * 64;
+    const int times = p.zero_points ? 1 : CodeBytes<C>::offset;
+    put_digits<C>(digits, Digits::first, times, out, to.offsets + s * 32);
+    to.units[2 * s] = exp2i(-down) * CodeBytes<C>::unit * to.bias;
+    int further = 0;
+    while (any != 0) {
+        if (++further > Digits::most - Digits::first) return false;
+        const F more_f32x16 = f_set(exp2i(8 * further - 1));
+        any = 0;
+        for (std::int64_t k = 0; k < step; k += 16) {
+            const F rest = f_take_digits<C>(f_mul(f_load(left + k), more_f32x16), further, digits, k);
+            any = m_or(any, _mm512_cmp_ps_mask(rest, zero, _CMP_NEQ_UQ));
+        }
+    }
+    to.further[s] = static_cast<std::uint8_t>(further);
+    if (further > 0) {
+        put_digits<C>(digits, further, times, out + Digits::first * vectors * 64, to.offsets + s * 32 + 16);
+        to.units[2 * s + 1] = to.units[2 * s] * exp2i(1 - 8 * further);
+    }
+    return true;
+}
+
+template <class C>
+static bool pack_digits(const PackDigits& p) {
+    constexpr std::int64_t step = row_step(CodeBytes<C>::packed);
+    int least = 0, most = 0;
+    for (std::int64_t s = 0; s < p.steps; ++s) {
+        const int exponent = step_exponent<step>(p.x + s * step);
+        if (exponent > 100) return false;  // infinities and NaN, too
+        if (exponent < -126) continue;
+        least = exponent < least ? exponent : least;
+        most = exponent > most ? exponent : most;
+    }
+    // Sums times E4M3 scales without their bias stay within float32's range, up and down.
+    p.out->bias = p.scale_type == ScaleType::e4m3 && least >= -20 && most <= 30 ? exp2i(80) : 1.0F;
+    for (std::int64_t s = 0; s < p.steps; ++s)
+        if (!pack_step<C>(p, s)) return false;
+    return true;
+}

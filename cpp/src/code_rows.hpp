@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of codes as the kernels take them that read them in place.
+#pragma once
+
+#include "gemm.hpp"
+
+namespace breccia {
+
+/// Whether codes and scales lie along K, blocks are whole steps or a step holds whole blocks, and zero points are bytes
+/// that come one to so many steps.
+bool readable_in_place(const ScaledMatrix& w);
+
+/// Rows [begin, begin + n). `scratch`: four rows of scales.
+CodeRows code_rows(const ScaledMatrix& w, std::int64_t begin, std::int64_t n, float* scratch);
+
+/// Rows worth a thread.
+std::int64_t rows_per_task(const ScaledMatrix& w);
+
+}  // namespace breccia

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One activation, or two, by a weight whose codes are small integers: the activation becomes integers too, exactly, or
+// another way is taken.
+#include <algorithm>
+
+#include "code_rows.hpp"
+#include "threads.hpp"
+#include "workspace.hpp"
+
+namespace breccia {
+namespace {
+
+// An activation's digits, and the memory they are in.
+struct IntegerActivation {
+    IntegerActivation(std::int64_t steps, bool packed)
+        : bytes(steps * Digits::most * (packed ? 128 : 64)), offsets(steps * 32), units(steps * 2), further(steps) {
+        digits = {.digits = bytes.data(), .further = further.data(), .offsets = offsets.data(), .units = units.data()};
+    }
+
+    WorkBuffer<std::int8_t> bytes;
+    WorkBuffer<std::int32_t> offsets;
+    WorkBuffer<float> units;
+    WorkBuffer<std::uint8_t> further;
+    Digits digits;
+};
+
+// What `fast` multiplies.
+void round_to_bfloat16(const KernelTable& table, std::vector<float>& x) {
+    std::vector<BFloat16> rounded(x.size());
+    table.store[static_cast<std::size_t>(DType::bfloat16)](x.data(), static_cast<std::int64_t>(x.size()),
+                                                           rounded.data());
+    std::transform(rounded.begin(), rounded.end(), x.begin(), [](BFloat16 value) { return to_float(value); });
+}
+
+}  // namespace
+
+bool gemv_integers(const Product& product, const ScaledMatrix& w) {
+    constexpr std::int64_t most_rows = 2;  // more share the decoding of the weight elsewhere
+    const KernelTable& table = product.table;
+    const BF16Kernels* kernels = table.matmul.bf16;
+    const std::int64_t rows = product.total_rows(), k = product.k, step = row_step(w.packed);
+    const auto element = static_cast<std::size_t>(w.element);
+    if (kernels == nullptr || kernels->gemv_integers[element] == nullptr || rows > most_rows ||
+        product.a.front().bfloat16_terms() < kernels->integer_terms || !readable_in_place(w))
+        return false;
+
+    const std::int64_t steps = (k + step - 1) / step;
+    std::vector<IntegerActivation> x;
+    std::vector<float> row(static_cast<std::size_t>(steps * step));
+    Scratch scratch;
+    for (std::int64_t i = 0; i < rows; ++i) {
+        product.read(table, i, 1, 0, k, scratch, row.data(), k);
+        if (product.precision == Precision::fast) round_to_bfloat16(table, row);
+        x.emplace_back(steps, w.packed);
+        if (!kernels->pack_digits[element]({.x = row.data(),
+                                            .steps = steps,
+                                            .zero_points = w.zero_point != nullptr,
+                                            .scale_type = w.scale_type,
+                                            .out = &x.back().digits}))
+            return false;
+    }
+    parallel_for(product.n, rows_per_task(w), [&](std::int64_t begin, std::int64_t end) {
+        // So few rows that their codes are in the first-level cache for the next activation.
+        constexpr std::int64_t longest = 128;
+        const std::int64_t at_once = rows == 1 ? longest : 16;
+        std::vector<float> scales(static_cast<std::size_t>(4 * w.grid.grid_cols()));
+        float line[longest];
+        for (std::int64_t first = begin; first < end; first += at_once) {
+            const std::int64_t n = std::min(at_once, end - first);
+            for (std::int64_t i = 0; i < rows; ++i) {
+                kernels->gemv_integers[element]({.w = code_rows(w, first, n, scales.data()),
+                                                 .x = &x[static_cast<std::size_t>(i)].digits,
+                                                 .out = line});
+                for (std::int64_t j = 0; j < n; ++j) line[j] = w.with_global(line[j]);
+                product.write(table, i, first, n, line);
+            }
+        }
+    });
+    return true;
+}
+
+}  // namespace breccia
