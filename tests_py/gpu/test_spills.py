@@ -216,7 +216,13 @@ def test_w4_gemv(kind: str, tmp_path: Path) -> None:
         "bias_ptr": "*bf16",
         "out_ptr": "*bf16",
     }
-    constants = {"KIND": kind, "GLOBAL": kind == "nvfp4", "BIAS": False, "WARPS": w4_gemv.WARPS}
+    constants = {
+        "KIND": kind,
+        "GLOBAL": kind == "nvfp4",
+        "BIAS": False,
+        "SCALES_AHEAD": kind != "int4",
+        "WARPS": w4_gemv.WARPS,
+    }
     used = usage(w4_gemv.w4_gemv_kernel, types, constants, tmp_path)
     assert used["stack"] == used["local"] == 0 and used["registers"] <= 128, used  # four programs a multiprocessor
 

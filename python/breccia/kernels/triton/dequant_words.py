@@ -11,6 +11,7 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .runtime import launch
 from .words import decode_asm
@@ -54,6 +55,7 @@ def dequantize_words_kernel(
     G: gl.constexpr, BM: gl.constexpr, BW: gl.constexpr,
 ):  # fmt: skip
     """W bytes of codes a row, and as many words of results; G bytes and SM rows per scale."""
+    gdc_launch_dependents()
     L: gl.constexpr = bytes_layout(4, BW, gl.num_warps())
     S: gl.constexpr = bytes_layout(1, BW // 4, gl.num_warps())  # one scale for the four bytes of a thread
     m0 = (gl.program_id(0) // tiles_across) * BM
@@ -64,6 +66,7 @@ def dequantize_words_kernel(
     srows = gl.expand_dims(m0 + gl.arange(0, BM, layout=gl.SliceLayout(1, S)), 1)
     scols = gl.expand_dims(w0 // 4 + gl.arange(0, BW // 4, layout=gl.SliceLayout(0, S)), 0)
     sat = (srows // SM).to(gl.int64) * s_row + (scols // (G // 4)) * s_col
+    gdc_wait()
     codes = gl.load(code_ptr + rows.to(gl.int64) * code_stride + cols, mask=inside, other=0)
     s = scale_value(gl.load(scale_ptr + sat, mask=(srows < M) & (scols * 4 < W), other=0), SFMT)
     if GLOBAL:
@@ -117,5 +120,6 @@ def dequantize_words(
         BM=bm,
         BW=bw,
         num_warps=warps,
+        launch_pdl=True,
     )
     return out

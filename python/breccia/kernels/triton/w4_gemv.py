@@ -26,18 +26,17 @@ WARPS = 4  # of a program
 
 
 @gluon.jit
-def bring_to_l2(w_ptr, row0, N, w_stride, slices, WARPS: gl.constexpr):
-    """Sends the program's weights to the L2 cache. It may do so before the kernel before has ended, whatever that
-    writes: the cache is where its stores arrive too."""
+def bring_to_l2(ptr, row0, N, stride, size, WARPS: gl.constexpr):
+    """Sends `size` bytes, whole sixteens, of each of the program's rows to the L2 cache. It may do so before the kernel
+    before has ended, whatever that writes: the cache is where its stores arrive too."""
     i = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
     row = gl.minimum(row0 + i % 16, N - 1)
-    size = slices * 64
     part = (size // 16 + 2 * WARPS - 1) // (2 * WARPS) * 16
     start = i // 16 * part
-    at = row.to(gl.int64) * w_stride + start // 4
+    at = row.to(gl.int64) * stride + start // (ptr.dtype.element_ty.primitive_bitwidth // 8)
     gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r", [w_ptr + at, gl.minimum(part, size - start)], dtype=gl.int32, is_pure=False, pack=1,
+        "=r,l,r", [ptr + at, gl.minimum(part, size - start)], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
@@ -172,7 +171,7 @@ def multiply(acc, words, scale, x, KIND: gl.constexpr, WARPS: gl.constexpr, mma:
 @gluon.jit
 def w4_gemv_kernel(
     x_ptr, w_ptr, s_ptr, g_ptr, bias_ptr, out_ptr, N, M, x_stride, w_stride, s_row, out_stride, slices, each,
-    KIND: gl.constexpr, GLOBAL: gl.constexpr, BIAS: gl.constexpr, WARPS: gl.constexpr,
+    KIND: gl.constexpr, GLOBAL: gl.constexpr, BIAS: gl.constexpr, SCALES_AHEAD: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """out (M, N) = x (M, K) · w (N, K)^T, 16 rows of w a program. x_ptr: pairs of activations; w_ptr: words of eight
     codes; each: slices of a warp, of which it asks for four at a time."""
@@ -183,7 +182,9 @@ def w4_gemv_kernel(
     # crowd on the multiprocessors that are free first.
     room = gl.allocate_shared_memory(gl.int32, [12, 1024], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     room.index(0).store(gl.zeros([1024], gl.int32, gl.BlockedLayout([1], [32], [WARPS], [0])))
-    bring_to_l2(w_ptr, row0, N, w_stride, slices, WARPS)
+    bring_to_l2(w_ptr, row0, N, w_stride, slices * 64, WARPS)
+    if SCALES_AHEAD:
+        bring_to_l2(s_ptr, row0, N, s_row, slices * (8 if KIND == "nvfp4" else 4), WARPS)
     gdc_wait()
     acc = gl.zeros([WARPS, 16, 8], gl.float32, mma)
     for k in range(0, each, 4):
@@ -232,6 +233,8 @@ def w4_gemv(
     scale = scale if scale.stride(1) == 1 else scale.contiguous()
     if kind == "nvfp4":
         scale = scale.contiguous().view(torch.int16)
+    row_bytes = k // (16 if kind == "nvfp4" else 32)
+    sixteens = (row_bytes | scale.stride(0) * scale.element_size() | scale.data_ptr()) % 16 == 0
     launch(
         w4_gemv_kernel,
         (triton.cdiv(n, 16),),
@@ -253,6 +256,7 @@ def w4_gemv(
         KIND=kind,
         GLOBAL=global_scale is not None,
         BIAS=bias is not None,
+        SCALES_AHEAD=kind != "int4" and sixteens,  # of which INT4 has hardly any
         WARPS=warps,
         num_warps=warps,
         launch_pdl=True,
