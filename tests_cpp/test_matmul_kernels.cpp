@@ -345,19 +345,22 @@ TEST_P(Backends, MatmulOfOneActivationByIntegers) {
                         x[i] = i % 384 >= 256 ? 0.0F : std::ldexp(std::remainder(x[i], 2.0F) + 1, top - below);
                     }
                     const ScaledTensor b = cast(array_of(w, {n, k}), recipe);
+                    const PreparedWeight prepared = PreparedWeight(b).transposed();
                     const std::vector<float> values = to_vector(dequantize(b));
                     for (const DType dtype : {DType::float32, DType::bfloat16}) {
                         SCOPED_TRACE(describe(recipe) + " 2^" + std::to_string(top) + " spread " +
                                      std::to_string(spread) + " m=" + std::to_string(m));
                         const Array a = rounded(x, dtype, {m, k});
-                        expect_close(matmul(a, b.transposed()), multiply(numbers_of(a), values, m, n, k), bound(k));
+                        const Reference reference = multiply(numbers_of(a), values, m, n, k);
+                        expect_close(matmul(a, b.transposed()), reference, bound(k));
+                        expect_close(matmul(a, prepared), reference, bound(k));
                         if (HasFatalFailure()) return;
                     }
                 }
 }
 
-// Sums of small integers are exact, also where codes and activations are at the ends of their ranges; weights that cancel
-// leave nothing behind.
+// Sums of small integers are exact, also where codes and activations are at the ends of their ranges; weights that
+// cancel leave nothing behind.
 TEST_P(Backends, MatmulOfIntegersIsExact) {
     const BackendScope scope(GetParam());
     constexpr std::int64_t n = 16, k = 256;
@@ -384,11 +387,11 @@ TEST_P(Backends, MatmulOfIntegersIsExact) {
                 for (const bool cancel : {false, true}) {
                     for (std::int64_t i = 0; i < k; ++i) a.as<float>()[i] = cancel && i >= k / 2 ? -x : x;
                     const Reference reference = multiply(to_vector(a), values, 1, n, k);
-                    const Array y = matmul(a, w.transposed());
-                    for (std::int64_t i = 0; i < n; ++i)
-                        ASSERT_EQ(y.as<const float>()[i],
-                                  static_cast<float>(reference.product[static_cast<std::size_t>(i)]))
-                            << name << " pattern " << pattern << " x " << x << " cancel " << cancel;
+                    for (const Array& y : {matmul(a, w.transposed()), matmul(a, PreparedWeight(w).transposed())})
+                        for (std::int64_t i = 0; i < n; ++i)
+                            ASSERT_EQ(y.as<const float>()[i],
+                                      static_cast<float>(reference.product[static_cast<std::size_t>(i)]))
+                                << name << " pattern " << pattern << " x " << x << " cancel " << cancel;
                 }
             }
         }

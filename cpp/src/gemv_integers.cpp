@@ -14,14 +14,23 @@ namespace {
 // An activation's digits, and the memory they are in.
 struct IntegerActivation {
     IntegerActivation(std::int64_t steps, bool packed)
-        : bytes(steps * Digits::most * (packed ? 128 : 64)), offsets(steps * 32), units(steps * 2), further(steps) {
-        digits = {.digits = bytes.data(), .further = further.data(), .offsets = offsets.data(), .units = units.data()};
+        : bytes(steps * Digits::most * (packed ? 128 : 64)),
+          offsets(steps * 32),
+          units(steps * 2),
+          further(steps),
+          runs(steps * Digits::most * 16) {
+        digits = {.digits = bytes.data(),
+                  .further = further.data(),
+                  .offsets = offsets.data(),
+                  .units = units.data(),
+                  .runs = runs.data()};
     }
 
     WorkBuffer<std::int8_t> bytes;
     WorkBuffer<std::int32_t> offsets;
     WorkBuffer<float> units;
     WorkBuffer<std::uint8_t> further;
+    WorkBuffer<std::int32_t> runs;
     Digits digits;
 };
 
@@ -31,6 +40,36 @@ void round_to_bfloat16(const KernelTable& table, std::vector<float>& x) {
     table.store[static_cast<std::size_t>(DType::bfloat16)](x.data(), static_cast<std::int64_t>(x.size()),
                                                            rounded.data());
     std::transform(rounded.begin(), rounded.end(), x.begin(), [](BFloat16 value) { return to_float(value); });
+}
+
+// Rows across lanes, as a prepared weight has them.
+void multiply_prepared(const Product& product, const ScaledMatrix& w, const LaneBlocks& blocks, const Digits& x) {
+    constexpr std::int64_t lanes = 16, at_once = 8;
+    const std::int64_t quads = quads_of(product.k, w.packed), group_bytes = quads * 256;
+    constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
+    parallel_for((product.n + lanes - 1) / lanes, std::max<std::int64_t>(1, bytes_per_task / group_bytes),
+                 [&](std::int64_t begin, std::int64_t end) {
+                     alignas(64) float line[at_once * lanes];
+                     for (std::int64_t group = begin; group < end; group += at_once) {
+                         const std::int64_t groups = std::min(at_once, end - group), row = group * lanes;
+                         const std::int64_t stride = blocks.group_bytes(w.lane_scale_type);
+                         product.table.matmul.bf16->integer_lanes[static_cast<std::size_t>(w.element)](
+                             {.codes = w.lane_codes + group * group_bytes,
+                              .groups = groups,
+                              .quads = quads,
+                              .block_quads = blocks.block_quads,
+                              .scale_step = blocks.scale_step,
+                              .block_shift = blocks.block_shift,
+                              .scales = w.lane_scales + group * stride,
+                              .scale_type = w.lane_scale_type,
+                              .group_scale_stride = stride,
+                              .x = &x,
+                              .out = line});
+                         const std::int64_t n = std::min(groups * lanes, product.n - row);
+                         for (std::int64_t j = 0; j < n; ++j) line[j] = w.with_global(line[j]);
+                         product.write(product.table, 0, row, n, line);
+                     }
+                 });
 }
 
 }  // namespace
@@ -45,6 +84,10 @@ bool gemv_integers(const Product& product, const ScaledMatrix& w) {
         product.a.front().bfloat16_terms() < kernels->integer_terms || !readable_in_place(w))
         return false;
 
+    const bool prepared = rows == 1 && w.lane_codes != nullptr && w.zero_point == nullptr;
+    const std::optional<LaneBlocks> blocks = prepared ? lane_blocks(w) : std::nullopt;
+    std::int64_t run = 16;
+    if (blocks && blocks->block_quads == 0) run = (std::int64_t{16} << blocks->block_shift) / (w.packed ? 8 : 4);
     const std::int64_t steps = (k + step - 1) / step;
     std::vector<IntegerActivation> x;
     std::vector<float> row(static_cast<std::size_t>(steps * step));
@@ -57,8 +100,13 @@ bool gemv_integers(const Product& product, const ScaledMatrix& w) {
                                             .steps = steps,
                                             .zero_points = w.zero_point != nullptr,
                                             .scale_type = w.scale_type,
+                                            .run = run,
                                             .out = &x.back().digits}))
             return false;
+    }
+    if (blocks) {
+        multiply_prepared(product, w, *blocks, x.front().digits);
+        return true;
     }
     parallel_for(product.n, rows_per_task(w), [&](std::int64_t begin, std::int64_t end) {
         // So few rows that their codes are in the first-level cache for the next activation.

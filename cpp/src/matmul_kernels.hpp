@@ -120,8 +120,12 @@ struct Digits {
     /// [step][first, further][16 lanes]: minus the sum of the integers that a lane's codes meet; unless zero points
     /// come for it, times what the codes' own integers are too large by.
     std::int32_t* offsets = nullptr;
-    float* units = nullptr;  ///< [step][first, further], times the unit of the codes' integers and `bias`
-    float bias = 1;          ///< so that scales may be multiplied in without their own
+    /// [step][2]: the unit, times that of the codes' integers and `bias`; and the smaller one over it.
+    float* units = nullptr;
+    /// For prepared weights, [step][most][16]: of each digit, minus its sums over the runs of doublewords of a step,
+    /// times what the codes' integers are too large by.
+    std::int32_t* runs = nullptr;
+    float bias = 1;  ///< so that scales may be multiplied in without their own
 };
 
 /// Digits of `steps` steps of x. False where that many do not hold every element exactly.
@@ -130,12 +134,27 @@ struct PackDigits {
     std::int64_t steps = 0;
     bool zero_points = false;
     ScaleType scale_type = ScaleType::float32;  ///< of the codes
+    std::int64_t run = 16;                      ///< doublewords to a run: 2, 4, 8 or 16
     Digits* out = nullptr;
 };
 
 /// out[n] = sum over k of w[n][k] x[k]: codes as integers by digits of the activation, all sums exact within a step.
 struct IntegerGemv {
     CodeRows w;
+    const Digits* x = nullptr;
+    float* out = nullptr;
+};
+
+/// out[group][lane] = sum over k of w[16 group + lane][k] x[k], of a prepared weight without zero points: see
+/// LaneProduct for what is named as there.
+struct IntegerLanes {
+    const std::uint8_t* codes = nullptr;
+    std::int64_t groups = 0, quads = 0;
+    std::int64_t block_quads = 0, scale_step = 1;
+    int block_shift = 0;
+    const std::byte* scales = nullptr;
+    ScaleType scale_type = ScaleType::float32;
+    std::int64_t group_scale_stride = 0;
     const Digits* x = nullptr;
     float* out = nullptr;
 };
@@ -223,6 +242,7 @@ struct BF16Kernels : ProductKernels {
     std::array<void (*)(const LaneProduct&), Codecs::size> lanes{};
     std::array<bool (*)(const PackDigits&), Codecs::size> pack_digits{};
     std::array<void (*)(const IntegerGemv&), Codecs::size> gemv_integers{};
+    std::array<void (*)(const IntegerLanes&), Codecs::size> integer_lanes{};
 };
 
 struct MatmulKernels {

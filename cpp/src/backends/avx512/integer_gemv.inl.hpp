@@ -106,8 +106,6 @@ static bool shift_makes_floats(const std::byte* codes, ScaleType type, std::int6
     return others == 0;
 }
 
-constexpr float e4m3_bias = exp2i(120);
-
 /// Four rows, the last one again where there are fewer.
 template <class C, RowScales Scales, bool HasZero>
 static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
@@ -154,12 +152,13 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
             // A row is too short for the hardware to learn: have the next rows come meanwhile.
             _mm_prefetch(at + rows * w.row_stride, _MM_HINT_T1);
             const I sum = integer_sum<C, HasZero>(code_bytes, digits, Digits::first, offsets, zero_point);
-            F sum_f32x16 = f_mul(_mm512_cvtepi32_ps(sum), f_set(x.units[2 * s]));
+            F sum_f32x16 = _mm512_cvtepi32_ps(sum);
             if (further > 0) {
                 const I small = integer_sum<C, HasZero>(code_bytes, digits + Digits::first * vectors * 64, further,
                                                         offsets + 16, zero_point);
                 sum_f32x16 = f_multiply_add(_mm512_cvtepi32_ps(small), f_set(x.units[2 * s + 1]), sum_f32x16);
             }
+            sum_f32x16 = f_mul(sum_f32x16, f_set(x.units[2 * s]));
             F scale_f32x16;
             if constexpr (Scales == RowScales::one) {
                 scale_f32x16 = f_set(scales[r * blocks + block]);
@@ -260,7 +259,8 @@ BRECCIA_INLINE F f_take_digits(F v, int count, StepDigits<C>& digits, std::int64
 
 /// A step's digits in the order of the codes' bytes, and minus the sum of the integers that a lane meets.
 template <class C>
-static void put_digits(const StepDigits<C>& digits, int count, int times, std::int8_t* out, std::int32_t* offsets) {
+static void put_digits(const StepDigits<C>& digits, int count, int times, std::int8_t* out, std::int32_t* offsets,
+                       std::int64_t run, std::int32_t* runs) {
     constexpr int vectors = CodeBytes<C>::vectors;
     I total = i_set(0);
     for (int d = 0; d < count; ++d) {
@@ -279,6 +279,10 @@ static void put_digits(const StepDigits<C>& digits, int count, int times, std::i
             _mm512_storeu_si512(out + (d * vectors + v) * 64, bytes[v]);
             sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), bytes[v]);
         }
+        alignas(64) std::int32_t doublewords[16];
+        i_store(doublewords, _mm512_mullo_epi32(sum, i_set(-times)));
+        for (std::int64_t j = 0; j < 16; ++j)
+            runs[d * 16 + j / run] = (j % run == 0 ? 0 : runs[d * 16 + j / run]) + doublewords[j];
         total = i_add(_mm512_slli_epi32(total, 8), sum);
     }
     i_store(offsets, _mm512_mullo_epi32(total, i_set(-times)));
@@ -308,8 +312,9 @@ static bool pack_step(const PackDigits& p, std::int64_t s) {
     }
     if (lost != 0) return false;
     std::int8_t* out = to.digits + s * Digits::most * vectors * 64;
+    std::int32_t* runs = to.runs + s * Digits::most * 16;
     const int times = p.zero_points ? 1 : CodeBytes<C>::offset;
-    put_digits<C>(digits, Digits::first, times, out, to.offsets + s * 32);
+    put_digits<C>(digits, Digits::first, times, out, to.offsets + s * 32, p.run, runs);
     to.units[2 * s] = exp2i(-down) * CodeBytes<C>::unit * to.bias;
     int further = 0;
     while (any != 0) {
@@ -323,8 +328,9 @@ static bool pack_step(const PackDigits& p, std::int64_t s) {
     }
     to.further[s] = static_cast<std::uint8_t>(further);
     if (further > 0) {
-        put_digits<C>(digits, further, times, out + Digits::first * vectors * 64, to.offsets + s * 32 + 16);
-        to.units[2 * s + 1] = to.units[2 * s] * exp2i(1 - 8 * further);
+        put_digits<C>(digits, further, times, out + Digits::first * vectors * 64, to.offsets + s * 32 + 16, p.run,
+                      runs + Digits::first * 16);
+        to.units[2 * s + 1] = exp2i(1 - 8 * further);
     }
     return true;
 }

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One activation by a prepared weight in integers: a row to each lane, a doubleword of its codes times the same four
+// bytes of the activation's digits. In a run of doublewords every digit has sums of its own, which 32 bits hold; these
+// become floats, are put together and take the scale.
+
+/// Products of `n` doublewords of each row, of at most `Run`, with `Count` digits, as the number that they stand for.
+template <class C, int Count, int Run>
+BRECCIA_INLINE F run_of_digits(const std::uint8_t* codes, std::int64_t n, const std::int8_t* digits,
+                               const std::int32_t* offsets) {
+    constexpr int vectors = CodeBytes<C>::vectors;
+    // Two in turn, so that no product waits for the one before; of short runs there are others meanwhile.
+    constexpr int chains = Run == 2 ? 1 : 2;
+    I sums[Count][chains];
+#pragma GCC unroll 3
+    for (int d = 0; d < Count; ++d) {
+        sums[d][0] = i_set(offsets[d * 16]);
+        if constexpr (chains == 2) sums[d][1] = i_set(0);
+    }
+    const auto add = [&](std::int64_t j) BRECCIA_INLINE_LAMBDA {
+        I bytes[vectors];
+        CodeBytes<C>::read(_mm512_loadu_si512(codes + j * 64), bytes);
+#pragma GCC unroll 3
+        for (int d = 0; d < Count; ++d)
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; ++v) {
+                std::int32_t four;
+                __builtin_memcpy(&four, digits + (d * vectors + v) * 64 + j * 4, sizeof four);
+                I& sum = sums[d][(vectors == 2 ? v : j) % chains];
+                sum = _mm512_dpbusd_epi32(sum, bytes[v], i_set(four));
+            }
+    };
+    if (n == Run) {
+#pragma GCC unroll 16
+        for (int j = 0; j < Run; ++j) add(j);
+    } else {
+        for (std::int64_t j = 0; j < n; j += 2) {  // of which there is a multiple of four
+            add(j);
+            add(j + 1);
+        }
+    }
+    const auto of_digit = [&](int d) BRECCIA_INLINE_LAMBDA {
+        if constexpr (chains == 2) return _mm512_cvtepi32_ps(i_add(sums[d][0], sums[d][1]));
+        return _mm512_cvtepi32_ps(sums[d][0]);
+    };
+    F total = of_digit(0);
+#pragma GCC unroll 3
+    for (int d = 1; d < Count; ++d) total = f_multiply_add(total, f_set(256.0F), of_digit(d));
+    return total;
+}
+
+template <class C, int Run>
+static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes, const std::byte* scales, float* out) {
+    constexpr int vectors = CodeBytes<C>::vectors;
+    const Digits& x = *g.x;
+    const std::int64_t doublewords = g.quads * 4;
+    const std::int64_t runs_per_block = g.block_quads == 0 ? 1 : g.block_quads * 4 / Run;
+    const bool biased = g.scale_type == ScaleType::e4m3 && x.bias != 1;
+    F total_f32x16 = f_set(0.0F), scale_f32x16 = f_set(0.0F);
+    std::int64_t block = 0, left = 0;
+    for (std::int64_t s = 0; s * 16 < doublewords; ++s) {
+        // E4M3 without its bias is so small that no sum times it overflows, others take the unit first.
+        const F unit_f32x16 = f_set(x.units[2 * s]);
+        F step_f32x16 = f_set(0.0F);
+        const float finer = x.units[2 * s + 1];
+        const auto one_run = [&](std::int64_t j, std::int64_t n) BRECCIA_INLINE_LAMBDA {
+            const std::uint8_t* at = codes + (s * 16 + j) * 64;
+            const std::int8_t* digits = x.digits + s * Digits::most * vectors * 64 + j * 4;
+            const std::int32_t* offsets = x.runs + s * Digits::most * 16 + j / Run;
+            F sum = run_of_digits<C, 3, Run>(at, n, digits, offsets);
+            if (x.further[s] != 0) [[unlikely]] {
+                F small = f_set(0.0F);
+                for (std::int64_t d = 3; d < 3 + x.further[s]; ++d)
+                    small =
+                        f_multiply_add(small, f_set(256.0F),
+                                       run_of_digits<C, 1, Run>(at, n, digits + d * vectors * 64, offsets + d * 16));
+                sum = f_multiply_add(small, f_set(finer), sum);
+            }
+            if (left == 0) {
+                scale_f32x16 =
+                    biased ? lane_scale_bits<ScaleType::e4m3>(scales, block) : lane_scales(scales, g.scale_type, block);
+                block += g.scale_step;
+                left = runs_per_block;
+            }
+            --left;
+            if (!biased) sum = f_mul(sum, unit_f32x16);
+            step_f32x16 = f_multiply_add(sum, scale_f32x16, step_f32x16);
+        };
+        const std::int64_t there = doublewords - s * 16;
+        if (there >= 16)
+#pragma GCC unroll 8
+            for (std::int64_t j = 0; j < 16; j += Run) one_run(j, Run);
+        else
+            for (std::int64_t j = 0; j < there; j += Run) one_run(j, there - j < Run ? there - j : Run);
+        total_f32x16 = f_multiply_add(step_f32x16, biased ? unit_f32x16 : f_set(1.0F), total_f32x16);
+    }
+    f_store(out, f_mul(total_f32x16, f_set((biased ? e4m3_bias : 1.0F) / x.bias)));
+}
+
+template <class C>
+static void integer_lanes(const IntegerLanes& g) {
+    constexpr std::int64_t elements = CodeBytes<C>::packed ? 8 : 4;  // to a doubleword
+    const std::int64_t run = g.block_quads > 0 ? 16 : (std::int64_t{16} << g.block_shift) / elements;
+    for (std::int64_t i = 0; i < g.groups; ++i) {
+        const std::uint8_t* codes = g.codes + i * g.quads * 256;
+        const std::byte* scales = g.scales + i * g.group_scale_stride;
+        float* out = g.out + i * 16;
+        switch (run) {
+            case 2: integer_lane_group<C, 2>(g, codes, scales, out); break;
+            case 4: integer_lane_group<C, 4>(g, codes, scales, out); break;
+            case 8: integer_lane_group<C, 8>(g, codes, scales, out); break;
+            default: integer_lane_group<C, 16>(g, codes, scales, out);
+        }
+    }
+}
