@@ -19,6 +19,8 @@ BRECCIA_INLINE F run_of_digits(const std::uint8_t* codes, std::int64_t n, const 
     }
     const auto add = [&](std::int64_t j) BRECCIA_INLINE_LAMBDA {
         I bytes[vectors];
+        // One stream is not enough for the hardware to keep memory busy.
+        if constexpr (Count == Digits::first) _mm_prefetch(codes + j * 64 + 8192, _MM_HINT_T1);
         CodeBytes<C>::read(_mm512_loadu_si512(codes + j * 64), bytes);
 #pragma GCC unroll 3
         for (int d = 0; d < Count; ++d)
