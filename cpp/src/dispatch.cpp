@@ -49,7 +49,6 @@ extern constinit const KernelTable kernels;
 #ifdef BRECCIA_AMX
 namespace amx {
 extern constinit const ProductKernels products;
-extern constinit const GemvKernel gemv_e4m3;
 }  // namespace amx
 #endif
 #endif
@@ -155,7 +154,7 @@ const KernelTable* amx_kernels() {
     static const BF16Kernels bf16 = [] {
         BF16Kernels kernels = *avx512_bf16::kernels.matmul.bf16;
         static_cast<ProductKernels&>(kernels) = amx::products;
-        kernels.gemv[static_cast<std::size_t>(format_of<Float8E4M3FN>)] = amx::gemv_e4m3;
+        kernels.gemv[static_cast<std::size_t>(format_of<Float8E4M3FN>)] = amx::products.gemv_e4m3;
         return kernels;
     }();
     static const KernelTable table = [] {

@@ -230,6 +230,7 @@ struct ProductKernels {
     void (*begin)() = nullptr;  ///< a thread calls this before its first gemm,
     void (*end)() = nullptr;    ///< and this after its last; or null
     std::array<void (*)(const TileRows&), Codecs::size> rows_in_tiles{};  ///< null where there are no tiles
+    GemvKernel gemv_e4m3 = nullptr;  ///< in the place of that of BF16Kernels; or null
 };
 
 /// Kernels over bfloat16 and integer dot products. Formats they do not decode have null entries.

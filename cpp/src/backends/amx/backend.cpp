@@ -43,10 +43,8 @@ constinit const ProductKernels products{
     .rows_in_tiles = Codecs::map([]<Codec C>() -> void (*)(const TileRows&) {
         if constexpr (has_bf16<C>) return multiply_rows_in_place<C>;
         return nullptr;
-    })};
-
-extern constinit const GemvKernel gemv_e4m3;
-constinit const GemvKernel gemv_e4m3 = gemv_any<Float8E4M3FN, false, AffineE4M3>;
+    }),
+    .gemv_e4m3 = gemv_any<Float8E4M3FN, false, AffineE4M3>};
 
 }  // namespace breccia::amx
 BRECCIA_TARGET_END
