@@ -210,9 +210,9 @@ static void integer_gemv_of(const IntegerGemv& g) {
             coded = shift_makes_floats(w.scales + (w.first_row + row + r) / w.block_rows * w.scale_row_stride,
                                        w.scale_type, blocks);
         float sums[4];
-        if (w.block >= row_step(packed)) {
+        if (w.block >= row_step(packed) || blocks == 1) {
             integer_rows<C, RowScales::one, HasZero>(g, row, sums);
-        } else if constexpr (!HasZero) {  // which come with whole steps
+        } else if constexpr (!HasZero) {  // zero points come one to so many steps
             if (coded && e8m0 && C::family == CodecFamily::minifloat)
                 integer_rows<C, RowScales::e8m0, false>(g, row, sums);
             else if (packed && coded && e4m3 && C::family == CodecFamily::minifloat)
@@ -347,7 +347,7 @@ static bool pack_digits(const PackDigits& p) {
         most = exponent > most ? exponent : most;
     }
     // Sums times E4M3 scales without their bias stay within float32's range, up and down.
-    p.out->bias = p.scale_type == ScaleType::e4m3 && least >= -20 && most <= 30 ? exp2i(80) : 1.0F;
+    p.out->bias = p.scale_type == ScaleType::e4m3 && least >= -20 && most <= 30 ? exp2i(60) : 1.0F;
     for (std::int64_t s = 0; s < p.steps; ++s)
         if (!pack_step<C>(p, s)) return false;
     return true;

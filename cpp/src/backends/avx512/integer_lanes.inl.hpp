@@ -64,7 +64,6 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
         // E4M3 without its bias is so small that no sum times it overflows, others take the unit first.
         const F unit_f32x16 = f_set(x.units[2 * s]);
         F step_f32x16 = f_set(0.0F);
-        const float finer = x.units[2 * s + 1];
         const auto one_run = [&](std::int64_t j, std::int64_t n) BRECCIA_INLINE_LAMBDA {
             const std::uint8_t* at = codes + (s * 16 + j) * 64;
             const std::int8_t* digits = x.digits + s * Digits::most * vectors * 64 + j * 4;
@@ -76,7 +75,7 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
                     small =
                         f_multiply_add(small, f_set(256.0F),
                                        run_of_digits<C, 1, Run>(at, n, digits + d * vectors * 64, offsets + d * 16));
-                sum = f_multiply_add(small, f_set(finer), sum);
+                sum = f_multiply_add(small, f_set(x.units[2 * s + 1]), sum);
             }
             if (left == 0) {
                 scale_f32x16 =
