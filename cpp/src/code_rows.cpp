@@ -44,7 +44,6 @@ CodeRows code_rows(const ScaledMatrix& w, std::int64_t begin, std::int64_t n, fl
 }
 
 std::int64_t rows_per_task(const ScaledMatrix& w) {
-    constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
     return std::max<std::int64_t>(8, bytes_per_task / std::max<std::int64_t>(w.row_stride, 1));
 }
 

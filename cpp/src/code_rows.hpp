@@ -14,6 +14,8 @@ bool readable_in_place(const ScaledMatrix& w);
 /// Rows [begin, begin + n). `scratch`: four rows of scales.
 CodeRows code_rows(const ScaledMatrix& w, std::int64_t begin, std::int64_t n, float* scratch);
 
+/// Codes worth a thread.
+inline constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
 /// Rows worth a thread.
 std::int64_t rows_per_task(const ScaledMatrix& w);
 

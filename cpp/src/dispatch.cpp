@@ -49,7 +49,7 @@ extern constinit const KernelTable kernels;
 #ifdef BRECCIA_AMX
 namespace amx {
 extern constinit const ProductKernels products;
-}  // namespace amx
+}
 #endif
 #endif
 #ifdef BRECCIA_ARM64

@@ -42,11 +42,16 @@ void round_to_bfloat16(const KernelTable& table, std::vector<float>& x) {
     std::transform(rounded.begin(), rounded.end(), x.begin(), [](BFloat16 value) { return to_float(value); });
 }
 
+// Doublewords of a row that a prepared weight's kernel sums up at a time: a short block, or a step.
+std::int64_t doublewords_to_a_run(const LaneBlocks& blocks, bool packed) {
+    return blocks.block_quads > 0 ? 16 : (std::int64_t{16} << blocks.block_shift) / (packed ? 8 : 4);
+}
+
 // Rows across lanes, as a prepared weight has them.
-void multiply_prepared(const Product& product, const ScaledMatrix& w, const LaneBlocks& blocks, const Digits& x) {
+void multiply_prepared(const Product& product, const ScaledMatrix& w, const LaneBlocks& blocks, std::int64_t run,
+                       const Digits& x) {
     constexpr std::int64_t lanes = 16, at_once = 8;
     const std::int64_t quads = quads_of(product.k, w.packed), group_bytes = quads * 256;
-    constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
     parallel_for((product.n + lanes - 1) / lanes, std::max<std::int64_t>(1, bytes_per_task / group_bytes),
                  [&](std::int64_t begin, std::int64_t end) {
                      alignas(64) float line[at_once * lanes];
@@ -57,9 +62,9 @@ void multiply_prepared(const Product& product, const ScaledMatrix& w, const Lane
                              {.codes = w.lane_codes + group * group_bytes,
                               .groups = groups,
                               .quads = quads,
-                              .block_quads = blocks.block_quads,
+                              .run = run,
+                              .runs_per_block = std::max<std::int64_t>(1, blocks.block_quads * 4 / run),
                               .scale_step = blocks.scale_step,
-                              .block_shift = blocks.block_shift,
                               .scales = w.lane_scales + group * stride,
                               .scale_type = w.lane_scale_type,
                               .group_scale_stride = stride,
@@ -86,8 +91,7 @@ bool gemv_integers(const Product& product, const ScaledMatrix& w) {
 
     const bool prepared = rows == 1 && w.lane_codes != nullptr && w.zero_point == nullptr;
     const std::optional<LaneBlocks> blocks = prepared ? lane_blocks(w) : std::nullopt;
-    std::int64_t run = 16;
-    if (blocks && blocks->block_quads == 0) run = (std::int64_t{16} << blocks->block_shift) / (w.packed ? 8 : 4);
+    const std::int64_t run = blocks ? doublewords_to_a_run(*blocks, w.packed) : 0;
     const std::int64_t steps = (k + step - 1) / step;
     std::vector<IntegerActivation> x;
     std::vector<float> row(static_cast<std::size_t>(steps * step));
@@ -105,7 +109,7 @@ bool gemv_integers(const Product& product, const ScaledMatrix& w) {
             return false;
     }
     if (blocks) {
-        multiply_prepared(product, w, *blocks, x.front().digits);
+        multiply_prepared(product, w, *blocks, run, x.front().digits);
         return true;
     }
     parallel_for(product.n, rows_per_task(w), [&](std::int64_t begin, std::int64_t end) {

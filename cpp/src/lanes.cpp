@@ -4,6 +4,7 @@
 // the way from rows in place.
 #include <algorithm>
 
+#include "code_rows.hpp"
 #include "coded_activations.hpp"
 #include "lane_terms.hpp"
 #include "panels.hpp"
@@ -199,7 +200,6 @@ bool product_in_lanes(const Product& product, const ScaledMatrix& w) {
         if (!pack(product, coded, w.packed, *bf16, passes.back())) return false;
         if (coded != nullptr) read_activation_scales(product.table, *coded, block_of(*blocks, w.packed), passes.back());
     }
-    constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
     const std::int64_t group_bytes = quads_of(product.k, w.packed) * 256;
     parallel_for(
         (product.n + lanes - 1) / lanes, std::max<std::int64_t>(1, bytes_per_task / group_bytes),

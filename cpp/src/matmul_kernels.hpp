@@ -134,7 +134,7 @@ struct PackDigits {
     std::int64_t steps = 0;
     bool zero_points = false;
     ScaleType scale_type = ScaleType::float32;  ///< of the codes
-    std::int64_t run = 16;                      ///< doublewords to a run: 2, 4, 8 or 16
+    std::int64_t run = 0;                       ///< doublewords to a run: 2, 4, 8 or 16; 0 where nothing reads `runs`
     Digits* out = nullptr;
 };
 
@@ -150,8 +150,7 @@ struct IntegerGemv {
 struct IntegerLanes {
     const std::uint8_t* codes = nullptr;
     std::int64_t groups = 0, quads = 0;
-    std::int64_t block_quads = 0, scale_step = 1;
-    int block_shift = 0;
+    std::int64_t run = 16, runs_per_block = 1, scale_step = 1;  ///< of doublewords: 2, 4, 8 or 16
     const std::byte* scales = nullptr;
     ScaleType scale_type = ScaleType::float32;
     std::int64_t group_scale_stride = 0;

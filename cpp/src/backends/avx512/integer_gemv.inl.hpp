@@ -279,10 +279,15 @@ static void put_digits(const StepDigits<C>& digits, int count, int times, std::i
             _mm512_storeu_si512(out + (d * vectors + v) * 64, bytes[v]);
             sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), bytes[v]);
         }
-        alignas(64) std::int32_t doublewords[16];
-        i_store(doublewords, _mm512_mullo_epi32(sum, i_set(-times)));
-        for (std::int64_t j = 0; j < 16; ++j)
-            runs[d * 16 + j / run] = (j % run == 0 ? 0 : runs[d * 16 + j / run]) + doublewords[j];
+        if (run > 0) {
+            alignas(64) std::int32_t doublewords[16];
+            i_store(doublewords, _mm512_mullo_epi32(sum, i_set(-times)));
+            std::int32_t* of_run = runs + d * 16;
+            for (std::int64_t first = 0; first < 16; first += run, ++of_run) {
+                *of_run = 0;
+                for (std::int64_t j = first; j < first + run; ++j) *of_run += doublewords[j];
+            }
+        }
         total = i_add(_mm512_slli_epi32(total, 8), sum);
     }
     i_store(offsets, _mm512_mullo_epi32(total, i_set(-times)));

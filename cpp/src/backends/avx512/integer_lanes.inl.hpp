@@ -56,7 +56,6 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
     constexpr int vectors = CodeBytes<C>::vectors;
     const Digits& x = *g.x;
     const std::int64_t doublewords = g.quads * 4;
-    const std::int64_t runs_per_block = g.block_quads == 0 ? 1 : g.block_quads * 4 / Run;
     const bool biased = g.scale_type == ScaleType::e4m3 && x.bias != 1;
     F total_f32x16 = f_set(0.0F), scale_f32x16 = f_set(0.0F);
     std::int64_t block = 0, left = 0;
@@ -81,7 +80,7 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
                 scale_f32x16 =
                     biased ? lane_scale_bits<ScaleType::e4m3>(scales, block) : lane_scales(scales, g.scale_type, block);
                 block += g.scale_step;
-                left = runs_per_block;
+                left = g.runs_per_block;
             }
             --left;
             if (!biased) sum = f_mul(sum, unit_f32x16);
@@ -100,13 +99,11 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
 
 template <class C>
 static void integer_lanes(const IntegerLanes& g) {
-    constexpr std::int64_t elements = CodeBytes<C>::packed ? 8 : 4;  // to a doubleword
-    const std::int64_t run = g.block_quads > 0 ? 16 : (std::int64_t{16} << g.block_shift) / elements;
     for (std::int64_t i = 0; i < g.groups; ++i) {
         const std::uint8_t* codes = g.codes + i * g.quads * 256;
         const std::byte* scales = g.scales + i * g.group_scale_stride;
         float* out = g.out + i * 16;
-        switch (run) {
+        switch (g.run) {
             case 2: integer_lane_group<C, 2>(g, codes, scales, out); break;
             case 4: integer_lane_group<C, 4>(g, codes, scales, out); break;
             case 8: integer_lane_group<C, 8>(g, codes, scales, out); break;

@@ -2,6 +2,9 @@
 //
 // Scales of a row of codes that is read in place.
 
+/// What E4M3's exponent and fraction lack in the place of a float's.
+constexpr float e4m3_bias = exp2i(120);
+
 /// `n` scales as float32.
 static void convert_scales(const std::byte* from, ScaleType type, std::int64_t n, float* out) {
     const std::int64_t size = is_coded(type) ? 1 : static_cast<std::int64_t>(size_of(static_cast<DType>(type)));
@@ -18,7 +21,7 @@ static void convert_scales(const std::byte* from, ScaleType type, std::int64_t n
                 bits = i_select(_mm512_cmpeq_epi32_mask(code, i_set(255)), i_set(0x7FC0'0000), bits);
             } else {
                 const I magnitude = i_and(code, i_set(127));
-                const F value = f_mul(as_float(_mm512_slli_epi32(magnitude, 20)), f_set(exp2i(120)));
+                const F value = f_mul(as_float(_mm512_slli_epi32(magnitude, 20)), f_set(e4m3_bias));
                 bits = i_select(_mm512_cmpeq_epi32_mask(magnitude, i_set(127)), i_set(0x7FC0'0000), as_bits(value));
                 bits = i_or(bits, _mm512_slli_epi32(i_and(code, i_set(128)), 24));
             }

@@ -27,37 +27,6 @@ namespace {
 #include "backends/avx512/integer_lanes.inl.hpp"
 // clang-format on
 
-/// Activations for a lane_product, rounded to nearest. Returns what pack_bf16 does.
-static bool pack_lanes(const PackLanes& p) {
-    alignas(64) static constexpr std::uint16_t orders[2][32] = {
-        {0,  2,  1,  3,  4,  6,  5,  7,  8,  10, 9,  11, 12, 14, 13, 15,
-         16, 18, 17, 19, 20, 22, 21, 23, 24, 26, 25, 27, 28, 30, 29, 31},
-        {0,  4,  1,  5,  2,  6,  3,  7,  8,  12, 9,  13, 10, 14, 11, 15,
-         16, 20, 17, 21, 18, 22, 19, 23, 24, 28, 25, 29, 26, 30, 27, 31}};
-    const I order = _mm512_load_si512(orders[p.packed ? 1 : 0]);
-    const __mmask16 lane = first_lanes(p.rows);
-    OrdinaryRange range;
-    for (std::int64_t k = 0; k < p.k; k += 32) {
-        I row[16];
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) {
-            row[i] = i_set(0);
-            if (i >= p.rows) continue;
-            const float* from = p.x + i * p.x_stride + k;
-            const F first = load_checked(range, from, p.k - k), second = load_checked(range, from + 16, p.k - k - 16);
-            row[i] = _mm512_permutexvar_epi16(order, f_round_pair(first, second));
-        }
-        std::uint16_t* out = p.out + k * p.vectors;
-        if (p.vectors == 1) {
-            _mm512_storeu_si512(out, row[0]);
-            continue;
-        }
-        transpose_16x16(row);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) _mm512_mask_storeu_epi32(out + i * 2 * p.vectors, lane, row[i]);
-    }
-    return range.strange == 0;
-}
 static consteval BF16Kernels make_bf16_kernels(const ProductKernels& product) {
     BF16Kernels kernels{product};
     kernels.pack = pack_bf16;
