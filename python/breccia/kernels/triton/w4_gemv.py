@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Device code: `else` after a return is a compile-time branch.
 # ruff: noqa: RET505
-"""Up to eight bf16 rows by NVFP4, MXFP4 or INT4 (groups of 128) weights, in Gluon: bound by reading the weights.
+"""Up to eight bf16 rows by NVFP4, MXFP4 or INT4 (groups of 128) weights, in Gluon: bound by reading and decoding them.
 
 Codes decode in registers and feed the tensor cores of the older, synchronous kind, whose operands both come from
 registers: the weights are the 16-row side, the activations the columns. Which elements of K share an instruction
 does not matter as long as both sides agree: of a slice of 128, thread t of a row takes elements 32t to 32t + 31, which
-are 16 consecutive bytes of the weights and 64 of the activations, so that nothing is permuted in memory. The warps of a
-program divide K among them, each with a stretch of its own, and add up at the end.
+are 16 consecutive bytes of the weights and 64 of the activations, so that nothing is permuted in memory. A program has
+two tiles of 16 rows, for which activations are read and put in order once. Its warps divide K among them, each with a
+stretch of its own, and add up at the end.
 """
 
 from __future__ import annotations
@@ -22,17 +23,22 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_FMA_ASM, e4m3_pair, halves, power
 from .runtime import launch
 
-WARPS = 4  # of a program
+WARPS = 8  # of a program
+ROWS = 32
+REGISTERS = 128  # for two programs a multiprocessor; more than 80, for not three
+# E8M0 scales that one product reaches: their 2^112-fold and its products with codes are bfloat16 numbers.
+POWERS = gl.constexpr((16, 142))
 
 
 @gluon.jit
-def bring_to_l2(ptr, row0, N, stride, size, WARPS: gl.constexpr):
+def bring_to_l2(ptr, row0, N, stride, size, ROWS: gl.constexpr, WARPS: gl.constexpr):
     """Sends `size` bytes, whole sixteens, of each of the program's rows to the L2 cache. It may do so before the kernel
     before has ended, whatever that writes: the cache is where its stores arrive too."""
+    PARTS: gl.constexpr = 32 * WARPS // ROWS  # of a row
     i = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
-    row = gl.minimum(row0 + i % 16, N - 1)
-    part = (size // 16 + 2 * WARPS - 1) // (2 * WARPS) * 16
-    start = i // 16 * part
+    row = gl.minimum(row0 + i % ROWS, N - 1)
+    part = (size // 16 + PARTS - 1) // PARTS * 16
+    start = i // ROWS * part
     at = row.to(gl.int64) * stride + start // (ptr.dtype.element_ty.primitive_bitwidth // 8)
     gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
@@ -81,6 +87,19 @@ def x_layout(warps):
     )
 
 
+@gluon.constexpr_function
+def parts_layout(warps):
+    """(warp, 16 rows, 8 columns, 2 tiles): what the warps have of a sum, in one thread."""
+    spread = [[0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 2, 0], [0, 0, 4, 0], *([0, 1 << i, 0, 0] for i in range(4))]
+    return gl.DistributedLinearLayout(
+        reg_bases=[[1 << i, 0, 0, 0] for i in range(warps.bit_length() - 1)],
+        lane_bases=spread[:5],
+        warp_bases=spread[5:],
+        block_bases=[],
+        shape=[warps, 16, 8, 2],
+    )
+
+
 @gluon.jit
 def axes(A: gl.constexpr, B: gl.constexpr, C: gl.constexpr, L: gl.constexpr):
     a = gl.arange(0, A, layout=gl.SliceLayout(1, gl.SliceLayout(2, L)))
@@ -94,73 +113,107 @@ def axes(A: gl.constexpr, B: gl.constexpr, C: gl.constexpr, L: gl.constexpr):
 
 
 @gluon.jit
-def load_words(w_ptr, row0, k, each, slices, N, w_stride, WARPS: gl.constexpr):
-    warp, row, word = axes(WARPS, 16, 16, words_layout(WARPS))
-    s = warp * each + k
-    at = (row0 + row).to(gl.int64) * w_stride + s * 16 + word
-    return gl.load(w_ptr + at, mask=(row0 + row < N) & (k < each) & (s < slices), other=0)
+def row_pointers(ptr, row, N, stride, at):
+    """Rows beyond the last are the last."""
+    return ptr + (gl.minimum(row, N - 1).to(gl.int64) * stride + at)
 
 
 @gluon.jit
-def load_scales(s_ptr, row0, k, each, slices, N, s_row, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
+def word_pointers(w_ptr, row0, each, N, w_stride, WARPS: gl.constexpr):
+    warp, row, word = axes(WARPS, 16, 16, words_layout(WARPS))
+    return row_pointers(w_ptr, row0 + row, N, w_stride, warp * each * 16 + word)
+
+
+@gluon.jit
+def scale_pointers(s_ptr, row0, each, N, s_row, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
     """Per row and thread a pair of E4M3 or one E8M0; per row one number (int4)."""
     if KIND == "int4":
         L: gl.constexpr = gl.SliceLayout(2, mma)
         warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, L)), 1)
         row = gl.expand_dims(gl.arange(0, 16, layout=gl.SliceLayout(0, L)), 0)
-        s = warp * each + k
-        inside = (row0 + row < N) & (k < each) & (s < slices)
-        return gl.load(s_ptr + (row0 + row).to(gl.int64) * s_row + s, mask=inside, other=0)
+        return row_pointers(s_ptr, row0 + row, N, s_row, warp * each)
     else:
         warp, row, col = axes(WARPS, 16, 4, scales_layout(WARPS))
-        s = warp * each + k
-        inside = (row0 + row < N) & (k < each) & (s < slices)
-        return gl.load(s_ptr + (row0 + row).to(gl.int64) * s_row + s * 4 + col, mask=inside, other=0)
+        return row_pointers(s_ptr, row0 + row, N, s_row, warp * each * 4 + col)
 
 
 @gluon.jit
-def load_x(x_ptr, k, each, slices, M, x_stride, WARPS: gl.constexpr, mma: gl.constexpr):
+def pointers(w_ptr, s_ptr, row0, each, N, w_stride, s_row, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
+    """To the words and the scales of both tiles."""
+    words = (
+        word_pointers(w_ptr, row0, each, N, w_stride, WARPS),
+        word_pointers(w_ptr, row0 + 16, each, N, w_stride, WARPS),
+    )
+    scales = (
+        scale_pointers(s_ptr, row0, each, N, s_row, KIND, WARPS, mma),
+        scale_pointers(s_ptr, row0 + 16, each, N, s_row, KIND, WARPS, mma),
+    )
+    return words, scales
+
+
+@gluon.jit
+def left_of(s, each, slices, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
+    """Slices that each warp still has from its s-th on: for words, scales and activations."""
+    word_warp, _, _ = axes(WARPS, 16, 16, words_layout(WARPS))
+    x_warp, _, _ = axes(WARPS, 8, 64, x_layout(WARPS))
+    if KIND == "int4":
+        scale_warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, mma))), 1)
+    else:
+        scale_warp, _, _ = axes(WARPS, 16, 4, scales_layout(WARPS))
+    return (
+        slices - word_warp * each - s,
+        slices - scale_warp * each - s,
+        slices - x_warp * each - s,
+    )
+
+
+@gluon.jit
+def load_x(ptrs, inside, WARPS: gl.constexpr, mma: gl.constexpr):
     """The activations of a slice as the column operand, in the order in which `decode` leaves the weights."""
-    warp, m, word = axes(WARPS, 8, 64, x_layout(WARPS))
-    s = warp * each + k
-    x = gl.load(x_ptr + m * x_stride + s * 64 + word, mask=(m < M) & (k < each) & (s < slices), other=0)
+    x = gl.load(ptrs, mask=inside, other=0)
     x = gl.reshape(halves(x), [WARPS, 8, 4, 4, 2, 2, 2])  # t, q, i, a, h: element 32t + 8q + 4i + 2a + h
     x = gl.reshape(gl.permute(x, (0, 1, 3, 5, 6, 2, 4)), [WARPS, 8, 128])
     return gl.convert_layout(gl.permute(x, (0, 2, 1)), gl.DotOperandLayout(1, mma, 2), assert_trivial=True)
 
 
 @gluon.jit
-def decode(words, raw_scale, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
-    """(warp, 16, 16) words to the 16-row operand (warp, 16, 128)."""
+def decode(words, raw_scale, KIND: gl.constexpr, ONCE: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
+    """(warp, 16, 16) words to the 16-row operand (warp, 16, 128), with ONCE 2^-14 times as large."""
     L: gl.constexpr = words_layout(WARPS)
     if KIND == "int4":
         p0, p1, p2, p3 = gl.inline_asm_elementwise(
             INT4_FMA_ASM, "=r,=r,=r,=r,r", [words], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
         )
-    elif KIND == "nvfp4":
-        low, high = e4m3_pair(raw_scale)
+    else:
+        if KIND == "nvfp4":
+            low, high = e4m3_pair(raw_scale)
+        elif ONCE:
+            bits = (raw_scale.to(gl.int32) + 112) << 7
+            low = bits | (bits << 16)
+            high = low
+        else:
+            low = power(raw_scale)
+            high = low
         four = gl.join(gl.join(low, low), gl.join(high, high))
         scale = gl.convert_layout(gl.reshape(gl.permute(four, (0, 1, 2, 4, 3)), [WARPS, 16, 16]), L)
-        p0, p1, p2, p3 = gl.inline_asm_elementwise(
-            E2M1_ONCE_ASM, "=r,=r,=r,=r,r,r,r", [words, scale, scale], dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
-            is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        both = power(raw_scale)
-        twice = gl.join(both, both)
-        scale = gl.convert_layout(gl.reshape(gl.join(twice, twice), [WARPS, 16, 16]), L)
-        p0, p1, p2, p3 = gl.inline_asm_elementwise(
-            E2M1_ASM, "=r,=r,=r,=r,r,r", [words, scale], dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
-            is_pure=True, pack=1,
-        )  # fmt: skip
+        if ONCE:
+            p0, p1, p2, p3 = gl.inline_asm_elementwise(
+                E2M1_ONCE_ASM, "=r,=r,=r,=r,r,r,r", [words, scale, scale],
+                dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+            )  # fmt: skip
+        else:
+            p0, p1, p2, p3 = gl.inline_asm_elementwise(
+                E2M1_ASM, "=r,=r,=r,=r,r,r", [words, scale], dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+                is_pure=True, pack=1,
+            )  # fmt: skip
     a = gl.join(gl.join(halves(p0), halves(p1)), gl.join(halves(p2), halves(p3)))  # warp, 16, word, i, h, a
     a = gl.permute(gl.reshape(a, [WARPS, 16, 4, 4, 2, 2, 2]), (0, 1, 3, 6, 5, 2, 4))  # warp, 16, q, a, h, t, i
     return gl.convert_layout(gl.reshape(a, [WARPS, 16, 128]), gl.DotOperandLayout(0, mma, 2), assert_trivial=True)
 
 
 @gluon.jit
-def multiply(acc, words, scale, x, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
-    a = decode(words, scale, KIND, WARPS, mma)
+def multiply(acc, words, scale, x, KIND: gl.constexpr, ONCE: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
+    a = decode(words, scale, KIND, ONCE, WARPS, mma)
     if KIND == "int4":
         raw = mma_v2(a, x, gl.zeros([WARPS, 16, 8], gl.float32, mma))
         return acc + raw * gl.expand_dims(scale.to(gl.float32), 2)
@@ -169,43 +222,100 @@ def multiply(acc, words, scale, x, KIND: gl.constexpr, WARPS: gl.constexpr, mma:
 
 
 @gluon.jit
+def beyond(worst, scale):
+    """How far the E8M0 scales so far are from the lowest of POWERS, as a number without a sign."""
+    return gl.maximum(worst, scale.to(gl.uint32) - POWERS[0])
+
+
+@gluon.jit
+def two_slices(
+    acc, worst, words, scales, xs, here, left, KIND: gl.constexpr, ONCE: gl.constexpr, WARPS: gl.constexpr,
+    mma: gl.constexpr,
+):  # fmt: skip
+    """The next two slices of a warp by both tiles, all of them asked for at once."""
+    PER: gl.constexpr = 1 if KIND == "int4" else 4  # scales of a slice
+    NONE: gl.constexpr = 127 if KIND == "mxfp4" else 0
+    for_words, for_scales, for_x = left
+    v0 = gl.load(words[0], mask=for_words > 0, other=0)
+    v1 = gl.load(words[1], mask=for_words > 0, other=0)
+    w0 = gl.load(words[0] + 16, mask=for_words > 1, other=0)
+    w1 = gl.load(words[1] + 16, mask=for_words > 1, other=0)
+    s0 = gl.load(scales[0], mask=for_scales > 0, other=NONE)
+    s1 = gl.load(scales[1], mask=for_scales > 0, other=NONE)
+    t0 = gl.load(scales[0] + PER, mask=for_scales > 1, other=NONE)
+    t1 = gl.load(scales[1] + PER, mask=for_scales > 1, other=NONE)
+    x = load_x(xs, here & (for_x > 0), WARPS, mma)
+    acc0 = multiply(acc[0], v0, s0, x, KIND, ONCE, WARPS, mma)
+    acc1 = multiply(acc[1], v1, s1, x, KIND, ONCE, WARPS, mma)
+    x = load_x(xs + 64, here & (for_x > 1), WARPS, mma)
+    acc0 = multiply(acc0, w0, t0, x, KIND, ONCE, WARPS, mma)
+    acc1 = multiply(acc1, w1, t1, x, KIND, ONCE, WARPS, mma)
+    if KIND == "mxfp4" and ONCE:
+        worst = beyond(beyond(beyond(beyond(worst, s0), s1), t0), t1)
+    return (acc0, acc1), worst
+
+
+@gluon.jit
+def sums(
+    words, scales, x_ptr, M, x_stride, slices, each, KIND: gl.constexpr, ONCE: gl.constexpr, BODY: gl.constexpr,
+    WARPS: gl.constexpr, mma: gl.constexpr,
+):  # fmt: skip
+    """(warp, 16 rows, 8 columns, 2 tiles), and what `beyond` found."""
+    PER: gl.constexpr = 1 if KIND == "int4" else 4
+    warp, column, word = axes(WARPS, 8, 64, x_layout(WARPS))
+    xs = x_ptr + (column * x_stride + (warp * each * 64 + word))
+    here = column < M
+    zero = gl.zeros([WARPS, 16, 8], gl.float32, mma)
+    acc = (zero, zero)
+    worst = gl.zeros([WARPS, 16, 4], gl.uint32, scales_layout(WARPS))
+    for k in range(0, each, BODY):
+        for i in gl.static_range(0, BODY, 2):
+            acc, worst = two_slices(
+                acc, worst, (words[0] + i * 16, words[1] + i * 16), (scales[0] + i * PER, scales[1] + i * PER),
+                xs + i * 64, here, left_of(k + i, each, slices, KIND, WARPS, mma), KIND, ONCE, WARPS, mma,
+            )  # fmt: skip
+        words = (words[0] + BODY * 16, words[1] + BODY * 16)
+        scales = (scales[0] + BODY * PER, scales[1] + BODY * PER)
+        xs += BODY * 64
+    return gl.join(acc[0], acc[1]), worst
+
+
+@gluon.jit
 def w4_gemv_kernel(
     x_ptr, w_ptr, s_ptr, g_ptr, bias_ptr, out_ptr, N, M, x_stride, w_stride, s_row, out_stride, slices, each,
-    KIND: gl.constexpr, GLOBAL: gl.constexpr, BIAS: gl.constexpr, SCALES_AHEAD: gl.constexpr, WARPS: gl.constexpr,
+    KIND: gl.constexpr, GLOBAL: gl.constexpr, BIAS: gl.constexpr, SCALES_AHEAD: gl.constexpr, BODY: gl.constexpr,
+    WARPS: gl.constexpr,
 ):  # fmt: skip
-    """out (M, N) = x (M, K) · w (N, K)^T, 16 rows of w a program. x_ptr: pairs of activations; w_ptr: words of eight
-    codes; each: slices of a warp, of which it asks for four at a time."""
+    """out (M, N) = x (M, K) · w (N, K)^T, 32 rows of w a program. There is room for two programs a multiprocessor, one
+    wave of most layers: with room for more, those that start early crowd on the multiprocessors that are free first.
+    x_ptr: pairs of activations; w_ptr: words of eight codes; each: slices of a warp, a multiple of BODY, which go to a
+    turn of the loop."""
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8])
-    row0 = gl.program_id(0) * 16
+    row0 = gl.program_id(0) * 32
     gdc_launch_dependents()
-    # Room for four programs a multiprocessor, which is one wave: where there is room for more, those that start early
-    # crowd on the multiprocessors that are free first.
-    room = gl.allocate_shared_memory(gl.int32, [12, 1024], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    room.index(0).store(gl.zeros([1024], gl.int32, gl.BlockedLayout([1], [32], [WARPS], [0])))
-    bring_to_l2(w_ptr, row0, N, w_stride, slices * 64, WARPS)
+    bring_to_l2(w_ptr, row0, N, w_stride, slices * 64, 32, WARPS)
     if SCALES_AHEAD:
-        bring_to_l2(s_ptr, row0, N, s_row, slices * (8 if KIND == "nvfp4" else 4), WARPS)
+        bring_to_l2(s_ptr, row0, N, s_row, slices * (8 if KIND == "nvfp4" else 4), 32, WARPS)
+    words, scales = pointers(w_ptr, s_ptr, row0, each, N, w_stride, s_row, KIND, WARPS, mma)
     gdc_wait()
-    acc = gl.zeros([WARPS, 16, 8], gl.float32, mma)
-    for k in range(0, each, 4):
-        w0 = load_words(w_ptr, row0, k, each, slices, N, w_stride, WARPS)
-        w1 = load_words(w_ptr, row0, k + 1, each, slices, N, w_stride, WARPS)
-        s0 = load_scales(s_ptr, row0, k, each, slices, N, s_row, KIND, WARPS, mma)
-        s1 = load_scales(s_ptr, row0, k + 1, each, slices, N, s_row, KIND, WARPS, mma)
-        w2 = load_words(w_ptr, row0, k + 2, each, slices, N, w_stride, WARPS)
-        w3 = load_words(w_ptr, row0, k + 3, each, slices, N, w_stride, WARPS)
-        s2 = load_scales(s_ptr, row0, k + 2, each, slices, N, s_row, KIND, WARPS, mma)
-        s3 = load_scales(s_ptr, row0, k + 3, each, slices, N, s_row, KIND, WARPS, mma)
-        acc = multiply(acc, w0, s0, load_x(x_ptr, k, each, slices, M, x_stride, WARPS, mma), KIND, WARPS, mma)
-        acc = multiply(acc, w1, s1, load_x(x_ptr, k + 1, each, slices, M, x_stride, WARPS, mma), KIND, WARPS, mma)
-        acc = multiply(acc, w2, s2, load_x(x_ptr, k + 2, each, slices, M, x_stride, WARPS, mma), KIND, WARPS, mma)
-        acc = multiply(acc, w3, s3, load_x(x_ptr, k + 3, each, slices, M, x_stride, WARPS, mma), KIND, WARPS, mma)
-    y = gl.sum(acc, axis=0)
-    LY: gl.constexpr = y.type.layout
-    row = row0 + gl.expand_dims(gl.arange(0, 16, layout=gl.SliceLayout(1, LY)), 1)
-    m = gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(0, LY)), 0)
-    if KIND == "nvfp4":
-        y = y * 16384.0
+    ONCE: gl.constexpr = KIND != "int4"
+    acc, worst = sums(words, scales, x_ptr, M, x_stride, slices, each, KIND, ONCE, BODY, WARPS, mma)
+    unit = 16384.0 if ONCE else 1.0
+    if KIND == "mxfp4":
+        worst = gl.max(gl.max(gl.max(worst.to(gl.int32, bitcast=True) & 0x7FFFFFFF, axis=2), axis=1), axis=0)
+        if worst > POWERS[1] - POWERS[0]:
+            acc, _ = sums(words, scales, x_ptr, M, x_stride, slices, each, KIND, False, 2, WARPS, mma)
+            unit = 1.0
+    # Through shared memory by hand: gl.sum over the warps of acc took 3 us.
+    in_order: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+    parts = gl.allocate_shared_memory(gl.float32, [WARPS, 16, 8, 2], in_order, acc)
+    y = gl.sum(parts.load(parts_layout(WARPS)), axis=0)
+    Y: gl.constexpr = y.type.layout  # row, column, tile
+    row = gl.expand_dims(gl.expand_dims(gl.arange(0, 16, layout=gl.SliceLayout(1, gl.SliceLayout(2, Y))), 1), 2)
+    m = gl.expand_dims(gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, Y))), 0), 2)
+    tile = gl.expand_dims(gl.expand_dims(gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, Y))), 0), 1)
+    row = row0 + row + 16 * tile
+    y = y * unit
     if GLOBAL:
         y = y * gl.load(g_ptr)
     if BIAS:
@@ -234,10 +344,12 @@ def w4_gemv(
     if kind == "nvfp4":
         scale = scale.contiguous().view(torch.int16)
     row_bytes = k // (16 if kind == "nvfp4" else 32)
+    each = triton.cdiv(k // 128, warps)
+    body = 4 if each % 4 in (0, 3) else 2
     sixteens = (row_bytes | scale.stride(0) * scale.element_size() | scale.data_ptr()) % 16 == 0
     launch(
         w4_gemv_kernel,
-        (triton.cdiv(n, 16),),
+        (triton.cdiv(n, ROWS),),
         x,
         x.view(torch.int32),
         w.view(torch.int32),
@@ -252,13 +364,15 @@ def w4_gemv(
         scale.stride(0),
         out.stride(0),
         k // 128,
-        triton.cdiv(k // 128, warps),
+        triton.cdiv(each, body) * body,
         KIND=kind,
         GLOBAL=global_scale is not None,
         BIAS=bias is not None,
         SCALES_AHEAD=kind != "int4" and sixteens,  # of which INT4 has hardly any
+        BODY=body,
         WARPS=warps,
         num_warps=warps,
+        maxnreg=REGISTERS,
         launch_pdl=True,
     )
     return out
