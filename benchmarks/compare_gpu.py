@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
 
 
 # Few rows first: right after products that reach the power limit the clock is lower, and what is bound by instructions
-# takes 20 % longer, while its peers, bound by memory, do not.
+# takes 20 % longer, while its peers, bound by memory, hardly do.
 SECTIONS: dict[str, Fn] = {
     "small": products_small,
     "decode": lambda: weight_only((1, 2, 4, 8, 16, 64)),

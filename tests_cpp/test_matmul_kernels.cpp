@@ -324,23 +324,24 @@ TEST_P(Backends, MatmulOfOneActivationByIntegers) {
     const BackendScope scope(GetParam());
     using namespace std::string_literals;
     constexpr std::int64_t n = 21;
-    const Recipe short_zero_points =
-        make_recipe("INT4Scaling", {{"signed", false}, {"symmetric", false}, {"group_size", std::int64_t{32}}});
-    const std::vector<Recipe> recipes = {
-        short_zero_points,
-        make_recipe("INT4Scaling"),
-        make_recipe("INT4Scaling", {{"group_size", std::int64_t{32}}}),
-        make_recipe("INT4Scaling", {{"signed", false}, {"symmetric", false}}),
-        make_recipe("INT4Scaling", {{"signed", false}, {"symmetric", false}, {"group_size", std::int64_t{256}}}),
-        make_recipe("INT8Scaling"),
-        make_recipe("MXFP4BlockScaling"),
-        make_recipe("NVFP4BlockScaling"),
-        make_recipe("NVFP4BlockScaling", {{"two_level", false}}),
-        make_recipe("MXFP6BlockScaling", {{"fp6_format", "E2M3"s}})};
+    struct Case {
+        Recipe recipe;
+        std::int64_t k = 768;
+    };
+    const std::vector<Case> cases = {
+        // One block and one scale to a row.
+        {make_recipe("INT4Scaling", {{"signed", false}, {"symmetric", false}, {"group_size", std::int64_t{32}}}), 32},
+        {make_recipe("INT4Scaling")},
+        {make_recipe("INT4Scaling", {{"group_size", std::int64_t{32}}})},
+        {make_recipe("INT4Scaling", {{"signed", false}, {"symmetric", false}})},
+        {make_recipe("INT4Scaling", {{"signed", false}, {"symmetric", false}, {"group_size", std::int64_t{256}}})},
+        {make_recipe("INT8Scaling")},
+        {make_recipe("MXFP4BlockScaling")},
+        {make_recipe("NVFP4BlockScaling")},
+        {make_recipe("NVFP4BlockScaling", {{"two_level", false}})},
+        {make_recipe("MXFP6BlockScaling", {{"fp6_format", "E2M3"s}})}};
     // How far the smallest elements of every 128 are below the largest, and where those are.
-    for (const Recipe& recipe : recipes) {
-        // One block and one scale to a row, or several.
-        const std::int64_t k = &recipe == recipes.data() ? 32 : 768;
+    for (const auto& [recipe, k] : cases)
         for (const int top : {-110, -60, 0, 25, 60, 99, 115})
             for (const int spread : {0, 9, 13, 20, 30, 44, 60})
                 for (const std::int64_t m : {1, 2}) {
@@ -362,7 +363,6 @@ TEST_P(Backends, MatmulOfOneActivationByIntegers) {
                         if (HasFatalFailure()) return;
                     }
                 }
-    }
 }
 
 // Sums of small integers are exact, also where codes and activations are at the ends of their ranges; weights that

@@ -24,17 +24,17 @@ from .decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_FMA_ASM, e4m3_pair, halves, po
 from .runtime import launch
 
 WARPS = 8  # of a program
-ROWS = 32
+ROWS = gl.constexpr(32)  # of a program, two tiles
 REGISTERS = 128  # for two programs a multiprocessor; more than 80, for not three
 # E8M0 scales that one product reaches: their 2^112-fold and its products with codes are bfloat16 numbers.
 POWERS = gl.constexpr((16, 142))
 
 
 @gluon.jit
-def bring_to_l2(ptr, row0, N, stride, size, ROWS: gl.constexpr, WARPS: gl.constexpr):
+def bring_to_l2(ptr, row0, N, stride, size, WARPS: gl.constexpr):
     """Sends `size` bytes, whole sixteens, of each of the program's rows to the L2 cache. It may do so before the kernel
     before has ended, whatever that writes: the cache is where its stores arrive too."""
-    PARTS: gl.constexpr = 32 * WARPS // ROWS  # of a row
+    PARTS: gl.constexpr = 32 * WARPS // ROWS.value  # of a row
     i = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
     row = gl.minimum(row0 + i % ROWS, N - 1)
     part = (size // 16 + PARTS - 1) // PARTS * 16
@@ -153,7 +153,7 @@ def pointers(w_ptr, s_ptr, row0, each, N, w_stride, s_row, KIND: gl.constexpr, W
 
 @gluon.jit
 def left_of(s, each, slices, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
-    """Slices that each warp still has from its s-th on: for words, scales and activations."""
+    """Slices from each warp's s-th to the last of the row: for words, scales and activations."""
     word_warp, _, _ = axes(WARPS, 16, 16, words_layout(WARPS))
     x_warp, _, _ = axes(WARPS, 8, 64, x_layout(WARPS))
     if KIND == "int4":
@@ -291,11 +291,11 @@ def w4_gemv_kernel(
     x_ptr: pairs of activations; w_ptr: words of eight codes; each: slices of a warp, a multiple of BODY, which go to a
     turn of the loop."""
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8])
-    row0 = gl.program_id(0) * 32
+    row0 = gl.program_id(0) * ROWS
     gdc_launch_dependents()
-    bring_to_l2(w_ptr, row0, N, w_stride, slices * 64, 32, WARPS)
+    bring_to_l2(w_ptr, row0, N, w_stride, slices * 64, WARPS)
     if SCALES_AHEAD:
-        bring_to_l2(s_ptr, row0, N, s_row, slices * (8 if KIND == "nvfp4" else 4), 32, WARPS)
+        bring_to_l2(s_ptr, row0, N, s_row, slices * (8 if KIND == "nvfp4" else 4), WARPS)
     words, scales = pointers(w_ptr, s_ptr, row0, each, N, w_stride, s_row, KIND, WARPS, mma)
     gdc_wait()
     ONCE: gl.constexpr = KIND != "int4"
@@ -331,7 +331,6 @@ def w4_gemv(
     out_dtype: torch.dtype = torch.bfloat16,
     global_scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-    warps: int = WARPS,
 ) -> torch.Tensor:
     """x (M <= 8, K) bf16 by packed weights (N, K/2 bytes) transposed: what `weights_matmul.takes`."""
     (m, k), n = x.shape, w.shape[0]
@@ -344,12 +343,12 @@ def w4_gemv(
     if kind == "nvfp4":
         scale = scale.contiguous().view(torch.int16)
     row_bytes = k // (16 if kind == "nvfp4" else 32)
-    each = triton.cdiv(k // 128, warps)
+    each = triton.cdiv(k // 128, WARPS)
     body = 4 if each % 4 in (0, 3) else 2
     sixteens = (row_bytes | scale.stride(0) * scale.element_size() | scale.data_ptr()) % 16 == 0
     launch(
         w4_gemv_kernel,
-        (triton.cdiv(n, ROWS),),
+        (triton.cdiv(n, ROWS.value),),
         x,
         x.view(torch.int32),
         w.view(torch.int32),
@@ -370,8 +369,8 @@ def w4_gemv(
         BIAS=bias is not None,
         SCALES_AHEAD=kind != "int4" and sixteens,  # of which INT4 has hardly any
         BODY=body,
-        WARPS=warps,
-        num_warps=warps,
+        WARPS=WARPS,
+        num_warps=WARPS,
         maxnreg=REGISTERS,
         launch_pdl=True,
     )
