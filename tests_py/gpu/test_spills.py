@@ -205,9 +205,9 @@ def test_dequantize_words(fmt: str, sfmt: str, group: int, target: str, tmp_path
 
 
 @pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
-@pytest.mark.parametrize("body", [2, 4])
+@pytest.mark.parametrize(("body", "even"), [(1, True), (2, True), (4, True), (2, False), (4, False)])
 @pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "int4"])
-def test_w4_gemv(kind: str, body: int, tmp_path: Path) -> None:
+def test_w4_gemv(kind: str, body: int, even: bool, tmp_path: Path) -> None:
     scales = {"nvfp4": "*i16", "mxfp4": "*u8", "int4": "*fp16"}[kind]
     types = {
         "x_ptr": "*i32",
@@ -221,13 +221,16 @@ def test_w4_gemv(kind: str, body: int, tmp_path: Path) -> None:
         "KIND": kind,
         "GLOBAL": kind == "nvfp4",
         "BIAS": False,
+        "AHEAD": True,
         "SCALES_AHEAD": kind != "int4",
         "BODY": body,
+        "EVEN": even,
         "WARPS": w4_gemv.WARPS,
     }
     options = {"num_warps": w4_gemv.WARPS, "maxnreg": w4_gemv.REGISTERS}
     used = usage(w4_gemv.w4_gemv_kernel, types, constants, tmp_path, **options)
-    kept = 8 if kind == "mxfp4" else 0  # one value outside of loops, for the second way of large and small scales
+    # With masks INT4 lacks registers for four slices, and is faster than with two all the same.
+    kept = 80 if (kind, body, even) == ("int4", 4, False) else 0
     assert used["local"] == 0 and used["stack"] <= kept and 80 < used["registers"] <= w4_gemv.REGISTERS, used
 
 

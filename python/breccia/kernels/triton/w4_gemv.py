@@ -7,8 +7,8 @@ Codes decode in registers and feed the tensor cores of the older, synchronous ki
 registers: the weights are the 16-row side, the activations the columns. Which elements of K share an instruction
 does not matter as long as both sides agree: of a slice of 128, thread t of a row takes elements 32t to 32t + 31, which
 are 16 consecutive bytes of the weights and 64 of the activations, so that nothing is permuted in memory. A program has
-two tiles of 16 rows, for which activations are read and put in order once. Its warps divide K among them, each with a
-stretch of its own, and add up at the end.
+two tiles of 16 rows, for which activations are read and put in order once. Its warps take the slices of K in turn and
+add up at the end.
 """
 
 from __future__ import annotations
@@ -30,19 +30,28 @@ REGISTERS = 128  # for two programs a multiprocessor; more than 80, for not thre
 POWERS = gl.constexpr((16, 142))
 
 
+@gluon.constexpr_function
+def alike_layout(rows, warps):
+    """(rows), divided among the warps, the same in all lanes."""
+    bits, own = rows.bit_length() - 1, (rows // warps).bit_length() - 1
+    return gl.DistributedLinearLayout(
+        reg_bases=[[1 << i] for i in range(own)],
+        lane_bases=[[0]] * 5,
+        warp_bases=[[1 << i] for i in range(own, bits)],
+        block_bases=[],
+        shape=[rows],
+    )
+
+
 @gluon.jit
 def bring_to_l2(ptr, row0, N, stride, size, WARPS: gl.constexpr):
     """Sends `size` bytes, whole sixteens, of each of the program's rows to the L2 cache. It may do so before the kernel
-    before has ended, whatever that writes: the cache is where its stores arrive too."""
-    PARTS: gl.constexpr = 32 * WARPS // ROWS.value  # of a row
-    i = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
-    row = gl.minimum(row0 + i % ROWS, N - 1)
-    part = (size // 16 + PARTS - 1) // PARTS * 16
-    start = i // ROWS * part
-    at = row.to(gl.int64) * stride + start // (ptr.dtype.element_ty.primitive_bitwidth // 8)
+    before has ended, whatever that writes: the cache is where its stores arrive too. The instruction is the warp's: it
+    would be repeated in a loop for lanes that differ."""
+    row = gl.minimum(row0 + gl.arange(0, ROWS, layout=alike_layout(ROWS, WARPS)), N - 1)
     gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r", [ptr + at, gl.minimum(part, size - start)], dtype=gl.int32, is_pure=False, pack=1,
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r", [ptr + row.to(gl.int64) * stride, size], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
@@ -119,58 +128,43 @@ def row_pointers(ptr, row, N, stride, at):
 
 
 @gluon.jit
-def word_pointers(w_ptr, row0, each, N, w_stride, WARPS: gl.constexpr):
+def word_pointers(w_ptr, row0, N, w_stride, WARPS: gl.constexpr):
     warp, row, word = axes(WARPS, 16, 16, words_layout(WARPS))
-    return row_pointers(w_ptr, row0 + row, N, w_stride, warp * each * 16 + word)
+    return row_pointers(w_ptr, row0 + row, N, w_stride, warp * 16 + word)
 
 
 @gluon.jit
-def scale_pointers(s_ptr, row0, each, N, s_row, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
+def scale_pointers(s_ptr, row0, N, s_row, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
     """Per row and thread a pair of E4M3 or one E8M0; per row one number (int4)."""
     if KIND == "int4":
         L: gl.constexpr = gl.SliceLayout(2, mma)
         warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, L)), 1)
         row = gl.expand_dims(gl.arange(0, 16, layout=gl.SliceLayout(0, L)), 0)
-        return row_pointers(s_ptr, row0 + row, N, s_row, warp * each)
+        return row_pointers(s_ptr, row0 + row, N, s_row, warp)
     else:
         warp, row, col = axes(WARPS, 16, 4, scales_layout(WARPS))
-        return row_pointers(s_ptr, row0 + row, N, s_row, warp * each * 4 + col)
+        return row_pointers(s_ptr, row0 + row, N, s_row, warp * 4 + col)
 
 
 @gluon.jit
-def pointers(w_ptr, s_ptr, row0, each, N, w_stride, s_row, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
+def pointers(w_ptr, s_ptr, row0, N, w_stride, s_row, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
     """To the words and the scales of both tiles."""
-    words = (
-        word_pointers(w_ptr, row0, each, N, w_stride, WARPS),
-        word_pointers(w_ptr, row0 + 16, each, N, w_stride, WARPS),
-    )
+    words = (word_pointers(w_ptr, row0, N, w_stride, WARPS), word_pointers(w_ptr, row0 + 16, N, w_stride, WARPS))
     scales = (
-        scale_pointers(s_ptr, row0, each, N, s_row, KIND, WARPS, mma),
-        scale_pointers(s_ptr, row0 + 16, each, N, s_row, KIND, WARPS, mma),
+        scale_pointers(s_ptr, row0, N, s_row, KIND, WARPS, mma),
+        scale_pointers(s_ptr, row0 + 16, N, s_row, KIND, WARPS, mma),
     )
     return words, scales
 
 
 @gluon.jit
-def left_of(s, each, slices, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
-    """Slices from each warp's s-th to the last of the row: for words, scales and activations."""
-    word_warp, _, _ = axes(WARPS, 16, 16, words_layout(WARPS))
-    x_warp, _, _ = axes(WARPS, 8, 64, x_layout(WARPS))
-    if KIND == "int4":
-        scale_warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, mma))), 1)
-    else:
-        scale_warp, _, _ = axes(WARPS, 16, 4, scales_layout(WARPS))
-    return (
-        slices - word_warp * each - s,
-        slices - scale_warp * each - s,
-        slices - x_warp * each - s,
-    )
-
-
-@gluon.jit
-def load_x(ptrs, inside, WARPS: gl.constexpr, mma: gl.constexpr):
+def load_x(ptrs, s, slices, EVEN: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
     """The activations of a slice as the column operand, in the order in which `decode` leaves the weights."""
-    x = gl.load(ptrs, mask=inside, other=0)
+    if EVEN:
+        x = gl.load(ptrs)
+    else:
+        warp, _, _ = axes(WARPS, 8, 64, x_layout(WARPS))
+        x = gl.load(ptrs, mask=warp + s * WARPS < slices, other=0)
     x = gl.reshape(halves(x), [WARPS, 8, 4, 4, 2, 2, 2])  # t, q, i, a, h: element 32t + 8q + 4i + 2a + h
     x = gl.reshape(gl.permute(x, (0, 1, 3, 5, 6, 2, 4)), [WARPS, 8, 128])
     return gl.convert_layout(gl.permute(x, (0, 2, 1)), gl.DotOperandLayout(1, mma, 2), assert_trivial=True)
@@ -179,7 +173,7 @@ def load_x(ptrs, inside, WARPS: gl.constexpr, mma: gl.constexpr):
 @gluon.jit
 def decode(words, raw_scale, KIND: gl.constexpr, ONCE: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
     """(warp, 16, 16) words to the 16-row operand (warp, 16, 128), with ONCE 2^-14 times as large."""
-    L: gl.constexpr = words_layout(WARPS)
+    L: gl.constexpr = words.type.layout
     if KIND == "int4":
         p0, p1, p2, p3 = gl.inline_asm_elementwise(
             INT4_FMA_ASM, "=r,=r,=r,=r,r", [words], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
@@ -207,15 +201,16 @@ def decode(words, raw_scale, KIND: gl.constexpr, ONCE: gl.constexpr, WARPS: gl.c
                 is_pure=True, pack=1,
             )  # fmt: skip
     a = gl.join(gl.join(halves(p0), halves(p1)), gl.join(halves(p2), halves(p3)))  # warp, 16, word, i, h, a
-    a = gl.permute(gl.reshape(a, [WARPS, 16, 4, 4, 2, 2, 2]), (0, 1, 3, 6, 5, 2, 4))  # warp, 16, q, a, h, t, i
-    return gl.convert_layout(gl.reshape(a, [WARPS, 16, 128]), gl.DotOperandLayout(0, mma, 2), assert_trivial=True)
+    a = gl.permute(gl.reshape(a, [WARPS, 16, 4, 4, 2, 2, 2]), (0, 1, 3, 6, 5, 2, 4))  # warp, row, q, a, h, t, i
+    a = gl.reshape(a, [WARPS, 16, 128])
+    return gl.convert_layout(a, gl.DotOperandLayout(0, mma, 2), assert_trivial=True)
 
 
 @gluon.jit
 def multiply(acc, words, scale, x, KIND: gl.constexpr, ONCE: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
     a = decode(words, scale, KIND, ONCE, WARPS, mma)
     if KIND == "int4":
-        raw = mma_v2(a, x, gl.zeros([WARPS, 16, 8], gl.float32, mma))
+        raw = mma_v2(a, x, gl.full_like(acc, 0))
         return acc + raw * gl.expand_dims(scale.to(gl.float32), 2)
     else:
         return mma_v2(a, x, acc)
@@ -228,83 +223,109 @@ def beyond(worst, scale):
 
 
 @gluon.jit
-def two_slices(
-    acc, worst, words, scales, xs, here, left, KIND: gl.constexpr, ONCE: gl.constexpr, WARPS: gl.constexpr,
-    mma: gl.constexpr,
+def load_words(words, s, slices, EVEN: gl.constexpr, WARPS: gl.constexpr):
+    """Those of slice s of every warp. EVEN: every warp has as many."""
+    if EVEN:
+        return gl.load(words)
+    warp, _, _ = axes(WARPS, 16, 16, words_layout(WARPS))
+    return gl.load(words, mask=warp + s * WARPS < slices, other=0)
+
+
+@gluon.jit
+def load_scales(scales, s, slices, KIND: gl.constexpr, EVEN: gl.constexpr, WARPS: gl.constexpr):
+    if EVEN:
+        return gl.load(scales)
+    L: gl.constexpr = scales.type.layout
+    if KIND == "int4":
+        warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, L)), 1)
+    else:
+        warp, _, _ = axes(WARPS, 16, 4, L)
+    return gl.load(scales, mask=warp + s * WARPS < slices, other=127 if KIND == "mxfp4" else 0)
+
+
+@gluon.jit
+def next_slices(
+    acc, worst, words, scales, xs, s, slices, PAIR: gl.constexpr, KIND: gl.constexpr, ONCE: gl.constexpr,
+    EVEN: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
-    """The next two slices of a warp by both tiles, all of them asked for at once."""
+    """Slice s of a warp by both tiles, with PAIR the next one, too, all of them asked for at once."""
     PER: gl.constexpr = 1 if KIND == "int4" else 4  # scales of a slice
-    NONE: gl.constexpr = 127 if KIND == "mxfp4" else 0
-    for_words, for_scales, for_x = left
-    v0 = gl.load(words[0], mask=for_words > 0, other=0)
-    v1 = gl.load(words[1], mask=for_words > 0, other=0)
-    w0 = gl.load(words[0] + 16, mask=for_words > 1, other=0)
-    w1 = gl.load(words[1] + 16, mask=for_words > 1, other=0)
-    s0 = gl.load(scales[0], mask=for_scales > 0, other=NONE)
-    s1 = gl.load(scales[1], mask=for_scales > 0, other=NONE)
-    t0 = gl.load(scales[0] + PER, mask=for_scales > 1, other=NONE)
-    t1 = gl.load(scales[1] + PER, mask=for_scales > 1, other=NONE)
-    x = load_x(xs, here & (for_x > 0), WARPS, mma)
+    v0 = load_words(words[0], s, slices, EVEN, WARPS)
+    v1 = load_words(words[1], s, slices, EVEN, WARPS)
+    if PAIR:
+        w0 = load_words(words[0] + 16 * WARPS, s + 1, slices, EVEN, WARPS)
+        w1 = load_words(words[1] + 16 * WARPS, s + 1, slices, EVEN, WARPS)
+    s0 = load_scales(scales[0], s, slices, KIND, EVEN, WARPS)
+    s1 = load_scales(scales[1], s, slices, KIND, EVEN, WARPS)
+    if PAIR:
+        t0 = load_scales(scales[0] + PER * WARPS, s + 1, slices, KIND, EVEN, WARPS)
+        t1 = load_scales(scales[1] + PER * WARPS, s + 1, slices, KIND, EVEN, WARPS)
+    x = load_x(xs, s, slices, EVEN, WARPS, mma)
     acc0 = multiply(acc[0], v0, s0, x, KIND, ONCE, WARPS, mma)
     acc1 = multiply(acc[1], v1, s1, x, KIND, ONCE, WARPS, mma)
-    x = load_x(xs + 64, here & (for_x > 1), WARPS, mma)
-    acc0 = multiply(acc0, w0, t0, x, KIND, ONCE, WARPS, mma)
-    acc1 = multiply(acc1, w1, t1, x, KIND, ONCE, WARPS, mma)
     if KIND == "mxfp4" and ONCE:
-        worst = beyond(beyond(beyond(beyond(worst, s0), s1), t0), t1)
+        worst = beyond(beyond(worst, s0), s1)
+    if PAIR:
+        x = load_x(xs + 64 * WARPS, s + 1, slices, EVEN, WARPS, mma)
+        acc0 = multiply(acc0, w0, t0, x, KIND, ONCE, WARPS, mma)
+        acc1 = multiply(acc1, w1, t1, x, KIND, ONCE, WARPS, mma)
+        if KIND == "mxfp4" and ONCE:
+            worst = beyond(beyond(worst, t0), t1)
     return (acc0, acc1), worst
 
 
 @gluon.jit
 def sums(
     words, scales, x_ptr, M, x_stride, slices, each, KIND: gl.constexpr, ONCE: gl.constexpr, BODY: gl.constexpr,
-    WARPS: gl.constexpr, mma: gl.constexpr,
+    EVEN: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
-    """(warp, 16 rows, 8 columns, 2 tiles), and what `beyond` found."""
+    """(warp, 16 rows, 8 columns, 2 tiles), and what `beyond` found. Columns beyond the last row of x are that row."""
     PER: gl.constexpr = 1 if KIND == "int4" else 4
+    PAIRS: gl.constexpr = BODY > 1 and KIND != "int4"  # which has no registers for them
     warp, column, word = axes(WARPS, 8, 64, x_layout(WARPS))
-    xs = x_ptr + (column * x_stride + (warp * each * 64 + word))
-    here = column < M
+    xs = x_ptr + (gl.minimum(column, M - 1) * x_stride + (warp * 64 + word))
     zero = gl.zeros([WARPS, 16, 8], gl.float32, mma)
     acc = (zero, zero)
     worst = gl.zeros([WARPS, 16, 4], gl.uint32, scales_layout(WARPS))
     for k in range(0, each, BODY):
-        for i in gl.static_range(0, BODY, 2):
-            acc, worst = two_slices(
-                acc, worst, (words[0] + i * 16, words[1] + i * 16), (scales[0] + i * PER, scales[1] + i * PER),
-                xs + i * 64, here, left_of(k + i, each, slices, KIND, WARPS, mma), KIND, ONCE, WARPS, mma,
+        for i in gl.static_range(0, BODY, 2 if PAIRS else 1):
+            at = i * WARPS
+            acc, worst = next_slices(
+                acc, worst, (words[0] + at * 16, words[1] + at * 16), (scales[0] + at * PER, scales[1] + at * PER),
+                xs + at * 64, k + i, slices, PAIRS, KIND, ONCE, EVEN, WARPS, mma,
             )  # fmt: skip
-        words = (words[0] + BODY * 16, words[1] + BODY * 16)
-        scales = (scales[0] + BODY * PER, scales[1] + BODY * PER)
-        xs += BODY * 64
+        words = (words[0] + BODY * WARPS * 16, words[1] + BODY * WARPS * 16)
+        scales = (scales[0] + BODY * WARPS * PER, scales[1] + BODY * WARPS * PER)
+        xs += BODY * WARPS * 64
     return gl.join(acc[0], acc[1]), worst
 
 
 @gluon.jit
 def w4_gemv_kernel(
     x_ptr, w_ptr, s_ptr, g_ptr, bias_ptr, out_ptr, N, M, x_stride, w_stride, s_row, out_stride, slices, each,
-    KIND: gl.constexpr, GLOBAL: gl.constexpr, BIAS: gl.constexpr, SCALES_AHEAD: gl.constexpr, BODY: gl.constexpr,
-    WARPS: gl.constexpr,
+    KIND: gl.constexpr, GLOBAL: gl.constexpr, BIAS: gl.constexpr, AHEAD: gl.constexpr, SCALES_AHEAD: gl.constexpr,
+    BODY: gl.constexpr, EVEN: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """out (M, N) = x (M, K) · w (N, K)^T, 32 rows of w a program. There is room for two programs a multiprocessor, one
     wave of most layers: with room for more, those that start early crowd on the multiprocessors that are free first.
     x_ptr: pairs of activations; w_ptr: words of eight codes; each: slices of a warp, a multiple of BODY, which go to a
-    turn of the loop."""
+    turn of the loop; EVEN: there are as many for every warp; AHEAD: the first are brought to L2."""
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8])
     row0 = gl.program_id(0) * ROWS
     gdc_launch_dependents()
-    bring_to_l2(w_ptr, row0, N, w_stride, slices * 64, WARPS)
     if SCALES_AHEAD:
         bring_to_l2(s_ptr, row0, N, s_row, slices * (8 if KIND == "nvfp4" else 4), WARPS)
-    words, scales = pointers(w_ptr, s_ptr, row0, each, N, w_stride, s_row, KIND, WARPS, mma)
+    if AHEAD:
+        bring_to_l2(w_ptr, row0, N, w_stride, gl.minimum(slices, WARPS) * 64, WARPS)
+    words, scales = pointers(w_ptr, s_ptr, row0, N, w_stride, s_row, KIND, WARPS, mma)
     gdc_wait()
     ONCE: gl.constexpr = KIND != "int4"
-    acc, worst = sums(words, scales, x_ptr, M, x_stride, slices, each, KIND, ONCE, BODY, WARPS, mma)
+    acc, worst = sums(words, scales, x_ptr, M, x_stride, slices, each, KIND, ONCE, BODY, EVEN, WARPS, mma)
     unit = 16384.0 if ONCE else 1.0
     if KIND == "mxfp4":
         worst = gl.max(gl.max(gl.max(worst.to(gl.int32, bitcast=True) & 0x7FFFFFFF, axis=2), axis=1), axis=0)
         if worst > POWERS[1] - POWERS[0]:
-            acc, _ = sums(words, scales, x_ptr, M, x_stride, slices, each, KIND, False, 2, WARPS, mma)
+            acc, _ = sums(words, scales, x_ptr, M, x_stride, slices, each, KIND, False, 1, False, WARPS, mma)
             unit = 1.0
     # Through shared memory by hand: gl.sum over the warps of acc took 3 us.
     in_order: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
@@ -321,6 +342,17 @@ def w4_gemv_kernel(
     if BIAS:
         y = y + gl.load(bias_ptr + row, mask=row < N, other=0).to(gl.float32)
     gl.store(out_ptr + m * out_stride + row, y.to(out_ptr.dtype.element_ty), mask=(row < N) & (m < M))
+
+
+def turns(slices: int) -> tuple[int, int]:
+    """How many slices a warp takes in a turn of its loop, and how many it takes, all turns together. Whole turns for
+    every warp need no masks."""
+    each = triton.cdiv(slices, WARPS)
+    if slices % WARPS == 0:
+        body = 4 if each % 4 == 0 else 2 if each % 2 == 0 else 1
+    else:
+        body = 4 if each % 4 in (0, 3) else 2
+    return body, triton.cdiv(each, body) * body
 
 
 def w4_gemv(
@@ -343,8 +375,7 @@ def w4_gemv(
     if kind == "nvfp4":
         scale = scale.contiguous().view(torch.int16)
     row_bytes = k // (16 if kind == "nvfp4" else 32)
-    each = triton.cdiv(k // 128, WARPS)
-    body = 4 if each % 4 in (0, 3) else 2
+    body, each = turns(k // 128)
     sixteens = (row_bytes | scale.stride(0) * scale.element_size() | scale.data_ptr()) % 16 == 0
     launch(
         w4_gemv_kernel,
@@ -363,12 +394,14 @@ def w4_gemv(
         scale.stride(0),
         out.stride(0),
         k // 128,
-        triton.cdiv(each, body) * body,
+        each,
         KIND=kind,
         GLOBAL=global_scale is not None,
         BIAS=bias is not None,
+        AHEAD=kind != "int4" or m <= 2,
         SCALES_AHEAD=kind != "int4" and sixteens,  # of which INT4 has hardly any
         BODY=body,
+        EVEN=each * WARPS == k // 128,
         WARPS=WARPS,
         num_warps=WARPS,
         maxnreg=REGISTERS,
