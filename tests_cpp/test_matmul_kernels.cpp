@@ -270,6 +270,45 @@ TEST_P(Backends, MatmulDecodesEveryCode) {
     }
 }
 
+// Codes that arithmetic does not decode, in no, some and all blocks of a row. Prepared weights are told where they are,
+// plain ones notice them, and both sum up in the same order.
+TEST_P(Backends, MatmulOfOneActivationByPreparedSpecialCodes) {
+    const BackendScope scope(GetParam());
+    constexpr std::uint8_t one = 56, special[] = {0x00, 0x80, 0x03, 0x87, 0x7F, 0xFF};
+    constexpr std::int64_t members = 2, n = 23;
+    for (const std::int64_t block : {32, 64, 128, 256})
+        for (const std::int64_t blocks : {1, 3, 8}) {
+            const std::int64_t k = blocks * block;
+            const Recipe recipe = block == 32 ? make_recipe("MXFP8BlockScaling")
+                                              : make_recipe("Float8BlockScaling", {{"block_k", block}});
+            Array data = Array::allocate(ElementType::uint8(), {members, n, k});
+            auto* codes = data.as<std::uint8_t>();
+            for (std::int64_t i = 0; i < data.size(); ++i)
+                codes[i] = static_cast<std::uint8_t>(one + i * 7 % 31 + (i % 3 == 0 ? 128 : 0));
+            for (std::int64_t i = 0; i < std::ssize(special); ++i) {
+                codes[3 * i * k + (11 + 61 * i) % k] = special[i];
+                codes[(n + 2 * i) * k + k - 1 - i] = special[i];
+            }
+            std::fill_n(codes + (members * n - 1) * k, k, std::uint8_t{0});
+            const Shape grid{members, n, blocks};
+            Array scale = Array::allocate(block == 32 ? ElementType::uint8() : ElementType(DType::float32), grid);
+            for (std::int64_t i = 0; i < scale.size(); ++i) {
+                if (block == 32)
+                    scale.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(120 + i % 9);
+                else
+                    scale.as<float>()[i] = 0.01F * static_cast<float>(1 + i % 9);
+            }
+            const ScaledTensor w(data, scale, recipe, Layout::per_block_k(block));
+            const Array a = rounded(heavy_tailed(members, k, 5, 1), DType::bfloat16, {members, 1, k});
+            const std::vector<float> plain = to_vector(matmul(a, w.transposed())),
+                                     prepared = to_vector(matmul(a, PreparedWeight(w).transposed()));
+            ASSERT_EQ(std::memcmp(plain.data(), prepared.data(), plain.size() * sizeof(float)), 0)
+                << describe(recipe) << " k=" << k;
+            EXPECT_TRUE(is_nan(prepared[12]) && is_nan(prepared[n + 10]) && !is_nan(prepared[11]));
+            EXPECT_EQ(prepared.back(), 0.0F);
+        }
+}
+
 // Scales that are codes: negative ones, NaN, zero, subnormal.
 TEST_P(Backends, MatmulDecodesEveryScale) {
     const BackendScope scope(GetParam());

@@ -40,7 +40,13 @@ CodeRows code_rows(const ScaledMatrix& w, std::int64_t begin, std::int64_t n, fl
             .scale_row_stride = w.scale_row_stride,
             .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point),
             .zero_row_stride = w.zero_row_stride,
-            .scale_scratch = scratch};
+            .scale_scratch = scratch,
+            .special = w.special == nullptr ? nullptr : w.special + begin * spans_of(w)};
+}
+
+std::int64_t spans_of(const ScaledMatrix& w) {
+    const std::int64_t span = row_span(std::min(w.grid.block_cols, w.grid.cols), w.packed);
+    return (w.grid.cols + span - 1) / span;
 }
 
 std::int64_t rows_per_task(const ScaledMatrix& w) {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 
+#include "code_rows.hpp"
 #include "panels.hpp"
 
 namespace breccia {
@@ -49,6 +50,37 @@ bool readable(ScaleType type, const std::byte* codes, std::int64_t n) {
 bool readable_zero_points(const ScaledMatrix& w) {
     return w.zero_point == nullptr || w.lane_zero_points != nullptr ||
            (w.element == format_of<UInt4> && zero_points_are_small(w));
+}
+
+bool is_special(const std::uint8_t* codes, std::int64_t n) {
+    std::uint8_t found = 0;
+    for (std::int64_t i = 0; i < n; ++i)
+        found |= static_cast<std::uint8_t>((codes[i] & 0x78) == 0 || (codes[i] & 0x7F) == 0x7F);
+    return found != 0;
+}
+
+// A longer span has some special code more often than not.
+constexpr std::int64_t longest_span = 256;
+
+// Of E4M3, where the kernel of rows in place is quicker when it is told.
+std::optional<Array> find_special(const BF16Kernels& bf16, const ScaledTensor& w, const Shape& batch) {
+    const ScaledMatrix first = scaled_matrix(w, batch, 0);
+    const std::int64_t span = row_span(std::min(first.grid.block_cols, first.grid.cols), false);
+    if (bf16.gemv_e4m3 == nullptr || first.element != format_of<Float8E4M3FN> || span > longest_span ||
+        !readable_in_place(first))
+        return {};
+    Shape shape = batch;
+    shape.insert(shape.end(), {first.grid.rows, spans_of(first)});
+    Array special = Array::allocate(ElementType::uint8(), shape);
+    auto* out = special.as<std::uint8_t>();
+    for (std::int64_t i = 0; i < element_count(batch); ++i) {
+        const ScaledMatrix m = scaled_matrix(w, batch, i);
+        for (std::int64_t row = 0; row < m.grid.rows; ++row)
+            for (std::int64_t k = 0; k < m.grid.cols; k += span)
+                *out++ = static_cast<std::uint8_t>(
+                    is_special(m.data + row * m.row_stride + k, std::min(span, m.grid.cols - k)));
+    }
+    return special;
 }
 
 }  // namespace
@@ -130,6 +162,7 @@ std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, co
     const std::int64_t group_bytes = quads_of(first.grid.cols, first.packed) * 256;
     const std::int64_t row_bytes = first.packed ? (first.grid.cols + 1) / 2 : first.grid.cols;
     auto result = std::make_shared<InterleavedWeight>();
+    result->special = find_special(*bf16, w, batch);
     const auto allocate = [&](std::int64_t bytes) {
         Shape shape = batch;
         shape.insert(shape.end(), {1, groups * bytes});

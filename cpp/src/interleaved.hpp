@@ -11,6 +11,7 @@ namespace breccia {
 struct InterleavedWeight {
     Array codes, scales;  ///< batch axes, 1, bytes of a matrix
     std::optional<Array> zero_points;
+    std::optional<Array> special;  ///< of rows in place, which the weight keeps: see CodeRows
     ScaleType scale_type = ScaleType::float32;
 };
 

@@ -7,6 +7,7 @@
 // cache, and all activations run over it. Activations are packed once per call, `width` (16 or 32) of them abreast.
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "breccia/recipe.hpp"
@@ -93,10 +94,15 @@ struct CodeRows {
     const std::uint8_t* zero_points = nullptr;  ///< 4-bit codes only; or null
     std::int64_t zero_row_stride = 0;
     float* scale_scratch = nullptr;  ///< four rows of scales
+    /// [row][span]: whether some code of the span, a block or a step of several blocks, is zero, subnormal or NaN; or
+    /// null. Of prepared E4M3.
+    const std::uint8_t* special = nullptr;
 };
 
 /// Codes one step of such a kernel decodes: 64 bytes of them.
 constexpr std::int64_t row_step(bool packed) { return packed ? 128 : 64; }
+/// Codes between two looks at scales: a block, or a step of several.
+constexpr std::int64_t row_span(std::int64_t block, bool packed) { return std::max(block, row_step(packed)); }
 
 /// out[n][v] = sum over k of w[n][k] x[v][k] for a few activations.
 struct Gemv {
@@ -229,7 +235,7 @@ struct ProductKernels {
     void (*begin)() = nullptr;  ///< a thread calls this before its first gemm,
     void (*end)() = nullptr;    ///< and this after its last; or null
     std::array<void (*)(const TileRows&), Codecs::size> rows_in_tiles{};  ///< null where there are no tiles
-    GemvKernel gemv_e4m3 = nullptr;  ///< in the place of that of BF16Kernels; or null
+    GemvKernel gemv_e4m3 = nullptr;  ///< in the place of that of BF16Kernels, quicker where it is told what is special
 };
 
 /// Kernels over bfloat16 and integer dot products. Formats they do not decode have null entries.

@@ -99,8 +99,9 @@ PreparedWeight::PreparedWeight(const ScaledTensor& weight) : tensor_(weight) {
 
 std::int64_t ScaledTensor::packed_nbytes() const {
     if (interleaved_ == nullptr) return 0;
-    const std::int64_t zeros = interleaved_->zero_points ? interleaved_->zero_points->size() : 0;
-    return interleaved_->codes.size() + interleaved_->scales.size() + zeros;
+    const auto size = [](const std::optional<Array>& array) { return array ? array->size() : 0; };
+    return interleaved_->codes.size() + interleaved_->scales.size() + size(interleaved_->zero_points) +
+           size(interleaved_->special);
 }
 
 PreparedWeight PreparedWeight::transposed() const { return {Ready{}, tensor_.transposed()}; }

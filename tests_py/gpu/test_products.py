@@ -139,19 +139,35 @@ def test_weights_decode_in_the_product(recipe: Any, shape: tuple[int, int, int])
         close(w4_gemv.w4_gemv(x, op.codes, op.scale, kind, torch.float32, op.global_scale, bias), ref, 2e-5)
 
 
-@pytest.mark.parametrize(("m", "k"), [(1, 128), (1, 1024), (3, 1024), (8, 20480)])
+@pytest.mark.parametrize(("m", "k"), [(1, 128), (1, 1024), (3, 1024), (8, 20480), (16, 1024), (50, 2176)])
 @pytest.mark.parametrize("magnitudes", [(20.0,), (100.0,), (-100.0,), (-118.0,), (60.0, 0.0, -60.0)], ids=str)
 def test_every_power_of_mxfp4(m: int, k: int, magnitudes: tuple[float, ...]) -> None:
-    """Few rows: scales that one bfloat16 product does not reach take two."""
+    """Scales that one bfloat16 product does not reach take two."""
     powers = torch.tensor(magnitudes, device="cuda").repeat(100)[:100, None]
     w = ops.cast(randn((100, k), 1) * torch.exp2(powers), breccia.MXFP4BlockScaling())
     x = (randn((m, k)) * 2.0 ** -max(0.0, *magnitudes)).bfloat16()
     op = recipes.operand(w)
-    y, ref = w4_gemv.w4_gemv(x, op.codes, op.scale, "mxfp4", torch.float32), exact(x, w.T)
+
+    def product() -> torch.Tensor:
+        if m <= 8:
+            return w4_gemv.w4_gemv(x, op.codes, op.scale, "mxfp4", torch.float32)
+        return weights_matmul.weights_matmul(x, op.codes, op.scale, "mxfp4", op.element, op.block, torch.float32)
+
+    y, ref = product(), exact(x, w.T)
     assert ((y.double() - ref).norm(dim=0) / ref.norm(dim=0)).max() <= 2e-5
     w.scale.view(torch.uint8)[7, k // 64] = 255
-    y = w4_gemv.w4_gemv(x, op.codes, op.scale, "mxfp4", torch.float32)
+    y = product()
     assert y[:, 7].isnan().all() and not y[:, :7].isnan().any() and not y[:, 8:].isnan().any()
+
+
+@pytest.mark.parametrize("code", [15, 16, 127, 128])
+def test_one_scale_beyond_the_rest(code: int) -> None:
+    """The last scale of the last row decides how many products its tile takes."""
+    w = ops.cast(randn((100, 1024), 1), breccia.MXFP4BlockScaling())
+    w.scale.view(torch.uint8)[99, -1] = code
+    x, op = randn((16, 1024)).bfloat16(), recipes.operand(w)
+    y = weights_matmul.weights_matmul(x, op.codes, op.scale, "mxfp4", op.element, op.block, torch.float32)
+    close(y, exact(x, w.T), 2e-5)
 
 
 @pytest.mark.parametrize("fmt", ["E4M3", "E5M2"])

@@ -44,7 +44,7 @@ constinit const ProductKernels products{
         if constexpr (has_bf16<C>) return multiply_rows_in_place<C>;
         return nullptr;
     }),
-    .gemv_e4m3 = gemv_any<Float8E4M3FN, false, AffineE4M3>};
+    .gemv_e4m3 = gemv_e4m3};
 
 }  // namespace breccia::amx
 BRECCIA_TARGET_END

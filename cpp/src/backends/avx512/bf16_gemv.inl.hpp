@@ -6,7 +6,8 @@
 /// Decodes byte codes through tables.
 template <class C>
 struct TableDecoder {
-    static constexpr float times = 1;  ///< what it multiplies them by
+    static constexpr float times = 1;       ///< what it multiplies them by
+    static constexpr bool is_told = false;  ///< of special codes, instead of noticing them
     BRECCIA_INLINE_MEMBER BF16x64 decode(I codes) { return decode_bytes<C>(codes); }
     BRECCIA_INLINE_MEMBER bool failed() { return false; }
 };
@@ -19,7 +20,7 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
     const std::int64_t padded_k = (g.w.k + step - 1) / step * step;
     const std::int64_t blocks = (g.w.k + g.w.block - 1) / g.w.block;
     const std::int64_t per_step = g.w.block < step ? step / g.w.block : 1;
-    const std::int64_t span = g.w.block < step ? step : g.w.block;
+    const std::int64_t span = row_span(g.w.block, packed), spans = (g.w.k + span - 1) / span;
 
     // In a step, lane i holds codes of one run of 8 (packed) or 16: which scale of the step's that takes.
     const I lane_number = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -99,7 +100,16 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
             }
             return decoder.failed();
         };
-        if (sum_block(Decoder{})) [[unlikely]] {
+        bool special = false;
+        if constexpr (Decoder::is_told) {
+            const std::uint8_t* of_row = g.w.special + row * spans + k / span;
+#pragma GCC unroll 4
+            for (int r = 0; r < Rows; ++r) special |= of_row[r * spans] != 0;
+            if (!special) sum_block(Decoder{});
+        } else {
+            special = sum_block(Decoder{});
+        }
+        if (special) [[unlikely]] {
             sum_block(TableDecoder<C>{});
 #pragma GCC unroll 4
             for (int r = 0; r < Rows; ++r)
