@@ -139,6 +139,25 @@ def test_weights_decode_in_the_product(recipe: Any, shape: tuple[int, int, int])
         close(w4_gemv.w4_gemv(x, op.codes, op.scale, kind, torch.float32, op.global_scale, bias), ref, 2e-5)
 
 
+@pytest.mark.parametrize("recipe", [breccia.NVFP4BlockScaling(), breccia.MXFP4BlockScaling(), breccia.INT4Scaling()])
+@pytest.mark.parametrize("m", [1, 4, 16, 40])
+def test_operands_at_odd_addresses(recipe: Any, m: int) -> None:
+    w = ops.cast(randn((72, 256), 1), recipe)
+    op = recipes.operand(w)
+    scale = torch.empty(op.scale.numel() + 1, dtype=op.scale.dtype, device="cuda")[1:].view(op.scale.shape)
+    scale.copy_(op.scale)
+    x = torch.cat([randn((1,)), randn((m * 256,), 2)]).bfloat16()[1:].view(m, 256)
+    kind = weights_matmul.kind_of(op.element, op.sfmt, op.block)
+    assert kind is not None
+    if m <= 8:
+        y = w4_gemv.w4_gemv(x, op.codes, scale, kind, torch.float32, op.global_scale)
+    else:
+        y = weights_matmul.weights_matmul(
+            x, op.codes, scale, kind, op.element, op.block, torch.float32, op.global_scale
+        )
+    close(y, exact(x, w.T), 2e-5)
+
+
 @pytest.mark.parametrize(("m", "k"), [(1, 128), (1, 1024), (3, 1024), (8, 20480), (16, 1024), (50, 2176)])
 @pytest.mark.parametrize("magnitudes", [(20.0,), (100.0,), (-100.0,), (-118.0,), (60.0, 0.0, -60.0)], ids=str)
 def test_every_power_of_mxfp4(m: int, k: int, magnitudes: tuple[float, ...]) -> None:

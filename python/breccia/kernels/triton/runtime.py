@@ -48,6 +48,12 @@ def contiguous_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
+def one_byte_scales(scale: torch.Tensor) -> torch.Tensor:
+    """Their bytes, contiguous and where words of four can be viewed; no copy where that already holds."""
+    scale = scale.view(torch.uint8).contiguous()
+    return scale if scale.data_ptr() % 4 == 0 else scale.clone()
+
+
 def launch(kernel: Any, grid: tuple[int, ...], like: torch.Tensor, *args: Any, **options: Any) -> None:
     """Launches on `like`'s device, whichever one is current."""
     if like.is_cuda and like.device.index != torch.cuda.current_device():

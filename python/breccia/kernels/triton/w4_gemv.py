@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_FMA_ASM, e4m3_pair, halves, power
-from .runtime import launch
+from .runtime import launch, one_byte_scales
 
 WARPS = 8  # of a program
 ROWS = gl.constexpr(32)  # of a program, two tiles
@@ -369,11 +369,13 @@ def w4_gemv(
     out = torch.empty((m, n), dtype=out_dtype, device=x.device)
     if out.numel() == 0:
         return out
-    x = x if x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 else x.contiguous()
-    scale = scale if kind == "int4" else scale.view(torch.uint8)
-    scale = scale if scale.stride(1) == 1 else scale.contiguous()
+    aligned = x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+    x = x if aligned else x.clone(memory_format=torch.contiguous_format)
     if kind == "nvfp4":
-        scale = scale.contiguous().view(torch.int16)
+        scale = one_byte_scales(scale).view(torch.int16)
+    else:
+        scale = scale if kind == "int4" else scale.view(torch.uint8)
+        scale = scale if scale.stride(1) == 1 else scale.contiguous()
     row_bytes = k // (16 if kind == "nvfp4" else 32)
     body, each = turns(k // 128)
     sixteens = (row_bytes | scale.stride(0) * scale.element_size() | scale.data_ptr()) % 16 == 0

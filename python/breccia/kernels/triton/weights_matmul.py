@@ -12,7 +12,7 @@ from .configs import WeightTile, weight_tile
 from .fp8_matmul import sm_count
 from .hopper_weights import weights_kernel
 from .order_activations import order_kernel
-from .runtime import launch
+from .runtime import launch, one_byte_scales
 
 X_LAYOUT = NVMMASharedLayout(128, 16, 2)
 W_LAYOUT = {16: NVMMASharedLayout(64, 32, 2), 32: NVMMASharedLayout(128, 32, 2)}
@@ -143,9 +143,9 @@ def scales_of(scale: torch.Tensor, kind: str, experts: int, natural: bool) -> tu
     """Scales as the kernel reads them, with their strides along rows and experts. One-byte scales are read in pairs
     (nvfp4), with `natural` in words of four."""
     if scale.element_size() == 1:
-        scale = scale.view(torch.uint8).contiguous()
+        scale = one_byte_scales(scale)
         if natural:
-            scale = (scale if scale.data_ptr() % 4 == 0 else scale.clone()).view(torch.int32)
+            scale = scale.view(torch.int32)
         elif kind == "nvfp4":
             scale = scale.view(torch.int16)
     if kind == "whole":
