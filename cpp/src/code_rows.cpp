@@ -41,13 +41,10 @@ CodeRows code_rows(const ScaledMatrix& w, std::int64_t begin, std::int64_t n, fl
             .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point),
             .zero_row_stride = w.zero_row_stride,
             .scale_scratch = scratch,
-            .special = w.special == nullptr ? nullptr : w.special + begin * spans_of(w)};
+            .special = w.special == nullptr ? nullptr : w.special + begin * w.special_row_stride};
 }
 
-std::int64_t spans_of(const ScaledMatrix& w) {
-    const std::int64_t span = row_span(std::min(w.grid.block_cols, w.grid.cols), w.packed);
-    return (w.grid.cols + span - 1) / span;
-}
+std::int64_t span_of(const ScaledMatrix& w) { return row_span(std::min(w.grid.block_cols, w.grid.cols), w.packed); }
 
 std::int64_t rows_per_task(const ScaledMatrix& w) {
     return std::max<std::int64_t>(8, bytes_per_task / std::max<std::int64_t>(w.row_stride, 1));

@@ -14,8 +14,8 @@ bool readable_in_place(const ScaledMatrix& w);
 /// Rows [begin, begin + n). `scratch`: four rows of scales.
 CodeRows code_rows(const ScaledMatrix& w, std::int64_t begin, std::int64_t n, float* scratch);
 
-/// Spans of a row, see CodeRows.
-std::int64_t spans_of(const ScaledMatrix& w);
+/// Codes of a span, see CodeRows.
+std::int64_t span_of(const ScaledMatrix& w);
 
 /// Codes worth a thread.
 inline constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;

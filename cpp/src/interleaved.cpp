@@ -59,18 +59,18 @@ bool is_special(const std::uint8_t* codes, std::int64_t n) {
     return found != 0;
 }
 
-// A longer span has some special code more often than not.
+// Of whole rows most have some special code: to have all of them go through tables would take longer than to look.
 constexpr std::int64_t longest_span = 256;
 
 // Of E4M3, where the kernel of rows in place is quicker when it is told.
 std::optional<Array> find_special(const BF16Kernels& bf16, const ScaledTensor& w, const Shape& batch) {
     const ScaledMatrix first = scaled_matrix(w, batch, 0);
-    const std::int64_t span = row_span(std::min(first.grid.block_cols, first.grid.cols), false);
+    const std::int64_t span = span_of(first);
     if (bf16.gemv_e4m3 == nullptr || first.element != format_of<Float8E4M3FN> || span > longest_span ||
         !readable_in_place(first))
         return {};
     Shape shape = batch;
-    shape.insert(shape.end(), {first.grid.rows, spans_of(first)});
+    shape.insert(shape.end(), {first.grid.rows, (first.grid.cols + span - 1) / span});
     Array special = Array::allocate(ElementType::uint8(), shape);
     auto* out = special.as<std::uint8_t>();
     for (std::int64_t i = 0; i < element_count(batch); ++i) {

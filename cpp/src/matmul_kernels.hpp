@@ -235,7 +235,8 @@ struct ProductKernels {
     void (*begin)() = nullptr;  ///< a thread calls this before its first gemm,
     void (*end)() = nullptr;    ///< and this after its last; or null
     std::array<void (*)(const TileRows&), Codecs::size> rows_in_tiles{};  ///< null where there are no tiles
-    GemvKernel gemv_e4m3 = nullptr;  ///< in the place of that of BF16Kernels, quicker where it is told what is special
+    /// In the place of that of BF16Kernels, and quicker where CodeRows::special tells what it would look for; or null.
+    GemvKernel gemv_e4m3 = nullptr;
 };
 
 /// Kernels over bfloat16 and integer dot products. Formats they do not decode have null entries.

@@ -148,8 +148,10 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
         if (const auto& zeros = prepared->zero_points)
             m.lane_zero_points = zeros->as<const std::byte>() + batch_offset(*zeros, batch, index);
         m.lane_scale_type = prepared->scale_type;
-        if (const auto& special = prepared->special)
+        if (const auto& special = prepared->special) {
             m.special = special->as<const std::uint8_t>() + batch_offset(*special, batch, index);
+            m.special_row_stride = special->shape.back();
+        }
     }
     return m;
 }

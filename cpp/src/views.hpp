@@ -60,6 +60,7 @@ struct ScaledMatrix {
     const std::byte *lane_scales = nullptr, *lane_zero_points = nullptr;
     ScaleType lane_scale_type = ScaleType::float32;
     const std::uint8_t* special = nullptr;
+    std::int64_t special_row_stride = 0;
 
     /// Dequantized elements [begin, begin + n) of a row, as float32 or another type that has a kernel.
     void read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, Scratch& scratch,

@@ -139,6 +139,15 @@ def test_weights_decode_in_the_product(recipe: Any, shape: tuple[int, int, int])
         close(w4_gemv.w4_gemv(x, op.codes, op.scale, kind, torch.float32, op.global_scale, bias), ref, 2e-5)
 
 
+def by_packed(x: torch.Tensor, op: recipes.Operand, scale: torch.Tensor) -> torch.Tensor:
+    """x by packed weights that have these scales: in the kernel of few rows, or the fused one."""
+    kind = weights_matmul.kind_of(op.element, op.sfmt, op.block)
+    assert kind is not None
+    if x.shape[0] <= 8:
+        return w4_gemv.w4_gemv(x, op.codes, scale, kind, torch.float32, op.global_scale)
+    return weights_matmul.weights_matmul(x, op.codes, scale, kind, op.element, op.block, torch.float32, op.global_scale)
+
+
 @pytest.mark.parametrize("recipe", [breccia.NVFP4BlockScaling(), breccia.MXFP4BlockScaling(), breccia.INT4Scaling()])
 @pytest.mark.parametrize("m", [1, 4, 16, 40])
 def test_operands_at_odd_addresses(recipe: Any, m: int) -> None:
@@ -147,15 +156,7 @@ def test_operands_at_odd_addresses(recipe: Any, m: int) -> None:
     scale = torch.empty(op.scale.numel() + 1, dtype=op.scale.dtype, device="cuda")[1:].view(op.scale.shape)
     scale.copy_(op.scale)
     x = torch.cat([randn((1,)), randn((m * 256,), 2)]).bfloat16()[1:].view(m, 256)
-    kind = weights_matmul.kind_of(op.element, op.sfmt, op.block)
-    assert kind is not None
-    if m <= 8:
-        y = w4_gemv.w4_gemv(x, op.codes, scale, kind, torch.float32, op.global_scale)
-    else:
-        y = weights_matmul.weights_matmul(
-            x, op.codes, scale, kind, op.element, op.block, torch.float32, op.global_scale
-        )
-    close(y, exact(x, w.T), 2e-5)
+    close(by_packed(x, op, scale), exact(x, w.T), 2e-5)
 
 
 @pytest.mark.parametrize(("m", "k"), [(1, 128), (1, 1024), (3, 1024), (8, 20480), (16, 1024), (50, 2176)])
@@ -166,27 +167,20 @@ def test_every_power_of_mxfp4(m: int, k: int, magnitudes: tuple[float, ...]) -> 
     w = ops.cast(randn((100, k), 1) * torch.exp2(powers), breccia.MXFP4BlockScaling())
     x = (randn((m, k)) * 2.0 ** -max(0.0, *magnitudes)).bfloat16()
     op = recipes.operand(w)
-
-    def product() -> torch.Tensor:
-        if m <= 8:
-            return w4_gemv.w4_gemv(x, op.codes, op.scale, "mxfp4", torch.float32)
-        return weights_matmul.weights_matmul(x, op.codes, op.scale, "mxfp4", op.element, op.block, torch.float32)
-
-    y, ref = product(), exact(x, w.T)
+    y, ref = by_packed(x, op, op.scale), exact(x, w.T)
     assert ((y.double() - ref).norm(dim=0) / ref.norm(dim=0)).max() <= 2e-5
     w.scale.view(torch.uint8)[7, k // 64] = 255
-    y = product()
+    y = by_packed(x, op, op.scale)
     assert y[:, 7].isnan().all() and not y[:, :7].isnan().any() and not y[:, 8:].isnan().any()
 
 
 @pytest.mark.parametrize("code", [15, 16, 127, 128])
 def test_one_scale_beyond_the_rest(code: int) -> None:
-    """The last scale of the last row decides how many products its tile takes."""
+    """The last scale of the last row, far from all others."""
     w = ops.cast(randn((100, 1024), 1), breccia.MXFP4BlockScaling())
     w.scale.view(torch.uint8)[99, -1] = code
     x, op = randn((16, 1024)).bfloat16(), recipes.operand(w)
-    y = weights_matmul.weights_matmul(x, op.codes, op.scale, "mxfp4", op.element, op.block, torch.float32)
-    close(y, exact(x, w.T), 2e-5)
+    close(by_packed(x, op, op.scale), exact(x, w.T), 2e-5)
 
 
 @pytest.mark.parametrize("fmt", ["E4M3", "E5M2"])

@@ -10,8 +10,8 @@ consteval long long bit_matrix(const std::uint8_t (&rows)[8]) {
 }
 
 /// Both bytes of a bfloat16 number with the code's sign and mantissa and 128 more than its exponent's bits: 256 times
-/// its value, unless those bits are zeros or it is NaN. Such codes are rare: they are noticed, for the block to be
-/// summed up again, which costs a third of the operations where it is not known.
+/// its value, unless those bits are zeros or it is NaN. Such codes are rare. Unless Told which blocks have some, it
+/// notices them, for the block to be summed up again: three operations of nine.
 template <bool Told>
 struct AffineE4M3 {
     static constexpr float times = 256;

@@ -134,16 +134,22 @@ def word_pointers(w_ptr, row0, N, w_stride, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def scale_pointers(s_ptr, row0, N, s_row, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
-    """Per row and thread a pair of E4M3 or one E8M0; per row one number (int4)."""
+def scale_axes(KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
+    """Warp, row and where in the row the warps' first slices have their scales."""
     if KIND == "int4":
         L: gl.constexpr = gl.SliceLayout(2, mma)
         warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, L)), 1)
-        row = gl.expand_dims(gl.arange(0, 16, layout=gl.SliceLayout(0, L)), 0)
-        return row_pointers(s_ptr, row0 + row, N, s_row, warp)
+        return warp, gl.expand_dims(gl.arange(0, 16, layout=gl.SliceLayout(0, L)), 0), warp
     else:
         warp, row, col = axes(WARPS, 16, 4, scales_layout(WARPS))
-        return row_pointers(s_ptr, row0 + row, N, s_row, warp * 4 + col)
+        return warp, row, warp * 4 + col
+
+
+@gluon.jit
+def scale_pointers(s_ptr, row0, N, s_row, KIND: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
+    """Per row and thread a pair of E4M3 or one E8M0; per row one number (int4)."""
+    _, row, at = scale_axes(KIND, WARPS, mma)
+    return row_pointers(s_ptr, row0 + row, N, s_row, at)
 
 
 @gluon.jit
@@ -158,13 +164,19 @@ def pointers(w_ptr, s_ptr, row0, N, w_stride, s_row, KIND: gl.constexpr, WARPS: 
 
 
 @gluon.jit
+def load_slice(ptrs, warp, s, slices, other: gl.constexpr, EVEN: gl.constexpr, WARPS: gl.constexpr):
+    """Slice s of every warp. EVEN: every warp has as many; else `other` for those that have none."""
+    if EVEN:
+        return gl.load(ptrs)
+    else:
+        return gl.load(ptrs, mask=warp + s * WARPS < slices, other=other)
+
+
+@gluon.jit
 def load_x(ptrs, s, slices, EVEN: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
     """The activations of a slice as the column operand, in the order in which `decode` leaves the weights."""
-    if EVEN:
-        x = gl.load(ptrs)
-    else:
-        warp, _, _ = axes(WARPS, 8, 64, x_layout(WARPS))
-        x = gl.load(ptrs, mask=warp + s * WARPS < slices, other=0)
+    warp, _, _ = axes(WARPS, 8, 64, x_layout(WARPS))
+    x = load_slice(ptrs, warp, s, slices, 0, EVEN, WARPS)
     x = gl.reshape(halves(x), [WARPS, 8, 4, 4, 2, 2, 2])  # t, q, i, a, h: element 32t + 8q + 4i + 2a + h
     x = gl.reshape(gl.permute(x, (0, 1, 3, 5, 6, 2, 4)), [WARPS, 8, 128])
     return gl.convert_layout(gl.permute(x, (0, 2, 1)), gl.DotOperandLayout(1, mma, 2), assert_trivial=True)
@@ -224,23 +236,14 @@ def beyond(worst, scale):
 
 @gluon.jit
 def load_words(words, s, slices, EVEN: gl.constexpr, WARPS: gl.constexpr):
-    """Those of slice s of every warp. EVEN: every warp has as many."""
-    if EVEN:
-        return gl.load(words)
     warp, _, _ = axes(WARPS, 16, 16, words_layout(WARPS))
-    return gl.load(words, mask=warp + s * WARPS < slices, other=0)
+    return load_slice(words, warp, s, slices, 0, EVEN, WARPS)
 
 
 @gluon.jit
-def load_scales(scales, s, slices, KIND: gl.constexpr, EVEN: gl.constexpr, WARPS: gl.constexpr):
-    if EVEN:
-        return gl.load(scales)
-    L: gl.constexpr = scales.type.layout
-    if KIND == "int4":
-        warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(1, L)), 1)
-    else:
-        warp, _, _ = axes(WARPS, 16, 4, L)
-    return gl.load(scales, mask=warp + s * WARPS < slices, other=127 if KIND == "mxfp4" else 0)
+def load_scales(scales, s, slices, KIND: gl.constexpr, EVEN: gl.constexpr, WARPS: gl.constexpr, mma: gl.constexpr):
+    warp, _, _ = scale_axes(KIND, WARPS, mma)
+    return load_slice(scales, warp, s, slices, 127 if KIND == "mxfp4" else 0, EVEN, WARPS)
 
 
 @gluon.jit
@@ -255,11 +258,11 @@ def next_slices(
     if PAIR:
         w0 = load_words(words[0] + 16 * WARPS, s + 1, slices, EVEN, WARPS)
         w1 = load_words(words[1] + 16 * WARPS, s + 1, slices, EVEN, WARPS)
-    s0 = load_scales(scales[0], s, slices, KIND, EVEN, WARPS)
-    s1 = load_scales(scales[1], s, slices, KIND, EVEN, WARPS)
+    s0 = load_scales(scales[0], s, slices, KIND, EVEN, WARPS, mma)
+    s1 = load_scales(scales[1], s, slices, KIND, EVEN, WARPS, mma)
     if PAIR:
-        t0 = load_scales(scales[0] + PER * WARPS, s + 1, slices, KIND, EVEN, WARPS)
-        t1 = load_scales(scales[1] + PER * WARPS, s + 1, slices, KIND, EVEN, WARPS)
+        t0 = load_scales(scales[0] + PER * WARPS, s + 1, slices, KIND, EVEN, WARPS, mma)
+        t1 = load_scales(scales[1] + PER * WARPS, s + 1, slices, KIND, EVEN, WARPS, mma)
     x = load_x(xs, s, slices, EVEN, WARPS, mma)
     acc0 = multiply(acc[0], v0, s0, x, KIND, ONCE, WARPS, mma)
     acc1 = multiply(acc[1], v1, s1, x, KIND, ONCE, WARPS, mma)
