@@ -45,7 +45,7 @@ def machine() -> dict[str, Any]:
 # takes 20 % longer, while its peers, bound by memory, hardly do.
 SECTIONS: dict[str, Fn] = {
     "small": products_small,
-    "decode": lambda: weight_only((1, 2, 4, 8, 16, 64)),
+    "decode": lambda: weight_only((1, 2, 4, 8, 16, 64, 128, 256)),
     "casts": casts,
     "conversions": conversions,
     "large": lambda: products_large(

@@ -10,7 +10,7 @@ import cases
 import pytest
 import torch
 from breccia.kernels import triton as kernels
-from breccia.kernels.triton import ops, products, recipes, w4_gemv, weights_matmul
+from breccia.kernels.triton import configs, ops, products, recipes, w4_gemv, weights_matmul
 
 BLOCK, TILE = breccia.Float8BlockScaling(), breccia.Float8BlockScaling(block_m=128)
 SHAPES = [(1, 8, 128), (7, 130, 256), (64, 200, 128), (129, 64, 384), (300, 520, 1024), (1000, 264, 640)]
@@ -116,13 +116,15 @@ WEIGHTS = [
         (40, 96, 640),
         (64, 333, 2176),
         (100, 264, 512),
+        (128, 130, 2176),
+        (200, 333, 640),
         (300, 520, 1152),
         (600, 6000, 256),  # more tiles than multiprocessors
     ],
     ids=str,
 )
 def test_weights_decode_in_the_product(recipe: Any, shape: tuple[int, int, int]) -> None:
-    """Up to 64 rows exactly: no weight is rounded, whatever its scale."""
+    """No weight is rounded, whatever its scale, but in large tiles."""
     m, n, k = shape
     w, bias = ops.cast(randn((n, k), 1), recipe), randn((n,), 2)
     op = recipes.operand(w)
@@ -131,7 +133,7 @@ def test_weights_decode_in_the_product(recipe: Any, shape: tuple[int, int, int])
     x = torch.cat([randn((m, k)), randn((m, k), 3)], 1).bfloat16()[:, :k]
     assert kind is not None and weights_matmul.takes(x, op.codes, kind)
     ref = exact(x, w.T) + bias.double()
-    rounded = m > 64 and kind in ("int4", "block")
+    rounded = configs.weight_tile(m, n, kind).rounds(kind)
     for dtype, bound in ((torch.float32, 3e-3 if rounded else 2e-5), (torch.bfloat16, 4e-3)):
         y = weights_matmul.weights_matmul(x, op.codes, op.scale, kind, op.element, block, dtype, op.global_scale, bias)
         close(y, ref, bound)
@@ -159,7 +161,10 @@ def test_operands_at_odd_addresses(recipe: Any, m: int) -> None:
     close(by_packed(x, op, scale), exact(x, w.T), 2e-5)
 
 
-@pytest.mark.parametrize(("m", "k"), [(1, 128), (1, 1024), (3, 1024), (8, 20480), (16, 1024), (50, 2176)])
+EXTENTS = [(1, 128), (1, 1024), (3, 1024), (8, 20480), (16, 1024), (32, 5248), (50, 2176), (70, 384), (200, 640)]
+
+
+@pytest.mark.parametrize(("m", "k"), [*EXTENTS, (300, 2176)])
 @pytest.mark.parametrize("magnitudes", [(20.0,), (100.0,), (-100.0,), (-118.0,), (60.0, 0.0, -60.0)], ids=str)
 def test_every_power_of_mxfp4(m: int, k: int, magnitudes: tuple[float, ...]) -> None:
     """Scales that one bfloat16 product does not reach take two."""
@@ -174,12 +179,16 @@ def test_every_power_of_mxfp4(m: int, k: int, magnitudes: tuple[float, ...]) -> 
     assert y[:, 7].isnan().all() and not y[:, :7].isnan().any() and not y[:, 8:].isnan().any()
 
 
-@pytest.mark.parametrize("code", [15, 16, 127, 128])
-def test_one_scale_beyond_the_rest(code: int) -> None:
+@pytest.mark.parametrize("code", [14, 15, 16, 127, 142, 143])
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(5, 100, 1024), (16, 100, 1024), (32, 100, 8320), (600, 6000, 256)],  # the last: programs of several tiles
+)
+def test_one_scale_beyond_the_rest(m: int, n: int, k: int, code: int) -> None:
     """The last scale of the last row, far from all others."""
-    w = ops.cast(randn((100, 1024), 1), breccia.MXFP4BlockScaling())
-    w.scale.view(torch.uint8)[99, -1] = code
-    x, op = randn((16, 1024)).bfloat16(), recipes.operand(w)
+    w = ops.cast(randn((n, k), 1), breccia.MXFP4BlockScaling())
+    w.scale.view(torch.uint8)[-1, -1] = code
+    x, op = randn((m, k)).bfloat16(), recipes.operand(w)
     close(by_packed(x, op, op.scale), exact(x, w.T), 2e-5)
 
 

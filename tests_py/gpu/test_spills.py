@@ -104,13 +104,15 @@ SCALES = {"nvfp4": "*i16", "mxfp4": "*u8", "int4": "*fp16", "mxfp8": "*u8", "blo
 
 @pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
 @pytest.mark.parametrize("kind", SCALES)
-@pytest.mark.parametrize(("m", "experts"), [(8, 0), (16, 0), (32, 0), (64, 0), (512, 0), (512, 16)])
+@pytest.mark.parametrize(("m", "experts"), [(8, 0), (16, 0), (32, 0), (64, 0), (128, 0), (256, 0), (512, 0), (512, 16)])
 def test_weights(kind: str, m: int, experts: int, tmp_path: Path) -> None:
-    tile = configs.weight_tile(m, 7168, 4096, kind, experts)
     words = 16 if kind in ("nvfp4", "mxfp4", "int4") else 32
+    if m == 8 and words == 16:
+        pytest.skip("w4_gemv takes these")
+    tile = configs.weight_tile(m, 7168, kind, experts)
     types = {
         "x_desc": descriptor("bf16", [tile.cols, 64], 128, 16),
-        "w_desc": descriptor("i32", [64 if tile.split else 128, words], 4 * words, 32),
+        "w_desc": descriptor("i32", [tile.rows, words], 4 * words, 32),
         "s_ptr": "*i32" if tile.order == "w" and kind in ("nvfp4", "mxfp4", "mxfp8") else SCALES[kind],
         "g_ptr": "*fp32",
         "bias_ptr": "*bf16",
@@ -121,7 +123,7 @@ def test_weights(kind: str, m: int, experts: int, tmp_path: Path) -> None:
         "KIND": kind,
         "FMT": "e4m3",
         "SN": 128 if kind == "block" else 1,
-        "ROUND": tile.cols > 128 and kind in ("int4", "block"),
+        "ROUND": tile.rounds(kind, experts),
         "GLOBAL": kind == "nvfp4",
         "BIAS": False,
         "EXPERTS": experts,

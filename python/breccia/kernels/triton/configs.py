@@ -92,8 +92,18 @@ class WeightTile:
     consumers: int = 2
     group: int = 8
 
+    @property
+    def rows(self) -> int:
+        """Of the weights."""
+        return 64 if self.split else 64 * self.consumers
 
-def weight_tile(m: int, n: int, k: int, kind: str, experts: int = 0) -> WeightTile:
+    def rounds(self, kind: str, experts: int = 0) -> bool:
+        """Whether float scales go into the weights, which rounds them to bf16: elsewhere they multiply the sum of each
+        slice, which wants as many registers as the sum of all."""
+        return not experts and self.cols > {"block": 128, "int4": 64}.get(kind, self.cols)
+
+
+def weight_tile(m: int, n: int, kind: str, experts: int = 0, sms: int = 132) -> WeightTile:
     four = kind in ("nvfp4", "mxfp4", "int4")
     if m <= 64 and not experts:
         # Every program would order all rows: from 32 on (8 bits: 16) one kernel for all of them is faster.
@@ -101,4 +111,15 @@ def weight_tile(m: int, n: int, k: int, kind: str, experts: int = 0) -> WeightTi
         return WeightTile(max(8, 1 << (m - 1).bit_length()), True, 8 if order else 4, 2, 8, order)
     if experts:
         return WeightTile(128, False, 8, 1, 6 if four else 4)
-    return WeightTile(256, False, 6 if four else 5, 1, 4, "w")
+    # Microseconds a slice and wave; large tiles decode less, small ones leave fewer multiprocessors idle.
+    choices = (
+        (1.34, WeightTile(256, False, 6 if four else 5, 1, 4, "w")),
+        (0.92, WeightTile(128, False, *((4, 2, 6) if four else (8, 1, 4)), "w")),
+        (0.48, WeightTile(128, True, 4, 2, 8 if four else 6)),
+    )
+
+    def time(choice: tuple[float, WeightTile]) -> float:
+        cost, tile = choice
+        return cost * -(-(-(-m // tile.cols) * -(-n // tile.rows)) // sms)
+
+    return min(choices, key=time)[1]

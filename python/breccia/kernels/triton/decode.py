@@ -189,15 +189,27 @@ def e4m3_pair(raw):
 
 
 @gluon.jit
-def power(raw):
-    """bf16x2 with equal halves of E8M0 bytes."""
+def power(raw, ONCE: gl.constexpr):
+    """bf16x2 with equal halves of E8M0 bytes, with ONCE (see `outside`) times 2^112."""
     e = raw.to(gl.int32) & 0xFF
-    bits = gl.where(e == 0, 0x0040, gl.where(e == 255, 0x7FC0, e << 7))
-    return bits | (bits << 16)
+    if ONCE:
+        return e * 0x00800080 + 0x38003800
+    else:
+        bits = gl.where(e == 0, 0x0040, gl.where(e == 255, 0x7FC0, e << 7))
+        return bits | (bits << 16)
 
 
 @gluon.jit
-def natural_scales(raw, U: gl.constexpr, KIND: gl.constexpr, PER: gl.constexpr, WORDS: gl.constexpr):
+def outside(raw):
+    """Of words of four E8M0 scales those bytes' highest bits that are not within 15 ... 142, where one product reaches:
+    their 2^112-fold and its products with codes are bfloat16 numbers."""
+    return (~(raw ^ ((raw & 0x7F7F7F7F) + 0x71717171))) & (0x80808080 - 2**32)
+
+
+@gluon.jit
+def natural_scales(
+    raw, U: gl.constexpr, KIND: gl.constexpr, ONCE: gl.constexpr, PER: gl.constexpr, WORDS: gl.constexpr
+):  # fmt: skip
     """The scales of unit U where K has its own order, as bf16x2 for each word of a row: for its first and for its
     second half, which differ in nvfp4. WORDS: the layout of the words."""
     L: gl.constexpr = gl.SliceLayout(1, WORDS)
@@ -208,7 +220,7 @@ def natural_scales(raw, U: gl.constexpr, KIND: gl.constexpr, PER: gl.constexpr, 
         a1, b1 = e4m3_pair(word >> 16)
         first, second = gl.join(a0, a1), gl.join(b0, b1)
     else:
-        p0, p1 = power(raw >> (16 * U)), power(raw >> (16 * U + 8))
+        p0, p1 = power(raw >> (16 * U), ONCE), power(raw >> (16 * U + 8), ONCE)
         first = gl.join(p0, p1)
         if PER == 4:
             first = gl.reshape(gl.join(first, first), [64, 4])
@@ -219,16 +231,16 @@ def natural_scales(raw, U: gl.constexpr, KIND: gl.constexpr, PER: gl.constexpr, 
 
 
 @gluon.jit
-def unit_scale(raw, U: gl.constexpr, KIND: gl.constexpr):
+def unit_scale(raw, U: gl.constexpr, KIND: gl.constexpr, ONCE: gl.constexpr):
     """The scale of each thread's words in unit U, [64, 4]."""
     if KIND == "nvfp4":
         low, high = e4m3_pair(raw)
         return high if U else low
     elif KIND == "mxfp4":
-        return power(raw)
+        return power(raw, ONCE)
     elif KIND == "mxfp8":
         low, high = gl.split(raw)
-        return power(high if U else low)
+        return power(high if U else low, False)
     else:
         return raw
 
@@ -252,11 +264,11 @@ def spread(scale, words):
 @gluon.jit
 def decode_unit(
     words, U: gl.constexpr, scale, KIND: gl.constexpr, FMT: gl.constexpr, ROUND: gl.constexpr, NATURAL: gl.constexpr,
-    mma: gl.constexpr,
+    ONCE: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     """[64, 16 or 32] words to the register operand [64, 64] of one unit, rows in the tensor cores' order. With ROUND
     the scales of int4 and block are multiplied in, else left out. NATURAL: the words were turned, K has its own
-    order."""
+    order. ONCE: E2M1 takes its scales in one product and comes 2^-14 times as large; for E8M0 see `outside`."""
     PER: gl.constexpr = words.type.shape[1] // 8  # words of a thread and unit
     if PER == 2:
         pair = gl.permute(gl.reshape(words, [64, 4, 2, 2]), (0, 1, 3, 2))  # row, t, q, u
@@ -267,9 +279,9 @@ def decode_unit(
     if KIND == "nvfp4" or KIND == "mxfp4" or KIND == "mxfp8":
         if NATURAL:
             WORDS: gl.constexpr = w.type.layout
-            first, second = natural_scales(scale, U, KIND, PER, WORDS)
+            first, second = natural_scales(scale, U, KIND, ONCE and KIND == "mxfp4", PER, WORDS)
         else:
-            first = spread(unit_scale(scale, U, KIND), w)
+            first = spread(unit_scale(scale, U, KIND, ONCE), w)
             second = first
     if PER == 2:
         if KIND == "int4" and ROUND:
@@ -283,7 +295,7 @@ def decode_unit(
                 INT4_ASM, "=r,=r,=r,=r,r", [w], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
             )
         else:
-            E2M1: gl.constexpr = E2M1_ONCE_ASM if KIND == "nvfp4" else E2M1_ASM
+            E2M1: gl.constexpr = E2M1_ONCE_ASM if ONCE else E2M1_ASM
             p0, p1, p2, p3 = gl.inline_asm_elementwise(
                 E2M1, "=r,=r,=r,=r,r,r,r", [w, first, second],
                 dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,

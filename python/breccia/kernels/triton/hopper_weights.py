@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Device code: `else` after a return is a compile-time branch.
-# ruff: noqa: RET505
+# Device code: `else` after a return and an `if` of a constant around another are compile-time branches.
+# ruff: noqa: RET505, SIM102
 """bf16 activations by quantized weights on Hopper, in Gluon: TMA brings packed weights and activations to shared
 memory, weights decode on the way to the registers and feed the tensor cores as their register operand.
 
@@ -18,9 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .decode import decode_unit, load_scales, words_layout
+from .decode import decode_unit, load_scales, outside, words_layout
 from .hopper_fp8 import fma, tile_position
-from .order_in_place import order_slices
+from .order_in_place import order_words, order_x
 
 UNIT = gl.constexpr(64)
 
@@ -76,6 +76,7 @@ class Product:
     FOLD: gl.constexpr
     NATURAL: gl.constexpr
     STEP: gl.constexpr
+    ONCE: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
@@ -100,6 +101,13 @@ class Product:
         self.FOLD = gl.constexpr(ROUND or KIND not in ("int4", "block"))  # scales are part of the operand, or last
         self.NATURAL = gl.constexpr(ORDER == "w")
         self.STEP = gl.constexpr(CONSUMERS if SPLIT else 1)
+        # First with one product by the scales, again with two where it does not reach.
+        self.ONCE = gl.constexpr(KIND == "mxfp4" and ORDER != "")
+
+    @gluon.jit
+    def padded(self):
+        """Slices of K in whole rounds of four a consumer. Past the end both operands are zeros."""
+        return (self.slices + 4 * self.STEP - 1) // (4 * self.STEP) * (4 * self.STEP)
 
     @gluon.jit
     def position(self, tile):
@@ -107,8 +115,7 @@ class Product:
         ROWS: gl.constexpr = self.w_desc.block_type.shape[0]
         BN: gl.constexpr = self.x_desc.block_type.shape[0]
         m, n = tile_position(tile, self.row_tiles, self.col_tiles, self.GROUP)
-        # Whole rounds of four slices a consumer. Past the end both operands are zeros.
-        rounds = (self.slices + 4 * self.STEP - 1) // (4 * self.STEP) * (4 * self.STEP)
+        rounds = self.padded()
         if self.EXPERTS > 0:
             expert = gl.load(self.table_ptr + n * 3)
             first = gl.load(self.table_ptr + n * 3 + 1)
@@ -122,13 +129,60 @@ class Product:
 
 
 @gluon.jit
-def weights_producer(p):
+def any_outside(found):
+    """Whether any of a program's twelve warps found a scale that one product does not reach. They meet here, at a
+    barrier of the hardware that Triton leaves alone."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred found;
+        setp.ne.s32 found, $1, 0; barrier.cta.red.or.pred found, 15, 384, found; selp.b32 $0, 1, 0, found;
+        }""",
+        "=r,r", [found], dtype=gl.int32, is_pure=False, pack=1,
+    ) != 0  # fmt: skip
+
+
+@gluon.jit
+def scales_outside(p, row, start, L: gl.constexpr):
+    """`outside` of eight rows, from the start-th word on."""
+    r = row + gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(1, L)), 1)
+    k = start + gl.expand_dims(gl.arange(0, 32, layout=gl.SliceLayout(0, L)), 0)
+    words = p.s_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
+    stride = p.s_row if p.NATURAL else p.s_row // 4
+    return outside(gl.load(words + r.to(gl.int64) * stride + k, mask=(r < p.N) & (k < p.slices), other=0x7F7F7F7F))
+
+
+@gluon.jit
+def look_at_scales(p, WHICH: gl.constexpr):
+    """Whether any scale of every other eight rows of the program's tiles is outside."""
+    ROWS: gl.constexpr = p.w_desc.block_type.shape[0]
+    L: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [1, 1], [1, 0])
+    found = gl.zeros([8, 32], gl.int32, L)
+    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
+        row, _, _, _, _ = p.position(tile)
+        for start in range(0, p.slices, 32):
+            if ROWS == 64:
+                for part in gl.static_range(WHICH * 8, ROWS, 16):
+                    found |= scales_outside(p, row + part, start, L)
+            else:  # registers for all loads at once are not there, but time is
+                for part in range(WHICH * 8, ROWS, 16):
+                    found |= scales_outside(p, row + part, start, L)
+    return gl.max(gl.max(gl.where(found != 0, 1, 0), axis=1), axis=0)
+
+
+@gluon.jit
+def once_more(p, LOOK: gl.constexpr = -1):
+    """Whether everything is to be done with two products by the scales. The warps that bring operands have looked, with
+    nothing else to do while the last of them are multiplied."""
+    if LOOK >= 0:
+        return any_outside(look_at_scales(p, LOOK))
+    else:
+        return any_outside(gl.to_tensor(0))
+
+
+@gluon.jit
+def bring_weights(p, stage, phase):
     ROWS: gl.constexpr = p.w_desc.block_type.shape[0]
     WORDS: gl.constexpr = p.w_desc.block_type.shape[1]
-    if p.ORDER != "" or p.EXPERTS > 0:
-        gdc_wait()  # for the weights or the table; else the kernel that orders the activations has waited for weights
-    stage = 0
-    phase = 1
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
         row, expert, _, _, rounds = p.position(tile)
         for k in range(rounds):
@@ -140,14 +194,22 @@ def weights_producer(p):
             if stage == p.W_STAGES:
                 stage = 0
                 phase ^= 1
+    return stage, phase
 
 
 @gluon.jit
-def activations_producer(p):
+def weights_producer(p):
+    if p.ORDER != "" or p.EXPERTS > 0:
+        gdc_wait()  # for the weights or the table; else the kernel that orders the activations has waited for weights
+    stage, phase = bring_weights(p, gl.to_tensor(0), gl.to_tensor(1))
+    if p.ONCE:
+        if once_more(p, 0):
+            bring_weights(p, stage, phase)
+
+
+@gluon.jit
+def bring_activations(p, stage, phase):
     BN: gl.constexpr = p.x_desc.block_type.shape[0]
-    gdc_wait()
-    stage = 0
-    phase = 1
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
         _, _, col, _, rounds = p.position(tile)
         for k in range(rounds * (2 // p.X_UNITS)):
@@ -161,6 +223,31 @@ def activations_producer(p):
             if stage == p.X_STAGES:
                 stage = 0
                 phase ^= 1
+    return stage, phase
+
+
+@gluon.jit
+def activations_producer(p):
+    gdc_wait()
+    stage, phase = bring_activations(p, gl.to_tensor(0), gl.to_tensor(1))
+    if p.ONCE:
+        if once_more(p, 1):
+            bring_activations(p, stage, phase)
+
+
+@gluon.jit
+def order_slices(p, WHICH: gl.constexpr):
+    if p.ORDER == "w":
+        stage, phase = order_words(p, WHICH, gl.to_tensor(WHICH), gl.to_tensor(0))
+        if p.ONCE:
+            if once_more(p):
+                order_words(p, WHICH, stage, phase)
+    else:
+        count = p.padded()
+        order_x(p, WHICH, 0, count)
+        if p.ONCE:
+            if once_more(p):
+                order_x(p, WHICH, count, 2 * count)
 
 
 @gluon.jit
@@ -181,8 +268,8 @@ def scales(p, rows, base, k, mma: gl.constexpr):
 
 
 @gluon.jit
-def decode(p, words, U: gl.constexpr, scale, mma: gl.constexpr):
-    return decode_unit(words, U, scale, p.KIND, p.FMT, p.ROUND, p.NATURAL, mma)
+def decode(p, words, U: gl.constexpr, scale, ONCE: gl.constexpr, mma: gl.constexpr):
+    return decode_unit(words, U, scale, p.KIND, p.FMT, p.ROUND, p.NATURAL, ONCE, mma)
 
 
 @gluon.jit
@@ -193,7 +280,9 @@ def wait_for_x(p, at, more):
 
 
 @gluon.jit
-def step_wide(p, WHICH: gl.constexpr, acc, a0, words, now, after, k, base, rows, s_at, last):
+def step_wide(
+    p, WHICH: gl.constexpr, acc, a0, words, now, after, k, base, rows, s_at, last, ONCE: gl.constexpr
+):  # fmt: skip
     """Slice k, of which the first unit `a0` is decoded and its activations are here: each unit multiplies while the
     next one decodes. Returns the sum, the next slice's first unit and words, and in the place of `now` the scales of
     the slice four on."""
@@ -206,14 +295,14 @@ def step_wide(p, WHICH: gl.constexpr, acc, a0, words, now, after, k, base, rows,
     second = (2 * it + 1) % p.X_STAGES
     start = acc if p.FOLD else gl.zeros([64, BN], gl.float32, mma)
     raw = warpgroup_mma(a0, p.x_bufs.index(first).permute((1, 0)), start, use_acc=p.FOLD, is_async=True)
-    a1 = decode(p, words, 1, now, mma)
+    a1 = decode(p, words, 1, now, ONCE, mma)
     wait_for_x(p, 2 * it + 1, True)
     raw, a0 = warpgroup_mma_wait(0, deps=[raw, a0])
     raw = warpgroup_mma(a1, p.x_bufs.index(second).permute((1, 0)), raw, is_async=True)
     mbarrier.arrive(p.x_free.index(first))
     mbarrier.arrive(p.w_free.index(it % p.W_STAGES))
     words = take_words(p, WHICH, it + p.STEP, more)
-    a0 = decode(p, words, 0, after, mma)
+    a0 = decode(p, words, 0, after, ONCE, mma)
     wait_for_x(p, 2 * (it + p.STEP), more)
     raw, a1 = warpgroup_mma_wait(0, deps=[raw, a1])
     mbarrier.arrive(p.x_free.index(second))
@@ -223,7 +312,9 @@ def step_wide(p, WHICH: gl.constexpr, acc, a0, words, now, after, k, base, rows,
 
 
 @gluon.jit
-def step_narrow(p, WHICH: gl.constexpr, acc, a0, a1, now, after, k, base, rows, s_at, last):
+def step_narrow(
+    p, WHICH: gl.constexpr, acc, a0, a1, now, after, k, base, rows, s_at, last, ONCE: gl.constexpr
+):  # fmt: skip
     """The same where registers are plenty: slice k multiplies while the next one decodes."""
     BN: gl.constexpr = acc.type.shape[1]
     mma: gl.constexpr = acc.type.layout
@@ -236,8 +327,8 @@ def step_narrow(p, WHICH: gl.constexpr, acc, a0, a1, now, after, k, base, rows, 
     raw = warpgroup_mma(a1, p.x_bufs.index(2 * stage + 1).permute((1, 0)), raw, is_async=True)
     mbarrier.arrive(p.w_free.index(it % p.W_STAGES))
     words = take_words(p, WHICH, it + p.STEP, more)
-    b0 = decode(p, words, 0, after, mma)
-    b1 = decode(p, words, 1, after, mma)
+    b0 = decode(p, words, 0, after, ONCE, mma)
+    b1 = decode(p, words, 1, after, ONCE, mma)
     wait_for_x(p, it + p.STEP, more)
     raw, a0, a1 = warpgroup_mma_wait(0, deps=[raw, a0, a1])
     mbarrier.arrive(p.x_free.index(stage))
@@ -259,13 +350,13 @@ def pairs_layout(cols):
 
 
 @gluon.jit
-def load_ending(p, rows, expert, L: gl.constexpr):
+def load_ending(p, rows, expert, ONCE: gl.constexpr, L: gl.constexpr):
     """What the sums of 64 rows are multiplied by and what is added; asked for early, for it comes from far."""
     r = rows + gl.arange(0, 64, layout=gl.SliceLayout(1, L))
     if p.KIND == "whole":
         factor = gl.load(p.s_ptr + expert * p.s_expert + r * p.s_row, mask=r < p.N, other=0).to(gl.float32)
     else:
-        factor = gl.full([64], 16384.0 if p.KIND == "nvfp4" else 1.0, gl.float32, gl.SliceLayout(1, L))
+        factor = gl.full([64], 16384.0 if ONCE else 1.0, gl.float32, gl.SliceLayout(1, L))
     if p.GLOBAL:
         factor *= gl.load(p.g_ptr + expert)
     if p.BIAS:
@@ -291,20 +382,19 @@ def store(p, acc, factor, bias, rows, col, end):
 
 
 @gluon.jit
-def consumer(p, WHICH: gl.constexpr):
+def multiply(p, WHICH: gl.constexpr, base, again: gl.constexpr, ONCE: gl.constexpr):
+    """All tiles of a program, for the first or once more, from the base-th slice of its buffers on. Returns the base of
+    what follows."""
     BN: gl.constexpr = p.x_bufs.shape[1]
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
     step: gl.constexpr = step_wide if p.X_UNITS == 1 else step_narrow
     FIRST: gl.constexpr = WHICH if p.SPLIT else 0
     S: gl.constexpr = p.STEP
-    if p.ORDER != "" or p.EXPERTS > 0:
-        gdc_wait()  # for the scales or the table
-    base = 0
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
         row, expert, col, end, rounds = p.position(tile)
         rows = row + (0 if p.SPLIT else WHICH * 64)
         acc = gl.zeros([64, BN], gl.float32, mma)
-        factor, bias = load_ending(p, rows, expert, pairs_layout(BN))
+        factor, bias = load_ending(p, rows, expert, ONCE, pairs_layout(BN))
         if rounds > 0:
             at = expert.to(gl.int64) * p.s_expert
             s0 = scales(p, rows, at, FIRST, mma)
@@ -312,17 +402,17 @@ def consumer(p, WHICH: gl.constexpr):
             s2 = scales(p, rows, at, FIRST + 2 * S, mma)
             s3 = scales(p, rows, at, FIRST + 3 * S, mma)
             words = take_words(p, WHICH, base + FIRST, True)
-            a = decode(p, words, 0, s0, mma)
-            ahead = words if p.X_UNITS == 1 else decode(p, words, 1, s0, mma)
+            a = decode(p, words, 0, s0, ONCE, mma)
+            ahead = words if p.X_UNITS == 1 else decode(p, words, 1, s0, ONCE, mma)
             wait_for_x(p, (base + FIRST) * (2 // p.X_UNITS), True)
             # Every set of scales has its own place in the body: moving one that is still being loaded waits for it. The
             # loop counts from zero, so that where eight buffers go around their numbers are constants.
             for start in range(0, rounds, 4 * S):
                 k = start + FIRST
-                acc, a, ahead, s0 = step(p, WHICH, acc, a, ahead, s0, s1, k, base, rows, at, rounds)
-                acc, a, ahead, s1 = step(p, WHICH, acc, a, ahead, s1, s2, k + S, base, rows, at, rounds)
-                acc, a, ahead, s2 = step(p, WHICH, acc, a, ahead, s2, s3, k + 2 * S, base, rows, at, rounds)
-                acc, a, ahead, s3 = step(p, WHICH, acc, a, ahead, s3, s0, k + 3 * S, base, rows, at, rounds)
+                acc, a, ahead, s0 = step(p, WHICH, acc, a, ahead, s0, s1, k, base, rows, at, rounds, ONCE)
+                acc, a, ahead, s1 = step(p, WHICH, acc, a, ahead, s1, s2, k + S, base, rows, at, rounds, ONCE)
+                acc, a, ahead, s2 = step(p, WHICH, acc, a, ahead, s2, s3, k + 2 * S, base, rows, at, rounds, ONCE)
+                acc, a, ahead, s3 = step(p, WHICH, acc, a, ahead, s3, s0, k + 3 * S, base, rows, at, rounds, ONCE)
             if not p.SPLIT:
                 base += rounds
         if p.SPLIT and p.CONSUMERS > 1:
@@ -331,10 +421,21 @@ def consumer(p, WHICH: gl.constexpr):
                 mbarrier.arrive(p.done.index(WHICH - 1))
             else:
                 for other in gl.static_range(p.CONSUMERS - 1):
-                    mbarrier.wait(p.done.index(other), 0)  # one tile a program: one phase
+                    mbarrier.wait(p.done.index(other), again)  # one tile: one phase
                     acc += p.red_bufs.index(other).load(mma)
         if not p.SPLIT or WHICH == 0:
             store(p, acc, factor, bias, rows, col, end)
+    return p.padded() if p.SPLIT else base
+
+
+@gluon.jit
+def consumer(p, WHICH: gl.constexpr):
+    if p.ORDER != "" or p.EXPERTS > 0:
+        gdc_wait()  # for the scales or the table
+    base = multiply(p, WHICH, gl.to_tensor(0), 0, p.ONCE or p.KIND == "nvfp4")
+    if p.ONCE:
+        if once_more(p):
+            multiply(p, WHICH, base, 1, False)
 
 
 @gluon.jit
@@ -375,8 +476,8 @@ def weights_kernel(
         EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
     )  # fmt: skip
     if ORDER != "":
-        OWN: gl.constexpr = 224 if ORDER == "w" else 208  # registers of a consumer's thread
-        REST: gl.constexpr = 56 if ORDER == "w" else 80
+        OWN: gl.constexpr = 224 if BN > 128 else 208  # registers of a consumer's thread
+        REST: gl.constexpr = 56 if BN > 128 else 80
         gl.warp_specialize(
             [
                 (consumer, (p, 0)), (consumer, (p, 1)), (weights_producer, (p,)), (activations_producer, (p,)),

@@ -24,7 +24,7 @@ def turn_layout(rows, bits):
 
 
 @gluon.jit
-def order_x(p, WHICH: gl.constexpr):
+def order_x(p, WHICH: gl.constexpr, first, end):
     """Brings every other slice of the activations into the order of `order_kernel`, in place: no round trip through
     global memory, no kernel to wait for."""
     BN: gl.constexpr = p.x_bufs.shape[1]
@@ -32,8 +32,7 @@ def order_x(p, WHICH: gl.constexpr):
     BITS: gl.constexpr = 4 if p.w_desc.block_type.shape[1] == 16 else 8
     L: gl.constexpr = turn_layout(ROWS, BITS)
     slices = p.x_bufs._reinterpret(gl.bfloat16, [p.X_STAGES, BN, 128], p.x_desc.layout)
-    _, _, _, _, rounds = p.position(gl.program_id(0))
-    for k in range(WHICH, rounds, 2):
+    for k in range(first + WHICH, end, 2):
         stage = k % p.X_STAGES
         mbarrier.wait(p.x_here.index(stage), (k // p.X_STAGES) & 1)
         for r in gl.static_range(0, BN, ROWS):
@@ -61,15 +60,13 @@ def turn_words_layout(words):
 
 
 @gluon.jit
-def order_words(p, WHICH: gl.constexpr):
+def order_words(p, WHICH: gl.constexpr, stage, phase):
     """Brings every other slice of the weights into the order in which they decode to the activations' own."""
     ROWS: gl.constexpr = p.w_bufs.shape[1]
     WORDS: gl.constexpr = p.w_bufs.shape[2]
     L: gl.constexpr = turn_words_layout(WORDS)
     BLOCKS: gl.constexpr = WORDS // 4
     TURN: gl.constexpr = TURN_NIBBLES_ASM if WORDS == 16 else TURN_PAIRS_ASM
-    stage = WHICH
-    phase = 0
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
         _, _, _, _, rounds = p.position(tile)
         for _ in range(0, rounds, 2):
@@ -92,11 +89,4 @@ def order_words(p, WHICH: gl.constexpr):
             if stage >= p.W_STAGES:
                 stage = WHICH
                 phase ^= 1
-
-
-@gluon.jit
-def order_slices(p, WHICH: gl.constexpr):
-    if p.ORDER == "w":
-        order_words(p, WHICH)
-    else:
-        order_x(p, WHICH)
+    return stage, phase

@@ -193,12 +193,8 @@ def decode(words, raw_scale, KIND: gl.constexpr, ONCE: gl.constexpr, WARPS: gl.c
     else:
         if KIND == "nvfp4":
             low, high = e4m3_pair(raw_scale)
-        elif ONCE:
-            bits = (raw_scale.to(gl.int32) + 112) << 7
-            low = bits | (bits << 16)
-            high = low
         else:
-            low = power(raw_scale)
+            low = power(raw_scale, ONCE)
             high = low
         four = gl.join(gl.join(low, low), gl.join(high, high))
         scale = gl.convert_layout(gl.reshape(gl.permute(four, (0, 1, 2, 4, 3)), [WARPS, 16, 16]), L)

@@ -64,17 +64,17 @@ def weights_matmul(
         return out
     sms = sm_count(x.device.index)
     experts = 0 if offsets is None else w.shape[0]
-    tile = weight_tile(m, n, k, kind, experts) if tile is None else tile
+    tile = weight_tile(m, n, kind, experts, sms) if tile is None else tile
     words = 16 if kind in ("nvfp4", "mxfp4", "int4") else 32
-    rows = 64 if tile.split else 64 * tile.consumers
-    row_tiles, col_tiles = triton.cdiv(n, rows), triton.cdiv(m, tile.cols) + experts
+    row_tiles, col_tiles = triton.cdiv(n, tile.rows), triton.cdiv(m, tile.cols) + experts
     x = x if x.stride(1) == 1 else x.contiguous()
     table = torch.empty((col_tiles, 3), dtype=torch.int32, device=x.device) if experts else out
     if tile.order:
         aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0  # for TMA
         x = x if aligned else x.clone(memory_format=torch.contiguous_format)
     else:
-        ordered = torch.empty((m, k), dtype=torch.bfloat16, device=x.device)
+        # Whole tiles: TMA is slower where it fills up rows. What lies in the others goes to columns no one stores.
+        ordered = torch.empty((m if experts else col_tiles * tile.cols, k), dtype=torch.bfloat16, device=x.device)
         per_program = min(4096, triton.next_power_of_2(k))
         launch(
             order_kernel,
@@ -103,8 +103,8 @@ def weights_matmul(
         weights_kernel,
         (row_tiles * col_tiles if tile.split else min(row_tiles * col_tiles, sms),),
         x,
-        TensorDescriptor(x, [m, k], [x.stride(0), 1], [tile.cols, 64], X_LAYOUT),
-        TensorDescriptor(packed, list(packed.shape), [packed.stride(0), 1], [rows, words], W_LAYOUT[words]),
+        TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [tile.cols, 64], X_LAYOUT),
+        TensorDescriptor(packed, list(packed.shape), [packed.stride(0), 1], [tile.rows, words], W_LAYOUT[words]),
         scale,
         scale if global_scale is None else global_scale,
         scale if bias is None else bias,
@@ -121,7 +121,7 @@ def weights_matmul(
         KIND=kind,
         FMT=element,
         SN=max(1, block[0]),
-        ROUND=tile.cols > 128 and kind in ("int4", "block"),
+        ROUND=tile.rounds(kind, experts),
         GLOBAL=global_scale is not None,
         BIAS=bias is not None,
         EXPERTS=experts,
