@@ -118,7 +118,8 @@ def gpu_info(device: int = 0) -> GpuInfo:
             "dequantize": "Triton",
             "requantize": "Triton",
             "fp8 matmul": "Gluon (TMA, wgmma), torch._scaled_mm where measured faster" if hopper else "Triton",
-            "weight-only matmul": ("Gluon (wgmma)" if hopper else "Triton") + " up to 64 rows, then decode and cuBLAS",
-            "grouped_matmul": "Triton",
+            "weight-only matmul": ("Gluon up to 1024 bf16 rows" if hopper else "Triton up to 2 rows")
+            + ", then decode and cuBLAS",
+            "grouped_matmul": "Gluon for bf16 activations, else Triton" if hopper else "Triton",
         },
     )
