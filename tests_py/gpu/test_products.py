@@ -141,6 +141,26 @@ def test_weights_decode_in_the_product(recipe: Any, shape: tuple[int, int, int])
         close(w4_gemv.w4_gemv(x, op.codes, op.scale, kind, torch.float32, op.global_scale, bias), ref, 2e-5)
 
 
+@pytest.mark.parametrize("recipe", WEIGHTS, ids=repr)
+@pytest.mark.parametrize("which", range(3))
+def test_every_wide_tile(recipe: Any, which: int) -> None:
+    """Whatever rows it is meant for, with more tiles than programs; MXFP4 also by scales that want two products."""
+    m, n, k = 600, 6000, 640
+    w, x = ops.cast(randn((n, k), 1), recipe), randn((m, k)).bfloat16()
+    op = recipes.operand(w)
+    block = op.block if op.scale.numel() > 1 else (0, 0)
+    kind = weights_matmul.kind_of(op.element, op.sfmt, block)
+    assert kind is not None
+    tile = configs.wide_weight_tiles(kind)[which][1]
+    for code in (None, 14, 143)[: 3 if kind == "mxfp4" else 1]:
+        if code is not None:
+            op.scale.view(torch.uint8)[-1, -1] = code
+        y = weights_matmul.weights_matmul(
+            x, op.codes, op.scale, kind, op.element, block, torch.float32, op.global_scale, tile=tile
+        )
+        close(y, exact(x, w.T), 3e-3 if tile.rounds(kind) else 2e-5)
+
+
 def by_packed(x: torch.Tensor, op: recipes.Operand, scale: torch.Tensor) -> torch.Tensor:
     """x by packed weights that have these scales: in the kernel of few rows, or the fused one."""
     kind = weights_matmul.kind_of(op.element, op.sfmt, op.block)

@@ -103,7 +103,19 @@ class WeightTile:
         return not experts and self.cols > {"block": 128, "int4": 64}.get(kind, self.cols)
 
 
+def wide_weight_tiles(kind: str) -> tuple[tuple[float, WeightTile], ...]:
+    """For more than 64 rows, with the microseconds a slice of K takes: large tiles decode less, of small ones there are
+    more for the multiprocessors."""
+    four = kind in ("nvfp4", "mxfp4", "int4")
+    return (
+        (1.34, WeightTile(256, False, 6 if four else 5, 1, 4, "w")),
+        (0.92, WeightTile(128, False, *((4, 2, 6) if four else (8, 1, 4)), "w")),
+        (0.48, WeightTile(128, True, 4, 2, 8 if four else 6)),
+    )
+
+
 def weight_tile(m: int, n: int, kind: str, experts: int = 0, sms: int = 132) -> WeightTile:
+    """The configuration for m rows by weights of n rows; of the wide ones that whose waves take the least time."""
     four = kind in ("nvfp4", "mxfp4", "int4")
     if m <= 64 and not experts:
         # Every program would order all rows: from 32 on (8 bits: 16) one kernel for all of them is faster.
@@ -111,15 +123,9 @@ def weight_tile(m: int, n: int, kind: str, experts: int = 0, sms: int = 132) -> 
         return WeightTile(max(8, 1 << (m - 1).bit_length()), True, 8 if order else 4, 2, 8, order)
     if experts:
         return WeightTile(128, False, 8, 1, 6 if four else 4)
-    # Microseconds a slice and wave; large tiles decode less, small ones leave fewer multiprocessors idle.
-    choices = (
-        (1.34, WeightTile(256, False, 6 if four else 5, 1, 4, "w")),
-        (0.92, WeightTile(128, False, *((4, 2, 6) if four else (8, 1, 4)), "w")),
-        (0.48, WeightTile(128, True, 4, 2, 8 if four else 6)),
-    )
 
     def time(choice: tuple[float, WeightTile]) -> float:
         cost, tile = choice
         return cost * -(-(-(-m // tile.cols) * -(-n // tile.rows)) // sms)
 
-    return min(choices, key=time)[1]
+    return min(wide_weight_tiles(kind), key=time)[1]
