@@ -106,7 +106,7 @@ SCALES = {"nvfp4": "*i16", "mxfp4": "*u8", "int4": "*fp16", "mxfp8": "*u8", "blo
 @pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize(("m", "experts"), [(8, 0), (16, 0), (32, 0), (64, 0), (128, 0), (256, 0), (512, 0), (512, 16)])
 def test_weights(kind: str, m: int, experts: int, tmp_path: Path) -> None:
-    words = 16 if kind in ("nvfp4", "mxfp4", "int4") else 32
+    words = 16 if kind in configs.FOUR_BITS else 32
     if m == 8 and words == 16:
         pytest.skip("w4_gemv takes these")
     tile = configs.weight_tile(m, 7168, kind, experts)

@@ -103,10 +103,13 @@ class WeightTile:
         return not experts and self.cols > {"block": 128, "int4": 64}.get(kind, self.cols)
 
 
+FOUR_BITS = ("nvfp4", "mxfp4", "int4")
+
+
 def wide_weight_tiles(kind: str) -> tuple[tuple[float, WeightTile], ...]:
     """For more than 64 rows, with the microseconds a slice of K takes: large tiles decode less, of small ones there are
     more for the multiprocessors."""
-    four = kind in ("nvfp4", "mxfp4", "int4")
+    four = kind in FOUR_BITS
     return (
         (1.34, WeightTile(256, False, 6 if four else 5, 1, 4, "w")),
         (0.92, WeightTile(128, False, *((4, 2, 6) if four else (8, 1, 4)), "w")),
@@ -116,7 +119,7 @@ def wide_weight_tiles(kind: str) -> tuple[tuple[float, WeightTile], ...]:
 
 def weight_tile(m: int, n: int, kind: str, experts: int = 0, sms: int = 132) -> WeightTile:
     """The configuration for m rows by weights of n rows; of the wide ones that whose waves take the least time."""
-    four = kind in ("nvfp4", "mxfp4", "int4")
+    four = kind in FOUR_BITS
     if m <= 64 and not experts:
         # Every program would order all rows: from 32 on (8 bits: 16) one kernel for all of them is faster.
         order = "x" if m <= (32 if four else 16) else ""
@@ -126,6 +129,7 @@ def weight_tile(m: int, n: int, kind: str, experts: int = 0, sms: int = 132) -> 
 
     def time(choice: tuple[float, WeightTile]) -> float:
         cost, tile = choice
-        return cost * -(-(-(-m // tile.cols) * -(-n // tile.rows)) // sms)
+        tiles = -(-m // tile.cols) * -(-n // tile.rows)
+        return cost * -(-tiles // sms)
 
     return min(wide_weight_tiles(kind), key=time)[1]

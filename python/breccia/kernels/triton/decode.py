@@ -190,20 +190,13 @@ def e4m3_pair(raw):
 
 @gluon.jit
 def power(raw, ONCE: gl.constexpr):
-    """bf16x2 with equal halves of E8M0 bytes, with ONCE (see `outside`) times 2^112."""
+    """bf16x2 with equal halves of E8M0 bytes, with ONCE (see `scale_range`) times 2^112."""
     e = raw.to(gl.int32) & 0xFF
     if ONCE:
         return e * 0x00800080 + 0x38003800
     else:
         bits = gl.where(e == 0, 0x0040, gl.where(e == 255, 0x7FC0, e << 7))
         return bits | (bits << 16)
-
-
-@gluon.jit
-def outside(raw):
-    """Of words of four E8M0 scales those bytes' highest bits that are not within 15 ... 142, where one product reaches:
-    their 2^112-fold and its products with codes are bfloat16 numbers."""
-    return (~(raw ^ ((raw & 0x7F7F7F7F) + 0x71717171))) & (0x80808080 - 2**32)
 
 
 @gluon.jit
@@ -268,7 +261,7 @@ def decode_unit(
 ):  # fmt: skip
     """[64, 16 or 32] words to the register operand [64, 64] of one unit, rows in the tensor cores' order. With ROUND
     the scales of int4 and block are multiplied in, else left out. NATURAL: the words were turned, K has its own
-    order. ONCE: E2M1 takes its scales in one product and comes 2^-14 times as large; for E8M0 see `outside`."""
+    order. ONCE: E2M1 takes its scales in one product and comes 2^-14 times as large; for E8M0 see `scale_range`."""
     PER: gl.constexpr = words.type.shape[1] // 8  # words of a thread and unit
     if PER == 2:
         pair = gl.permute(gl.reshape(words, [64, 4, 2, 2]), (0, 1, 3, 2))  # row, t, q, u
@@ -279,7 +272,7 @@ def decode_unit(
     if KIND == "nvfp4" or KIND == "mxfp4" or KIND == "mxfp8":
         if NATURAL:
             WORDS: gl.constexpr = w.type.layout
-            first, second = natural_scales(scale, U, KIND, ONCE and KIND == "mxfp4", PER, WORDS)
+            first, second = natural_scales(scale, U, KIND, ONCE, PER, WORDS)
         else:
             first = spread(unit_scale(scale, U, KIND, ONCE), w)
             second = first

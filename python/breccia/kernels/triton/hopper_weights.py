@@ -18,9 +18,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .decode import decode_unit, load_scales, outside, words_layout
+from .decode import decode_unit, load_scales, words_layout
 from .hopper_fp8 import fma, tile_position
-from .order_in_place import order_words, order_x
+from .order_in_place import order_slices
+from .scale_range import any_outside, look_at_scales
 
 UNIT = gl.constexpr(64)
 
@@ -129,57 +130,6 @@ class Product:
 
 
 @gluon.jit
-def any_outside(found):
-    """Whether any of a program's twelve warps found a scale that one product does not reach. They meet here, at a
-    barrier of the hardware that Triton leaves alone."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .pred found;
-        setp.ne.s32 found, $1, 0; barrier.cta.red.or.pred found, 15, 384, found; selp.b32 $0, 1, 0, found;
-        }""",
-        "=r,r", [found], dtype=gl.int32, is_pure=False, pack=1,
-    ) != 0  # fmt: skip
-
-
-@gluon.jit
-def scales_outside(p, row, start, L: gl.constexpr):
-    """`outside` of eight rows, from the start-th word on."""
-    r = row + gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(1, L)), 1)
-    k = start + gl.expand_dims(gl.arange(0, 32, layout=gl.SliceLayout(0, L)), 0)
-    words = p.s_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
-    stride = p.s_row if p.NATURAL else p.s_row // 4
-    return outside(gl.load(words + r.to(gl.int64) * stride + k, mask=(r < p.N) & (k < p.slices), other=0x7F7F7F7F))
-
-
-@gluon.jit
-def look_at_scales(p, WHICH: gl.constexpr):
-    """Whether any scale of every other eight rows of the program's tiles is outside."""
-    ROWS: gl.constexpr = p.w_desc.block_type.shape[0]
-    L: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [1, 1], [1, 0])
-    found = gl.zeros([8, 32], gl.int32, L)
-    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
-        row, _, _, _, _ = p.position(tile)
-        for start in range(0, p.slices, 32):
-            if ROWS == 64:
-                for part in gl.static_range(WHICH * 8, ROWS, 16):
-                    found |= scales_outside(p, row + part, start, L)
-            else:  # registers for all loads at once are not there, but time is
-                for part in range(WHICH * 8, ROWS, 16):
-                    found |= scales_outside(p, row + part, start, L)
-    return gl.max(gl.max(gl.where(found != 0, 1, 0), axis=1), axis=0)
-
-
-@gluon.jit
-def once_more(p, LOOK: gl.constexpr = -1):
-    """Whether everything is to be done with two products by the scales. The warps that bring operands have looked, with
-    nothing else to do while the last of them are multiplied."""
-    if LOOK >= 0:
-        return any_outside(look_at_scales(p, LOOK))
-    else:
-        return any_outside(gl.to_tensor(0))
-
-
-@gluon.jit
 def bring_weights(p, stage, phase):
     ROWS: gl.constexpr = p.w_desc.block_type.shape[0]
     WORDS: gl.constexpr = p.w_desc.block_type.shape[1]
@@ -203,7 +153,7 @@ def weights_producer(p):
         gdc_wait()  # for the weights or the table; else the kernel that orders the activations has waited for weights
     stage, phase = bring_weights(p, gl.to_tensor(0), gl.to_tensor(1))
     if p.ONCE:
-        if once_more(p, 0):
+        if any_outside(look_at_scales(p, 0)):  # nothing else to do while what was brought is being multiplied
             bring_weights(p, stage, phase)
 
 
@@ -231,23 +181,8 @@ def activations_producer(p):
     gdc_wait()
     stage, phase = bring_activations(p, gl.to_tensor(0), gl.to_tensor(1))
     if p.ONCE:
-        if once_more(p, 1):
+        if any_outside(look_at_scales(p, 1)):
             bring_activations(p, stage, phase)
-
-
-@gluon.jit
-def order_slices(p, WHICH: gl.constexpr):
-    if p.ORDER == "w":
-        stage, phase = order_words(p, WHICH, gl.to_tensor(WHICH), gl.to_tensor(0))
-        if p.ONCE:
-            if once_more(p):
-                order_words(p, WHICH, stage, phase)
-    else:
-        count = p.padded()
-        order_x(p, WHICH, 0, count)
-        if p.ONCE:
-            if once_more(p):
-                order_x(p, WHICH, count, 2 * count)
 
 
 @gluon.jit
@@ -382,9 +317,10 @@ def store(p, acc, factor, bias, rows, col, end):
 
 
 @gluon.jit
-def multiply(p, WHICH: gl.constexpr, base, again: gl.constexpr, ONCE: gl.constexpr):
-    """All tiles of a program, for the first or once more, from the base-th slice of its buffers on. Returns the base of
-    what follows."""
+def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
+    """All tiles of a program, for the first time (AGAIN: 0) or once more (1), from the base-th slice of its buffers on.
+    Returns the base of what follows."""
+    ONCE: gl.constexpr = p.KIND == "nvfp4" or (p.ONCE and AGAIN == 0)
     BN: gl.constexpr = p.x_bufs.shape[1]
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
     step: gl.constexpr = step_wide if p.X_UNITS == 1 else step_narrow
@@ -421,7 +357,7 @@ def multiply(p, WHICH: gl.constexpr, base, again: gl.constexpr, ONCE: gl.constex
                 mbarrier.arrive(p.done.index(WHICH - 1))
             else:
                 for other in gl.static_range(p.CONSUMERS - 1):
-                    mbarrier.wait(p.done.index(other), again)  # one tile: one phase
+                    mbarrier.wait(p.done.index(other), AGAIN)  # one tile: one phase
                     acc += p.red_bufs.index(other).load(mma)
         if not p.SPLIT or WHICH == 0:
             store(p, acc, factor, bias, rows, col, end)
@@ -432,10 +368,10 @@ def multiply(p, WHICH: gl.constexpr, base, again: gl.constexpr, ONCE: gl.constex
 def consumer(p, WHICH: gl.constexpr):
     if p.ORDER != "" or p.EXPERTS > 0:
         gdc_wait()  # for the scales or the table
-    base = multiply(p, WHICH, gl.to_tensor(0), 0, p.ONCE or p.KIND == "nvfp4")
+    base = multiply(p, WHICH, gl.to_tensor(0), 0)
     if p.ONCE:
-        if once_more(p):
-            multiply(p, WHICH, base, 1, False)
+        if any_outside(gl.to_tensor(0)):
+            multiply(p, WHICH, base, 1)
 
 
 @gluon.jit

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# Device code: an `if` of a constant around another is a compile-time branch.
+# ruff: noqa: SIM102
 """Warps of `hopper_weights` that bring slices of 128 of K into another order in shared memory, where they lie."""
 
 from triton.experimental import gluon
@@ -6,6 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from .decode import TURN_NIBBLES_ASM, TURN_PAIRS_ASM
+from .scale_range import any_outside
 
 
 @gluon.constexpr_function
@@ -90,3 +93,18 @@ def order_words(p, WHICH: gl.constexpr, stage, phase):
                 stage = WHICH
                 phase ^= 1
     return stage, phase
+
+
+@gluon.jit
+def order_slices(p, WHICH: gl.constexpr):
+    if p.ORDER == "w":
+        stage, phase = order_words(p, WHICH, gl.to_tensor(WHICH), gl.to_tensor(0))
+        if p.ONCE:
+            if any_outside(gl.to_tensor(0)):
+                order_words(p, WHICH, stage, phase)
+    else:
+        count = p.padded()
+        order_x(p, WHICH, 0, count)
+        if p.ONCE:
+            if any_outside(gl.to_tensor(0)):
+                order_x(p, WHICH, count, 2 * count)

@@ -8,7 +8,7 @@ import triton
 from triton.experimental.gluon.language._layouts import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from .configs import WeightTile, weight_tile
+from .configs import FOUR_BITS, WeightTile, weight_tile
 from .fp8_matmul import sm_count
 from .hopper_weights import weights_kernel
 from .order_activations import order_kernel
@@ -65,7 +65,7 @@ def weights_matmul(
     sms = sm_count(x.device.index)
     experts = 0 if offsets is None else w.shape[0]
     tile = weight_tile(m, n, kind, experts, sms) if tile is None else tile
-    words = 16 if kind in ("nvfp4", "mxfp4", "int4") else 32
+    words = 16 if kind in FOUR_BITS else 32
     row_tiles, col_tiles = triton.cdiv(n, tile.rows), triton.cdiv(m, tile.cols) + experts
     x = x if x.stride(1) == 1 else x.contiguous()
     table = torch.empty((col_tiles, 3), dtype=torch.int32, device=x.device) if experts else out
