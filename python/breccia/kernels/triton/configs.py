@@ -111,7 +111,7 @@ def wide_weight_tiles(kind: str) -> tuple[tuple[float, WeightTile], ...]:
     more for the multiprocessors."""
     four = kind in FOUR_BITS
     return (
-        (1.34, WeightTile(256, False, 6 if four else 5, 1, 4, "w")),
+        (1.31, WeightTile(256, False, 6 if four else 5, 1, 4, "w")),
         (0.92, WeightTile(128, False, *((4, 2, 6) if four else (8, 1, 4)), "w")),
         (0.48, WeightTile(128, True, 4, 2, 8 if four else 6)),
     )

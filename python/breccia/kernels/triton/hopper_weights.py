@@ -14,7 +14,13 @@ that a thread stores pairs.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -247,6 +253,47 @@ def step_wide(
 
 
 @gluon.jit
+def wait_for_all_but_last():
+    """Waits for all products but those of the unit issued last. Not `warpgroup_mma_wait`: the compiler takes sums that
+    go through it for used, and would wait for each product before the next."""
+    gl.inline_asm_elementwise(
+        "wgmma.wait_group.sync.aligned 1; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(0)],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def free_x(p, at, pred):
+    mbarrier.arrive(p.x_free.index(at % p.X_STAGES), pred=pred)
+
+
+@gluon.jit
+def step_stream(
+    p, WHICH: gl.constexpr, acc, a0, words, now, after, k, base, rows, s_at, last, ONCE: gl.constexpr
+):  # fmt: skip
+    """The same for wide tiles, without a pause of the tensor cores between units: a unit decodes behind the wait for the
+    last but one, and before the products that need it, so that the compiler cannot take it out of their shadow."""
+    mma: gl.constexpr = acc.type.tensor_type.layout
+    gl.static_assert(p.X_UNITS == 1 and p.FOLD)
+    at = 2 * (base + k)
+    more = k + p.STEP < last
+    acc = warpgroup_mma(a0, p.x_bufs.index(at % p.X_STAGES).permute((1, 0)), acc, is_async=True)
+    wait_for_all_but_last()  # their registers are those of a1
+    free_x(p, at - 2 * p.STEP + 1, k >= p.STEP)
+    a1 = decode(p, words, 1, now, ONCE, mma)
+    wait_for_x(p, at + 1, True)
+    acc = warpgroup_mma(a1, p.x_bufs.index((at + 1) % p.X_STAGES).permute((1, 0)), acc, is_async=True)
+    wait_for_all_but_last()
+    free_x(p, at, True)
+    mbarrier.arrive(p.w_free.index((base + k) % p.W_STAGES))
+    words = take_words(p, WHICH, base + k + p.STEP, more)
+    a0 = decode(p, words, 0, after, ONCE, mma)
+    wait_for_x(p, at + 2 * p.STEP, more)
+    now = scales(p, rows, s_at, k + 4 * p.STEP, mma)
+    return acc, a0, words, now
+
+
+@gluon.jit
 def step_narrow(
     p, WHICH: gl.constexpr, acc, a0, a1, now, after, k, base, rows, s_at, last, ONCE: gl.constexpr
 ):  # fmt: skip
@@ -323,7 +370,8 @@ def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
     ONCE: gl.constexpr = p.KIND == "nvfp4" or (p.ONCE and AGAIN == 0)
     BN: gl.constexpr = p.x_bufs.shape[1]
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
-    step: gl.constexpr = step_wide if p.X_UNITS == 1 else step_narrow
+    STREAM: gl.constexpr = BN > 128  # elsewhere no faster, or slower (docs/gpu.md)
+    step: gl.constexpr = step_stream if STREAM else step_wide if p.X_UNITS == 1 else step_narrow
     FIRST: gl.constexpr = WHICH if p.SPLIT else 0
     S: gl.constexpr = p.STEP
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
@@ -341,6 +389,8 @@ def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
             a = decode(p, words, 0, s0, ONCE, mma)
             ahead = words if p.X_UNITS == 1 else decode(p, words, 1, s0, ONCE, mma)
             wait_for_x(p, (base + FIRST) * (2 // p.X_UNITS), True)
+            if STREAM:
+                acc = warpgroup_mma_init(acc)
             # Every set of scales has its own place in the body: moving one that is still being loaded waits for it. The
             # loop counts from zero, so that where eight buffers go around their numbers are constants.
             for start in range(0, rounds, 4 * S):
@@ -349,6 +399,11 @@ def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
                 acc, a, ahead, s1 = step(p, WHICH, acc, a, ahead, s1, s2, k + S, base, rows, at, rounds, ONCE)
                 acc, a, ahead, s2 = step(p, WHICH, acc, a, ahead, s2, s3, k + 2 * S, base, rows, at, rounds, ONCE)
                 acc, a, ahead, s3 = step(p, WHICH, acc, a, ahead, s3, s0, k + 3 * S, base, rows, at, rounds, ONCE)
+                if STREAM:  # the compiler does not follow products from one round to the next
+                    acc = warpgroup_mma_init(warpgroup_mma_wait(0, deps=[acc]))
+            if STREAM:
+                acc = warpgroup_mma_wait(0, deps=[acc])
+                free_x(p, 2 * (base + rounds) - 1, True)
             if not p.SPLIT:
                 base += rounds
         if p.SPLIT and p.CONSUMERS > 1:
