@@ -48,11 +48,18 @@ def usage(kernel: Any, types: dict[str, str], constants: dict[str, Any], tmp: Pa
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **options})
     binary = tmp / "kernel.cubin"
     binary.write_bytes(compiled.asm["cubin"])
-    told = subprocess.run([CUOBJDUMP, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run([CUOBJDUMP, "-res-usage", "-sass", binary], capture_output=True, text=True, check=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", told)
     assert found is not None
     registers, stack, local = map(int, found.groups())
-    return {"registers": registers, "stack": stack, "local": local, "shared": compiled.metadata.shared}
+    return {
+        "registers": registers,
+        "stack": stack,
+        "local": local,
+        "shared": compiled.metadata.shared,
+        "products": told.count("HGMMA."),
+        "waits": told.count("WARPGROUP.DEPBAR"),
+    }
 
 
 FP8_CASES = [
@@ -137,6 +144,8 @@ def test_weights(kind: str, m: int, experts: int, tmp_path: Path) -> None:
     }
     used = usage(hopper_weights.weights_kernel, types, constants, tmp_path, maxnreg=168)
     assert used["stack"] == used["local"] == 0 and used["shared"] <= 232_448, used
+    # Four products to a unit and one wait; where ptxas cannot follow products in flight, each has its own.
+    assert 0 < 2 * used["waits"] <= used["products"], used
 
 
 CASTS = [
