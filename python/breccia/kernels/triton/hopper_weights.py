@@ -271,8 +271,8 @@ def free_x(p, at, pred):
 def step_stream(
     p, WHICH: gl.constexpr, acc, a0, words, now, after, k, base, rows, s_at, last, ONCE: gl.constexpr
 ):  # fmt: skip
-    """The same for wide tiles, without a pause of the tensor cores between units: a unit decodes behind the wait for the
-    last but one, and before the products that need it, so that the compiler cannot take it out of their shadow."""
+    """The same for wide tiles, without a pause of the tensor cores between units: a unit decodes behind the wait for
+    the last but one, and before the products that need it, so that the compiler cannot take it out of their shadow."""
     mma: gl.constexpr = acc.type.tensor_type.layout
     gl.static_assert(p.X_UNITS == 1 and p.FOLD)
     at = 2 * (base + k)
