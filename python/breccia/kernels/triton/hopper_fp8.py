@@ -11,8 +11,6 @@ Hopper's FP8 tensor cores accumulate in about 14 bits. Except in FAST mode each 
 multiplied into a fresh accumulator and added (block-scaled: with its scales) to a float32 sum.
 """
 
-from __future__ import annotations
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -22,13 +20,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Argument lists stay dense.
-# fmt: off
-
 BLOCK_K = gl.constexpr(128)
-NONE, SCALAR, VECTOR = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 
 
 @gluon.jit
@@ -39,6 +34,70 @@ def tile_position(tile, row_tiles, col_tiles, GROUP: gl.constexpr):
     height = gl.minimum(row_tiles - first, GROUP)
     inside = tile - band * (GROUP * col_tiles)
     return first + inside % height, inside // height
+
+
+@aggregate
+class Product:
+    """What every warp knows. ROW_SCALE, COL_SCALE: what each slice of K is multiplied by, nothing (0), one scale of the
+    tile (1) or one of each row or column (2); EPILOGUE: the same of the whole sum. FAST: the tensor cores keep the sum.
+    SWAP: rows are the output's columns. A consumer has WAVES times 64 rows."""
+
+    row_desc: tma.tensor_descriptor
+    col_desc: tma.tensor_descriptor
+    row_scale_desc: tma.tensor_descriptor
+    col_scale_desc: tma.tensor_descriptor
+    out_desc: tma.tensor_descriptor
+    out_ptr: gl.tensor
+    row_scale_ptr: gl.tensor
+    col_scale_ptr: gl.tensor
+    bias_ptr: gl.tensor
+    row_bufs: gl.shared_memory_descriptor
+    col_bufs: gl.shared_memory_descriptor
+    row_scale_bufs: gl.shared_memory_descriptor
+    col_scale_bufs: gl.shared_memory_descriptor
+    out_bufs: gl.shared_memory_descriptor
+    ready: gl.shared_memory_descriptor
+    free: gl.shared_memory_descriptor
+    R: gl.tensor
+    C: gl.tensor
+    out_stride: gl.tensor
+    row_scale_stride: gl.tensor
+    col_scale_stride: gl.tensor
+    row_tiles: gl.tensor
+    col_tiles: gl.tensor
+    k_tiles: gl.tensor
+    ROW_SCALE: gl.constexpr
+    COL_SCALE: gl.constexpr
+    FAST: gl.constexpr
+    EPILOGUE: gl.constexpr
+    BIAS: gl.constexpr
+    SWAP: gl.constexpr
+    TMA_STORE: gl.constexpr
+    WAVES: gl.constexpr
+    STAGES: gl.constexpr
+    GROUP: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr,
+        bias_ptr, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, R, C, out_stride,
+        row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS,
+        SWAP, TMA_STORE, WAVES, STAGES, GROUP,
+    ):  # fmt: skip
+        self.row_desc, self.col_desc = row_desc, col_desc
+        self.row_scale_desc, self.col_scale_desc, self.out_desc = row_scale_desc, col_scale_desc, out_desc
+        self.out_ptr, self.bias_ptr = out_ptr, bias_ptr
+        self.row_scale_ptr, self.col_scale_ptr = row_scale_ptr, col_scale_ptr
+        self.row_bufs, self.col_bufs, self.out_bufs = row_bufs, col_bufs, out_bufs
+        self.row_scale_bufs, self.col_scale_bufs = row_scale_bufs, col_scale_bufs
+        self.ready, self.free = ready, free
+        self.R, self.C, self.out_stride = R, C, out_stride
+        self.row_scale_stride, self.col_scale_stride = row_scale_stride, col_scale_stride
+        self.row_tiles, self.col_tiles, self.k_tiles = row_tiles, col_tiles, k_tiles
+        self.ROW_SCALE, self.COL_SCALE = gl.constexpr(ROW_SCALE), gl.constexpr(COL_SCALE)
+        self.FAST, self.EPILOGUE, self.BIAS = gl.constexpr(FAST), gl.constexpr(EPILOGUE), gl.constexpr(BIAS)
+        self.SWAP, self.TMA_STORE = gl.constexpr(SWAP), gl.constexpr(TMA_STORE)
+        self.WAVES, self.STAGES, self.GROUP = gl.constexpr(WAVES), gl.constexpr(STAGES), gl.constexpr(GROUP)
 
 
 @gluon.jit
@@ -55,33 +114,27 @@ def fma(a, b, c):
 
 
 @gluon.jit
-def producer(
-    row_desc, col_desc, row_scale_desc, col_scale_desc, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, ready,
-    free, row_tiles, col_tiles, k_tiles, ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-):
-    BM: gl.constexpr = row_desc.block_type.shape[0]
-    BN: gl.constexpr = col_desc.block_type.shape[0]
-    BYTES: gl.constexpr = (
-        (BM + BN) * BLOCK_K + (4 * BM if ROW_SCALE == 2 else 0) + (4 * col_scale_bufs.shape[2] if COL_SCALE == 2 else 0)
-    )
+def producer(p):
+    BM: gl.constexpr = p.row_desc.block_type.shape[0]
+    BN: gl.constexpr = p.col_desc.block_type.shape[0]
+    SCALES: gl.constexpr = (BM if p.ROW_SCALE == 2 else 0) + (p.col_scale_bufs.shape[2] if p.COL_SCALE == 2 else 0)
     gdc_wait()
     stage = 0
     phase = 1
-    for tile in range(gl.program_id(0), row_tiles * col_tiles, gl.num_programs(0)):
-        m, n = tile_position(tile, row_tiles, col_tiles, GROUP)
-        for k in range(k_tiles):
-            mbarrier.wait(free.index(stage), phase)
-            bar = ready.index(stage)
-            mbarrier.expect(bar, BYTES)
-            tma.async_copy_global_to_shared(row_desc, [m * BM, k * BLOCK_K], bar, row_bufs.index(stage))
-            tma.async_copy_global_to_shared(col_desc, [n * BN, k * BLOCK_K], bar, col_bufs.index(stage))
-            if ROW_SCALE == 2:
-                tma.async_copy_global_to_shared(row_scale_desc, [k, m * BM], bar, row_scale_bufs.index(stage))
-            if COL_SCALE == 2:
-                tma.async_copy_global_to_shared(col_scale_desc, [k, n * BN], bar, col_scale_bufs.index(stage))
+    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
+        m, n = tile_position(tile, p.row_tiles, p.col_tiles, p.GROUP)
+        for k in range(p.k_tiles):
+            mbarrier.wait(p.free.index(stage), phase)
+            bar = p.ready.index(stage)
+            mbarrier.expect(bar, (BM + BN) * BLOCK_K + 4 * SCALES)
+            tma.async_copy_global_to_shared(p.row_desc, [m * BM, k * BLOCK_K], bar, p.row_bufs.index(stage))
+            tma.async_copy_global_to_shared(p.col_desc, [n * BN, k * BLOCK_K], bar, p.col_bufs.index(stage))
+            if p.ROW_SCALE == 2:
+                tma.async_copy_global_to_shared(p.row_scale_desc, [k, m * BM], bar, p.row_scale_bufs.index(stage))
+            if p.COL_SCALE == 2:
+                tma.async_copy_global_to_shared(p.col_scale_desc, [k, n * BN], bar, p.col_scale_bufs.index(stage))
             stage += 1
-            if stage == STAGES:
+            if stage == p.STAGES:
                 stage = 0
                 phase ^= 1
 
@@ -95,153 +148,146 @@ def load_scale(bufs, stage, START: gl.constexpr, LENGTH: gl.constexpr, layout: g
 
 
 @gluon.jit
-def add_slice(acc, raw, row_scale, col_scale, ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, layout: gl.constexpr):
+def add_slice(p, acc, raw, row_scale, col_scale):
     """acc + raw * scales."""
-    if ROW_SCALE == 2 and COL_SCALE == 2:
+    if p.ROW_SCALE == 2 and p.COL_SCALE == 2:
         return fma(raw * gl.expand_dims(col_scale, 0), gl.expand_dims(row_scale, 1), acc)
-    elif ROW_SCALE == 2:
+    elif p.ROW_SCALE == 2:
         return fma(raw, gl.expand_dims(row_scale * col_scale, 1), acc)
-    elif COL_SCALE == 2:
+    elif p.COL_SCALE == 2:
         return fma(raw, gl.expand_dims(col_scale * row_scale, 0), acc)
     else:
-        return fma(raw, gl.full(acc.type.shape, 1.0, gl.float32, layout), acc)
+        return fma(raw, gl.full(acc.type.shape, 1.0, gl.float32, acc.type.layout), acc)
 
 
 @gluon.jit
-def load_vectors(
-    row0, col0, row_scale_ptr, col_scale_ptr, R, C, EPILOGUE: gl.constexpr, WAVES: gl.constexpr, layout: gl.constexpr
-):
-    """The epilogue's scales, asked for before the last products are waited for: (rows of wave 0, of wave 1,
-    columns)."""
-    if EPILOGUE == 2:
-        BN: gl.constexpr = layout.instr_shape[1]
-        rows = row0 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-        cols = col0 + gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
-        first = gl.load(row_scale_ptr + rows, mask=rows < R, other=0.0)
-        second = gl.load(row_scale_ptr + rows + 64, mask=rows + 64 < R, other=0.0) if WAVES == 2 else first
-        return first, second, gl.load(col_scale_ptr + cols, mask=cols < C, other=0.0)
-    else:
-        scale = gl.load(row_scale_ptr) * gl.load(col_scale_ptr) if EPILOGUE == 1 else 1.0
-        return scale, scale, scale
+def load_ending(p, row0, col0, layout: gl.constexpr):
+    """What the sums of a tile are multiplied by and what is added, asked for before the first product: (scales of the
+    rows of wave 0, of wave 1, of columns, bias). What runs along columns lies spread over all threads until the end;
+    each would have to keep a quarter of it in the layout of the sums."""
+    BN: gl.constexpr = layout.instr_shape[1]
+    rows = row0 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    cols = col0 + gl.arange(0, BN, layout=gl.BlockedLayout([max(1, BN // 128)], [32], [4], [0]))
+    first = 1.0
+    second = 1.0
+    along = 1.0
+    bias = 0.0
+    if p.EPILOGUE == 1:
+        first = gl.load(p.row_scale_ptr) * gl.load(p.col_scale_ptr)
+        second = first
+    elif p.EPILOGUE == 2:
+        first = gl.load(p.row_scale_ptr + rows, mask=rows < p.R, other=0.0)
+        second = gl.load(p.row_scale_ptr + rows + 64, mask=rows + 64 < p.R, other=0.0) if p.WAVES == 2 else first
+        along = gl.load(p.col_scale_ptr + cols, mask=cols < p.C, other=0.0)
+    if p.BIAS and not p.SWAP:
+        bias = gl.load(p.bias_ptr + cols, mask=cols < p.C, other=0.0).to(gl.float32)
+    return first, second, along, bias
 
 
 @gluon.jit
-def store_tile(
-    acc, row0, col0, out_desc, out_buf, out_ptr, row_scale, col_scale, bias_ptr, R, C, out_stride,
-    EPILOGUE: gl.constexpr, BIAS: gl.constexpr, SWAP: gl.constexpr, TMA_STORE: gl.constexpr, layout: gl.constexpr,
-):
+def store_tile(p, acc, row0, col0, out_buf, row_scale, col_scale, bias):
     """Scales per tensor (EPILOGUE 1) or per row and column (2), bias along the output's columns, then the store."""
+    layout: gl.constexpr = acc.type.layout
     rows = row0 + gl.arange(0, acc.type.shape[0], layout=gl.SliceLayout(1, layout))
     cols = col0 + gl.arange(0, acc.type.shape[1], layout=gl.SliceLayout(0, layout))
-    if EPILOGUE == 1:
+    if p.EPILOGUE == 1:
         acc = acc * row_scale
-    elif EPILOGUE == 2:
+    elif p.EPILOGUE == 2:
+        col_scale = gl.convert_layout(col_scale, gl.SliceLayout(0, layout))
         acc = acc * gl.expand_dims(row_scale, 1) * gl.expand_dims(col_scale, 0)
-    if BIAS:
-        if SWAP:
-            acc += gl.expand_dims(gl.load(bias_ptr + rows, mask=rows < R, other=0.0).to(gl.float32), 1)
+    if p.BIAS:
+        if p.SWAP:
+            acc += gl.expand_dims(gl.load(p.bias_ptr + rows, mask=rows < p.R, other=0.0).to(gl.float32), 1)
         else:
-            acc += gl.expand_dims(gl.load(bias_ptr + cols, mask=cols < C, other=0.0).to(gl.float32), 0)
-    if TMA_STORE:
+            acc += gl.expand_dims(gl.convert_layout(bias, gl.SliceLayout(0, layout)), 0)
+    if p.TMA_STORE:
         tma.store_wait(0)
-        out_buf.store(acc.to(out_desc.dtype))
+        out_buf.store(acc.to(p.out_desc.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out_desc, [row0, col0], out_buf)
+        tma.async_copy_shared_to_global(p.out_desc, [row0, col0], out_buf)
     else:
-        inside = gl.expand_dims(rows < R, 1) & gl.expand_dims(cols < C, 0)
-        if SWAP:
-            at = gl.expand_dims(cols.to(gl.int64) * out_stride, 0) + gl.expand_dims(rows, 1)
+        inside = gl.expand_dims(rows < p.R, 1) & gl.expand_dims(cols < p.C, 0)
+        if p.SWAP:
+            at = gl.expand_dims(cols.to(gl.int64) * p.out_stride, 0) + gl.expand_dims(rows, 1)
         else:
-            at = gl.expand_dims(rows.to(gl.int64) * out_stride, 1) + gl.expand_dims(cols, 0)
-        gl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
+            at = gl.expand_dims(rows.to(gl.int64) * p.out_stride, 1) + gl.expand_dims(cols, 0)
+        gl.store(p.out_ptr + at, acc.to(p.out_ptr.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
-def consumer(
-    WHICH: gl.constexpr, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc,
-    out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride, row_tiles,
-    col_tiles, k_tiles, ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr,
-    BIAS: gl.constexpr, SWAP: gl.constexpr, TMA_STORE: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-):
-    BM: gl.constexpr = row_bufs.shape[1]
-    BN: gl.constexpr = col_bufs.shape[1]
-    BASE: gl.constexpr = WHICH * WAVES * 64
+def consumer(p, WHICH: gl.constexpr):
+    BM: gl.constexpr = p.row_bufs.shape[1]
+    BN: gl.constexpr = p.col_bufs.shape[1]
+    BASE: gl.constexpr = WHICH * p.WAVES * 64
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 32])
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     col_layout: gl.constexpr = gl.SliceLayout(0, layout)
     gdc_wait()  # for scales and bias, and for whoever still reads what `out` was before
     stage = 0
     phase = 0
-    for tile in range(gl.program_id(0), row_tiles * col_tiles, gl.num_programs(0)):
-        m, n = tile_position(tile, row_tiles, col_tiles, GROUP)
+    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
+        m, n = tile_position(tile, p.row_tiles, p.col_tiles, p.GROUP)
+        scales0, scales1, scales_along, bias = load_ending(p, m * BM + BASE, n * BN, layout)
         zero = gl.zeros([64, BN], gl.float32, layout)
         acc0 = zero
         acc1 = zero
         # A scale that is one number for the tile is fetched one slice ahead of its use.
-        row_scale_at = row_scale_ptr + (m * BM // 128) * row_scale_stride
-        col_scale_at = col_scale_ptr + (n * BN // 128) * col_scale_stride
-        row_next = gl.load(row_scale_at) if ROW_SCALE == 1 else 1.0
-        col_next = gl.load(col_scale_at) if COL_SCALE == 1 else 1.0
-        for k in range(k_tiles):
+        row_scale_at = p.row_scale_ptr + (m * BM // 128) * p.row_scale_stride
+        col_scale_at = p.col_scale_ptr + (n * BN // 128) * p.col_scale_stride
+        row_next = gl.load(row_scale_at) if p.ROW_SCALE == 1 else 1.0
+        col_next = gl.load(col_scale_at) if p.COL_SCALE == 1 else 1.0
+        for k in range(p.k_tiles):
             row_scale = row_next
             col_scale = col_next
-            ahead = gl.minimum(k + 1, k_tiles - 1)
-            if ROW_SCALE == 1:
+            ahead = gl.minimum(k + 1, p.k_tiles - 1)
+            if p.ROW_SCALE == 1:
                 row_next = gl.load(row_scale_at + ahead)
-            if COL_SCALE == 1:
+            if p.COL_SCALE == 1:
                 col_next = gl.load(col_scale_at + ahead)
-            mbarrier.wait(ready.index(stage), phase)
-            rows = row_bufs.index(stage)
-            cols = col_bufs.index(stage).permute((1, 0))
-            if FAST:
+            mbarrier.wait(p.ready.index(stage), phase)
+            rows = p.row_bufs.index(stage)
+            cols = p.col_bufs.index(stage).permute((1, 0))
+            if p.FAST:
                 acc0 = warpgroup_mma(rows.slice(BASE, 64), cols, acc0, is_async=True)
-                if WAVES == 2:
+                if p.WAVES == 2:
                     acc1 = warpgroup_mma(rows.slice(BASE + 64, 64), cols, acc1, is_async=True)
                     acc0, acc1 = warpgroup_mma_wait(2, deps=[acc0, acc1])
                 else:
                     acc0 = warpgroup_mma_wait(1, deps=[acc0])
-                mbarrier.arrive(free.index(previous(stage, STAGES)), pred=k > 0)  # the slice before is done with
+                mbarrier.arrive(p.free.index(previous(stage, p.STAGES)), pred=k > 0)  # the slice before is done with
             else:
-                if COL_SCALE == 2:
-                    col_scale = load_scale(col_scale_bufs, stage, 0, BN, col_layout)
+                if p.COL_SCALE == 2:
+                    col_scale = load_scale(p.col_scale_bufs, stage, 0, BN, col_layout)
                 raw = warpgroup_mma(rows.slice(BASE, 64), cols, zero, use_acc=False, is_async=True)
-                if ROW_SCALE == 2:
-                    row_scale = load_scale(row_scale_bufs, stage, BASE, 64, row_layout)
+                if p.ROW_SCALE == 2:
+                    row_scale = load_scale(p.row_scale_bufs, stage, BASE, 64, row_layout)
                 raw = warpgroup_mma_wait(0, deps=[raw])
-                acc0 = add_slice(acc0, raw, row_scale, col_scale, ROW_SCALE, COL_SCALE, layout)
-                if WAVES == 2:
-                    mbarrier.wait(ready.index(stage), phase)  # passes at once; keeps the two waves apart
+                acc0 = add_slice(p, acc0, raw, row_scale, col_scale)
+                if p.WAVES == 2:
+                    mbarrier.wait(p.ready.index(stage), phase)  # passes at once; keeps the two waves apart
                     raw = warpgroup_mma(rows.slice(BASE + 64, 64), cols, zero, use_acc=False, is_async=True)
-                    if ROW_SCALE == 2:
-                        row_scale = load_scale(row_scale_bufs, stage, BASE + 64, 64, row_layout)
+                    if p.ROW_SCALE == 2:
+                        row_scale = load_scale(p.row_scale_bufs, stage, BASE + 64, 64, row_layout)
                     raw = warpgroup_mma_wait(0, deps=[raw])
-                    mbarrier.arrive(free.index(stage))
-                    acc1 = add_slice(acc1, raw, row_scale, col_scale, ROW_SCALE, COL_SCALE, layout)
+                    mbarrier.arrive(p.free.index(stage))
+                    acc1 = add_slice(p, acc1, raw, row_scale, col_scale)
                 else:
-                    mbarrier.arrive(free.index(stage))
+                    mbarrier.arrive(p.free.index(stage))
             stage += 1
-            if stage == STAGES:
+            if stage == p.STAGES:
                 stage = 0
                 phase ^= 1
-        scales = load_vectors(m * BM + BASE, n * BN, row_scale_ptr, col_scale_ptr, R, C, EPILOGUE, WAVES, layout)
-        if FAST:
-            if WAVES == 2:
+        if p.FAST:
+            if p.WAVES == 2:
                 acc0, acc1 = warpgroup_mma_wait(0, deps=[acc0, acc1])
             else:
                 acc0 = warpgroup_mma_wait(0, deps=[acc0])
-            mbarrier.arrive(free.index(previous(stage, STAGES)))
-        out_buf = out_bufs.index(WHICH)
-        store_tile(
-            acc0, m * BM + BASE, n * BN, out_desc, out_buf, out_ptr, scales[0], scales[2], bias_ptr, R, C,
-            out_stride, EPILOGUE, BIAS, SWAP, TMA_STORE, layout,
-        )
-        if WAVES == 2:
-            store_tile(
-                acc1, m * BM + BASE + 64, n * BN, out_desc, out_buf, out_ptr, scales[1], scales[2], bias_ptr, R, C,
-                out_stride, EPILOGUE, BIAS, SWAP, TMA_STORE, layout,
-            )
-    if TMA_STORE:
+            mbarrier.arrive(p.free.index(previous(stage, p.STAGES)))
+        out_buf = p.out_bufs.index(WHICH)
+        store_tile(p, acc0, m * BM + BASE, n * BN, out_buf, scales0, scales_along, bias)
+        if p.WAVES == 2:
+            store_tile(p, acc1, m * BM + BASE + 64, n * BN, out_buf, scales1, scales_along, bias)
+    if p.TMA_STORE:
         tma.store_wait(0)
 
 
@@ -251,7 +297,7 @@ def fp8_kernel(
     C, out_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE: gl.constexpr,
     COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr, SWAP: gl.constexpr,
     TMA_STORE: gl.constexpr, CONSUMERS: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-):
+):  # fmt: skip
     gdc_launch_dependents()
     BM: gl.constexpr = row_desc.block_type.shape[0]
     BN: gl.constexpr = col_desc.block_type.shape[0]
@@ -270,89 +316,14 @@ def fp8_kernel(
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=CONSUMERS)
-    # The argument tuples stand in the call: a named tuple would turn its constexprs into run-time values.
+    p = Product(  # integers that are one come as constants
+        row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr,
+        row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, gl.to_tensor(R), gl.to_tensor(C),
+        gl.to_tensor(out_stride), gl.to_tensor(row_scale_stride), gl.to_tensor(col_scale_stride),
+        gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(k_tiles), ROW_SCALE, COL_SCALE, FAST, EPILOGUE,
+        BIAS, SWAP, TMA_STORE, WAVES, STAGES, GROUP,
+    )  # fmt: skip
     if CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (
-                    first_consumer,
-                    (
-                        row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
-                        row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride,
-                        row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE,
-                        WAVES, STAGES, GROUP,
-                    ),
-                ),
-                (
-                    second_consumer,
-                    (
-                        row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
-                        row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride,
-                        row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE,
-                        WAVES, STAGES, GROUP,
-                    ),
-                ),
-                (
-                    producer,
-                    (
-                        row_desc, col_desc, row_scale_desc, col_scale_desc, row_bufs, col_bufs, row_scale_bufs,
-                        col_scale_bufs, ready, free, row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, STAGES,
-                        GROUP,
-                    ),
-                ),
-            ],
-            [4, 1],
-            [240, 24],
-        )
+        gl.warp_specialize([(consumer, (p, 0)), (consumer, (p, 1)), (producer, (p,))], [4, 1], [240, 24])
     else:
-        gl.warp_specialize(
-            [
-                (
-                    first_consumer,
-                    (
-                        row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
-                        row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride,
-                        row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE,
-                        WAVES, STAGES, GROUP,
-                    ),
-                ),
-                (
-                    producer,
-                    (
-                        row_desc, col_desc, row_scale_desc, col_scale_desc, row_bufs, col_bufs, row_scale_bufs,
-                        col_scale_bufs, ready, free, row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, STAGES,
-                        GROUP,
-                    ),
-                ),
-            ],
-            [1],
-            [24],
-        )
-
-
-@gluon.jit
-def first_consumer(
-    row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr, row_scale_ptr,
-    col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles,
-    ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr,
-    SWAP: gl.constexpr, TMA_STORE: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-):
-    consumer(
-        0, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
-        row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride, row_tiles,
-        col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES, GROUP,
-    )
-
-
-@gluon.jit
-def second_consumer(
-    row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr, row_scale_ptr,
-    col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles,
-    ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr,
-    SWAP: gl.constexpr, TMA_STORE: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-):
-    consumer(
-        1, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, out_desc, out_ptr,
-        row_scale_ptr, col_scale_ptr, bias_ptr, R, C, out_stride, row_scale_stride, col_scale_stride, row_tiles,
-        col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES, GROUP,
-    )
+        gl.warp_specialize([(consumer, (p, 0)), (producer, (p,))], [1], [24])
