@@ -76,15 +76,18 @@ FP8_CASES = [
 
 @pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
 @pytest.mark.parametrize(("tile", "rows", "cols", "fast", "epilogue"), FP8_CASES, ids=str)
-def test_fp8(tile: configs.Tile, rows: int, cols: int, fast: bool, epilogue: int, tmp_path: Path) -> None:
-    store = not tile.swap
+@pytest.mark.parametrize(("out", "bias"), [("bf16", False), ("bf16", True), ("fp32", True)])
+def test_fp8(
+    tile: configs.Tile, rows: int, cols: int, fast: bool, epilogue: int, out: str, bias: bool, tmp_path: Path
+) -> None:
+    store = not tile.swap and out == "bf16"
     types = {
         "row_desc": descriptor("fp8e4nv", [tile.rows, 128], 128, 8),
         "col_desc": descriptor("fp8e4nv", [tile.cols, 128], 128, 8),
         "row_scale_desc": descriptor("fp32", [1, max(32, tile.rows)], 0, 32),
         "col_scale_desc": descriptor("fp32", [1, max(32, tile.cols)], 0, 32),
         "out_desc": descriptor("bf16", [64 if store else 8, tile.cols], min(128, 2 * tile.cols), 16),
-        "out_ptr": "*bf16",
+        "out_ptr": f"*{out}",
         "row_scale_ptr": "*fp32",
         "col_scale_ptr": "*fp32",
         "bias_ptr": "*bf16",
@@ -94,12 +97,13 @@ def test_fp8(tile: configs.Tile, rows: int, cols: int, fast: bool, epilogue: int
         "COL_SCALE": cols,
         "FAST": fast,
         "EPILOGUE": epilogue,
-        "BIAS": False,
+        "BIAS": bias,
         "SWAP": tile.swap,
         "TMA_STORE": store,
         "CONSUMERS": tile.consumers,
         "WAVES": tile.waves,
         "STAGES": tile.stages,
+        "OUT_BUFS": tile.out_bufs,
         "GROUP": tile.group,
     }
     used = usage(hopper_fp8.fp8_kernel, types, constants, tmp_path, maxnreg=tile.maxnreg)

@@ -23,6 +23,12 @@ class Tile:
     def maxnreg(self) -> int | None:
         return 168 if self.consumers == 2 else None
 
+    @property
+    def out_bufs(self) -> int:
+        """Buffers of results to a consumer: one for each wave where shared memory has room, or waves wait for stores."""
+        operands = self.stages * (self.rows + self.cols) * 128
+        return self.waves if operands + self.rows * self.cols * 2 <= 220_000 else 1
+
 
 LARGE = {
     "fast": Tile(False, 128, 256, 2, 1, 3),

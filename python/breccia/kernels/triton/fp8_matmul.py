@@ -162,6 +162,7 @@ def fp8_matmul(
         CONSUMERS=tile.consumers,
         WAVES=tile.waves,
         STAGES=tile.stages,
+        OUT_BUFS=tile.out_bufs,
         GROUP=tile.group,
         num_warps=4,
         maxnreg=tile.maxnreg,

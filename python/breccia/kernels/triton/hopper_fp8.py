@@ -40,7 +40,7 @@ def tile_position(tile, row_tiles, col_tiles, GROUP: gl.constexpr):
 class Product:
     """What every warp knows. ROW_SCALE, COL_SCALE: what each slice of K is multiplied by, nothing (0), one scale of the
     tile (1) or one of each row or column (2); EPILOGUE: the same of the whole sum. FAST: the tensor cores keep the sum.
-    SWAP: rows are the output's columns. A consumer has WAVES times 64 rows."""
+    SWAP: rows are the output's columns. A consumer has WAVES times 64 rows and OUT_BUFS buffers for results."""
 
     row_desc: tma.tensor_descriptor
     col_desc: tma.tensor_descriptor
@@ -75,6 +75,7 @@ class Product:
     TMA_STORE: gl.constexpr
     WAVES: gl.constexpr
     STAGES: gl.constexpr
+    OUT_BUFS: gl.constexpr
     GROUP: gl.constexpr
 
     @gluon.constexpr_function
@@ -82,7 +83,7 @@ class Product:
         self, row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr,
         bias_ptr, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, R, C, out_stride,
         row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS,
-        SWAP, TMA_STORE, WAVES, STAGES, GROUP,
+        SWAP, TMA_STORE, WAVES, STAGES, OUT_BUFS, GROUP,
     ):  # fmt: skip
         self.row_desc, self.col_desc = row_desc, col_desc
         self.row_scale_desc, self.col_scale_desc, self.out_desc = row_scale_desc, col_scale_desc, out_desc
@@ -97,7 +98,8 @@ class Product:
         self.ROW_SCALE, self.COL_SCALE = gl.constexpr(ROW_SCALE), gl.constexpr(COL_SCALE)
         self.FAST, self.EPILOGUE, self.BIAS = gl.constexpr(FAST), gl.constexpr(EPILOGUE), gl.constexpr(BIAS)
         self.SWAP, self.TMA_STORE = gl.constexpr(SWAP), gl.constexpr(TMA_STORE)
-        self.WAVES, self.STAGES, self.GROUP = gl.constexpr(WAVES), gl.constexpr(STAGES), gl.constexpr(GROUP)
+        self.WAVES, self.STAGES = gl.constexpr(WAVES), gl.constexpr(STAGES)
+        self.OUT_BUFS, self.GROUP = gl.constexpr(OUT_BUFS), gl.constexpr(GROUP)
 
 
 @gluon.jit
@@ -201,7 +203,7 @@ def store_tile(p, acc, row0, col0, out_buf, row_scale, col_scale, bias):
         else:
             acc += gl.expand_dims(gl.convert_layout(bias, gl.SliceLayout(0, layout)), 0)
     if p.TMA_STORE:
-        tma.store_wait(0)
+        tma.store_wait(p.OUT_BUFS - 1)  # for the last store from this buffer
         out_buf.store(acc.to(p.out_desc.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(p.out_desc, [row0, col0], out_buf)
@@ -283,9 +285,10 @@ def consumer(p, WHICH: gl.constexpr):
             else:
                 acc0 = warpgroup_mma_wait(0, deps=[acc0])
             mbarrier.arrive(p.free.index(previous(stage, p.STAGES)))
-        out_buf = p.out_bufs.index(WHICH)
+        out_buf = p.out_bufs.index(WHICH * p.OUT_BUFS)
         store_tile(p, acc0, m * BM + BASE, n * BN, out_buf, scales0, scales_along, bias)
         if p.WAVES == 2:
+            out_buf = p.out_bufs.index(WHICH * p.OUT_BUFS + p.OUT_BUFS - 1)
             store_tile(p, acc1, m * BM + BASE + 64, n * BN, out_buf, scales1, scales_along, bias)
     if p.TMA_STORE:
         tma.store_wait(0)
@@ -296,7 +299,8 @@ def fp8_kernel(
     row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr, R,
     C, out_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE: gl.constexpr,
     COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr, SWAP: gl.constexpr,
-    TMA_STORE: gl.constexpr, CONSUMERS: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    TMA_STORE: gl.constexpr, CONSUMERS: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, OUT_BUFS: gl.constexpr,
+    GROUP: gl.constexpr,
 ):  # fmt: skip
     gdc_launch_dependents()
     BM: gl.constexpr = row_desc.block_type.shape[0]
@@ -310,7 +314,9 @@ def fp8_kernel(
     col_scale_bufs = gl.allocate_shared_memory(
         gl.float32, [STAGES, 1, col_scale_desc.block_type.shape[1] if COL_SCALE == 2 else 32], col_scale_desc.layout
     )
-    out_bufs = gl.allocate_shared_memory(out_desc.dtype, [CONSUMERS, 64 if TMA_STORE else 8, BN], out_desc.layout)
+    out_bufs = gl.allocate_shared_memory(
+        out_desc.dtype, [CONSUMERS * OUT_BUFS, 64 if TMA_STORE else 8, BN], out_desc.layout
+    )
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -321,7 +327,7 @@ def fp8_kernel(
         row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, gl.to_tensor(R), gl.to_tensor(C),
         gl.to_tensor(out_stride), gl.to_tensor(row_scale_stride), gl.to_tensor(col_scale_stride),
         gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(k_tiles), ROW_SCALE, COL_SCALE, FAST, EPILOGUE,
-        BIAS, SWAP, TMA_STORE, WAVES, STAGES, GROUP,
+        BIAS, SWAP, TMA_STORE, WAVES, STAGES, OUT_BUFS, GROUP,
     )  # fmt: skip
     if CONSUMERS == 2:
         gl.warp_specialize([(consumer, (p, 0)), (consumer, (p, 1)), (producer, (p,))], [4, 1], [240, 24])
