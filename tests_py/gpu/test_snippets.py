@@ -63,6 +63,8 @@ def run(text: str, operands: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             "mul.lo.u32": lambda: a[0] * a[1],
             "lop3.b32": lambda: look_up(a[0], a[1], a[2], int(names[3], 0)),
             "prmt.b32": lambda: gather(a[0], a[1], int(names[2], 0)),
+            "sub.f32": lambda: (a[0].view(np.float32) - a[1].view(np.float32)).view(np.uint32),
+            "cvt.rn.bf16x2.f32": lambda: both_halves(a[0].view(np.float32), a[1].view(np.float32)),
             "mul.bf16x2": lambda: words(halves(a[0]).double() * halves(a[1]).double()),
             "sub.bf16x2": lambda: words(halves(a[0]).double() - halves(a[1]).double()),
             "fma.rn.bf16x2": lambda: words(halves(a[0]).double() * halves(a[1]).double() + halves(a[2]).double()),
@@ -71,8 +73,8 @@ def run(text: str, operands: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return regs
 
 
-def both_halves(x: np.ndarray) -> np.ndarray:
-    return words(torch.from_numpy(np.repeat(x, 2)))
+def both_halves(high: np.ndarray, low: np.ndarray | None = None) -> np.ndarray:
+    return words(torch.from_numpy(np.stack([high if low is None else low, high], axis=1).ravel()))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +107,25 @@ def test_every_code(fmt: str, snippet: Any) -> None:
         got = got / 2 if once and p > 1 else got  # its second scale
         with np.errstate(over="ignore"):  # 6 times 2^127 is infinite in float32 too
             assert np.array_equal(got, (VALUES[fmt][pair] * power).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_int4_by_float_scales(dtype: type) -> None:
+    """Codes times scales, rounded to bf16: once where scales are float16, else within 2^-15 of the half of a place."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 16, (100_000, 8)).astype(np.uint32)
+    packed = np.bitwise_or.reduce(codes << (np.arange(8, dtype=np.uint32) * np.uint32(4)), axis=1)
+    scales = (rng.standard_normal(len(codes)) * np.exp2(rng.integers(-12, 12, len(codes)))).astype(dtype)
+    parts = run(decode.TWO_PARTS_ASM.value, {"$2": scales.astype(np.float32).view(np.uint32)})
+    regs = run(decode.SCALED_INT4_ASM.value, {"$4": packed, "$5": parts["$0"], "$6": parts["$1"]})
+    for p in range(4):
+        exact = VALUES["int4"][codes[:, [p, p + 4]]] * scales.astype(np.float64)[:, None]
+        got = halves(regs[f"${p}"]).double().numpy().reshape(-1, 2)
+        rounded = torch.from_numpy(exact).bfloat16().double().numpy()
+        if dtype is np.float16:
+            assert np.array_equal(got, rounded)
+        place = np.exp2(np.floor(np.log2(np.abs(exact), where=exact != 0, out=np.zeros_like(exact))) - 7)
+        assert np.all(np.abs(got - exact) <= place * (0.5 + 2**-7))
 
 
 @pytest.mark.parametrize(("bits", "snippet"), [(4, decode.TURN_NIBBLES_ASM), (8, decode.TURN_PAIRS_ASM)])

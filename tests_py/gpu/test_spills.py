@@ -124,6 +124,7 @@ def test_weights(kind: str, m: int, experts: int, tmp_path: Path) -> None:
     types = {
         "x_desc": descriptor("bf16", [tile.cols, 64], 128, 16),
         "w_desc": descriptor("i32", [tile.rows, words], 4 * words, 32),
+        "out_desc": descriptor("bf16", [tile.cols, 64], 128, 16),
         "s_ptr": "*i32" if tile.order == "w" and kind in ("nvfp4", "mxfp4", "mxfp8") else SCALES[kind],
         "g_ptr": "*fp32",
         "bias_ptr": "*bf16",
@@ -145,6 +146,7 @@ def test_weights(kind: str, m: int, experts: int, tmp_path: Path) -> None:
         "X_UNITS": tile.x_units,
         "W_STAGES": tile.w_stages,
         "GROUP": tile.group,
+        "TMA_STORE": tile.cols > 128,
     }
     used = usage(hopper_weights.weights_kernel, types, constants, tmp_path, maxnreg=168)
     assert used["stack"] == used["local"] == 0 and used["shared"] <= 232_448, used

@@ -25,7 +25,7 @@ class Tile:
 
     @property
     def out_bufs(self) -> int:
-        """Buffers of results to a consumer: one for each wave where shared memory has room, or waves wait for stores."""
+        """Buffers of results to a consumer: one for each wave where shared memory has room, else waves wait."""
         operands = self.stages * (self.rows + self.cols) * 128
         return self.waves if operands + self.rows * self.cols * 2 <= 220_000 else 1
 

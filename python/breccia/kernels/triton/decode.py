@@ -17,7 +17,7 @@ def _four_pairs(step: str) -> gl.constexpr:
     """`step` for the pairs (n_p, n_p+4) of a word $4 of eight codes, which it finds at the low ends of u's halves, to
     $0 ... $3."""
     body = "".join(f"shr.b32 u, $4, {4 * p}; " + step.replace("OUT", f"${p}") for p in range(4))
-    return gl.constexpr("{ .reg .b32 s, t, u; .reg .f32 f, g; " + body + "}")
+    return gl.constexpr("{ .reg .b32 s, t, u; " + body + "}")
 
 
 def _four_e2m1(product: str, after: str = "") -> gl.constexpr:
@@ -42,11 +42,17 @@ E2M1_ONCE_ASM = _four_e2m1("mul.bf16x2 OUT, u, SCALE; ")
 _INT4 = "lop3.b32 u, u, 0x000F000F, 0x43084308, 0x6A; "
 INT4_ASM = _four_pairs(_INT4 + "mov.b32 t, 0x43084308; sub.bf16x2 OUT, u, t; ")
 INT4_FMA_ASM = _four_pairs(_INT4 + "mov.b32 s, 0x3F803F80; mov.b32 t, 0xC308C308; fma.rn.bf16x2 OUT, u, s, t; ")
-# Times the float32 scale $5, of which $6 is -136 times; rounded to bf16 once.
-_BOTH = "shl.b32 t, u, 16; and.b32 u, u, 0xFFFF0000; mov.b32 f, t; mov.b32 g, u; "
+# Times a scale in two parts, $5 and the rest of it, $6: one instruction a pair more than by a bfloat16 scale, two less
+# than in float32. Rounded once where the rest times a code is exact, as of float16 scales, which have 11 bits.
 SCALED_INT4_ASM = _four_pairs(
-    _INT4 + _BOTH + "fma.rn.f32 f, f, $5, $6; fma.rn.f32 g, g, $5, $6; cvt.rn.bf16x2.f32 OUT, g, f; "
+    _INT4 + "mov.b32 t, 0x43084308; sub.bf16x2 u, u, t; mul.bf16x2 t, u, $6; fma.rn.bf16x2 OUT, u, $5, t; "
 )
+# A float32 scale $2 to bf16x2 with equal halves: its first 8 bits, not rounded up to infinity, and the next 8.
+TWO_PARTS_ASM = gl.constexpr("""{
+.reg .b32 h; .reg .f32 f, g;
+prmt.b32 $0, $2, 0, 0x3232; and.b32 h, $2, 0xFFFF0000; mov.b32 f, h; mov.b32 g, $2;
+sub.f32 f, g, f; cvt.rn.bf16x2.f32 $1, f, f;
+}""")
 
 
 def _two_pairs(fmt: str, scaled: bool) -> gl.constexpr:
@@ -278,9 +284,12 @@ def decode_unit(
             second = first
     if PER == 2:
         if KIND == "int4" and ROUND:
-            many = spread(scale, w)
+            most, rest = gl.inline_asm_elementwise(
+                TWO_PARTS_ASM, "=r,=r,r", [scale.to(gl.int32, bitcast=True)],
+                dtype=(gl.int32, gl.int32), is_pure=True, pack=1,
+            )  # fmt: skip
             p0, p1, p2, p3 = gl.inline_asm_elementwise(
-                SCALED_INT4_ASM, "=r,=r,=r,=r,r,f,f", [w, many, many * -136.0],
+                SCALED_INT4_ASM, "=r,=r,=r,=r,r,r,r", [w, spread(most, w), spread(rest, w)],
                 dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
             )  # fmt: skip
         elif KIND == "int4":

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.language.core import _aggregate as aggregate
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 BLOCK_K = gl.constexpr(128)
 
@@ -34,6 +34,19 @@ def tile_position(tile, row_tiles, col_tiles, GROUP: gl.constexpr):
     height = gl.minimum(row_tiles - first, GROUP)
     inside = tile - band * (GROUP * col_tiles)
     return first + inside % height, inside // height
+
+
+@gluon.jit
+def wait_for_kernel_before(m, n):
+    """`gdc_wait`, on the condition that the numbers of a tile are not negative: so the compiler leaves their divisions
+    before it, where they cost nothing. Returns them."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred known; .reg .b32 both;
+        or.b32 both, $2, $3; setp.ge.s32 known, both, 0; @known griddepcontrol.wait; mov.b32 $0, $2; mov.b32 $1, $3;
+        }""",
+        "=&r,=r,r,r", [m, n], dtype=(gl.int32, gl.int32), is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @aggregate
@@ -120,11 +133,10 @@ def producer(p):
     BM: gl.constexpr = p.row_desc.block_type.shape[0]
     BN: gl.constexpr = p.col_desc.block_type.shape[0]
     SCALES: gl.constexpr = (BM if p.ROW_SCALE == 2 else 0) + (p.col_scale_bufs.shape[2] if p.COL_SCALE == 2 else 0)
-    gdc_wait()
     stage = 0
     phase = 1
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
-        m, n = tile_position(tile, p.row_tiles, p.col_tiles, p.GROUP)
+        m, n = wait_for_kernel_before(*tile_position(tile, p.row_tiles, p.col_tiles, p.GROUP))
         for k in range(p.k_tiles):
             mbarrier.wait(p.free.index(stage), phase)
             bar = p.ready.index(stage)
@@ -224,11 +236,11 @@ def consumer(p, WHICH: gl.constexpr):
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 32])
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     col_layout: gl.constexpr = gl.SliceLayout(0, layout)
-    gdc_wait()  # for scales and bias, and for whoever still reads what `out` was before
     stage = 0
     phase = 0
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
-        m, n = tile_position(tile, p.row_tiles, p.col_tiles, p.GROUP)
+        # For scales and bias, and for whoever still reads what `out` was before.
+        m, n = wait_for_kernel_before(*tile_position(tile, p.row_tiles, p.col_tiles, p.GROUP))
         scales0, scales1, scales_along, bias = load_ending(p, m * BM + BASE, n * BN, layout)
         zero = gl.zeros([64, BN], gl.float32, layout)
         acc0 = zero

@@ -14,11 +14,17 @@ that a thread stores pairs.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_init, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
 from triton.language.core import _aggregate as aggregate
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
-from .hopper_fp8 import tile_position
+from .hopper_fp8 import tile_position, wait_for_kernel_before
 from .order_in_place import order_slices
 from .scale_range import any_outside, look_at_scales
 from .weights_steps import decode, free_x, scales, step_narrow, step_stream, step_wide, take_words, wait_for_x
@@ -33,10 +39,12 @@ class Product:
     the weights, which rounds them to bf16; else they multiply the float32 sum of each slice. SPLIT: the consumers
     share 64 rows of w and divide K, one tile a program; else each has 64 rows of its own. ORDER: two warps
     bring the activations into the weights' order ("x") or the weights into theirs ("w"), or a kernel did before ("").
-    X_UNITS: units of K in one buffer of activations, of which there are X_STAGES."""
+    X_UNITS: units of K in one buffer of activations, of which there are X_STAGES. TMA_STORE: results
+    leave through these buffers."""
 
     x_desc: tma.tensor_descriptor
     w_desc: tma.tensor_descriptor
+    out_desc: tma.tensor_descriptor
     s_ptr: gl.tensor
     g_ptr: gl.tensor
     bias_ptr: gl.tensor
@@ -60,6 +68,7 @@ class Product:
     row_tiles: gl.tensor
     col_tiles: gl.tensor
     slices: gl.tensor
+    fours: gl.tensor
     KIND: gl.constexpr
     FMT: gl.constexpr
     SN: gl.constexpr
@@ -76,16 +85,18 @@ class Product:
     GROUP: gl.constexpr
     FOLD: gl.constexpr
     NATURAL: gl.constexpr
+    TMA_STORE: gl.constexpr
     STEP: gl.constexpr
     ONCE: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
-        self, x_desc, w_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs, x_here, x_ready,
-        x_free, w_here, w_ready, w_free, done, N, M, s_row, s_expert, out_stride, row_tiles, col_tiles, slices, KIND,
-        FMT, SN, ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
+        self, x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs,
+        x_here, x_ready, x_free, w_here, w_ready, w_free, done, N, M, s_row, s_expert, out_stride, row_tiles,
+        col_tiles, slices, fours, KIND, FMT, SN, ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES,
+        X_UNITS, W_STAGES, GROUP, TMA_STORE,
     ):  # fmt: skip
-        self.x_desc, self.w_desc = x_desc, w_desc
+        self.x_desc, self.w_desc, self.out_desc = x_desc, w_desc, out_desc
         self.s_ptr, self.g_ptr, self.bias_ptr, self.out_ptr = s_ptr, g_ptr, bias_ptr, out_ptr
         self.table_ptr = table_ptr
         self.x_bufs, self.w_bufs, self.red_bufs = x_bufs, w_bufs, red_bufs
@@ -93,13 +104,15 @@ class Product:
         self.w_here, self.w_ready, self.w_free, self.done = w_here, w_ready, w_free, done
         self.N, self.M, self.out_stride = N, M, out_stride
         self.s_row, self.s_expert = s_row, s_expert
-        self.row_tiles, self.col_tiles, self.slices = row_tiles, col_tiles, slices
+        self.row_tiles, self.col_tiles = row_tiles, col_tiles
+        self.slices, self.fours = slices, fours
         self.KIND, self.FMT, self.SN, self.ROUND = (gl.constexpr(v) for v in (KIND, FMT, SN, ROUND))
         self.GLOBAL, self.BIAS, self.EXPERTS = gl.constexpr(GLOBAL), gl.constexpr(BIAS), gl.constexpr(EXPERTS)
         self.SPLIT, self.ORDER = gl.constexpr(SPLIT), gl.constexpr(ORDER)
         self.CONSUMERS, self.GROUP = gl.constexpr(CONSUMERS), gl.constexpr(GROUP)
         self.X_STAGES, self.X_UNITS, self.W_STAGES = (gl.constexpr(v) for v in (X_STAGES, X_UNITS, W_STAGES))
         self.FOLD = gl.constexpr(ROUND or KIND not in ("int4", "block"))  # scales are part of the operand, or last
+        self.TMA_STORE = gl.constexpr(TMA_STORE)
         self.NATURAL = gl.constexpr(ORDER == "w")
         self.STEP = gl.constexpr(CONSUMERS if SPLIT else 1)
         # First with one product by the scales, again with two where it does not reach.
@@ -108,15 +121,18 @@ class Product:
     @gluon.jit
     def padded(self):
         """Slices of K in whole rounds of four a consumer. Past the end both operands are zeros."""
-        return (self.slices + 4 * self.STEP - 1) // (4 * self.STEP) * (4 * self.STEP)
+        return self.fours * (4 * self.STEP)
 
     @gluon.jit
-    def position(self, tile):
-        """(first row of w, expert, first row of x, its end, rounds of K): no rounds for rows of no expert."""
+    def position(self, tile, WAIT: gl.constexpr):
+        """(first row of w, expert, first row of x, its end, rounds of K): no rounds for rows of no expert. WAIT: for
+        the kernel before this one, after what does not depend on it."""
         ROWS: gl.constexpr = self.w_desc.block_type.shape[0]
         BN: gl.constexpr = self.x_desc.block_type.shape[0]
         m, n = tile_position(tile, self.row_tiles, self.col_tiles, self.GROUP)
         rounds = self.padded()
+        if WAIT or self.EXPERTS > 0:
+            m, n = wait_for_kernel_before(m, n)
         if self.EXPERTS > 0:
             expert = gl.load(self.table_ptr + n * 3)
             first = gl.load(self.table_ptr + n * 3 + 1)
@@ -134,7 +150,8 @@ def bring_weights(p, stage, phase):
     ROWS: gl.constexpr = p.w_desc.block_type.shape[0]
     WORDS: gl.constexpr = p.w_desc.block_type.shape[1]
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
-        row, expert, _, _, rounds = p.position(tile)
+        # Where a kernel orders the activations, it has waited for who wrote the weights.
+        row, expert, _, _, rounds = p.position(tile, p.ORDER != "")
         for k in range(rounds):
             mbarrier.wait(p.w_free.index(stage), phase)
             bar = (p.w_here if p.ORDER == "w" else p.w_ready).index(stage)
@@ -149,8 +166,6 @@ def bring_weights(p, stage, phase):
 
 @gluon.jit
 def weights_producer(p):
-    if p.ORDER != "" or p.EXPERTS > 0:
-        gdc_wait()  # for the weights or the table; else the kernel that orders the activations has waited for weights
     stage, phase = bring_weights(p, gl.to_tensor(0), gl.to_tensor(1))
     if p.ONCE:
         if any_outside(look_at_scales(p, 0)):  # nothing else to do while what was brought is being multiplied
@@ -161,7 +176,7 @@ def weights_producer(p):
 def bring_activations(p, stage, phase):
     BN: gl.constexpr = p.x_desc.block_type.shape[0]
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
-        _, _, col, _, rounds = p.position(tile)
+        _, _, col, _, rounds = p.position(tile, True)
         for k in range(rounds * (2 // p.X_UNITS)):
             mbarrier.wait(p.x_free.index(stage), phase)
             bar = (p.x_here if p.ORDER == "x" else p.x_ready).index(stage)
@@ -178,7 +193,6 @@ def bring_activations(p, stage, phase):
 
 @gluon.jit
 def activations_producer(p):
-    gdc_wait()
     stage, phase = bring_activations(p, gl.to_tensor(0), gl.to_tensor(1))
     if p.ONCE:
         if any_outside(look_at_scales(p, 1)):
@@ -214,19 +228,45 @@ def load_ending(p, rows, expert, ONCE: gl.constexpr, L: gl.constexpr):
 
 
 @gluon.jit
-def store(p, acc, factor, bias, rows, col, end):
-    """acc: rows in the tensor cores' order. Scales that were left out, bias, and out[x, w] in pairs."""
+def finish(p, acc, factor, bias):
+    """Sums with rows in the tensor cores' order, times the scales that were left out, plus the bias; rows in order."""
     BN: gl.constexpr = acc.type.shape[1]
-    L: gl.constexpr = pairs_layout(BN)
     acc = gl.reshape(gl.permute(gl.reshape(acc, [4, 2, 8, BN]), (0, 2, 1, 3)), [64, BN])
-    acc = gl.convert_layout(acc, L, assert_trivial=True) * gl.expand_dims(factor, 1)
-    if p.BIAS:
-        acc += gl.expand_dims(bias, 1)
+    acc = gl.convert_layout(acc, pairs_layout(BN), assert_trivial=True) * gl.expand_dims(factor, 1)
+    return (acc + gl.expand_dims(bias, 1) if p.BIAS else acc).to(p.out_ptr.dtype.element_ty)
+
+
+@gluon.jit
+def store(p, results, rows, col, end):
+    """out[x, w] in pairs along w."""
+    L: gl.constexpr = results.type.layout
     r = rows + gl.arange(0, 64, layout=gl.SliceLayout(1, L))
-    c = col + gl.arange(0, BN, layout=gl.SliceLayout(0, L))
+    c = col + gl.arange(0, results.type.shape[1], layout=gl.SliceLayout(0, L))
     at = gl.expand_dims(c.to(gl.int64) * p.out_stride, 0) + gl.expand_dims(r, 1)
     inside = gl.expand_dims(r < p.N, 1) & gl.expand_dims(c < end, 0)
-    gl.store(p.out_ptr + at, acc.to(p.out_ptr.dtype.element_ty), mask=inside)
+    gl.store(p.out_ptr + at, results, mask=inside)
+
+
+@gluon.jit
+def consumers_meet():
+    """A barrier of the hardware that Triton leaves alone."""
+    gl.inline_asm_elementwise(
+        "barrier.cta.sync 14, 256; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def store_by_tma(p, WHICH: gl.constexpr, results, rows, col, at):
+    """The same through shared memory: the at-th buffer of activations and the next, which nobody has given back, take
+    64 columns each. A tenth of the instructions, which are cold where a program has one tile."""
+    consumers_meet()
+    free_x(p, at + 1 - WHICH, True)
+    buffer = p.x_bufs.index((at + WHICH) % p.X_STAGES)
+    buffer.store(gl.permute(results, (1, 0)))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(p.out_desc, [col, rows], buffer)
+    tma.store_wait(0)
+    free_x(p, at + WHICH, True)
 
 
 @gluon.jit
@@ -241,7 +281,7 @@ def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
     FIRST: gl.constexpr = WHICH if p.SPLIT else 0
     S: gl.constexpr = p.STEP
     for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
-        row, expert, col, end, rounds = p.position(tile)
+        row, expert, col, end, rounds = p.position(tile, p.ORDER != "")  # as the weights
         rows = row + (0 if p.SPLIT else WHICH * 64)
         acc = gl.zeros([64, BN], gl.float32, mma)
         factor, bias = load_ending(p, rows, expert, ONCE, pairs_layout(BN))
@@ -257,19 +297,30 @@ def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
             wait_for_x(p, (base + FIRST) * (2 // p.X_UNITS), True)
             if STREAM:
                 acc = warpgroup_mma_init(acc)
-            # Every set of scales has its own place in the body: moving one that is still being loaded waits for it. The
-            # loop counts from zero, so that where eight buffers go around their numbers are constants.
-            for start in range(0, rounds, 4 * S):
-                k = start + FIRST
-                acc, a, ahead, s0 = step(p, WHICH, acc, a, ahead, s0, s1, k, base, rows, at, rounds, ONCE)
-                acc, a, ahead, s1 = step(p, WHICH, acc, a, ahead, s1, s2, k + S, base, rows, at, rounds, ONCE)
-                acc, a, ahead, s2 = step(p, WHICH, acc, a, ahead, s2, s3, k + 2 * S, base, rows, at, rounds, ONCE)
-                acc, a, ahead, s3 = step(p, WHICH, acc, a, ahead, s3, s0, k + 3 * S, base, rows, at, rounds, ONCE)
-                if STREAM:  # the compiler does not follow products from one round to the next
-                    acc = warpgroup_mma_init(warpgroup_mma_wait(0, deps=[acc]))
+            if AGAIN:  # rare, and long enough: a short body
+                for k in range(FIRST, rounds, 2 * S):
+                    acc, a, ahead, _ = step(p, WHICH, acc, a, ahead, s0, s1, k, base, rows, at, rounds, ONCE)
+                    acc, a, ahead, _ = step(p, WHICH, acc, a, ahead, s1, s2, k + S, base, rows, at, rounds, ONCE)
+                    s0 = s2
+                    s1 = s3
+                    s2 = scales(p, rows, at, k + 4 * S, mma)
+                    s3 = scales(p, rows, at, k + 5 * S, mma)
+                    if STREAM:
+                        acc = warpgroup_mma_init(warpgroup_mma_wait(0, deps=[acc]))
+            else:
+                # Every set of scales has its own place in the body: moving one that is still being loaded waits for it.
+                # The loop counts from zero, so that where eight buffers go around their numbers are constants.
+                for start in range(0, rounds, 4 * S):
+                    k = start + FIRST
+                    acc, a, ahead, s0 = step(p, WHICH, acc, a, ahead, s0, s1, k, base, rows, at, rounds, ONCE)
+                    acc, a, ahead, s1 = step(p, WHICH, acc, a, ahead, s1, s2, k + S, base, rows, at, rounds, ONCE)
+                    acc, a, ahead, s2 = step(p, WHICH, acc, a, ahead, s2, s3, k + 2 * S, base, rows, at, rounds, ONCE)
+                    acc, a, ahead, s3 = step(p, WHICH, acc, a, ahead, s3, s0, k + 3 * S, base, rows, at, rounds, ONCE)
+                    if STREAM:  # the compiler does not follow products from one round to the next
+                        acc = warpgroup_mma_init(warpgroup_mma_wait(0, deps=[acc]))
             if STREAM:
                 acc = warpgroup_mma_wait(0, deps=[acc])
-                free_x(p, 2 * (base + rounds) - 1, True)
+                free_x(p, 2 * (base + rounds) - 1, not p.TMA_STORE)
             if not p.SPLIT:
                 base += rounds
         if p.SPLIT and p.CONSUMERS > 1:
@@ -281,14 +332,16 @@ def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
                     mbarrier.wait(p.done.index(other), AGAIN)  # one tile: one phase
                     acc += p.red_bufs.index(other).load(mma)
         if not p.SPLIT or WHICH == 0:
-            store(p, acc, factor, bias, rows, col, end)
+            results = finish(p, acc, factor, bias)
+            if p.TMA_STORE:
+                store_by_tma(p, WHICH, results, rows, col, 2 * base - 2)
+            else:
+                store(p, results, rows, col, end)
     return p.padded() if p.SPLIT else base
 
 
 @gluon.jit
 def consumer(p, WHICH: gl.constexpr):
-    if p.ORDER != "" or p.EXPERTS > 0:
-        gdc_wait()  # for the scales or the table
     base = multiply(p, WHICH, gl.to_tensor(0), 0)
     if p.ONCE:
         if any_outside(gl.to_tensor(0)):
@@ -296,20 +349,36 @@ def consumer(p, WHICH: gl.constexpr):
 
 
 @gluon.jit
-def barriers(N: gl.constexpr, COUNT: gl.constexpr):
-    bars = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(N):
-        mbarrier.init(bars.index(i), count=COUNT)
-    return bars
+def barriers(N: gl.constexpr):
+    return gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+
+
+@gluon.jit
+def start_barriers(p):
+    """In turn, because the compiler lets all threads meet before the second of an array: that would be 34 times."""
+    READERS: gl.constexpr = 1 if p.SPLIT else p.CONSUMERS
+    for i in gl.static_range(max(p.X_STAGES, p.W_STAGES)):
+        if i < p.X_STAGES:
+            mbarrier.init(p.x_ready.index(i), count=1)
+            mbarrier.init(p.x_free.index(i), count=READERS)
+            if p.ORDER == "x":
+                mbarrier.init(p.x_here.index(i), count=1)
+        if i < p.W_STAGES:
+            mbarrier.init(p.w_ready.index(i), count=1)
+            mbarrier.init(p.w_free.index(i), count=READERS)
+            if p.ORDER == "w":
+                mbarrier.init(p.w_here.index(i), count=1)
+        if p.SPLIT and i < p.CONSUMERS - 1:
+            mbarrier.init(p.done.index(i), count=1)
 
 
 @gluon.jit
 def weights_kernel(
-    x_desc, w_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, N, M, s_row, s_expert, out_stride, row_tiles,
-    col_tiles, slices, KIND: gl.constexpr, FMT: gl.constexpr, SN: gl.constexpr, ROUND: gl.constexpr,
+    x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, N, M, s_row, s_expert, out_stride, row_tiles,
+    col_tiles, slices, fours, KIND: gl.constexpr, FMT: gl.constexpr, SN: gl.constexpr, ROUND: gl.constexpr,
     GLOBAL: gl.constexpr, BIAS: gl.constexpr, EXPERTS: gl.constexpr, SPLIT: gl.constexpr, ORDER: gl.constexpr,
     CONSUMERS: gl.constexpr, X_STAGES: gl.constexpr, X_UNITS: gl.constexpr, W_STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
+    GROUP: gl.constexpr, TMA_STORE: gl.constexpr,
 ):  # fmt: skip
     """out (M, N) = x (M, K) · w (N, K)^T, or by w[expert] for the rows that `table_ptr` gives each expert."""
     gdc_launch_dependents()
@@ -322,16 +391,15 @@ def weights_kernel(
     red_bufs = gl.allocate_shared_memory(
         gl.float32, [CONSUMERS - 1 if SPLIT and CONSUMERS > 1 else 1, 64, BN if SPLIT else 8], flat
     )
-    READERS: gl.constexpr = 1 if SPLIT else CONSUMERS
     p = Product(  # integers that are one come as constants
-        x_desc, w_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs,
-        barriers(X_STAGES, 1), barriers(X_STAGES, 1),
-        barriers(X_STAGES, READERS), barriers(W_STAGES, 1), barriers(W_STAGES, 1), barriers(W_STAGES, READERS),
-        barriers(4, 1),
+        x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs,
+        barriers(X_STAGES), barriers(X_STAGES), barriers(X_STAGES), barriers(W_STAGES), barriers(W_STAGES),
+        barriers(W_STAGES), barriers(CONSUMERS),
         gl.to_tensor(N), gl.to_tensor(M), gl.to_tensor(s_row), gl.to_tensor(s_expert), gl.to_tensor(out_stride),
-        gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(slices), KIND, FMT, SN, ROUND, GLOBAL, BIAS,
-        EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP,
+        gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(slices), gl.to_tensor(fours), KIND, FMT, SN,
+        ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP, TMA_STORE,
     )  # fmt: skip
+    start_barriers(p)
     if ORDER != "":
         OWN: gl.constexpr = 224 if BN > 128 else 208  # registers of a consumer's thread
         REST: gl.constexpr = 56 if BN > 128 else 80

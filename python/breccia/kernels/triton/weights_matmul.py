@@ -99,12 +99,17 @@ def weights_matmul(
     scale, s_row, s_expert = scales_of(scale, kind, experts, tile.order == "w")
     packed = w.view(torch.int32)
     packed = packed.flatten(0, 1) if experts else packed
+    x_desc = TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [tile.cols, 64], X_LAYOUT)
+    # Where a consumer has registers for wide tiles only, results are as many as to be worth it.
+    tma_store = tile.cols > 128 and out.dtype == x.dtype and n % 8 == 0
+    out_desc = TensorDescriptor(out, [m, n], [n, 1], [tile.cols, 64], X_LAYOUT) if tma_store else x_desc
     launch(
         weights_kernel,
         (row_tiles * col_tiles if tile.split else min(row_tiles * col_tiles, sms),),
         x,
-        TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [tile.cols, 64], X_LAYOUT),
+        x_desc,
         TensorDescriptor(packed, list(packed.shape), [packed.stride(0), 1], [tile.rows, words], W_LAYOUT[words]),
+        out_desc,
         scale,
         scale if global_scale is None else global_scale,
         scale if bias is None else bias,
@@ -118,6 +123,7 @@ def weights_matmul(
         row_tiles,
         col_tiles,
         k // 128,
+        triton.cdiv(k // 128, 4 * (tile.consumers if tile.split else 1)),
         KIND=kind,
         FMT=element,
         SN=max(1, block[0]),
@@ -132,6 +138,7 @@ def weights_matmul(
         X_UNITS=tile.x_units,
         W_STAGES=tile.w_stages,
         GROUP=tile.group,
+        TMA_STORE=tma_store,
         num_warps=4,
         maxnreg=168,
         launch_pdl=True,

@@ -104,7 +104,7 @@ def step_stream(
     wait_for_x(p, at + 1, True)
     acc = warpgroup_mma(a1, p.x_bufs.index((at + 1) % p.X_STAGES).permute((1, 0)), acc, is_async=True)
     wait_for_all_but_last()
-    free_x(p, at, True)
+    free_x(p, at, more if p.TMA_STORE else True)  # the last slice's are for results
     mbarrier.arrive(p.w_free.index((base + k) % p.W_STAGES))
     words = take_words(p, WHICH, base + k + p.STEP, more)
     a0 = decode(p, words, 0, after, ONCE, mma)
