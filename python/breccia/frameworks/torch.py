@@ -21,7 +21,6 @@ from breccia.frameworks._torch_ops import (
     parts_to_tensor,
     requantize_here,
     vectorized_cast,
-    wrap,
 )
 from breccia.kernels import vectorized
 from breccia.kernels.vectorized.spec import Element
@@ -88,7 +87,7 @@ def to_device(array: Any, device: Any) -> Any:
 def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
     x = _floats(x, "x")
     if _is_plain(x):
-        return _cast_here(x, recipe)
+        return cast_here(x, recipe)
     name = dtype_name(x)
     return parts_to_tensor(torch.ops.breccia.cast(x.detach(), recipe_key(recipe)), x.shape, recipe, name)
 
@@ -96,14 +95,14 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
     x = _floats(x, "x")
     if _is_plain(x):
-        return _cast_here(x, recipe, **options.core_arguments)
+        return cast_here(x, recipe, **options.core_arguments)
     return parts_to_tensor(vectorized_cast(x.detach(), recipe, options), x.shape, recipe, dtype_name(x))
 
 
 def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
     x = _floats(x, "x")
     if _is_plain(x):
-        return _cast_here(x, recipe, factor=float(factor), **options.core_arguments)
+        return cast_here(x, recipe, factor=float(factor), **options.core_arguments)
     values = x.detach().float()
     element = Element.of(recipe.element)
     factor = torch.as_tensor(factor, dtype=torch.float32, device=x.device)
@@ -112,10 +111,6 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
     else:
         data = vectorized.cast_scaled(namespace, values, recipe, factor, options).view(NATIVE[element.name])
     return ScaledTensor._unchecked("one", dtype_name(x), data, 1 / factor, recipe, recipe.layout, None, None)
-
-
-def _cast_here(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
-    return wrap(cast_here(x, recipe, **options), x.shape, recipe, dtype_name(x))
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
@@ -143,7 +138,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     if not _is_plain(scaled.data):
         made = torch.ops.breccia.requantize(*flatten(scaled), recipe_key(recipe))
         return parts_to_tensor(made, scaled.shape, recipe, scaled.original_dtype)
-    return wrap(requantize_here(scaled, recipe), scaled.shape, recipe, scaled.original_dtype)
+    return requantize_here(scaled, recipe)
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
