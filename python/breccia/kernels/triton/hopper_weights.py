@@ -39,8 +39,8 @@ class Product:
     the weights, which rounds them to bf16; else they multiply the float32 sum of each slice. SPLIT: the consumers
     share 64 rows of w and divide K, one tile a program; else each has 64 rows of its own. ORDER: two warps
     bring the activations into the weights' order ("x") or the weights into theirs ("w"), or a kernel did before ("").
-    X_UNITS: units of K in one buffer of activations, of which there are X_STAGES. TMA_STORE: results
-    leave through these buffers."""
+    X_UNITS: units of K in one buffer of activations, of which there are X_STAGES. TMA_STORE: results leave through
+    these buffers."""
 
     x_desc: tma.tensor_descriptor
     w_desc: tma.tensor_descriptor
@@ -258,7 +258,7 @@ def consumers_meet():
 @gluon.jit
 def store_by_tma(p, WHICH: gl.constexpr, results, rows, col, at):
     """The same through shared memory: the at-th buffer of activations and the next, which nobody has given back, take
-    64 columns each. A tenth of the instructions, which are cold where a program has one tile."""
+    64 columns each. A third of the instructions, which are cold where a program has one tile."""
     consumers_meet()
     free_x(p, at + 1 - WHICH, True)
     buffer = p.x_bufs.index((at + WHICH) % p.X_STAGES)
@@ -277,6 +277,7 @@ def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
     BN: gl.constexpr = p.x_bufs.shape[1]
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
     STREAM: gl.constexpr = BN > 128  # elsewhere no faster, or slower (docs/gpu.md)
+    gl.static_assert(STREAM or not p.TMA_STORE)
     step: gl.constexpr = step_stream if STREAM else step_wide if p.X_UNITS == 1 else step_narrow
     FIRST: gl.constexpr = WHICH if p.SPLIT else 0
     S: gl.constexpr = p.STEP

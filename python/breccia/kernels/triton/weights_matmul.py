@@ -100,7 +100,7 @@ def weights_matmul(
     packed = w.view(torch.int32)
     packed = packed.flatten(0, 1) if experts else packed
     x_desc = TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [tile.cols, 64], X_LAYOUT)
-    # Where a consumer has registers for wide tiles only, results are as many as to be worth it.
+    # Tiles of 256 columns have results enough for it to pay, and keep two buffers of activations for them.
     tma_store = tile.cols > 128 and out.dtype == x.dtype and n % 8 == 0
     out_desc = TensorDescriptor(out, [m, n], [n, 1], [tile.cols, 64], X_LAYOUT) if tma_store else x_desc
     launch(
