@@ -89,9 +89,7 @@ def _packing(shape: Any, recipe: ScalingRecipe) -> str:
 
 
 def _empty(parts: _Parts, device: Any) -> list[Any]:
-    return [
-        None if part is None else torch.empty_strided(part[0], part[1], dtype=part[2], device=device) for part in parts
-    ]
+    return [torch.empty_strided(part[0], part[1], dtype=part[2], device=device) for part in parts if part is not None]
 
 
 def cast_here(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
@@ -193,8 +191,7 @@ def _cast_cuda(x: Any, recipe: str) -> list[Any]:
 
 
 def _cast_fake(x: Any, recipe: str) -> list[Any]:
-    made = _empty(_output_parts(list(x.shape), recipe), x.device)
-    return [x for x in made if x is not None]
+    return _empty(_output_parts(list(x.shape), recipe), x.device)
 
 
 # --- dequantize -----------------------------------------------------------------------------------------------------
@@ -249,8 +246,7 @@ def _requantize_cuda(parts: list[Any], key: str, recipe: str) -> list[Any]:
 
 
 def _requantize_fake(parts: list[Any], key: str, recipe: str) -> list[Any]:
-    made = _empty(_output_parts(list(unflatten(parts, key).shape), recipe), parts[0].device)
-    return [x for x in made if x is not None]
+    return _empty(_output_parts(list(unflatten(parts, key).shape), recipe), parts[0].device)
 
 
 # --- matmul ---------------------------------------------------------------------------------------------------------

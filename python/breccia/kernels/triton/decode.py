@@ -40,13 +40,12 @@ E2M1_ONCE_ASM = _four_e2m1("mul.bf16x2 OUT, u, SCALE; ")
 # INT4 codes are mantissas under the exponent of 128: 136 more than their value. (u & a) ^ b is one instruction only
 # where it is written as one. The fused product of 64 rows has registers for a subtraction, w4_gemv for a multiply-add.
 _INT4 = "lop3.b32 u, u, 0x000F000F, 0x43084308, 0x6A; "
-INT4_ASM = _four_pairs(_INT4 + "mov.b32 t, 0x43084308; sub.bf16x2 OUT, u, t; ")
+_INT4_LESS_136 = _INT4 + "mov.b32 t, 0x43084308; sub.bf16x2 "
+INT4_ASM = _four_pairs(_INT4_LESS_136 + "OUT, u, t; ")
 INT4_FMA_ASM = _four_pairs(_INT4 + "mov.b32 s, 0x3F803F80; mov.b32 t, 0xC308C308; fma.rn.bf16x2 OUT, u, s, t; ")
 # Times a scale in two parts, $5 and the rest of it, $6: one instruction a pair more than by a bfloat16 scale, two less
 # than in float32. Rounded once where the rest times a code is exact, as of float16 scales, which have 11 bits.
-SCALED_INT4_ASM = _four_pairs(
-    _INT4 + "mov.b32 t, 0x43084308; sub.bf16x2 u, u, t; mul.bf16x2 t, u, $6; fma.rn.bf16x2 OUT, u, $5, t; "
-)
+SCALED_INT4_ASM = _four_pairs(_INT4_LESS_136 + "u, u, t; mul.bf16x2 t, u, $6; fma.rn.bf16x2 OUT, u, $5, t; ")
 # A float32 scale $2 to bf16x2 with equal halves: its first 8 bits, not rounded up to infinity, and the next 8.
 TWO_PARTS_ASM = gl.constexpr("""{
 .reg .b32 h; .reg .f32 f, g;
