@@ -111,7 +111,7 @@ def test_every_code(fmt: str, snippet: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_int4_by_float_scales(dtype: type) -> None:
-    """Codes times scales, rounded to bf16: once where scales are float16, else within 2^-15 of the half of a place."""
+    """Codes times scales, rounded to bf16: once where scales are float16, else 2^-7 of a place beyond half of one."""
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 16, (100_000, 8)).astype(np.uint32)
     packed = np.bitwise_or.reduce(codes << (np.arange(8, dtype=np.uint32) * np.uint32(4)), axis=1)
