@@ -41,13 +41,17 @@ struct TileSums {
 /// Rows [first, first + Count) of a block's sums, times their scales, added to c.
 template <class Tiles, bool XScales, int Count>
 BRECCIA_INLINE void add_scaled(const TileSums& t, const float* sums, int first) {
+    F x_scale_f32x16[Tiles::across];  // read once: the compiler cannot know that c is elsewhere
+    if constexpr (XScales)
+#pragma GCC unroll 2
+        for (int v = 0; v < Tiles::across; ++v) x_scale_f32x16[v] = f_load(t.x_scales + 16 * v);
 #pragma GCC unroll 6
     for (int n = first; n < first + Count; ++n) {
         const F w_scale_f32x16 = f_set(t.w_scales[n]);
 #pragma GCC unroll 2
         for (int v = 0; v < Tiles::across; ++v) {
             F scale_f32x16 = w_scale_f32x16;
-            if constexpr (XScales) scale_f32x16 = f_mul(scale_f32x16, f_load(t.x_scales + 16 * v));
+            if constexpr (XScales) scale_f32x16 = f_mul(scale_f32x16, x_scale_f32x16[v]);
             float* c = t.c + (n * Tiles::across + v) * 16;
             const F sum = f_load(sums + ((n / 16 * Tiles::across + v) * 16 + n % 16) * 16);
             f_store(c, f_multiply_add(sum, scale_f32x16, f_load(c)));
