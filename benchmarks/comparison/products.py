@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""matmul: activations (M, K) by a weight of N rows, and the products a user would call instead."""
+"""matmul: activations (M, K) by a weight of N rows, and the products a user would call instead.
+
+Results are of the type that torch's are: float32 for float32 activations, bfloat16 for bfloat16 and FP8 ones.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import breccia
@@ -65,27 +69,28 @@ def _products(
     for source, a in operands.items():
         peers = full_peers if source == "fp32" else half_peers
         limit = "fp32 FLOP" if source == "fp32" else "bf16 FLOP"
+        out_dtype = np.float32 if source == "fp32" else ml_dtypes.bfloat16
+        linear = functools.partial(breccia.linear, a, out_dtype=out_dtype)
         works = []
         for name, weight in weights.items():
             runs: dict[str, Run] = {
-                "breccia": lambda a=a, b=weight: breccia.linear(a, b),
-                "breccia prepared": lambda a=a, b=ready[name]: breccia.linear(a, b),
+                "breccia": functools.partial(linear, weight),
+                "breccia prepared": functools.partial(linear, ready[name]),
             }
             alike = {peer: run for peer, run in peers.items() if BITS.get(peer, RECIPE_BITS[name]) == RECIPE_BITS[name]}
             work = Work(group, f"{source} × {name}", runs | alike, 2.0 * m * n * k, limit)
             if m == 1:
                 work.size, work.limit = weight.nbytes, limits.read_limit(weight.nbytes)
-                work.memory = _rotating(a, weight, 4 * cache // weight.nbytes + 1)
+                work.memory = _rotating(linear, weight, 4 * cache // weight.nbytes + 1)
                 work.memory_limit = limits.MEMORY_READ
             works.append(work)
         yield works
 
 
-def _rotating(a: Any, weight: Any, count: int) -> dict[str, Run]:
+def _rotating(linear: Callable[[Any], Any], weight: Any, count: int) -> dict[str, Run]:
     weights = [copy.deepcopy(weight) for _ in range(count)]
     prepared = [breccia.prepare(weight) for weight in weights]
-    multiply = lambda b: breccia.linear(a, b)  # noqa: E731
-    return {"breccia": in_turn(multiply, weights), "breccia prepared": in_turn(multiply, prepared)}
+    return {"breccia": in_turn(linear, weights), "breccia prepared": in_turn(linear, prepared)}
 
 
 def _peers(x: np.ndarray, w: np.ndarray) -> tuple[dict[str, Run], dict[str, Run]]:

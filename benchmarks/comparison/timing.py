@@ -38,24 +38,29 @@ class Work:
 
 SLOW = 2.0  # seconds; a call that takes longer is not repeated
 BURST = 3  # calls to a turn: the first finds the caches full of the others' operands
+TURNS = 4  # at least, of contestants whose calls take less than LONG: a slow spell outlasts a turn
+LONG = 0.1
 
 
 def best_times(contestants: dict[str, Run], seconds: float) -> dict[str, float]:
     """Seconds of each at its best, in turns, so that a slow spell of the machine falls on all. After a warming call a
-    contestant has `seconds`, and one turn at least, of one call if that is longer."""
+    contestant has `seconds`, and TURNS turns at least; one whose calls are LONG has one, of one call if that takes it.
+    """
     times = {name: elapsed(run) for name, run in contestants.items()}
     waiting = [name for name, first in times.items() if first < SLOW]
     spent = dict.fromkeys(waiting, 0.0)
     times |= dict.fromkeys(waiting, float("inf"))
+    turns = 0
     while waiting:
         for name in waiting:
             for _ in range(BURST):
                 took = elapsed(contestants[name])
                 times[name] = min(times[name], took)
                 spent[name] += took
-                if spent[name] >= seconds:
+                if took >= LONG and spent[name] >= seconds:
                     break
-        waiting = [name for name in waiting if spent[name] < seconds]
+        turns += 1
+        waiting = [name for name in waiting if spent[name] < seconds or (turns < TURNS and times[name] < LONG)]
     return times
 
 
