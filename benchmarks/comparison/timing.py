@@ -44,7 +44,7 @@ LONG = 0.1
 
 def best_times(contestants: dict[str, Run], seconds: float) -> dict[str, float]:
     """Seconds of each at its best, in turns, so that a slow spell of the machine falls on all. After a warming call a
-    contestant has `seconds`, and TURNS turns at least; one whose calls are LONG has one, of one call if that takes it.
+    contestant has `seconds`, and TURNS turns at least; one whose calls are LONG has a turn, cut short after `seconds`.
     """
     times = {name: elapsed(run) for name, run in contestants.items()}
     waiting = [name for name, first in times.items() if first < SLOW]
