@@ -309,13 +309,28 @@ TEST_P(Backends, MatmulOfOneActivationByPreparedSpecialCodes) {
         }
 }
 
-// Scales that are codes: negative ones, NaN, zero, subnormal.
+// The codes of scales that go into 4-bit codes, and one in the place of others.
+std::uint8_t ordinary_e4m3(std::uint8_t code) { return code < 0x7F ? code : 56; }
+std::uint8_t ordinary_e8m0(std::uint8_t code) { return code >= 127 - 60 && code <= 127 + 60 ? code : 127; }
+
+// Scales that are codes: negative ones, NaN, zero, subnormal; and those alone that kernels put into the weight's codes.
 TEST_P(Backends, MatmulDecodesEveryScale) {
     const BackendScope scope(GetParam());
     constexpr std::int64_t codes = 256, k = 96;
     constexpr std::uint8_t one = 2;  // E2M1
     constexpr std::uint8_t e8m0_one = 127, e4m3_one = 56;
-    for (const bool e8m0 : {false, true}) {
+    struct Case {
+        bool e8m0;
+        std::uint8_t (*scale_of_row)(std::uint8_t);
+        float (*decode)(std::uint8_t);
+    };
+    const Case cases[] = {
+        {true, [](std::uint8_t row) { return row; }, Float8E8M0FNU::decode},
+        {false, [](std::uint8_t row) { return row; }, Float8E4M3FN::decode},
+        {true, ordinary_e8m0, [](std::uint8_t row) { return Float8E8M0FNU::decode(ordinary_e8m0(row)); }},
+        {false, ordinary_e4m3, [](std::uint8_t row) { return Float8E4M3FN::decode(ordinary_e4m3(row)); }},
+    };
+    for (const auto& [e8m0, scale_of_row, decode] : cases) {
         const Recipe recipe =
             e8m0 ? make_recipe("MXFP4BlockScaling") : make_recipe("NVFP4BlockScaling", {{"two_level", false}});
         const std::int64_t block = e8m0 ? 32 : 16, blocks = k / block;
@@ -326,10 +341,9 @@ TEST_P(Backends, MatmulDecodesEveryScale) {
             data.as<std::uint8_t>()[i * k / 2] = one;
             // The other blocks' scales are ordinary, so that rows differ in what is special of them.
             std::fill_n(scale.as<std::uint8_t>() + i * blocks, blocks, e8m0 ? e8m0_one : e4m3_one);
-            scale.as<std::uint8_t>()[i * blocks] = static_cast<std::uint8_t>(i);
+            scale.as<std::uint8_t>()[i * blocks] = scale_of_row(static_cast<std::uint8_t>(i));
         }
-        const ScaledTensor w(data, scale, recipe, Layout::per_block_k(block));
-        expect_decoded(w, codes, k, info(format_of_scale(recipe.scale)).decode);
+        expect_decoded(ScaledTensor(data, scale, recipe, Layout::per_block_k(block)), codes, k, decode);
     }
 }
 
@@ -356,6 +370,30 @@ TEST_P(Backends, MatmulOfAnyMagnitude) {
                     if (HasFatalFailure()) return;
                 }
             }
+}
+
+// 4-bit codes with scales in them by activations at the ends of what their kernels take, every code and sign in play.
+TEST_P(Backends, MatmulOfPackedCodesOfAnyMagnitude) {
+    const BackendScope scope(GetParam());
+    constexpr std::int64_t n = 37, k = 304;
+    for (const Recipe& recipe : {make_recipe("NVFP4BlockScaling"), make_recipe("MXFP4BlockScaling")})
+        for (const int exponent : {-96, -44, -37, 0, 31, 38, 90, 110}) {
+            const std::int64_t length = k / block_of(recipe) * block_of(recipe);
+            std::vector<float> numbers = heavy_tailed(n, length, 7, 1);
+            const ScaledTensor w = cast(array_of(numbers, {n, length}), recipe);
+            const std::vector<float> values = to_vector(dequantize(w));
+            for (const std::int64_t m : {3, 5, 16})
+                for (const DType type : {DType::bfloat16, DType::float32}) {
+                    std::vector<float> x = heavy_tailed(m, length, 9, 0.5F);
+                    for (float& value : x) value = std::ldexp(value, exponent);
+                    const Array a = rounded(x, type, {m, length});
+                    const Reference reference = multiply(numbers_of(a), values, m, n, length);
+                    SCOPED_TRACE(describe(recipe) + " m=" + std::to_string(m) + " 2^" + std::to_string(exponent));
+                    expect_close(matmul(a, w.transposed()), reference, bound(length));
+                    expect_close(matmul(a, PreparedWeight(w).transposed()), reference, bound(length));
+                    if (HasFatalFailure()) return;
+                }
+        }
 }
 
 // Products of integers take activations whose digits are many or few, and leave the rest to other kernels.

@@ -142,7 +142,8 @@ bool tiles_permitted() {
     return true;
 #elif defined(__linux__)
     constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    static const bool granted = features().amx_bf16 && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+    static const bool granted =
+        features().amx_bf16 && features().avx512_fp16 && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
     return granted;
 #else
     return false;

@@ -210,9 +210,11 @@ struct TileRows {
     std::int64_t scale_stride = 0;
     std::int64_t block_steps = 1, blocks_per_scale = 1;
     bool tile_scales = false;
-    /// Where not 0, of packed codes: a scale to so many elements (log2; 16, 32 or 64) is multiplied into the codes,
-    /// with which its product is exact in bfloat16. 16 floats can be read from each step's first.
+    /// Where not 0, of packed codes: a scale to so many elements (log2; 16, 32 or 64) goes into the codes. 16 floats
+    /// can be read from each step's first. They are powers of two of 2^-60 ... 2^60; or, of E2M1, E4M3 numbers not
+    /// negative, and then `out` comes out 2^-112 as large.
     int code_block_shift = 0;
+    bool powers_of_two = false;
     /// Of unsigned 4-bit codes whose blocks are whole steps: bytes of -8 ... 15, [16 rows][scale][row], or null.
     const std::uint8_t* zero_points = nullptr;
     const float* x_scales = nullptr;  ///< [block of sums][16], or null

@@ -92,4 +92,8 @@ bool powers_of_two_are_ordinary(const ScaledMatrix& m) {
     return bytes_within(m.grid, m.scale, m.scale_row_stride, m.scale_col_stride, -127, -60, 60);
 }
 
+bool e4m3_scales_are_ordinary(const ScaledMatrix& m) {
+    return bytes_within(m.grid, m.scale, m.scale_row_stride, m.scale_col_stride, 0, 0, 0x7E);
+}
+
 }  // namespace breccia

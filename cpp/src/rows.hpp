@@ -58,4 +58,7 @@ inline void read_zero_points(const ScaledMatrix& m, std::int64_t row, std::uint8
 /// Whether E8M0 scales are all within 2^-60 ... 2^60, where their products with codes are ordinary bfloat16 numbers.
 bool powers_of_two_are_ordinary(const ScaledMatrix& m);
 
+/// Whether no E4M3 scale is negative or NaN.
+bool e4m3_scales_are_ordinary(const ScaledMatrix& m);
+
 }  // namespace breccia

@@ -21,6 +21,9 @@ struct RowScales {
     std::int64_t block_steps = 1, blocks_per_scale = 1;
     bool tile_scales = false;
     int code_block_shift = 0;
+    bool powers_of_two = false;
+    // Activations are multiplied by `up` and results by `down`: codes times E4M3 scales come out 2^-112 as large.
+    float up = 1, down = 1;
 };
 
 std::optional<RowScales> row_scales(const ScaledMatrix& w, std::int64_t k) {
@@ -32,12 +35,16 @@ std::optional<RowScales> row_scales(const ScaledMatrix& w, std::int64_t k) {
         return RowScales{.block_steps = steps, .blocks_per_scale = own / step / steps};
     }
     if (!w.packed) return own == byte_block ? std::optional(RowScales{.tile_scales = true}) : std::nullopt;
-    const bool exact = w.scale_type == ScaleType::e8m0
-                           ? powers_of_two_are_ordinary(w)
-                           : w.scale_type == ScaleType::e4m3 && w.element == format_of<Float4E2M1FN>;
-    if (!exact || (own != 16 && own != 32 && own != 64)) return {};
-    return RowScales{.block_steps = panel_k / step,
-                     .code_block_shift = std::countr_zero(static_cast<std::uint64_t>(own))};
+    if (own != 16 && own != 32 && own != 64) return {};
+    RowScales how{.block_steps = panel_k / step,
+                  .code_block_shift = std::countr_zero(static_cast<std::uint64_t>(own)),
+                  .powers_of_two = w.scale_type == ScaleType::e8m0};
+    if (how.powers_of_two) return powers_of_two_are_ordinary(w) ? std::optional(how) : std::nullopt;
+    if (w.scale_type != ScaleType::e4m3 || w.element != format_of<Float4E2M1FN> || !e4m3_scales_are_ordinary(w))
+        return {};
+    how.up = exp2i(64);
+    how.down = exp2i(112 - 64);
+    return how;
 }
 
 // Whether zero points are what a step of a row has one of.
@@ -71,6 +78,19 @@ struct TileActivations {
     std::vector<float> scales;
 };
 
+// Multiplies numbers by a power of two. False where one is neither zero nor in [2^-40, 2^36]: 2^64 times these,
+// products with the smallest scaled codes and with the smaller terms of a number are not subnormal.
+bool scale_up(float* x, std::int64_t n, float by) {
+    constexpr std::uint32_t least = (127 - 40) << 23, most = (127 + 36) << 23;
+    bool ordinary = true;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(x[i]) & 0x7FFF'FFFFU;
+        ordinary &= magnitude == 0 || (magnitude >= least && magnitude <= most);
+        x[i] *= by;
+    }
+    return ordinary;
+}
+
 // In every 32 elements the pairs of the first part before those of the second, as tiles of one block have them.
 void part_pairs(std::uint16_t* x, std::int64_t elements, std::int64_t vectors) {
     std::vector<std::uint16_t> block(static_cast<std::size_t>(byte_block * vectors));
@@ -90,10 +110,12 @@ bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const 
     std::fill(out.x.data() + last, out.x.data() + padded_k * out.vectors, std::uint16_t{0});
     Scratch scratch;
     const LaneTerms to{.rows = rows, .terms = out.terms, .vectors = out.vectors, .packed = packed, .out = out.x.data()};
+    bool scaled = true;
     const bool in_range = pack_terms(bf16, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
         read_activations(product, coded, out.first, rows, k, count, scratch, x, panel_k);
+        for (std::int64_t i = 0; how.up != 1 && i < rows; ++i) scaled &= scale_up(x + i * panel_k, count, how.up);
     });
-    if (!in_range) return false;
+    if (!in_range || !scaled) return false;
     if (coded != nullptr) {
         const std::int64_t block = block_of(how, packed);
         out.scales.resize(static_cast<std::size_t>((product.k + block - 1) / block * lanes));
@@ -156,6 +178,7 @@ private:
              .blocks_per_scale = how_.blocks_per_scale,
              .tile_scales = how_.tile_scales,
              .code_block_shift = how_.code_block_shift,
+             .powers_of_two = how_.powers_of_two,
              .zero_points = w_.zero_point != nullptr ? zero_points_.data() : nullptr,
              .x_scales = a.scales.empty() ? nullptr : a.scales.data(),
              .x = a.x.data(),
@@ -170,7 +193,7 @@ private:
             float* sums = turned_.data() + i * at_once;
             for (std::int64_t r = 0; r < n; ++r) {
                 for (std::int64_t t = 1; t < a.terms; ++t) sums[r] += sums[t * a.rows * at_once + r];
-                sums[r] = w_.with_global(sums[r]);
+                sums[r] = w_.with_global(sums[r] * how_.down);
             }
             product_.write(product_.table, a.first + i, row, n, sums);
         }
@@ -191,10 +214,12 @@ bool rows_in_tiles(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* bf16 = product.table.matmul.bf16;
     if (bf16 == nullptr || bf16->rows_in_tiles[static_cast<std::size_t>(w.element)] == nullptr) return false;
     if (product.k == 0 || w.col_stride != 1 || w.packed != is_packed(w.element)) return false;
+    const std::int64_t rows = product.total_rows();
+    // Before all scales are looked at.
+    if (rows > 2 * lanes || rows * product.a.front().bfloat16_terms() < 3) return false;
     std::optional<RowScales> how = row_scales(w, product.k);
     if (!how || !zero_points_suit(w, *how)) return false;
     const ScaledMatrix* coded = codes_that_suit(product, w.packed, *how);
-    const std::int64_t rows = product.total_rows();
     const bool one_term = coded != nullptr || product.precision == Precision::fast;
     const std::int64_t terms = one_term ? 1 : product.a.front().bfloat16_terms();
     // A row at a time is quicker for one or two activations; panels are for more than two passes take, or for more than

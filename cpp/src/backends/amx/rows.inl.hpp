@@ -5,6 +5,21 @@
 // two, in whatever order of k costs no shuffle; activations are packed in that order. Sums leave their tiles before the
 // first product of the next block and are scaled, row by row, between the rows that are decoded.
 
+/// Products of 32 float16 numbers.
+BRECCIA_INLINE I h_mul(I a, I b) {
+#ifdef BRECCIA_EMULATE_TILES  // on machines without AVX512_FP16
+    const auto half = [](I x, int i) BRECCIA_INLINE_LAMBDA {
+        return _mm512_cvtph_ps(i == 0 ? _mm512_castsi512_si256(x) : _mm512_extracti64x4_epi64(x, 1));
+    };
+    const auto product = [&](int i) BRECCIA_INLINE_LAMBDA {
+        return _mm512_cvtps_ph(f_mul(half(a, i), half(b, i)), _MM_FROUND_TO_NEAREST_INT);
+    };
+    return _mm512_inserti64x4(_mm512_castsi256_si512(product(0)), product(1), 1);
+#else
+    return _mm512_castph_si512(_mm512_mul_ph(_mm512_castsi512_ph(a), _mm512_castsi512_ph(b)));
+#endif
+}
+
 // Tile numbers must be literals. Sums: 0, 1. Weights: 2, 4, 6. Activations: 3, 5, 7: a tile that a product still reads
 // is not loaded, so that three pairs take turns.
 BRECCIA_INLINE void configure_row_tiles(std::int64_t vectors) {
@@ -14,8 +29,34 @@ BRECCIA_INLINE void configure_row_tiles(std::int64_t vectors) {
     _tile_loadconfig(&config);
 }
 
-/// A block's scale multiplies the sums of several steps, or of one tile; or the codes themselves.
-enum class RowScaling : std::uint8_t { steps, tile, codes };
+/// A block's scale multiplies the sums of several steps, or of one tile; or the codes, or is added to their exponents.
+enum class RowScaling : std::uint8_t { steps, tile, codes, exponents };
+
+constexpr bool into_codes(RowScaling s) { return s == RowScaling::codes || s == RowScaling::exponents; }
+
+// Codes as words, twice, so that a stray bit above an index does no harm.
+struct WordTable {
+    alignas(64) std::uint16_t words[32];
+};
+template <class C>
+inline constexpr WordTable float16_table = [] {
+    WordTable table{};
+    for (int i = 0; i < 32; ++i) table.words[i] = to_float16(C::decode(static_cast<std::uint8_t>(i & 15))).bits;
+    return table;
+}();
+
+// 2^120 times the codes in bfloat16, all zeros positive. What is subtracted from the exponent leaves zeros alone, as
+// it saturates.
+constexpr int high_exponent = 120;
+template <class C>
+inline constexpr WordTable high_table = [] {
+    WordTable table{};
+    for (int i = 0; i < 32; ++i) {
+        const float value = C::decode(static_cast<std::uint8_t>(i & 15));
+        if (value != 0) table.words[i] = to_bfloat16(value * exp2i(high_exponent)).bits;
+    }
+    return table;
+}();
 
 template <class C>
 inline constexpr int tiles_of_line = C::bits == 4 ? 4 : 2;
@@ -31,16 +72,17 @@ struct RowOptions {
 /// One line of each tile.
 template <class C, RowScaling Scaling>
 struct RowDecoder {
-    static constexpr bool scaled = Scaling == RowScaling::codes;
     I table, scale_of_lane;
 
     BRECCIA_INLINE_MEMBER explicit RowDecoder(const TileRows& g) {
         table = i_set(0);
         scale_of_lane = i_set(0);
-        if constexpr (scaled) {
-            table = as_bits(_mm512_load_ps(decode_table<C>.values));
+        if constexpr (into_codes(Scaling)) {
+            table = _mm512_load_si512(Scaling == RowScaling::codes ? float16_table<C>.words : high_table<C>.words);
             const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             scale_of_lane = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(g.code_block_shift - 3));
+            if constexpr (Scaling == RowScaling::codes)  // two words of a lane take one
+                scale_of_lane = _mm512_or_si512(scale_of_lane, _mm512_slli_epi32(scale_of_lane, 16));
         } else if constexpr (C::bits == 4) {
             table = nibble_table<C>(0);
         }
@@ -49,18 +91,27 @@ struct RowDecoder {
     /// `words`: of packed codes that are not scaled.
     BRECCIA_INLINE_MEMBER void decode(I codes, [[maybe_unused]] const float* scales, [[maybe_unused]] I words,
                                       std::uint8_t* out) const {
-        if constexpr (scaled) {
-            const F scale_f32x16 = _mm512_permutexvar_ps(scale_of_lane, f_load(scales));
+        if constexpr (Scaling == RowScaling::codes) {
+            // Exact in float16: at most six bits, 2^-10 ... 2^12. Shifted right by three, the exponent is bfloat16's
+            // less 112.
+            const I halves = _mm512_castsi256_si512(_mm512_cvtps_ph(f_load(scales), _MM_FROUND_TO_NEAREST_INT));
+            const I scale_f16x32 = _mm512_permutexvar_epi16(scale_of_lane, halves);
+            const I sign_and_rest = _mm512_set1_epi16(static_cast<short>(0x8FFF));
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) {
-                const F low =
-                    f_mul(_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * i), as_float(table)), scale_f32x16);
-                const F high =
-                    f_mul(_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * i + 16), as_float(table)), scale_f32x16);
-                constexpr int a_or_b_and_c = 0xF8;
-                _mm512_store_si512(out + i * 1024,
-                                   _mm512_ternarylogic_epi32(_mm512_srli_epi32(as_bits(low), 16), as_bits(high),
-                                                             i_set(static_cast<int>(0xFFFF'0000U)), a_or_b_and_c));
+                const I code = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * i), table);
+                const I product = _mm512_srai_epi16(h_mul(code, scale_f16x32), 3);
+                _mm512_store_si512(out + i * 1024, _mm512_and_si512(product, sign_and_rest));
+            }
+        } else if constexpr (Scaling == RowScaling::exponents) {
+            const I scale = _mm512_permutexvar_epi32(scale_of_lane, as_bits(f_load(scales)));
+            const I exponents = _mm512_or_si512(scale, _mm512_srli_epi32(scale, 16));
+            constexpr short highest = (127 + high_exponent) << 7;
+            const I less = _mm512_sub_epi16(_mm512_set1_epi16(highest), exponents);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) {
+                const I code = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * i), table);
+                _mm512_store_si512(out + i * 1024, _mm512_subs_epu16(code, less));
             }
         } else if constexpr (C::bits == 4) {
 #pragma GCC unroll 4
@@ -134,7 +185,7 @@ BRECCIA_INLINE F add_block(F total, const float (&sums)[2][256], int r, [[maybe_
         return f_multiply_add(both_f32x16, x_scale, total);
     } else {
         const F both_f32x16 = f_add(first_f32x16, second_f32x16);
-        if constexpr (Options::scaling == RowScaling::codes)
+        if constexpr (into_codes(Options::scaling))
             return Options::x_scales ? f_multiply_add(both_f32x16, x_scale, total) : f_add(total, both_f32x16);
         const F scale_f32x16 = Options::x_scales ? f_mul(f_set(scales[0]), x_scale) : f_set(scales[0]);
         return f_multiply_add(both_f32x16, scale_f32x16, total);
@@ -170,7 +221,7 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
             stride = line;
         }
         const float* row_scales = scales;
-        const std::int64_t code_scale = scaling == RowScaling::codes ? step * step_k >> g.code_block_shift : 0;
+        const std::int64_t code_scale = into_codes(scaling) ? step * step_k >> g.code_block_shift : 0;
         [[maybe_unused]] const std::uint8_t* zero_points = nullptr;
         if constexpr (Options::zero_points)
             zero_points = g.zero_points + row * g.scale_stride + step / (g.block_steps * g.blocks_per_scale) * 16;
@@ -249,10 +300,20 @@ static void multiply_rows(const TileRows& g) {
 }
 
 template <class C>
+static void multiply_scaled_codes([[maybe_unused]] const TileRows& g) {
+    if constexpr (std::is_same_v<C, Float4E2M1FN>) multiply_rows<C, RowScaling::codes>(g);
+}
+
+template <class C>
 static void multiply_rows_in_place(const TileRows& g) {
     configure_row_tiles(g.vectors);
     if constexpr (C::bits == 4)
-        g.code_block_shift != 0 ? multiply_rows<C, RowScaling::codes>(g) : multiply_rows<C, RowScaling::steps>(g);
+        if (g.code_block_shift == 0)
+            multiply_rows<C, RowScaling::steps>(g);
+        else if (g.powers_of_two)
+            multiply_rows<C, RowScaling::exponents>(g);
+        else
+            multiply_scaled_codes<C>(g);
     else
         g.tile_scales ? multiply_rows<C, RowScaling::tile>(g) : multiply_rows<C, RowScaling::steps>(g);
     release_tiles();
