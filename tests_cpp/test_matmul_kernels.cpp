@@ -310,15 +310,15 @@ TEST_P(Backends, MatmulOfOneActivationByPreparedSpecialCodes) {
 }
 
 // The codes of scales that go into 4-bit codes, and one in the place of others.
-std::uint8_t ordinary_e4m3(std::uint8_t code) { return code < 0x7F ? code : 56; }
-std::uint8_t ordinary_e8m0(std::uint8_t code) { return code >= 127 - 60 && code <= 127 + 60 ? code : 127; }
+constexpr std::uint8_t e4m3_one = 56, e8m0_one = 127;
+std::uint8_t ordinary_e4m3(std::uint8_t code) { return code < 0x7F ? code : e4m3_one; }
+std::uint8_t ordinary_e8m0(std::uint8_t code) { return code >= 127 - 60 && code <= 127 + 60 ? code : e8m0_one; }
 
 // Scales that are codes: negative ones, NaN, zero, subnormal; and those alone that kernels put into the weight's codes.
 TEST_P(Backends, MatmulDecodesEveryScale) {
     const BackendScope scope(GetParam());
     constexpr std::int64_t codes = 256, k = 96;
     constexpr std::uint8_t one = 2;  // E2M1
-    constexpr std::uint8_t e8m0_one = 127, e4m3_one = 56;
     struct Case {
         bool e8m0;
         std::uint8_t (*scale_of_row)(std::uint8_t);
@@ -376,12 +376,13 @@ TEST_P(Backends, MatmulOfAnyMagnitude) {
 TEST_P(Backends, MatmulOfPackedCodesOfAnyMagnitude) {
     const BackendScope scope(GetParam());
     constexpr std::int64_t n = 37, k = 304;
-    for (const Recipe& recipe : {make_recipe("NVFP4BlockScaling"), make_recipe("MXFP4BlockScaling")})
-        for (const int exponent : {-96, -44, -37, 0, 31, 38, 90, 110}) {
-            const std::int64_t length = k / block_of(recipe) * block_of(recipe);
-            std::vector<float> numbers = heavy_tailed(n, length, 7, 1);
-            const ScaledTensor w = cast(array_of(numbers, {n, length}), recipe);
-            const std::vector<float> values = to_vector(dequantize(w));
+    for (const Recipe& recipe : {make_recipe("NVFP4BlockScaling"), make_recipe("MXFP4BlockScaling")}) {
+        const std::int64_t length = k / block_of(recipe) * block_of(recipe);
+        std::vector<float> numbers = heavy_tailed(n, length, 7, 1);
+        const ScaledTensor w = cast(array_of(numbers, {n, length}), recipe);
+        const std::vector<float> values = to_vector(dequantize(w));
+        const PreparedWeight prepared(w);
+        for (const int exponent : {-96, -44, -37, 0, 31, 38, 90, 110})
             for (const std::int64_t m : {3, 5, 16})
                 for (const DType type : {DType::bfloat16, DType::float32}) {
                     std::vector<float> x = heavy_tailed(m, length, 9, 0.5F);
@@ -390,10 +391,10 @@ TEST_P(Backends, MatmulOfPackedCodesOfAnyMagnitude) {
                     const Reference reference = multiply(numbers_of(a), values, m, n, length);
                     SCOPED_TRACE(describe(recipe) + " m=" + std::to_string(m) + " 2^" + std::to_string(exponent));
                     expect_close(matmul(a, w.transposed()), reference, bound(length));
-                    expect_close(matmul(a, PreparedWeight(w).transposed()), reference, bound(length));
+                    expect_close(matmul(a, prepared.transposed()), reference, bound(length));
                     if (HasFatalFailure()) return;
                 }
-        }
+    }
 }
 
 // Products of integers take activations whose digits are many or few, and leave the rest to other kernels.
