@@ -193,11 +193,17 @@ TEST_P(Backends, MatmulOfCodesByCodes) {
     std::vector<Recipe> weights = all_recipes();
     for (const std::int64_t group : {32, 512})
         weights.push_back(make_recipe("INT4Scaling", {{"group_size", group}, {"signed", false}, {"symmetric", false}}));
+    // Powers of two over blocks that the activations' do not divide.
+    for (const std::int64_t block : {64, 128, 768})
+        for (const std::int64_t rows : {1, 32})
+            weights.push_back(
+                make_recipe("Float8BlockScaling", {{"block_k", block}, {"block_m", rows}, {"scale_format", "e8m0"s}}));
     constexpr std::int64_t n = 37, k = 1536;
     std::vector<float> w = heavy_tailed(n, k, 1, 1);
     for (const Recipe& activations :
-         {make_recipe("Float8BlockScaling"), make_recipe("Float8CurrentScaling", {{"granularity", "row"s}}),
-          make_recipe("INT8Scaling"), make_recipe("MXFP8BlockScaling"), make_recipe("NVFP4BlockScaling")})
+         {make_recipe("Float8BlockScaling"), make_recipe("Float8BlockScaling", {{"block_k", 96}}),
+          make_recipe("Float8CurrentScaling", {{"granularity", "row"s}}), make_recipe("INT8Scaling"),
+          make_recipe("MXFP8BlockScaling"), make_recipe("NVFP4BlockScaling")})
         for (const std::int64_t m : {1, 5, 16, 21}) {
             std::vector<float> x = heavy_tailed(m, k, 2, 1);
             const ScaledTensor a = cast(array_of(x, {m, k}), activations);

@@ -72,6 +72,14 @@ struct Setup {
     int terms = 1;  // bfloat16 numbers that make up an activation
 };
 
+// Whether a chunk that does not hold whole blocks of what codes take lies in one of them.
+bool decodes_in_chunks(const Setup& s) {
+    const std::int64_t own = s.w.grid.block_cols;
+    if (own < panel_k || (s.plan.scaling != Scaling::into_codes && s.w.zero_point == nullptr)) return true;
+    return std::all_of(s.chunks.begin(), s.chunks.end(),
+                       [&](const Chunk& chunk) { return chunk.k / own == (chunk.k + chunk.count - 1) / own; });
+}
+
 // Packs 16 rows where they lie as bfloat16 numbers: whether they do, and whether they are in range.
 struct Packed {
     bool in_place, in_range;
@@ -165,6 +173,49 @@ private:
     const BF16Kernels& bf16_;
 };
 
+// Rows of bytes that belong to the blocks of a weight's rows, one to each, or nothing: as they lie where they lie so.
+class ByteRows {
+public:
+    ByteRows() = default;
+    ByteRows(const BlockGrid& grid, const std::byte* data, std::int64_t row_stride, std::int64_t col_stride)
+        : grid_(grid),
+          data_(reinterpret_cast<const std::uint8_t*>(data)),
+          row_stride_(row_stride),
+          col_stride_(col_stride),
+          in_place_(grid.block_rows == 1 && (col_stride == 1 || grid.grid_cols() == 1)) {}
+
+    void take(std::int64_t row, std::int64_t rows) {
+        if (data_ == nullptr) return;
+        first_ = data_ + row / grid_.block_rows * row_stride_;
+        if (in_place_) return;
+        const std::int64_t cols = grid_.grid_cols();
+        gathered_.resize(static_cast<std::size_t>(rows * cols));
+        for (std::int64_t i = 0; i < rows; ++i) {
+            const std::uint8_t* from = data_ + (row + i) / grid_.block_rows * row_stride_;
+            for (std::int64_t j = 0; j < cols; ++j)
+                gathered_[static_cast<std::size_t>(i * cols + j)] = from[j * col_stride_];
+        }
+        first_ = gathered_.data();
+    }
+    [[nodiscard]] std::int64_t stride() const { return in_place_ ? row_stride_ : grid_.grid_cols(); }
+    /// Of the rows taken, or null.
+    [[nodiscard]] const std::uint8_t* at(std::int64_t row, std::int64_t block) const {
+        return data_ == nullptr ? nullptr : first_ + row * stride() + block;
+    }
+
+private:
+    BlockGrid grid_;
+    const std::uint8_t *data_ = nullptr, *first_ = nullptr;
+    std::int64_t row_stride_ = 0, col_stride_ = 0;
+    bool in_place_ = true;
+    std::vector<std::uint8_t> gathered_;
+};
+
+ByteRows scales_of_codes(const Setup& s) {
+    if (s.plan.scaling != Scaling::into_codes) return {};
+    return {s.w.grid, s.w.scale, s.w.scale_row_stride, s.w.scale_col_stride};
+}
+
 // The part of a weight panel's work that a thread keeps its buffers for.
 struct BF16Panels {
     const Setup& s;
@@ -174,8 +225,8 @@ struct BF16Panels {
     WorkBuffer<std::uint16_t> panel;
     WorkBuffer<float> scales;  // [block][row]
     std::int64_t scale_stride;
-    std::vector<float> row_scales = {}, scratch = {}, code_scales = {};
-    std::vector<std::uint8_t> zero_points = {};
+    ByteRows code_scales, zero_points;  // of those that codes take
+    std::vector<float> row_scales = {}, scratch = {};
 
     // Scales of the sums, 16 rows at a time turned to lie side by side.
     void read_sum_scales(std::int64_t j, std::int64_t rows) {
@@ -199,44 +250,14 @@ struct BF16Panels {
         }
     }
 
-    // The values that a chunk's codes take from their blocks' scales or zero points, rows of them side by side, so that
-    // decoding does not wait for them.
-    [[nodiscard]] std::int64_t blocks_in(const Chunk& chunk) const {
-        return (chunk.count + s.w.grid.block_cols - 1) / s.w.grid.block_cols;
-    }
-    [[nodiscard]] std::int64_t block_offset(const Chunk& chunk, std::int64_t row) const {
-        return scale_stride * (chunk.k / s.w.grid.block_cols) + row * blocks_in(chunk);
-    }
-    template <class T>
-    void deal(const T* of_row, std::int64_t row, std::vector<T>& out) const {
-        out.resize(static_cast<std::size_t>(scale_stride * s.w.grid.grid_cols()));
-        for (const Chunk& chunk : s.chunks)
-            std::copy_n(of_row + chunk.k / s.w.grid.block_cols, blocks_in(chunk),
-                        out.data() + block_offset(chunk, row));
-    }
-
-    void read_blocks(std::int64_t j, std::int64_t rows) {
-        const std::int64_t cols = s.w.grid.grid_cols();
-        scratch.resize(static_cast<std::size_t>(cols));
-        for (std::int64_t r = 0; s.plan.scaling == Scaling::into_codes && r < rows; ++r) {
-            read_scales(s.table, s.w, (j + r) / s.w.grid.block_rows, 0, cols, scratch.data());
-            deal(scratch.data(), r, code_scales);
-        }
-        if (s.w.zero_point == nullptr) return;
-        std::vector<std::uint8_t> of_row(static_cast<std::size_t>(cols));
-        for (std::int64_t r = 0; r < rows; ++r) {
-            read_zero_points(s.w, j + r, of_row.data(), 1);
-            deal(of_row.data(), r, zero_points);
-        }
-    }
-
     [[nodiscard]] const std::uint8_t* codes_at(std::int64_t row, std::int64_t k) const {
         return s.w.data + row * s.w.row_stride + (s.w.packed ? k / 2 : k);
     }
 
     void run(std::int64_t j, std::int64_t rows, std::int64_t padded_rows, float* c) {
         read_sum_scales(j, rows);
-        read_blocks(j, rows);
+        code_scales.take(j, rows);
+        zero_points.take(j, rows);
         // For few activations a tile's rows at a time: they stay in the first-level cache, and each part is decoded
         // before the product of the one before begins, which need not wait for it.
         const bool few = grid.padded == 16;
@@ -269,20 +290,21 @@ struct BF16Panels {
     };
 
     void decode(std::int64_t j, const Part& part) {
-        const std::int64_t own_block = s.w.grid.block_cols;
-        const std::int64_t cols = s.w.grid.grid_cols(), first = block_offset(part.chunk, part.r);
+        const std::int64_t own = s.w.grid.block_cols, k = part.chunk.k, block = k / own;
         s.bf16.decode[static_cast<std::size_t>(s.w.element)](
-            {.codes = codes_at(j + part.r, part.chunk.k),
+            {.codes = codes_at(j + part.r, k),
              .row_stride = s.w.row_stride,
              .rows = part.rows,
              .k = part.chunk.count,
              .out = part.codes,
-             // Blocks that a panel holds several of are powers of two.
-             .block_shift =
-                 cols == 1 || own_block >= panel_k ? 63 : std::countr_zero(static_cast<std::uint64_t>(own_block)),
-             .scales = s.plan.scaling == Scaling::into_codes ? code_scales.data() + first : nullptr,
-             .zero_points = s.w.zero_point != nullptr ? zero_points.data() + first : nullptr,
-             .stride = blocks_in(part.chunk)});
+             // Blocks that a chunk holds several of are powers of two.
+             .block_shift = own >= panel_k ? 63 : std::countr_zero(static_cast<std::uint64_t>(own)),
+             .skip = own >= panel_k ? 0 : k % own,
+             .scales = code_scales.at(part.r, block),
+             .scale_type = s.w.scale_type,
+             .scale_stride = code_scales.stride(),
+             .zero_points = zero_points.at(part.r, block),
+             .zero_stride = zero_points.stride()});
     }
 
     void multiply(const Part& part, std::int64_t padded_rows, float* c) {
@@ -349,6 +371,7 @@ bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
     if (w.zero_point != nullptr && !in_chunks(w.grid.block_cols, product.k)) return false;
     s.blocks = (product.k + s.block - 1) / s.block;
     s.chunks = chunks_of(product.k, s.block);
+    if (!decodes_in_chunks(s)) return false;
     // Activations of several terms take the room of more, and are best read seldom: fewer of them by more weights.
     const int fewer = s.terms > 1 ? 2 : 1;
     const std::int64_t at_once = rows_at_once / fewer;
@@ -364,7 +387,9 @@ bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
                               .activations = activations,
                               .panel = WorkBuffer<std::uint16_t>(n_at_once * panel_stride_bf16),
                               .scales = WorkBuffer<float>(n_at_once * s.blocks),
-                              .scale_stride = n_at_once};
+                              .scale_stride = n_at_once,
+                              .code_scales = scales_of_codes(s),
+                              .zero_points = {w.grid, w.zero_point, w.zero_row_stride, w.zero_col_stride}};
         });
     }
     return true;

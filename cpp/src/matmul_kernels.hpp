@@ -75,11 +75,16 @@ struct DecodeBF16 {
     const std::uint8_t* codes = nullptr;
     std::int64_t row_stride = 0, rows = 0, k = 0;
     std::uint16_t* out = nullptr;  ///< rows panel_stride_bf16 apart
-    int block_shift = 0;           ///< log2 of the elements to a scale or zero point
-    /// Multiplied in where the product is exact in bfloat16 (powers of two; E4M3 times E2M1), else null. [rows][stride]
-    const float* scales = nullptr;
-    const std::uint8_t* zero_points = nullptr;  ///< 4-bit codes only; or null. [rows][stride]
-    std::int64_t stride = 0;
+    /// Element k takes scale or zero point (skip + k) >> block_shift of its row.
+    int block_shift = 0;
+    std::int64_t skip = 0;
+    /// Codes of scales that are multiplied in, where the products are exact in bfloat16, or null: E8M0 of 2^-60 … 2^60,
+    /// or E4M3, of E2M1 only.
+    const std::uint8_t* scales = nullptr;
+    ScaleType scale_type = ScaleType::e8m0;
+    std::int64_t scale_stride = 0;
+    const std::uint8_t* zero_points = nullptr;  ///< of 4-bit codes only: bytes of -8 … 15, or null
+    std::int64_t zero_stride = 0;
 };
 
 /// Rows of codes that a kernel reads in place.
@@ -207,14 +212,16 @@ struct TileRows {
     /// `blocks_per_scale` of them; or, with tile_scales (byte codes), it is one step whose two runs of 32 elements each
     /// take the next.
     const float* scales = nullptr;
-    std::int64_t scale_stride = 0;
+    std::int64_t scale_stride = 0, scales_of_row = 0;
     std::int64_t block_steps = 1, blocks_per_scale = 1;
     bool tile_scales = false;
-    /// Where not 0, of packed codes: a scale to so many elements (log2; 16, 32 or 64) goes into the codes. 16 floats
-    /// can be read from each step's first. They are powers of two of 2^-60 ... 2^60; or, of E2M1, E4M3 numbers not
-    /// negative, and then `out` comes out 2^-112 as large.
+    /// Where not 0, of packed codes: a scale to so many elements (log2; 16, 32 or 64) goes into the codes. They are
+    /// E8M0 of 2^-60 … 2^60; or, of E2M1, E4M3 neither negative nor NaN, and then `out` comes out 2^-112 as large.
     int code_block_shift = 0;
-    bool powers_of_two = false;
+    /// In the place of `scales`, codes of those that go into codes, and of tiles' where they are E8M0; or null.
+    const std::uint8_t* scale_codes = nullptr;
+    std::int64_t scale_code_stride = 0;
+    ScaleType scale_type = ScaleType::float32;
     /// Of unsigned 4-bit codes whose blocks are whole steps: bytes of -8 ... 15, [16 rows][scale][row], or null.
     const std::uint8_t* zero_points = nullptr;
     const float* x_scales = nullptr;  ///< [block of sums][16], or null

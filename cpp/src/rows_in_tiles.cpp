@@ -21,7 +21,7 @@ struct RowScales {
     std::int64_t block_steps = 1, blocks_per_scale = 1;
     bool tile_scales = false;
     int code_block_shift = 0;
-    bool powers_of_two = false;
+    bool scale_codes = false;  // as they lie, in the place of numbers
     // Activations are multiplied by `up` and results by `down`: codes times E4M3 scales come out 2^-112 as large.
     float up = 1, down = 1;
 };
@@ -34,14 +34,19 @@ std::optional<RowScales> row_scales(const ScaledMatrix& w, std::int64_t k) {
         while (own / step % steps != 0) --steps;
         return RowScales{.block_steps = steps, .blocks_per_scale = own / step / steps};
     }
-    if (!w.packed) return own == byte_block ? std::optional(RowScales{.tile_scales = true}) : std::nullopt;
-    if (own != 16 && own != 32 && own != 64) return {};
+    const bool in_place = is_coded(w.scale_type) && w.grid.block_rows == 1 && w.scale_col_stride == 1;
+    const bool powers_of_two = w.scale_type == ScaleType::e8m0;
+    if (!w.packed) {
+        if (own != byte_block) return {};
+        return RowScales{.tile_scales = true, .scale_codes = in_place && powers_of_two};
+    }
+    if ((own != 16 && own != 32 && own != 64) || !in_place) return {};
     RowScales how{.block_steps = panel_k / step,
+                  .blocks_per_scale = k,
                   .code_block_shift = std::countr_zero(static_cast<std::uint64_t>(own)),
-                  .powers_of_two = w.scale_type == ScaleType::e8m0};
-    if (how.powers_of_two) return powers_of_two_are_ordinary(w) ? std::optional(how) : std::nullopt;
-    if (w.scale_type != ScaleType::e4m3 || w.element != format_of<Float4E2M1FN> || !e4m3_scales_are_ordinary(w))
-        return {};
+                  .scale_codes = true};
+    if (powers_of_two) return powers_of_two_are_ordinary(w) ? std::optional(how) : std::nullopt;
+    if (w.element != format_of<Float4E2M1FN> || !e4m3_scales_are_ordinary(w)) return {};
     how.up = exp2i(64);
     how.down = exp2i(112 - 64);
     return how;
@@ -134,7 +139,7 @@ public:
         : product_(product),
           w_(w),
           how_(how),
-          scale_stride_(w.grid.grid_cols() + lanes),
+          scale_stride_(how.scale_codes ? 0 : w.grid.grid_cols() + lanes),
           scales_(at_once * scale_stride_),
           zero_points_(static_cast<std::size_t>(w.zero_point != nullptr ? at_once * scale_stride_ : 0)),
           sums_(at_once * lanes),
@@ -144,7 +149,7 @@ public:
         for (std::int64_t row = begin; row < end; row += at_once) {
             const std::int64_t n = std::min(at_once, end - row);
             for (std::int64_t r = 0; r < n; ++r) {
-                read_row_scales(row + r, scales_.data() + r * scale_stride_);
+                if (!how_.scale_codes) read_row_scales(row + r, scales_.data() + r * scale_stride_);
                 if (w_.zero_point != nullptr)
                     read_zero_points(w_, row + r, zero_points_.data() + r / lanes * lanes * scale_stride_ + r % lanes,
                                      lanes);
@@ -174,11 +179,16 @@ private:
              .rows = n,
              .scales = scales_.data(),
              .scale_stride = scale_stride_,
+             .scales_of_row = w_.grid.grid_cols(),
              .block_steps = how_.block_steps,
              .blocks_per_scale = how_.blocks_per_scale,
              .tile_scales = how_.tile_scales,
              .code_block_shift = how_.code_block_shift,
-             .powers_of_two = how_.powers_of_two,
+             .scale_codes = how_.scale_codes
+                                ? reinterpret_cast<const std::uint8_t*>(w_.scale) + row * w_.scale_row_stride
+                                : nullptr,
+             .scale_code_stride = how_.scale_codes ? w_.scale_row_stride : 0,
+             .scale_type = w_.scale_type,
              .zero_points = w_.zero_point != nullptr ? zero_points_.data() : nullptr,
              .x_scales = a.scales.empty() ? nullptr : a.scales.data(),
              .x = a.x.data(),

@@ -38,10 +38,11 @@ constexpr bool into_codes(RowScaling s) { return s == RowScaling::codes || s == 
 struct WordTable {
     alignas(64) std::uint16_t words[32];
 };
+// 2^8 times the codes, for E4M3 scales whose bits are read as float16: those are 2^-8 as large.
 template <class C>
 inline constexpr WordTable float16_table = [] {
     WordTable table{};
-    for (int i = 0; i < 32; ++i) table.words[i] = to_float16(C::decode(static_cast<std::uint8_t>(i & 15))).bits;
+    for (int i = 0; i < 32; ++i) table.words[i] = to_float16(C::decode(static_cast<std::uint8_t>(i & 15)) * 256).bits;
     return table;
 }();
 
@@ -72,30 +73,38 @@ struct RowOptions {
 /// One line of each tile.
 template <class C, RowScaling Scaling>
 struct RowDecoder {
-    I table, scale_of_lane;
+    I table, scale_of_byte;
+    __mmask16 scales_of_line;
 
     BRECCIA_INLINE_MEMBER explicit RowDecoder(const TileRows& g) {
         table = i_set(0);
-        scale_of_lane = i_set(0);
+        scale_of_byte = i_set(0);
+        scales_of_line = 0;
         if constexpr (into_codes(Scaling)) {
             table = _mm512_load_si512(Scaling == RowScaling::codes ? float16_table<C>.words : high_table<C>.words);
+            scales_of_line = first_lanes(row_step(true) >> g.code_block_shift);
+            // A doubleword holds 8 codes.
             const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            scale_of_lane = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(g.code_block_shift - 3));
-            if constexpr (Scaling == RowScaling::codes)  // two words of a lane take one
-                scale_of_lane = _mm512_or_si512(scale_of_lane, _mm512_slli_epi32(scale_of_lane, 16));
+            const I scale = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(g.code_block_shift - 3));
+            scale_of_byte = _mm512_mullo_epi32(scale, i_set(0x0101'0101));
         } else if constexpr (C::bits == 4) {
             table = nibble_table<C>(0);
         }
     }
 
-    /// `words`: of packed codes that are not scaled.
-    BRECCIA_INLINE_MEMBER void decode(I codes, [[maybe_unused]] const float* scales, [[maybe_unused]] I words,
+    /// The codes of scales that words of codes take, in the upper halves of words.
+    BRECCIA_INLINE_MEMBER I scale_words(const std::uint8_t* scales) const {
+        const I line = _mm512_castsi128_si512(_mm_maskz_loadu_epi8(scales_of_line, scales));
+        return _mm512_maskz_permutexvar_epi8(0xAAAA'AAAA'AAAA'AAAA, scale_of_byte, line);
+    }
+
+    /// `scales`: of packed codes that are scaled. `words`: of those that are not.
+    BRECCIA_INLINE_MEMBER void decode(I codes, [[maybe_unused]] const std::uint8_t* scales, [[maybe_unused]] I words,
                                       std::uint8_t* out) const {
         if constexpr (Scaling == RowScaling::codes) {
             // Exact in float16: at most six bits, 2^-10 ... 2^12. Shifted right by three, the exponent is bfloat16's
             // less 112.
-            const I halves = _mm512_castsi256_si512(_mm512_cvtps_ph(f_load(scales), _MM_FROUND_TO_NEAREST_INT));
-            const I scale_f16x32 = _mm512_permutexvar_epi16(scale_of_lane, halves);
+            const I scale_f16x32 = _mm512_srli_epi16(scale_words(scales), 1);
             const I sign_and_rest = _mm512_set1_epi16(static_cast<short>(0x8FFF));
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) {
@@ -104,10 +113,8 @@ struct RowDecoder {
                 _mm512_store_si512(out + i * 1024, _mm512_and_si512(product, sign_and_rest));
             }
         } else if constexpr (Scaling == RowScaling::exponents) {
-            const I scale = _mm512_permutexvar_epi32(scale_of_lane, as_bits(f_load(scales)));
-            const I exponents = _mm512_or_si512(scale, _mm512_srli_epi32(scale, 16));
             constexpr short highest = (127 + high_exponent) << 7;
-            const I less = _mm512_sub_epi16(_mm512_set1_epi16(highest), exponents);
+            const I less = _mm512_sub_epi16(_mm512_set1_epi16(highest), _mm512_srli_epi16(scale_words(scales), 1));
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) {
                 const I code = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * i), table);
@@ -197,45 +204,84 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
     constexpr RowScaling scaling = Options::scaling;
     constexpr std::int64_t line = 64, step_k = C::bits == 4 ? 128 : 64;
     alignas(64) std::uint8_t lines[2][tiles_of_line<C> * 1024], edge[16 * line] = {};
-    alignas(64) float sums[2][256] = {};
+    constexpr std::int64_t most_scales = step_k / 16;  // of a line
+    std::uint8_t scale_edge[16 * most_scales] = {};
+    alignas(64) float sums[2][256] = {}, tile_scales[16][16] = {};
     const RowDecoder<C, scaling> decoder(g);
     const std::int64_t steps = (g.row_bytes + line - 1) / line;
     const std::int64_t rows = g.rows - row < 16 ? g.rows - row : 16;
     const std::uint8_t* codes = g.codes + row * g.row_stride;
     const float* scales = g.scales + row * g.scale_stride;
+    [[maybe_unused]] const std::uint8_t* scale_codes = g.scale_codes + row * g.scale_code_stride;
     F total_f32x16[16];
 #pragma GCC unroll 16
     for (int r = 0; r < 16; ++r) total_f32x16[r] = f_set(0.0F);
 
-    // Decodes a step, and meanwhile adds up the sums of a block, whose scales begin at `scale`.
-    const auto decode = [&]<bool Add>(std::int64_t step, std::int64_t scale, F x_scale) BRECCIA_INLINE_LAMBDA {
+    // Where the 16 rows' scales of a block lie: those of tiles are read 16 at a time.
+    constexpr bool of_tiles = scaling == RowScaling::tile;
+    const std::int64_t scale_stride = of_tiles ? 16 : g.scale_stride;
+    const auto scales_of_block = [&](std::int64_t first) BRECCIA_INLINE_LAMBDA -> const float* {
+        if constexpr (!of_tiles) return scales + first;
+        if (first % 16 == 0) {
+            const std::int64_t left = g.scales_of_row - first;
+            const Mask inside = first_lanes(left < 16 ? left : 16);
+            for (std::int64_t r = 0; r < rows; ++r) {
+                if (g.scale_codes == nullptr) {
+                    f_store(tile_scales[r], _mm512_maskz_loadu_ps(inside, scales + r * g.scale_stride + first));
+                    continue;
+                }
+                const __m128i e8m0 = _mm_maskz_loadu_epi8(inside, scale_codes + r * g.scale_code_stride + first);
+                f_store(tile_scales[r], f_decode<Float8E8M0FNU>(_mm512_cvtepu8_epi32(e8m0)));
+            }
+        }
+        return tile_scales[0] + first % 16;
+    };
+
+    // Decodes a step, and meanwhile adds up the sums of a block.
+    const auto decode = [&]<bool Add>(std::int64_t step, const float* block_scales, F x_scale) BRECCIA_INLINE_LAMBDA {
         const std::uint8_t* from = codes + step * line;
         std::int64_t stride = g.row_stride;
+        const std::uint8_t* from_scales = nullptr;
+        std::int64_t code_stride = 0;
+        if constexpr (into_codes(scaling)) {
+            from_scales = scale_codes + (step * step_k >> g.code_block_shift);
+            code_stride = g.scale_code_stride;
+        }
         // Hardware prefetches along rows, but not the beginnings of the next ones, if there are any.
         _mm_prefetch(codes + (16 + step % 16) * stride + step / 16 * line, _MM_HINT_T1);
         if (rows < 16 || (step + 1) * line > g.row_bytes) {
-            const __mmask64 inside = first_bytes(g.row_bytes - step * line);
+            const std::int64_t bytes = g.row_bytes - step * line;
+            const __mmask64 inside = first_bytes(bytes);
             for (std::int64_t r = 0; r < rows; ++r)
                 _mm512_store_si512(edge + r * line, _mm512_maskz_loadu_epi8(inside, from + r * stride));
             from = edge;
             stride = line;
+            if constexpr (into_codes(scaling)) {
+                const std::int64_t codes_left = bytes < line ? 2 * bytes : step_k;
+                const std::int64_t count =
+                    (codes_left + (std::int64_t{1} << g.code_block_shift) - 1) >> g.code_block_shift;
+                for (std::int64_t r = 0; r < rows; ++r)
+                    for (std::int64_t i = 0; i < count; ++i)
+                        scale_edge[r * most_scales + i] = from_scales[r * code_stride + i];
+                from_scales = scale_edge;
+                code_stride = most_scales;
+            }
         }
-        const float* row_scales = scales;
-        const std::int64_t code_scale = into_codes(scaling) ? step * step_k >> g.code_block_shift : 0;
         [[maybe_unused]] const std::uint8_t* zero_points = nullptr;
         if constexpr (Options::zero_points)
             zero_points = g.zero_points + row * g.scale_stride + step / (g.block_steps * g.blocks_per_scale) * 16;
 #pragma GCC unroll 16
-        for (int r = 0; r < 16; ++r, from += stride, row_scales += g.scale_stride) {
+        for (int r = 0; r < 16; ++r, from += stride, from_scales += code_stride) {
             I words = decoder.table;
             if constexpr (Options::zero_points) words = nibble_table<C>(zero_points[r]);
-            decoder.decode(_mm512_loadu_si512(from), row_scales + code_scale, words, lines[step % 2] + r * line);
+            decoder.decode(_mm512_loadu_si512(from), from_scales, words, lines[step % 2] + r * line);
             if constexpr (Add)
-                total_f32x16[r] = add_block<Options>(total_f32x16[r], sums, r, row_scales + scale, x_scale);
+                total_f32x16[r] =
+                    add_block<Options>(total_f32x16[r], sums, r, block_scales + r * scale_stride, x_scale);
         }
     };
     const F none = f_set(0.0F);
-    decode.template operator()<false>(0, 0, none);
+    decode.template operator()<false>(0, nullptr, none);
     const std::uint16_t* x = g.x;
     const float* x_scales = g.x_scales;
     const auto next_x_scale = [&]() BRECCIA_INLINE_LAMBDA {
@@ -250,23 +296,24 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
         const bool more = step + 1 < steps;
         if (left > 0) {
             multiply_line<C, scaling, false>(g, w, x, sums);
-            if (more) decode.template operator()<false>(step + 1, 0, none);
+            if (more) decode.template operator()<false>(step + 1, nullptr, none);
             continue;
         }
         left = g.block_steps;
         multiply_line<C, scaling, true>(g, w, x, sums);
         if (step == 0) {
-            if (more) decode.template operator()<false>(step + 1, 0, none);
+            if (more) decode.template operator()<false>(step + 1, nullptr, none);
             continue;
         }
         const F x_scale = next_x_scale();
+        const float* block_scales = scales_of_block(scale);
         if (more) {
-            decode.template operator()<true>(step + 1, scale, x_scale);
+            decode.template operator()<true>(step + 1, block_scales, x_scale);
         } else {
 #pragma GCC unroll 16
             for (int r = 0; r < 16; ++r)
                 total_f32x16[r] =
-                    add_block<Options>(total_f32x16[r], sums, r, scales + r * g.scale_stride + scale, x_scale);
+                    add_block<Options>(total_f32x16[r], sums, r, block_scales + r * scale_stride, x_scale);
         }
         if (++blocks == g.blocks_per_scale) {
             blocks = 0;
@@ -277,11 +324,11 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
     _tile_stored(1, sums[1], 64);
     tile_memory_barrier();
     const F x_scale = next_x_scale();
+    const float* block_scales = scales_of_block(scale);
 #pragma GCC unroll 16
-    for (int r = 0; r < 16; ++r) {
-        const float* row_scales = scales + r * g.scale_stride + scale;
-        f_store(g.out + (row + r) * 16, add_block<Options>(total_f32x16[r], sums, r, row_scales, x_scale));
-    }
+    for (int r = 0; r < 16; ++r)
+        f_store(g.out + (row + r) * 16,
+                add_block<Options>(total_f32x16[r], sums, r, block_scales + r * scale_stride, x_scale));
 }
 
 template <class C, class Options>
@@ -310,7 +357,7 @@ static void multiply_rows_in_place(const TileRows& g) {
     if constexpr (C::bits == 4)
         if (g.code_block_shift == 0)
             multiply_rows<C, RowScaling::steps>(g);
-        else if (g.powers_of_two)
+        else if (g.scale_type == ScaleType::e8m0)
             multiply_rows<C, RowScaling::exponents>(g);
         else
             multiply_scaled_codes<C>(g);

@@ -90,39 +90,42 @@ BRECCIA_INLINE BF16x64 decode_bytes(I codes) {
 
 // --- panels -------------------------------------------------------------------------------------------------------
 
-/// 2^e times nonzero finite bfloat16 numbers; the caller has checked the range.
+/// bfloat16 numbers, none of them subnormal, times a power of two whose exponent comes in their place; the caller has
+/// checked the range.
 BRECCIA_INLINE I add_exponent(I x, I exponent) {
-    const I magnitude_exponent = _mm512_and_si512(x, _mm512_set1_epi16(0x7F80));
-    const __mmask32 nonzero = _mm512_test_epi16_mask(magnitude_exponent, magnitude_exponent);
-    const __mmask32 finite = _mm512_mask_cmpneq_epi16_mask(nonzero, magnitude_exponent, _mm512_set1_epi16(0x7F80));
-    return _mm512_mask_add_epi16(x, finite, x, exponent);
+    // Without signs: neither 0 nor 0xFF00 and more, which are no numbers.
+    const I magnitude = _mm512_add_epi16(x, x), one = _mm512_set1_epi16(1);
+    const __mmask32 finite_nonzero =
+        _mm512_cmplt_epu16_mask(_mm512_sub_epi16(magnitude, one), _mm512_set1_epi16(static_cast<short>(0xFF00 - 1)));
+    return _mm512_mask_add_epi16(x, finite_nonzero, x, exponent);
 }
 
-/// The exponents of two powers of two, one for each half of a vector.
-BRECCIA_INLINE I exponent_words(float low, float high) {
-    const auto word = [](float scale) BRECCIA_INLINE_LAMBDA {
-        return static_cast<short>((static_cast<int>(bits_of(scale) >> 23) - 127) << 7);
-    };
-    return _mm512_mask_set1_epi16(_mm512_set1_epi16(word(low)), 0xFFFF'0000, word(high));
-}
+/// Blocks: none, of a multiple of 32, or of 16 elements.
+enum class ByteScales : std::uint8_t { none, whole, halves };
 
-template <class C, bool Scaled>
-static void decode_byte_rows(const DecodeBF16& d) {
+template <class C, ByteScales Scales>
+static void decode_byte_rows(DecodeBF16 d) {
     // Quarters of the codes are dealt out so that unpacking leaves them in order.
     const I deal = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     for (std::int64_t row = 0; row < d.rows; ++row) {
         const std::uint8_t* codes = d.codes + row * d.row_stride;
         std::uint16_t* out = d.out + row * panel_stride_bf16;
-        const float* scales = d.scales + row * d.stride;
+        const std::uint8_t* scales = d.scales + row * d.scale_stride;
+        const auto exponent_at = [&](std::int64_t k) BRECCIA_INLINE_LAMBDA {
+            const std::uint8_t e8m0 = scales[(d.skip + (k < d.k ? k : d.k - 1)) >> d.block_shift];
+            return static_cast<short>((e8m0 - 127) * 128);
+        };
+        const auto scaled = [&](I words, [[maybe_unused]] std::int64_t k) BRECCIA_INLINE_LAMBDA {
+            if constexpr (Scales == ByteScales::none) return words;
+            I exponent = _mm512_set1_epi16(exponent_at(k));
+            if constexpr (Scales == ByteScales::halves)
+                exponent = _mm512_mask_set1_epi16(exponent, 0xFFFF'0000, exponent_at(k + 16));
+            return add_exponent(words, exponent);
+        };
         const auto put = [&](std::int64_t k, I bytes) BRECCIA_INLINE_LAMBDA {
-            BF16x64 w = decode_bytes<C>(_mm512_permutexvar_epi64(deal, bytes));
-            if constexpr (Scaled) {
-                const auto scale_of = [&](std::int64_t at) { return at < d.k ? scales[at >> d.block_shift] : 1.0F; };
-                w.first = add_exponent(w.first, exponent_words(scale_of(k), scale_of(k + 16)));
-                w.second = add_exponent(w.second, exponent_words(scale_of(k + 32), scale_of(k + 48)));
-            }
-            _mm512_storeu_si512(out + k, w.first);
-            _mm512_storeu_si512(out + k + 32, w.second);
+            const BF16x64 w = decode_bytes<C>(_mm512_permutexvar_epi64(deal, bytes));
+            _mm512_storeu_si512(out + k, scaled(w.first, k));
+            _mm512_storeu_si512(out + k + 32, scaled(w.second, k + 32));
         };
         std::int64_t k = 0;
         for (; k + 64 <= d.k; k += 64) put(k, _mm512_loadu_si512(codes + k));
@@ -130,72 +133,108 @@ static void decode_byte_rows(const DecodeBF16& d) {
     }
 }
 
-/// 32 packed codes as 16 doublewords of two: the even one in the low nibble of each, the odd one above it.
-BRECCIA_INLINE I load_pairs(const std::uint8_t* p) {
-    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-
-/// Calls decode(k, pairs, store) for every 32 codes of a row; of the last ones, what lies past the end is stored as
-/// zeros (of an odd row the last byte's high nibble is someone's rubbish), up to a multiple of 64.
-template <class Decode>
-BRECCIA_INLINE void for_pairs(const DecodeBF16& d, std::int64_t row, Decode decode) {
+/// Calls table(k, both) for what element k and the 31 after it are looked up in, by their codes; and, where `Halves`,
+/// by 16 more from the seventeenth on, if `both` tells that there are so many.
+template <bool Halves, class TableOf>
+BRECCIA_INLINE void decode_nibble_row(const DecodeBF16& d, std::int64_t row, TableOf table) {
     const std::uint8_t* codes = d.codes + row * d.row_stride;
     std::uint16_t* out = d.out + row * panel_stride_bf16;
+    // Words take bytes twice, of which odd ones want the high nibble; what is left above the low one does no harm to
+    // tables that hold everything twice.
+    const I word = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11,
+                                    10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const I byte_of_word = _mm512_srli_epi16(word, 1), odd_by_four = _mm512_set1_epi32(4 << 16);
+    const I upper_half = _mm512_and_si512(word, _mm512_set1_epi16(16)), nibble = _mm512_set1_epi16(15);
+    const auto decode = [&](I bytes, int part, I of) BRECCIA_INLINE_LAMBDA {
+        const I at = _mm512_add_epi16(byte_of_word, _mm512_set1_epi16(static_cast<short>(16 * part)));
+        I index = _mm512_srlv_epi16(_mm512_permutexvar_epi8(at, bytes), odd_by_four);
+        constexpr int a_and_b_or_c = 0xEA;
+        if constexpr (Halves) index = _mm512_ternarylogic_epi32(index, nibble, upper_half, a_and_b_or_c);
+        return _mm512_permutexvar_epi16(index, of);
+    };
     std::int64_t k = 0;
-    for (; k + 32 <= d.k; k += 32) _mm512_storeu_si512(out + k, decode(k, load_pairs(codes + k / 2)));
-    if (k < d.k) {
-        const __m128i rest = _mm_maskz_loadu_epi8(first_lanes((d.k - k + 1) / 2), codes + k / 2);
-        const __mmask32 inside = (__mmask32{1} << (d.k - k)) - 1;
-        _mm512_storeu_si512(out + k, _mm512_maskz_mov_epi16(inside, decode(k, _mm512_cvtepu8_epi32(rest))));
-        k += 32;
+    for (; k + 128 <= d.k; k += 128) {
+        const I bytes = _mm512_loadu_si512(codes + k / 2);
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part)
+            _mm512_storeu_si512(out + k + part * 32, decode(bytes, part, table(k + part * 32, true)));
     }
-    if (k % 64 != 0) _mm512_storeu_si512(out + k, _mm512_setzero_si512());
+    if (k == d.k) return;
+    // Past the end come zeros: of an odd row the last byte's high nibble is someone's rubbish.
+    const I bytes = _mm512_maskz_loadu_epi8(first_bytes((d.k - k + 1) / 2), codes + k / 2);
+    for (int part = 0; k < (d.k + 63) / 64 * 64; ++part, k += 32) {
+        I words = i_set(0);
+        if (k < d.k) {
+            const __mmask32 inside = k + 32 <= d.k ? ~__mmask32{0} : (__mmask32{1} << (d.k - k)) - 1;
+            words = _mm512_maskz_mov_epi16(inside, decode(bytes, part, table(k, k + 16 < d.k)));
+        }
+        _mm512_storeu_si512(out + k, words);
+    }
 }
 
 template <class C>
-static void decode_nibble_rows(const DecodeBF16& d) {
+static void decode_nibble_rows(DecodeBF16 d) {
     const I no_zero_point = nibble_table<C>(0);
-    for (std::int64_t row = 0; row < d.rows; ++row)
-        for_pairs(d, row, [&](std::int64_t k, I pairs) BRECCIA_INLINE_LAMBDA {
-            const I index = _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
-            const I table = d.zero_points != nullptr
-                                ? nibble_table<C>(d.zero_points[row * d.stride + (k >> d.block_shift)])
-                                : no_zero_point;
-            return _mm512_permutexvar_epi16(index, table);
-        });
-}
-
-/// E2M1 times a scale of few enough bits: in float32, then cut to bfloat16, which drops only zeros. Halves: blocks of
-/// 16, of which a vector holds two.
-template <class C, bool Halves>
-static void decode_scaled_nibble_rows(const DecodeBF16& d) {
-    const F table = _mm512_load_ps(decode_table<C>.values);
-    const I upper_half = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     for (std::int64_t row = 0; row < d.rows; ++row) {
-        const float* scales = d.scales + row * d.stride;
-        for_pairs(d, row, [&](std::int64_t k, I pairs) BRECCIA_INLINE_LAMBDA {
-            F scale_f32x16;
-            if constexpr (Halves)
-                scale_f32x16 =
-                    _mm512_permutexvar_ps(upper_half, _mm512_castpd_ps(_mm512_maskz_loadu_pd(1, scales + k / 16)));
-            else
-                scale_f32x16 = f_set(scales[k >> d.block_shift]);
-            const F even = _mm512_mul_ps(_mm512_permutexvar_ps(pairs, table), scale_f32x16);
-            const F odd = _mm512_mul_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(pairs, 4), table), scale_f32x16);
-            constexpr int a_or_b_and_c = 0xF8;
-            return _mm512_ternarylogic_epi32(_mm512_srli_epi32(as_bits(even), 16), as_bits(odd),
-                                             i_set(static_cast<int>(0xFFFF'0000U)), a_or_b_and_c);
+        const std::uint8_t* zero_points = d.zero_points + row * d.zero_stride;
+        decode_nibble_row<false>(d, row, [&](std::int64_t k, bool) BRECCIA_INLINE_LAMBDA {
+            if (d.zero_points == nullptr) return no_zero_point;
+            return nibble_table<C>(zero_points[(d.skip + k) >> d.block_shift]);
         });
     }
+}
+
+/// The codes times every scale that goes into them.
+template <class C, class Scale>
+struct ScaledTables {
+    alignas(64) std::uint16_t words[256][16];
+    constexpr ScaledTables() : words() {
+        for (int scale = 0; scale < 256; ++scale) {
+            if (std::is_same_v<Scale, Float8E8M0FNU> && (scale < 127 - 60 || scale > 127 + 60)) continue;
+            const float by = Scale::decode(static_cast<std::uint8_t>(scale));
+            for (int i = 0; i < 16; ++i)
+                words[scale][i] = to_bfloat16(is_nan(by) ? by : C::decode(static_cast<std::uint8_t>(i)) * by).bits;
+        }
+    }
+};
+template <class C, class Scale>
+inline constexpr ScaledTables<C, Scale> scaled_tables{};
+
+/// Halves: blocks of 16, of which a vector holds two.
+template <class C, class Scale, bool Halves>
+static void decode_scaled_nibble_rows(DecodeBF16 d) {
+    for (std::int64_t row = 0; row < d.rows; ++row) {
+        const std::uint8_t* scales = d.scales + row * d.scale_stride;
+        _mm_prefetch(scales + (d.k >> d.block_shift) + 64, _MM_HINT_T1);  // rows of them are far apart, too
+        decode_nibble_row<Halves>(d, row, [&](std::int64_t k, [[maybe_unused]] bool both) BRECCIA_INLINE_LAMBDA {
+            const auto table_at = [&](std::int64_t at) BRECCIA_INLINE_LAMBDA {
+                const std::uint8_t scale = scales[(d.skip + at) >> d.block_shift];
+                return _mm256_load_si256(reinterpret_cast<const __m256i*>(scaled_tables<C, Scale>.words[scale]));
+            };
+            const __m256i first = table_at(k);
+            if constexpr (!Halves) return _mm512_broadcast_i64x4(first);
+            const __m256i second = table_at(both ? k + 16 : k);
+            return _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+        });
+    }
+}
+
+template <class C, class Scale>
+static void decode_scaled_nibble_rows(DecodeBF16 d) {
+    d.block_shift == 4 ? decode_scaled_nibble_rows<C, Scale, true>(d) : decode_scaled_nibble_rows<C, Scale, false>(d);
 }
 
 template <class C>
 static void decode_bf16(const DecodeBF16& d) {
     if constexpr (C::bits != 4) {
-        d.scales != nullptr ? decode_byte_rows<C, true>(d) : decode_byte_rows<C, false>(d);
+        d.scales == nullptr  ? decode_byte_rows<C, ByteScales::none>(d)
+        : d.block_shift == 4 ? decode_byte_rows<C, ByteScales::halves>(d)
+                             : decode_byte_rows<C, ByteScales::whole>(d);
     } else if (d.scales == nullptr) {
         decode_nibble_rows<C>(d);
     } else {
-        d.block_shift == 4 ? decode_scaled_nibble_rows<C, true>(d) : decode_scaled_nibble_rows<C, false>(d);
+        if constexpr (std::is_same_v<C, Float4E2M1FN>)
+            if (d.scale_type == ScaleType::e4m3) return decode_scaled_nibble_rows<C, Float8E4M3FN>(d);
+        decode_scaled_nibble_rows<C, Float8E8M0FNU>(d);
     }
 }
