@@ -18,9 +18,11 @@ struct IntegerActivation {
           offsets(steps * 32),
           units(steps * 2),
           further(steps),
+          thirds(steps),
           runs(steps * Digits::most * 16) {
         digits = {.digits = bytes.data(),
                   .further = further.data(),
+                  .thirds = thirds.data(),
                   .offsets = offsets.data(),
                   .units = units.data(),
                   .runs = runs.data()};
@@ -30,6 +32,7 @@ struct IntegerActivation {
     WorkBuffer<std::int32_t> offsets;
     WorkBuffer<float> units;
     WorkBuffer<std::uint8_t> further;
+    WorkBuffer<std::uint16_t> thirds;
     WorkBuffer<std::int32_t> runs;
     Digits digits;
 };

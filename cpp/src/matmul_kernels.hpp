@@ -128,6 +128,8 @@ struct Digits {
     /// [step][most][64 bytes of codes; of packed ones those of even k before those of odd k], on cache lines.
     std::int8_t* digits = nullptr;
     std::uint8_t* further = nullptr;  ///< [step]: how many digits there are beyond the first
+    /// [step]: of which of its 16 doublewords (bits) the third digits are not all zeros.
+    std::uint16_t* thirds = nullptr;
     /// [step][first, further][16 lanes]: minus the sum of the integers that a lane's codes meet; unless zero points
     /// come for it, times what the codes' own integers are too large by.
     std::int32_t* offsets = nullptr;

@@ -123,7 +123,10 @@ def cast_into(
     square_blocks: bool = False,
 ) -> None: ...
 def cast_at(
-    x: Array,
+    pointer: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: str,
     recipe: Recipe,
     addresses: tuple[int, int, int, int],
     seed: int | None = None,
@@ -131,7 +134,8 @@ def cast_at(
     factor: float | None = None,
     square_blocks: bool = False,
 ) -> None:
-    """To C-contiguous memory of the plan's shapes and types at addresses; 0 for what the plan has not."""
+    """From the memory ``Array.of_elements`` would take to C-contiguous memory of the plan's shapes and types at
+    addresses; 0 for what the plan has not."""
 
 def dequantize(scaled: ScaledTensor, dtype: str) -> NDArray[Any]: ...
 def dequantize_into(scaled: ScaledTensor, out: Any) -> None: ...

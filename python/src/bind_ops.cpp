@@ -158,14 +158,15 @@ void register_ops(py::module_& m) {
 
     m.def(
         "cast_at",
-        [](const Array& x, const Recipe& recipe, const Addresses& addresses, py::handle seed, py::handle hadamard,
-           py::handle factor, bool square_blocks) {
+        [](std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype, const Recipe& recipe,
+           const Addresses& addresses, py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks) {
+            const Array x = borrow_elements(pointer, std::move(shape), std::move(strides), dtype);
             const CastOptions options = options_of(seed, hadamard, factor, square_blocks);
             const py::gil_scoped_release release;
             cast_into(x, recipe, outputs_at(plan_cast(x.shape, recipe), addresses), options);
         },
-        py::arg("x"), py::arg("recipe"), py::arg("addresses"), none("seed"), none("hadamard"), none("factor"),
-        py::arg("square_blocks") = false);
+        py::arg("pointer"), py::arg("shape"), py::arg("strides"), py::arg("dtype"), py::arg("recipe"),
+        py::arg("addresses"), none("seed"), none("hadamard"), none("factor"), py::arg("square_blocks") = false);
 
     m.def("dequantize", [](const ScaledTensor& scaled, std::string_view dtype) {
         auto [array, view] = allocate_numpy(parse_dtype(dtype), scaled.shape());

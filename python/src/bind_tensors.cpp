@@ -10,28 +10,13 @@ py::tuple shape_tuple(const Shape& shape) {
     return result;
 }
 
-Array borrow(std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype) {
-    Array array{reinterpret_cast<void*>(pointer), ElementType::parse(dtype), std::move(shape), std::move(strides),
-                nullptr};
-    if (array.type.is_unknown()) throw_type("dtype '" + std::string(dtype) + "' is not supported");
-    if (array.strides.size() != array.rank())
-        throw_value("strides must have one entry per axis, got " + to_string(array.strides));
-    return array;
-}
-
 }  // namespace
 
 void register_tensors(py::module_& m) {
     py::class_<Array>(m, "Array")
         .def(py::init(&borrow), py::arg("pointer"), py::arg("shape"), py::arg("strides"), py::arg("dtype"))
-        .def_static(
-            "of_elements",
-            [](std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype) {
-                Array array = borrow(pointer, std::move(shape), std::move(strides), dtype);
-                for (std::int64_t& stride : array.strides) stride *= static_cast<std::int64_t>(array.type.size());
-                return array;
-            },
-            py::arg("pointer"), py::arg("shape"), py::arg("strides"), py::arg("dtype"));
+        .def_static("of_elements", &borrow_elements, py::arg("pointer"), py::arg("shape"), py::arg("strides"),
+                    py::arg("dtype"));
 
     py::class_<ScaledTensor>(m, "ScaledTensor")
         .def(py::init([](py::handle data, py::handle scale, const Recipe& recipe, const Layout& layout,

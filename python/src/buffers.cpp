@@ -72,6 +72,21 @@ std::optional<Array> to_optional_array(py::handle object, const char* argument, 
     return to_array(object, argument, keep);
 }
 
+Array borrow(std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype) {
+    Array array{reinterpret_cast<void*>(pointer), ElementType::parse(dtype), std::move(shape), std::move(strides),
+                nullptr};
+    if (array.type.is_unknown()) throw_type("dtype '" + std::string(dtype) + "' is not supported");
+    if (array.strides.size() != array.rank())
+        throw_value("strides must have one entry per axis, got " + to_string(array.strides));
+    return array;
+}
+
+Array borrow_elements(std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype) {
+    Array array = borrow(pointer, std::move(shape), std::move(strides), dtype);
+    for (std::int64_t& stride : array.strides) stride *= static_cast<std::int64_t>(array.type.size());
+    return array;
+}
+
 Array to_output(py::handle object, const char* argument) {
     if (py::isinstance<py::array>(object) && !py::reinterpret_borrow<py::array>(object).writeable())
         throw_value(std::string(argument) + " must be writable, got a read-only array");

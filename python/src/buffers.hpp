@@ -21,6 +21,10 @@ std::optional<Array> to_optional_array(py::handle object, const char* argument, 
 /// The same for memory that will be written.
 Array to_output(py::handle object, const char* argument);
 
+/// Memory a framework tells of, its strides in bytes or in elements. Throws Error naming `dtype` or `strides`.
+Array borrow(std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype);
+Array borrow_elements(std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype);
+
 /// An uninitialised NumPy array of an element type, and a core array over its memory.
 std::pair<py::array, Array> allocate_numpy(ElementType type, const Shape& shape);
 

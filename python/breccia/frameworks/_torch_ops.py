@@ -43,14 +43,19 @@ def dtype_name(x: Any) -> str:
     return _NAMES.get(x.dtype, str(x.dtype).removeprefix("torch."))
 
 
-def core_array(x: Any, argument: str, null: bool = False) -> _core.Array:
-    """The tensor's memory for the core, as long as the tensor lives."""
+def _memory(x: Any, argument: str, null: bool = False) -> tuple[int, Any, Any, str]:
+    """The tensor's address, shape, strides in elements and dtype for the core."""
     name = _NAMES.get(x.dtype)
     if name is None:
         raise TypeError(f"{argument} has the unsupported dtype {x.dtype}")
     if not null and x.is_neg():
         raise TypeError(f"{argument} must not be a lazily negated view: call resolve_neg()")
-    return _core.Array.of_elements(0 if null else x.data_ptr(), x.shape, x.stride(), name)
+    return 0 if null else x.data_ptr(), x.shape, x.stride(), name
+
+
+def core_array(x: Any, argument: str, null: bool = False) -> _core.Array:
+    """The tensor's memory for the core, as long as the tensor lives."""
+    return _core.Array.of_elements(*_memory(x, argument, null))
 
 
 def data_dtype(element: str) -> torch.dtype:
@@ -94,20 +99,21 @@ def _empty(parts: _Parts, device: Any) -> list[Any]:
 
 def cast_here(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
     """The cast of memory the core may read."""
-    return _converted(_core.cast_at, core_array(x, "x"), x.shape, x.device, recipe, _NAMES[x.dtype], options)
+    memory = _memory(x, "x")
+    return _converted(_core.cast_at, memory, memory[1], x.device, recipe, memory[3], options)
 
 
 def requantize_here(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     """The same of a ScaledTensor."""
     device, dtype = scaled.data.device, scaled.original_dtype
-    return _converted(_core.requantize_at, scaled._core, scaled.shape, device, recipe, dtype, {})
+    return _converted(_core.requantize_at, (scaled._core,), scaled.shape, device, recipe, dtype, {})
 
 
 def _converted(
     convert: Any, source: Any, shape: Any, device: Any, recipe: ScalingRecipe, dtype: str, options: dict[str, Any]
 ) -> ScaledTensor:
-    """What a function of the core makes of ``source``. Without loops and helpers, which would take a tenth of the time
-    of a small cast; empty_strided takes two thirds of the time of empty."""
+    """What a function of the core makes of ``source``, its first arguments. Without loops and helpers, which would take
+    a tenth of the time of a small cast; empty_strided takes two thirds of the time of empty."""
     new = torch.empty_strided
     data, scale, zero_point, global_scale, packing = _known_parts(shape, recipe_key(recipe))
     data = new(data[0], data[1], dtype=data[2], device=device)
@@ -119,7 +125,7 @@ def _converted(
     if global_scale is not None:
         global_scale = new(global_scale[0], global_scale[1], dtype=global_scale[2], device=device)
         addresses[3] = global_scale.data_ptr()
-    convert(source, _spec(recipe), addresses, **options)
+    convert(*source, _spec(recipe), addresses, **options)
     return ScaledTensor._unchecked(packing, dtype, data, scale, recipe, recipe.layout, zero_point, global_scale)
 
 

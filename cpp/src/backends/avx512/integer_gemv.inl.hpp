@@ -30,22 +30,19 @@ struct CodeBytes {
     }();
 
     BRECCIA_INLINE void read(I bytes, I (&out)[vectors]) {
-        const I table_u8x64 = _mm512_load_si512(table.byte);
-        if constexpr (packed) {
-            const I low = b_set(15), above = _mm512_srli_epi16(bytes, 4);
+        const I above = packed ? _mm512_srli_epi64(bytes, 4) : bytes;
+        if constexpr (packed && C::family == CodecFamily::integer) {
             constexpr int a_and_b = 0xC0, a_and_b_xor_c = 0x6A;
             // A two's complement integer is offset by turning its sign over.
-            constexpr int op = C::family == CodecFamily::integer && offset != 0 ? a_and_b_xor_c : a_and_b;
-            out[0] = _mm512_ternarylogic_epi32(bytes, low, b_set(8), op);
-            out[1] = _mm512_ternarylogic_epi32(above, low, b_set(8), op);
-            if constexpr (C::family != CodecFamily::integer) {
-                out[0] = _mm512_shuffle_epi8(table_u8x64, out[0]);
-                out[1] = _mm512_shuffle_epi8(table_u8x64, out[1]);
-            }
+            constexpr int op = offset != 0 ? a_and_b_xor_c : a_and_b;
+            out[0] = _mm512_ternarylogic_epi32(bytes, b_set(15), b_set(8), op);
+            out[1] = _mm512_ternarylogic_epi32(above, b_set(15), b_set(8), op);
         } else if constexpr (C::family == CodecFamily::integer) {
             out[0] = offset == 0 ? bytes : _mm512_xor_si512(bytes, b_set(0x80));
-        } else {
+        } else {  // the table repeats: what is above a packed code does no harm
+            const I table_u8x64 = _mm512_load_si512(table.byte);
             out[0] = _mm512_permutexvar_epi8(bytes, table_u8x64);
+            if constexpr (packed) out[1] = _mm512_permutexvar_epi8(above, table_u8x64);
         }
     }
 };
@@ -231,20 +228,23 @@ static void integer_gemv(const IntegerGemv& g) {
     integer_gemv_of<C, false>(g);
 }
 
-/// 2^exponent of the largest magnitude of a step, where there is one that is neither zero nor infinite nor NaN.
+/// The bits of the largest magnitude of a step.
 template <std::int64_t Step>
-static int step_exponent(const float* x) {
+static int largest_bits(const float* x) {
     I most = i_set(0);
     for (std::int64_t k = 0; k < Step; k += 16) most = i_max(most, i_and(as_bits(f_load(x + k)), i_set(0x7FFF'FFFF)));
-    return (i_max_lane(most) >> 23) - 127;
+    return i_max_lane(most);
 }
+
+/// The exponent of a number that is neither zero nor infinite nor NaN.
+constexpr int exponent_of(int bits) { return (bits >> 23) - 127; }
 
 /// Digits of a step's elements: [digit][element].
 template <class C>
 using StepDigits = std::int8_t[3][row_step(CodeBytes<C>::packed)];
 
-/// `count` digits of v, of which |v| < 2^(8 count - 2), so that a lane's sum of products fits in 32 bits. Returns what
-/// they leave; those of 16 elements go to digits[...][at].
+/// `count` digits of v, which are so many bytes: |v| < 2^(8 count - 1) - 2^(8 count - 8). Returns what they leave;
+/// those of 16 elements go to digits[...][at].
 template <class C>
 BRECCIA_INLINE F f_take_digits(F v, int count, StepDigits<C>& digits, std::int64_t at) {
     I rest = _mm512_cvtps_epi32(v);
@@ -257,12 +257,14 @@ BRECCIA_INLINE F f_take_digits(F v, int count, StepDigits<C>& digits, std::int64
     return left;
 }
 
-/// A step's digits in the order of the codes' bytes, and minus the sum of the integers that a lane meets.
+/// A step's digits in the order of the codes' bytes, and minus the sum of the integers that a lane meets. Returns which
+/// doublewords of the last digit are not all zeros.
 template <class C>
-static void put_digits(const StepDigits<C>& digits, int count, int times, std::int8_t* out, std::int32_t* offsets,
+static Mask put_digits(const StepDigits<C>& digits, int count, int times, std::int8_t* out, std::int32_t* offsets,
                        std::int64_t run, std::int32_t* runs) {
     constexpr int vectors = CodeBytes<C>::vectors;
     I total = i_set(0);
+    Mask last = 0;
     for (int d = 0; d < count; ++d) {
         I bytes[vectors];
         bytes[0] = _mm512_loadu_si512(digits[d]);
@@ -275,7 +277,9 @@ static void put_digits(const StepDigits<C>& digits, int count, int times, std::i
                 join(_mm512_cvtepi16_epi8(_mm512_srli_epi16(low, 8)), _mm512_cvtepi16_epi8(_mm512_srli_epi16(high, 8)));
         }
         I sum = i_set(0);
+        last = 0;
         for (int v = 0; v < vectors; ++v) {
+            last = m_or(last, _mm512_test_epi32_mask(bytes[v], bytes[v]));
             _mm512_storeu_si512(out + (d * vectors + v) * 64, bytes[v]);
             sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), bytes[v]);
         }
@@ -291,17 +295,20 @@ static void put_digits(const StepDigits<C>& digits, int count, int times, std::i
         total = i_add(_mm512_slli_epi32(total, 8), sum);
     }
     i_store(offsets, _mm512_mullo_epi32(total, i_set(-times)));
+    return last;
 }
 
 template <class C>
 static bool pack_step(const PackDigits& p, std::int64_t s) {
     constexpr int vectors = CodeBytes<C>::vectors;
     constexpr std::int64_t step = row_step(CodeBytes<C>::packed);
-    // Bytes are larger than packed codes, and fewer meet in a lane: with one bit less their sums fit in 32, too.
-    constexpr int top = CodeBytes<C>::packed ? 21 : 20;
     const Digits& to = *p.out;
     const float* x = p.x + s * step;
-    const int exponent = step_exponent<step>(x);
+    const int largest = largest_bits<step>(x), exponent = exponent_of(largest);
+    // Numbers as large as three bytes hold, so that the third is seldom needed: below 2^23 - 2^16. Bytes of codes are
+    // larger than packed ones, and for the sums of a lane to fit in 32 bits theirs are below 2^21.
+    constexpr int most_of_significand = 0x7E'0000;
+    const int top = CodeBytes<C>::packed ? ((largest & 0x7F'FFFF) < most_of_significand ? 22 : 21) : 20;
     // Where all are zero or subnormal there is none to go by; the latter leave something behind.
     const int down = exponent < -100 ? 0 : top - exponent;
     const F up_f32x16 = f_set(exp2i(down)), zero = f_set(0.0F);
@@ -319,7 +326,7 @@ static bool pack_step(const PackDigits& p, std::int64_t s) {
     std::int8_t* out = to.digits + s * Digits::most * vectors * 64;
     std::int32_t* runs = to.runs + s * Digits::most * 16;
     const int times = p.zero_points ? 1 : CodeBytes<C>::offset;
-    put_digits<C>(digits, Digits::first, times, out, to.offsets + s * 32, p.run, runs);
+    to.thirds[s] = put_digits<C>(digits, Digits::first, times, out, to.offsets + s * 32, p.run, runs);
     to.units[2 * s] = exp2i(-down) * CodeBytes<C>::unit * to.bias;
     int further = 0;
     while (any != 0) {
@@ -345,7 +352,7 @@ static bool pack_digits(const PackDigits& p) {
     constexpr std::int64_t step = row_step(CodeBytes<C>::packed);
     int least = 0, most = 0;
     for (std::int64_t s = 0; s < p.steps; ++s) {
-        const int exponent = step_exponent<step>(p.x + s * step);
+        const int exponent = exponent_of(largest_bits<step>(p.x + s * step));
         if (exponent > 100) return false;  // infinities and NaN, too
         if (exponent < -126) continue;
         least = exponent < least ? exponent : least;

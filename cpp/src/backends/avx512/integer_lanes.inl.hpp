@@ -2,9 +2,14 @@
 //
 // One activation by a prepared weight in integers: a row to each lane, a doubleword of its codes times the same four
 // bytes of the activation's digits. In a run of doublewords every digit has sums of its own, which 32 bits hold; these
-// become floats, are put together and take the scale.
+// become floats, are put together and take the scale. Of a run of few elements the third digits are seldom needed:
+// those of bfloat16 numbers only where one is a hundredth of its step's largest or less.
 
-/// Products of `n` doublewords of each row, of at most `Run`, with `Count` digits, as the number that they stand for.
+/// The unit of a third digit to that of a second.
+constexpr float third_digit = exp2i(-8);
+
+/// Products of `n` doublewords of each row, of at most `Run`, with `Count` digits, as the number that they stand for,
+/// if the second digit's unit is 1.
 template <class C, int Count, int Run>
 BRECCIA_INLINE F run_of_digits(const std::uint8_t* codes, std::int64_t n, const std::int8_t* digits,
                                const std::int32_t* offsets) {
@@ -20,7 +25,7 @@ BRECCIA_INLINE F run_of_digits(const std::uint8_t* codes, std::int64_t n, const 
     const auto add = [&](std::int64_t j) BRECCIA_INLINE_LAMBDA {
         I bytes[vectors];
         // One stream is not enough for the hardware to keep memory busy.
-        if constexpr (Count == Digits::first) _mm_prefetch(codes + j * 64 + 8192, _MM_HINT_T1);
+        if constexpr (Count > 1) _mm_prefetch(codes + j * 64 + 8192, _MM_HINT_T1);
         CodeBytes<C>::read(_mm512_loadu_si512(codes + j * 64), bytes);
 #pragma GCC unroll 3
         for (int d = 0; d < Count; ++d)
@@ -45,44 +50,55 @@ BRECCIA_INLINE F run_of_digits(const std::uint8_t* codes, std::int64_t n, const 
         if constexpr (chains == 2) return _mm512_cvtepi32_ps(i_add(sums[d][0], sums[d][1]));
         return _mm512_cvtepi32_ps(sums[d][0]);
     };
-    F total = of_digit(0);
-#pragma GCC unroll 3
-    for (int d = 1; d < Count; ++d) total = f_multiply_add(total, f_set(256.0F), of_digit(d));
-    return total;
+    if constexpr (Count == 1) return of_digit(0);
+    const F two = f_multiply_add(of_digit(0), f_set(256.0F), of_digit(1));
+    if constexpr (Count == 2) return two;
+    return f_multiply_add(of_digit(2), f_set(third_digit), two);
 }
 
-template <class C, int Run>
+/// Scales as they are read: of whatever type, or E8M0, or E4M3 without its bias, which is so small that no sum times it
+/// overflows; others take the unit first.
+enum class LaneScaling : std::uint8_t { any, e8m0, biased };
+
+template <class C, int Run, LaneScaling Scaling>
 static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes, const std::byte* scales, float* out) {
     constexpr int vectors = CodeBytes<C>::vectors;
+    constexpr bool biased = Scaling == LaneScaling::biased;
     const Digits& x = *g.x;
     const std::int64_t doublewords = g.quads * 4;
-    const bool biased = g.scale_type == ScaleType::e4m3 && x.bias != 1;
     F total_f32x16 = f_set(0.0F), scale_f32x16 = f_set(0.0F);
-    std::int64_t block = 0, left = 0;
+    [[maybe_unused]] std::int64_t block = 0, left = 0;
     for (std::int64_t s = 0; s * 16 < doublewords; ++s) {
-        // E4M3 without its bias is so small that no sum times it overflows, others take the unit first.
-        const F unit_f32x16 = f_set(x.units[2 * s]);
+        const F unit_f32x16 = f_set(x.units[2 * s] / third_digit);
+        const unsigned thirds = x.thirds[s];
+        const int further = x.further[s];
+        const F small_unit_f32x16 = f_set(further != 0 ? x.units[2 * s + 1] * third_digit : 0.0F);
         F step_f32x16 = f_set(0.0F);
         const auto one_run = [&](std::int64_t j, std::int64_t n) BRECCIA_INLINE_LAMBDA {
             const std::uint8_t* at = codes + (s * 16 + j) * 64;
             const std::int8_t* digits = x.digits + s * Digits::most * vectors * 64 + j * 4;
             const std::int32_t* offsets = x.runs + s * Digits::most * 16 + j / Run;
-            F sum = run_of_digits<C, 3, Run>(at, n, digits, offsets);
-            if (x.further[s] != 0) [[unlikely]] {
+            F sum = (thirds >> j & ((1U << Run) - 1)) == 0 ? run_of_digits<C, 2, Run>(at, n, digits, offsets)
+                                                           : run_of_digits<C, 3, Run>(at, n, digits, offsets);
+            if (further != 0) [[unlikely]] {
                 F small = f_set(0.0F);
-                for (std::int64_t d = 3; d < 3 + x.further[s]; ++d)
+                for (std::int64_t d = 3; d < 3 + further; ++d)
                     small =
                         f_multiply_add(small, f_set(256.0F),
                                        run_of_digits<C, 1, Run>(at, n, digits + d * vectors * 64, offsets + d * 16));
-                sum = f_multiply_add(small, f_set(x.units[2 * s + 1]), sum);
+                sum = f_multiply_add(small, small_unit_f32x16, sum);
             }
-            if (left == 0) {
-                scale_f32x16 =
-                    biased ? lane_scale_bits<ScaleType::e4m3>(scales, block) : lane_scales(scales, g.scale_type, block);
-                block += g.scale_step;
-                left = g.runs_per_block;
+            if constexpr (Scaling != LaneScaling::any) {  // a run is a block: what of it is left of a step is known
+                constexpr ScaleType type = biased ? ScaleType::e4m3 : ScaleType::e8m0;
+                scale_f32x16 = lane_scale_bits<type>(scales, s * (16 / Run) + j / Run);
+            } else {
+                if (left == 0) {
+                    scale_f32x16 = lane_scales(scales, g.scale_type, block);
+                    block += g.scale_step;
+                    left = g.runs_per_block;
+                }
+                --left;
             }
-            --left;
             if (!biased) sum = f_mul(sum, unit_f32x16);
             step_f32x16 = f_multiply_add(sum, scale_f32x16, step_f32x16);
         };
@@ -97,17 +113,27 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
     f_store(out, f_mul(total_f32x16, f_set((biased ? e4m3_bias : 1.0F) / x.bias)));
 }
 
+template <class C, int Run, LaneScaling Scaling>
+static void integer_lane_groups(const IntegerLanes& g) {
+    for (std::int64_t i = 0; i < g.groups; ++i)
+        integer_lane_group<C, Run, Scaling>(g, g.codes + i * g.quads * 256, g.scales + i * g.group_scale_stride,
+                                            g.out + i * 16);
+}
+
 template <class C>
 static void integer_lanes(const IntegerLanes& g) {
-    for (std::int64_t i = 0; i < g.groups; ++i) {
-        const std::uint8_t* codes = g.codes + i * g.quads * 256;
-        const std::byte* scales = g.scales + i * g.group_scale_stride;
-        float* out = g.out + i * 16;
-        switch (g.run) {
-            case 2: integer_lane_group<C, 2>(g, codes, scales, out); break;
-            case 4: integer_lane_group<C, 4>(g, codes, scales, out); break;
-            case 8: integer_lane_group<C, 8>(g, codes, scales, out); break;
-            default: integer_lane_group<C, 16>(g, codes, scales, out);
-        }
+    // Blocks of the standards: of 16 elements, a doubleword of packed codes being 8, or of 32.
+    constexpr int mx_run = C::bits == 4 ? 4 : 8;
+    if constexpr (std::is_same_v<C, Float4E2M1FN>)
+        if (g.run == 2 && g.scale_type == ScaleType::e4m3 && g.x->bias != 1)
+            return integer_lane_groups<C, 2, LaneScaling::biased>(g);
+    if constexpr (C::family == CodecFamily::minifloat)
+        if (g.run == mx_run && g.scale_type == ScaleType::e8m0)
+            return integer_lane_groups<C, mx_run, LaneScaling::e8m0>(g);
+    switch (g.run) {
+        case 2: return integer_lane_groups<C, 2, LaneScaling::any>(g);
+        case 4: return integer_lane_groups<C, 4, LaneScaling::any>(g);
+        case 8: return integer_lane_groups<C, 8, LaneScaling::any>(g);
+        default: return integer_lane_groups<C, 16, LaneScaling::any>(g);
     }
 }
