@@ -203,7 +203,10 @@ template <class C, class Options>
 static void multiply_16_rows(const TileRows& g, std::int64_t row) {
     constexpr RowScaling scaling = Options::scaling;
     constexpr std::int64_t line = 64, step_k = C::bits == 4 ? 128 : 64;
-    alignas(64) std::uint8_t lines[2][tiles_of_line<C> * 1024], edge[16 * line] = {};
+    // Steps from decoding to multiplying: with two, tiles do not wait for the stores of their lines, which pays where
+    // decoding is short.
+    constexpr std::int64_t ahead = scaling == RowScaling::exponents ? 2 : 1;
+    alignas(64) std::uint8_t lines[ahead + 1][tiles_of_line<C> * 1024], edge[16 * line] = {};
     constexpr std::int64_t most_scales = step_k / 16;  // of a line
     std::uint8_t scale_edge[16 * most_scales] = {};
     alignas(64) float sums[2][256] = {}, tile_scales[16][16] = {};
@@ -274,14 +277,15 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
         for (int r = 0; r < 16; ++r, from += stride, from_scales += code_stride) {
             I words = decoder.table;
             if constexpr (Options::zero_points) words = nibble_table<C>(zero_points[r]);
-            decoder.decode(_mm512_loadu_si512(from), from_scales, words, lines[step % 2] + r * line);
+            decoder.decode(_mm512_loadu_si512(from), from_scales, words, lines[step % (ahead + 1)] + r * line);
             if constexpr (Add)
                 total_f32x16[r] =
                     add_block<Options>(total_f32x16[r], sums, r, block_scales + r * scale_stride, x_scale);
         }
     };
     const F none = f_set(0.0F);
-    decode.template operator()<false>(0, nullptr, none);
+    for (std::int64_t step = 0; step < ahead && step < steps; ++step)
+        decode.template operator()<false>(step, nullptr, none);
     const std::uint16_t* x = g.x;
     const float* x_scales = g.x_scales;
     const auto next_x_scale = [&]() BRECCIA_INLINE_LAMBDA {
@@ -292,23 +296,23 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
     };
     std::int64_t scale = 0, blocks = 0, left = 0;
     for (std::int64_t step = 0; step < steps; ++step, --left, x += step_k * g.vectors) {
-        const std::uint8_t* w = lines[step % 2];
-        const bool more = step + 1 < steps;
+        const std::uint8_t* w = lines[step % (ahead + 1)];
+        const bool more = step + ahead < steps;
         if (left > 0) {
             multiply_line<C, scaling, false>(g, w, x, sums);
-            if (more) decode.template operator()<false>(step + 1, nullptr, none);
+            if (more) decode.template operator()<false>(step + ahead, nullptr, none);
             continue;
         }
         left = g.block_steps;
         multiply_line<C, scaling, true>(g, w, x, sums);
         if (step == 0) {
-            if (more) decode.template operator()<false>(step + 1, nullptr, none);
+            if (more) decode.template operator()<false>(step + ahead, nullptr, none);
             continue;
         }
         const F x_scale = next_x_scale();
         const float* block_scales = scales_of_block(scale);
         if (more) {
-            decode.template operator()<true>(step + 1, block_scales, x_scale);
+            decode.template operator()<true>(step + ahead, block_scales, x_scale);
         } else {
 #pragma GCC unroll 16
             for (int r = 0; r < 16; ++r)
