@@ -38,13 +38,13 @@ class Work:
 
 SLOW = 2.0  # seconds; a call that takes longer is not repeated
 BURST = 3  # calls to a turn: the first finds the caches full of the others' operands
-TURNS = 4  # at least, of contestants whose calls take less than LONG: a slow spell outlasts a turn
+TURNS = 4  # at least, and half as many of contestants whose calls are LONG: a slow spell outlasts a turn
 LONG = 0.1
 
 
 def best_times(contestants: dict[str, Run], seconds: float) -> dict[str, float]:
     """Seconds of each at its best, in turns, so that a slow spell of the machine falls on all. After a warming call a
-    contestant has `seconds`, and TURNS turns at least; one whose calls are LONG has a turn, cut short after `seconds`.
+    contestant has `seconds`, and TURNS turns at least; one whose calls are LONG has half of them, cut short.
     """
     times = {name: elapsed(run) for name, run in contestants.items()}
     waiting = [name for name, first in times.items() if first < SLOW]
@@ -57,10 +57,11 @@ def best_times(contestants: dict[str, Run], seconds: float) -> dict[str, float]:
                 took = elapsed(contestants[name])
                 times[name] = min(times[name], took)
                 spent[name] += took
-                if took >= LONG and spent[name] >= seconds:
+                if took >= LONG:
                     break
         turns += 1
-        waiting = [name for name in waiting if spent[name] < seconds or (turns < TURNS and times[name] < LONG)]
+        due = {name: TURNS if times[name] < LONG else TURNS // 2 for name in waiting}
+        waiting = [name for name in waiting if spent[name] < seconds or turns < due[name]]
     return times
 
 
