@@ -219,6 +219,24 @@ TEST_P(Backends, MatmulOfCodesByCodes) {
         }
 }
 
+// One zero point to a row that is no power of two long, or to many elements.
+TEST_P(Backends, MatmulOfWeightsWithOneZeroPointToARow) {
+    const BackendScope scope(GetParam());
+    constexpr std::int64_t n = 37;
+    for (const std::int64_t k : {6, 48, 100, 160, 300, 768})
+        for (const std::int64_t m : {1, 3, 16, 40}) {
+            SCOPED_TRACE("k=" + std::to_string(k) + " m=" + std::to_string(m));
+            std::vector<float> x = heavy_tailed(m, k, 1, 1), w = heavy_tailed(n, k, 2, 1);
+            const ScaledTensor b =
+                cast(array_of(w, {n, k}),
+                     make_recipe("INT4Scaling", {{"group_size", k}, {"signed", false}, {"symmetric", false}}));
+            const Array a = rounded(x, DType::bfloat16, {m, k});
+            const Reference reference = multiply(numbers_of(a), to_vector(dequantize(b)), m, n, k);
+            expect_close(matmul(a, b.transposed()), reference, bound(k));
+            expect_close(matmul(a, PreparedWeight(b).transposed()), reference, bound(k));
+        }
+}
+
 TEST_P(Backends, MatmulReadsAnyOrder) {
     const BackendScope scope(GetParam());
     constexpr std::int64_t m = 19, n = 33, k = 256;

@@ -291,6 +291,7 @@ struct BF16Panels {
 
     void decode(std::int64_t j, const Part& part) {
         const std::int64_t own = s.w.grid.block_cols, k = part.chunk.k, block = k / own;
+        const bool one_block = own >= panel_k || s.w.grid.grid_cols() == 1;
         s.bf16.decode[static_cast<std::size_t>(s.w.element)](
             {.codes = codes_at(j + part.r, k),
              .row_stride = s.w.row_stride,
@@ -298,8 +299,8 @@ struct BF16Panels {
              .k = part.chunk.count,
              .out = part.codes,
              // Blocks that a chunk holds several of are powers of two.
-             .block_shift = own >= panel_k ? 63 : std::countr_zero(static_cast<std::uint64_t>(own)),
-             .skip = own >= panel_k ? 0 : k % own,
+             .block_shift = one_block ? 63 : std::countr_zero(static_cast<std::uint64_t>(own)),
+             .skip = one_block ? 0 : k % own,
              .scales = code_scales.at(part.r, block),
              .scale_type = s.w.scale_type,
              .scale_stride = code_scales.stride(),
