@@ -173,11 +173,11 @@ private:
     const BF16Kernels& bf16_;
 };
 
-// Rows of bytes that belong to the blocks of a weight's rows, one to each, or nothing: as they lie where they lie so.
-class ByteRows {
+// The bytes that the blocks of a weight's rows have, one to each, or nothing: in place where a row of them lies so.
+class BlockBytes {
 public:
-    ByteRows() = default;
-    ByteRows(const BlockGrid& grid, const std::byte* data, std::int64_t row_stride, std::int64_t col_stride)
+    BlockBytes() = default;
+    BlockBytes(const BlockGrid& grid, const std::byte* data, std::int64_t row_stride, std::int64_t col_stride)
         : grid_(grid),
           data_(reinterpret_cast<const std::uint8_t*>(data)),
           row_stride_(row_stride),
@@ -211,7 +211,7 @@ private:
     std::vector<std::uint8_t> gathered_;
 };
 
-ByteRows scales_of_codes(const Setup& s) {
+BlockBytes scales_of_codes(const Setup& s) {
     if (s.plan.scaling != Scaling::into_codes) return {};
     return {s.w.grid, s.w.scale, s.w.scale_row_stride, s.w.scale_col_stride};
 }
@@ -225,7 +225,7 @@ struct BF16Panels {
     WorkBuffer<std::uint16_t> panel;
     WorkBuffer<float> scales;  // [block][row]
     std::int64_t scale_stride;
-    ByteRows code_scales, zero_points;  // of those that codes take
+    BlockBytes code_scales, zero_points;  // of those that codes take
     std::vector<float> row_scales = {}, scratch = {};
 
     // Scales of the sums, 16 rows at a time turned to lie side by side.
