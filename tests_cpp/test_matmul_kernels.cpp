@@ -469,6 +469,31 @@ TEST_P(Backends, MatmulOfOneActivationByIntegers) {
                 }
 }
 
+// The smallest code and scale by the smallest of the numbers that digits hold together with the largest, which meets
+// zeros.
+TEST_P(Backends, MatmulOfOneActivationBySmallestScale) {
+    const BackendScope scope(GetParam());
+    constexpr std::int64_t n = 16, k = 128, blocks = k / 16;
+    const Array data = Array::allocate(ElementType::uint8(), {n, k / 2}),
+                scale = Array::allocate(ElementType::uint8(), {n, blocks}),
+                a = Array::allocate(DType::bfloat16, {1, k});
+    std::fill_n(data.as<std::uint8_t>(), data.size(), std::uint8_t{0});
+    std::fill_n(scale.as<std::uint8_t>(), scale.size(), e4m3_one);
+    std::fill_n(a.as<BFloat16>(), k, to_bfloat16(0.0F));
+    for (std::int64_t i = 0; i < n; ++i) {  // 2^-1 and 2^-9 for element 16
+        data.as<std::uint8_t>()[i * k / 2 + 8] = 1;
+        scale.as<std::uint8_t>()[i * blocks + 1] = 1;
+    }
+    const ScaledTensor w(data, scale, make_recipe("NVFP4BlockScaling", {{"two_level", false}}),
+                         Layout::per_block_k(16));
+    a.as<BFloat16>()[0] = to_bfloat16(1.0F);
+    for (const int exponent : {-10, -20, -30, -36, -43}) {
+        a.as<BFloat16>()[16] = to_bfloat16(std::ldexp(1.0F, exponent));
+        for (const Array& product : {matmul(a, w.transposed()), matmul(a, PreparedWeight(w).transposed())})
+            for (const float y : to_vector(product)) EXPECT_EQ(y, std::ldexp(1.0F, exponent - 10)) << exponent;
+    }
+}
+
 // Sums of small integers are exact, also where codes and activations are at the ends of their ranges; weights that
 // cancel leave nothing behind.
 TEST_P(Backends, MatmulOfIntegersIsExact) {

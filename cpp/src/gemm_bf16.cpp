@@ -182,7 +182,7 @@ public:
           data_(reinterpret_cast<const std::uint8_t*>(data)),
           row_stride_(row_stride),
           col_stride_(col_stride),
-          in_place_(grid.block_rows == 1 && (col_stride == 1 || grid.grid_cols() == 1)) {}
+          in_place_(data == nullptr || (grid.block_rows == 1 && (col_stride == 1 || grid.grid_cols() == 1))) {}
 
     void take(std::int64_t row, std::int64_t rows) {
         if (data_ == nullptr) return;

@@ -3,13 +3,14 @@
 // One activation by a prepared weight in integers: a row to each lane, a doubleword of its codes times the same four
 // bytes of the activation's digits. In a run of doublewords every digit has sums of its own, which 32 bits hold; these
 // become floats, are put together and take the scale. Of a run of few elements the third digits are seldom needed:
-// those of bfloat16 numbers only where one is a hundredth of its step's largest or less.
+// those of bfloat16 numbers only where one is a hundredth (where codes are bytes a thirtieth) of its step's largest or
+// less.
 
 /// The unit of a third digit to that of a second.
 constexpr float third_digit = exp2i(-8);
 
 /// Products of `n` doublewords of each row, of at most `Run`, with `Count` digits, as the number that they stand for,
-/// if the second digit's unit is 1.
+/// if the second digit's unit is 1, or that of an only one.
 template <class C, int Count, int Run>
 BRECCIA_INLINE F run_of_digits(const std::uint8_t* codes, std::int64_t n, const std::int8_t* digits,
                                const std::int32_t* offsets) {
@@ -69,9 +70,11 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
     F total_f32x16 = f_set(0.0F), scale_f32x16 = f_set(0.0F);
     [[maybe_unused]] std::int64_t block = 0, left = 0;
     for (std::int64_t s = 0; s * 16 < doublewords; ++s) {
-        const F unit_f32x16 = f_set(x.units[2 * s] / third_digit);
         const unsigned thirds = x.thirds[s];
         const int further = x.further[s];
+        // So small are further digits that they do not come through a scale without its bias.
+        const float lift = biased && further != 0 ? exp2i(40) : 1.0F;
+        const F unit_f32x16 = f_set(x.units[2 * s] / (third_digit * lift));
         const F small_unit_f32x16 = f_set(further != 0 ? x.units[2 * s + 1] * third_digit : 0.0F);
         F step_f32x16 = f_set(0.0F);
         const auto one_run = [&](std::int64_t j, std::int64_t n) BRECCIA_INLINE_LAMBDA {
@@ -87,6 +90,7 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
                         f_multiply_add(small, f_set(256.0F),
                                        run_of_digits<C, 1, Run>(at, n, digits + d * vectors * 64, offsets + d * 16));
                 sum = f_multiply_add(small, small_unit_f32x16, sum);
+                if constexpr (biased) sum = f_mul(sum, f_set(lift));
             }
             if constexpr (Scaling != LaneScaling::any) {  // a run is a block: what of it is left of a step is known
                 constexpr ScaleType type = biased ? ScaleType::e4m3 : ScaleType::e8m0;
