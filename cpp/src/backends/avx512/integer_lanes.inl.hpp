@@ -65,6 +65,7 @@ template <class C, int Run, LaneScaling Scaling>
 static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes, const std::byte* scales, float* out) {
     constexpr int vectors = CodeBytes<C>::vectors;
     constexpr bool biased = Scaling == LaneScaling::biased;
+    constexpr int lift = 40;
     const Digits& x = *g.x;
     const std::int64_t doublewords = g.quads * 4;
     F total_f32x16 = f_set(0.0F), scale_f32x16 = f_set(0.0F);
@@ -73,8 +74,8 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
         const unsigned thirds = x.thirds[s];
         const int further = x.further[s];
         // So small are further digits that they do not come through a scale without its bias.
-        const float lift = biased && further != 0 ? exp2i(40) : 1.0F;
-        const F unit_f32x16 = f_set(x.units[2 * s] / (third_digit * lift));
+        const bool lifted = biased && further != 0;
+        const F unit_f32x16 = f_set(x.units[2 * s] * (lifted ? exp2i(8 - lift) : exp2i(8)));
         const F small_unit_f32x16 = f_set(further != 0 ? x.units[2 * s + 1] * third_digit : 0.0F);
         F step_f32x16 = f_set(0.0F);
         const auto one_run = [&](std::int64_t j, std::int64_t n) BRECCIA_INLINE_LAMBDA {
@@ -90,7 +91,7 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
                         f_multiply_add(small, f_set(256.0F),
                                        run_of_digits<C, 1, Run>(at, n, digits + d * vectors * 64, offsets + d * 16));
                 sum = f_multiply_add(small, small_unit_f32x16, sum);
-                if constexpr (biased) sum = f_mul(sum, f_set(lift));
+                if constexpr (biased) sum = f_mul(sum, f_set(exp2i(lift)));
             }
             if constexpr (Scaling != LaneScaling::any) {  // a run is a block: what of it is left of a step is known
                 constexpr ScaleType type = biased ? ScaleType::e4m3 : ScaleType::e8m0;
