@@ -486,12 +486,14 @@ TEST_P(Backends, MatmulOfOneActivationBySmallestScale) {
     }
     const ScaledTensor w(data, scale, make_recipe("NVFP4BlockScaling", {{"two_level", false}}),
                          Layout::per_block_k(16));
-    a.as<BFloat16>()[0] = to_bfloat16(1.0F);
-    for (const int exponent : {-10, -20, -30, -36, -43}) {
-        a.as<BFloat16>()[16] = to_bfloat16(std::ldexp(1.0F, exponent));
-        for (const Array& product : {matmul(a, w.transposed()), matmul(a, PreparedWeight(w).transposed())})
-            for (const float y : to_vector(product)) EXPECT_EQ(y, std::ldexp(1.0F, exponent - 10)) << exponent;
-    }
+    for (const int top : {0, -20, 30})
+        for (const int below : {10, 20, 30, 36, 43, 50}) {
+            a.as<BFloat16>()[0] = to_bfloat16(std::ldexp(1.0F, top));
+            a.as<BFloat16>()[16] = to_bfloat16(std::ldexp(1.0F, top - below));
+            for (const Array& product : {matmul(a, w.transposed()), matmul(a, PreparedWeight(w).transposed())})
+                for (const float y : to_vector(product))
+                    EXPECT_EQ(y, std::ldexp(1.0F, top - below - 10)) << "2^" << top << " over 2^" << below;
+        }
 }
 
 // Sums of small integers are exact, also where codes and activations are at the ends of their ranges; weights that

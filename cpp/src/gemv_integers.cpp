@@ -13,27 +13,9 @@ namespace {
 
 // An activation's digits, and the memory they are in.
 struct IntegerActivation {
-    IntegerActivation(std::int64_t steps, bool packed)
-        : bytes(steps * Digits::most * (packed ? 128 : 64)),
-          offsets(steps * 32),
-          units(steps * 2),
-          further(steps),
-          thirds(steps),
-          runs(steps * Digits::most * 16) {
-        digits = {.digits = bytes.data(),
-                  .further = further.data(),
-                  .thirds = thirds.data(),
-                  .offsets = offsets.data(),
-                  .units = units.data(),
-                  .runs = runs.data()};
-    }
+    explicit IntegerActivation(std::int64_t steps) : memory(steps), digits{.steps = memory.data()} {}
 
-    WorkBuffer<std::int8_t> bytes;
-    WorkBuffer<std::int32_t> offsets;
-    WorkBuffer<float> units;
-    WorkBuffer<std::uint8_t> further;
-    WorkBuffer<std::uint16_t> thirds;
-    WorkBuffer<std::int32_t> runs;
+    WorkBuffer<DigitStep> memory;
     Digits digits;
 };
 
@@ -102,7 +84,7 @@ bool gemv_integers(const Product& product, const ScaledMatrix& w) {
     for (std::int64_t i = 0; i < rows; ++i) {
         product.read(table, i, 1, 0, k, scratch, row.data(), k);
         if (product.precision == Precision::fast) round_to_bfloat16(table, row);
-        x.emplace_back(steps, w.packed);
+        x.emplace_back(steps);
         if (!kernels->pack_digits[element]({.x = row.data(),
                                             .steps = steps,
                                             .zero_points = w.zero_point != nullptr,
@@ -119,7 +101,7 @@ bool gemv_integers(const Product& product, const ScaledMatrix& w) {
         // So few rows that their codes are in the first-level cache for the next activation.
         constexpr std::int64_t longest = 128;
         const std::int64_t at_once = rows == 1 ? longest : 16;
-        std::vector<float> scales(static_cast<std::size_t>(4 * w.grid.grid_cols()));
+        std::vector<float> scales(static_cast<std::size_t>(4 * w.grid.grid_cols() + 8));  // eight are read at a time
         float line[longest];
         for (std::int64_t first = begin; first < end; first += at_once) {
             const std::int64_t n = std::min(at_once, end - first);

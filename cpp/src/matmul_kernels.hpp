@@ -121,23 +121,32 @@ struct Gemv {
 using GemvKernel = void (*)(const Gemv&);
 inline constexpr std::int64_t max_gemv_vectors = 8;
 
-/// An activation as integers: in a step, x[k] = unit * (its first three digits, base 256) + a smaller unit * (further
+/// A step of an activation as integers: x[k] = unit * (its first three digits, base 256) + a smaller unit * (further
 /// digits, in steps that need them). Digits are -128 ... 127, the most significant first.
+struct DigitStep {
+    static constexpr int first = 3, most = 6;
+    /// By 64 bytes of codes; by packed ones those of even k before those of odd k.
+    alignas(64) std::int8_t digits[most][128];
+    /// [first, further][lane]: minus the sum of the integers that a lane's codes meet; unless zero points come for it,
+    /// times what the codes' own integers are too large by.
+    std::int32_t offsets[2][16];
+    /// [lane]: the unit, times that of the codes' integers and `bias`; one for a prepared weight, whose lanes are rows.
+    float units[16];
+    /// For prepared weights: of each digit, minus its sums over the runs of doublewords of a step, times what the
+    /// codes' integers are too large by.
+    std::int32_t runs[most][16];
+    float smaller;         ///< the smaller unit over the unit
+    std::uint16_t thirds;  ///< of which doublewords (bits) the third digits are not all zeros
+    std::uint8_t further;  ///< digits beyond the first
+    std::uint8_t count;    ///< digits that there are: two where the third ones are zeros
+    /// An odd number of cache lines in all: what is read of every step falls on all sets of the first-level cache.
+    std::uint8_t unused[64];
+};
+static_assert(sizeof(DigitStep) / 64 % 2 == 1);
+
+/// An activation as integers.
 struct Digits {
-    static constexpr std::int64_t first = 3, most = 6;
-    /// [step][most][64 bytes of codes; of packed ones those of even k before those of odd k], on cache lines.
-    std::int8_t* digits = nullptr;
-    std::uint8_t* further = nullptr;  ///< [step]: how many digits there are beyond the first
-    /// [step]: of which of its 16 doublewords (bits) the third digits are not all zeros.
-    std::uint16_t* thirds = nullptr;
-    /// [step][first, further][16 lanes]: minus the sum of the integers that a lane's codes meet; unless zero points
-    /// come for it, times what the codes' own integers are too large by.
-    std::int32_t* offsets = nullptr;
-    /// [step][2]: the unit, times that of the codes' integers and `bias`; and the smaller one over it.
-    float* units = nullptr;
-    /// For prepared weights, [step][most][16]: of each digit, minus its sums over the runs of doublewords of a step,
-    /// times what the codes' integers are too large by.
-    std::int32_t* runs = nullptr;
+    DigitStep* steps = nullptr;
     float bias = 1;  ///< so that scales may be multiplied in without their own
 };
 

@@ -40,7 +40,7 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
         codes[r] = g.w.codes + (row + r) * g.w.row_stride;
-        const std::int64_t scale_row = (g.w.first_row + row + r) / g.w.block_rows;
+        const std::int64_t scale_row = scale_row_of(g.w, row + r);
         scales[r] = row_scales(g.w.scales + scale_row * g.w.scale_row_stride, g.w.scale_type, blocks,
                                g.w.scale_scratch + r * blocks);
         zeros[r] = HasZero ? g.w.zero_points + scale_row * g.w.zero_row_stride : nullptr;

@@ -26,14 +26,14 @@ BRECCIA_INLINE F run_of_digits(const std::uint8_t* codes, std::int64_t n, const 
     const auto add = [&](std::int64_t j) BRECCIA_INLINE_LAMBDA {
         I bytes[vectors];
         // One stream is not enough for the hardware to keep memory busy.
-        if constexpr (Count > 1) _mm_prefetch(codes + j * 64 + 8192, _MM_HINT_T1);
+        if constexpr (Count > 1) _mm_prefetch(codes + j * 64 + 8192, _MM_HINT_T0);
         CodeBytes<C>::read(_mm512_loadu_si512(codes + j * 64), bytes);
 #pragma GCC unroll 3
         for (int d = 0; d < Count; ++d)
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; ++v) {
                 std::int32_t four;
-                __builtin_memcpy(&four, digits + (d * vectors + v) * 64 + j * 4, sizeof four);
+                __builtin_memcpy(&four, digits + d * 128 + v * 64 + j * 4, sizeof four);
                 I& sum = sums[d][(vectors == 2 ? v : j) % chains];
                 sum = _mm512_dpbusd_epi32(sum, bytes[v], i_set(four));
             }
@@ -63,7 +63,6 @@ enum class LaneScaling : std::uint8_t { any, e8m0, biased };
 
 template <class C, int Run, LaneScaling Scaling>
 static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes, const std::byte* scales, float* out) {
-    constexpr int vectors = CodeBytes<C>::vectors;
     constexpr bool biased = Scaling == LaneScaling::biased;
     constexpr int lift = 40;
     const Digits& x = *g.x;
@@ -71,25 +70,25 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
     F total_f32x16 = f_set(0.0F), scale_f32x16 = f_set(0.0F);
     [[maybe_unused]] std::int64_t block = 0, left = 0;
     for (std::int64_t s = 0; s * 16 < doublewords; ++s) {
-        const unsigned thirds = x.thirds[s];
-        const int further = x.further[s];
+        const DigitStep& step = x.steps[s];
+        const unsigned thirds = step.thirds;
+        const int further = step.further;
         // So small are further digits that they do not come through a scale without its bias.
         const bool lifted = biased && further != 0;
-        const F unit_f32x16 = f_set(x.units[2 * s] * (lifted ? exp2i(8 - lift) : exp2i(8)));
-        const F small_unit_f32x16 = f_set(further != 0 ? x.units[2 * s + 1] * third_digit : 0.0F);
+        const F unit_f32x16 = f_set(step.units[0] * (lifted ? exp2i(8 - lift) : exp2i(8)));
+        const F small_unit_f32x16 = f_set(further != 0 ? step.smaller * third_digit : 0.0F);
         F step_f32x16 = f_set(0.0F);
         const auto one_run = [&](std::int64_t j, std::int64_t n) BRECCIA_INLINE_LAMBDA {
             const std::uint8_t* at = codes + (s * 16 + j) * 64;
-            const std::int8_t* digits = x.digits + s * Digits::most * vectors * 64 + j * 4;
-            const std::int32_t* offsets = x.runs + s * Digits::most * 16 + j / Run;
+            const std::int8_t* digits = step.digits[0] + j * 4;
+            const std::int32_t* offsets = step.runs[0] + j / Run;
             F sum = (thirds >> j & ((1U << Run) - 1)) == 0 ? run_of_digits<C, 2, Run>(at, n, digits, offsets)
                                                            : run_of_digits<C, 3, Run>(at, n, digits, offsets);
             if (further != 0) [[unlikely]] {
                 F small = f_set(0.0F);
                 for (std::int64_t d = 3; d < 3 + further; ++d)
-                    small =
-                        f_multiply_add(small, f_set(256.0F),
-                                       run_of_digits<C, 1, Run>(at, n, digits + d * vectors * 64, offsets + d * 16));
+                    small = f_multiply_add(small, f_set(256.0F),
+                                           run_of_digits<C, 1, Run>(at, n, digits + d * 128, offsets + d * 16));
                 sum = f_multiply_add(small, small_unit_f32x16, sum);
                 if constexpr (biased) sum = f_mul(sum, f_set(exp2i(lift)));
             }
