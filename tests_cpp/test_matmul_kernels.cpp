@@ -469,30 +469,62 @@ TEST_P(Backends, MatmulOfOneActivationByIntegers) {
                 }
 }
 
-// The smallest code and scale by the smallest of the numbers that digits hold together with the largest, which meets
-// zeros.
+// The smallest code and scale, subnormal or not, by the smallest of the numbers that digits hold together with the
+// largest, which meets zeros.
 TEST_P(Backends, MatmulOfOneActivationBySmallestScale) {
     const BackendScope scope(GetParam());
     constexpr std::int64_t n = 16, k = 128, blocks = k / 16;
     const Array data = Array::allocate(ElementType::uint8(), {n, k / 2}),
                 scale = Array::allocate(ElementType::uint8(), {n, blocks}),
                 a = Array::allocate(DType::bfloat16, {1, k});
-    std::fill_n(data.as<std::uint8_t>(), data.size(), std::uint8_t{0});
-    std::fill_n(scale.as<std::uint8_t>(), scale.size(), e4m3_one);
     std::fill_n(a.as<BFloat16>(), k, to_bfloat16(0.0F));
-    for (std::int64_t i = 0; i < n; ++i) {  // 2^-1 and 2^-9 for element 16
-        data.as<std::uint8_t>()[i * k / 2 + 8] = 1;
-        scale.as<std::uint8_t>()[i * blocks + 1] = 1;
+    for (const std::uint8_t least : {std::uint8_t{1}, std::uint8_t{8}}) {
+        std::fill_n(data.as<std::uint8_t>(), data.size(), std::uint8_t{0});
+        std::fill_n(scale.as<std::uint8_t>(), scale.size(), e4m3_one);
+        for (std::int64_t i = 0; i < n; ++i) {  // 2^-1 and 2^-9 or 2^-6 for element 16
+            data.as<std::uint8_t>()[i * k / 2 + 8] = 1;
+            scale.as<std::uint8_t>()[i * blocks + 1] = least;
+        }
+        const ScaledTensor w(data, scale, make_recipe("NVFP4BlockScaling", {{"two_level", false}}),
+                             Layout::per_block_k(16));
+        for (const int top : {0, -20, 17, 30})
+            for (const int below : {10, 20, 30, 36, 43, 50}) {
+                a.as<BFloat16>()[0] = to_bfloat16(std::ldexp(1.0F, top));
+                a.as<BFloat16>()[16] = to_bfloat16(std::ldexp(1.0F, top - below));
+                for (const Array& product : {matmul(a, w.transposed()), matmul(a, PreparedWeight(w).transposed())})
+                    for (const float y : to_vector(product))
+                        EXPECT_EQ(y, std::ldexp(1.0F, top - below - (least == 1 ? 10 : 7)))
+                            << "2^" << top << " over 2^" << below;
+            }
     }
-    const ScaledTensor w(data, scale, make_recipe("NVFP4BlockScaling", {{"two_level", false}}),
-                         Layout::per_block_k(16));
-    for (const int top : {0, -20, 30})
-        for (const int below : {10, 20, 30, 36, 43, 50}) {
-            a.as<BFloat16>()[0] = to_bfloat16(std::ldexp(1.0F, top));
-            a.as<BFloat16>()[16] = to_bfloat16(std::ldexp(1.0F, top - below));
-            for (const Array& product : {matmul(a, w.transposed()), matmul(a, PreparedWeight(w).transposed())})
-                for (const float y : to_vector(product))
-                    EXPECT_EQ(y, std::ldexp(1.0F, top - below - 10)) << "2^" << top << " over 2^" << below;
+}
+
+// The largest codes and scales by large numbers, also where a subnormal scale among them keeps kernels from taking them
+// without their bias.
+TEST_P(Backends, MatmulOfOneActivationByLargestScales) {
+    const BackendScope scope(GetParam());
+    constexpr std::int64_t n = 16, k = 4096, blocks = k / 16;
+    constexpr std::uint8_t most = 0x7E, subnormal = 1;
+    for (const bool bytes : {false, true})
+        for (const bool mixed : {false, true}) {
+            Recipe recipe = make_recipe("NVFP4BlockScaling", {{"two_level", false}});
+            if (bytes) recipe.element = format_of<Int8>;
+            const Array data = Array::allocate(ElementType::uint8(), {n, bytes ? k : k / 2}),
+                        scale = Array::allocate(ElementType::uint8(), {n, blocks}),
+                        a = Array::allocate(DType::bfloat16, {1, k});
+            std::fill_n(data.as<std::uint8_t>(), data.size(), bytes ? std::uint8_t{0x7F} : std::uint8_t{0x77});
+            std::fill_n(scale.as<std::uint8_t>(), scale.size(), most);
+            for (std::int64_t i = 0; mixed && i < n; ++i) scale.as<std::uint8_t>()[i * blocks + i] = subnormal;
+            const ScaledTensor w(data, scale, recipe, Layout::per_block_k(16));
+            const std::vector<float> values = to_vector(dequantize(w));
+            for (const int top : {17, 18, 30, 60, 90}) {
+                std::fill_n(a.as<BFloat16>(), k, to_bfloat16(std::ldexp(1.9921875F, top)));
+                const Reference reference = multiply(numbers_of(a), values, 1, n, k);
+                SCOPED_TRACE(describe(recipe) + " 2^" + std::to_string(top) + (mixed ? " mixed" : ""));
+                expect_close(matmul(a, w.transposed()), reference, bound(k));
+                expect_close(matmul(a, PreparedWeight(w).transposed()), reference, bound(k));
+                if (HasFatalFailure()) return;
+            }
         }
 }
 

@@ -11,7 +11,7 @@ namespace breccia {
 /// that come one to so many steps.
 bool readable_in_place(const ScaledMatrix& w);
 
-/// Rows [begin, begin + n). `scratch`: four rows of scales.
+/// Rows [begin, begin + n). `scratch`: see CodeRows::scale_scratch.
 CodeRows code_rows(const ScaledMatrix& w, std::int64_t begin, std::int64_t n, float* scratch);
 
 /// Codes of a span, see CodeRows.

@@ -98,7 +98,7 @@ struct CodeRows {
     std::int64_t scale_row_stride = 0;          ///< bytes
     const std::uint8_t* zero_points = nullptr;  ///< 4-bit codes only; or null
     std::int64_t zero_row_stride = 0;
-    float* scale_scratch = nullptr;  ///< four rows of scales
+    float* scale_scratch = nullptr;  ///< four rows of scales, and for IntegerGemv eight more
     /// [row][span]: whether some code of the span, a block or a step of several blocks, is zero, subnormal or NaN; or
     /// null. Of prepared E4M3.
     const std::uint8_t* special = nullptr;
@@ -121,8 +121,8 @@ struct Gemv {
 using GemvKernel = void (*)(const Gemv&);
 inline constexpr std::int64_t max_gemv_vectors = 8;
 
-/// A step of an activation as integers: x[k] = unit * (its first three digits, base 256) + a smaller unit * (further
-/// digits, in steps that need them). Digits are -128 ... 127, the most significant first.
+/// A step of an activation as integers: x[k] = its lane's unit * (its first three digits, base 256) + a smaller unit *
+/// (further digits, in steps that need them). Digits are -128 ... 127, the most significant first.
 struct DigitStep {
     static constexpr int first = 3, most = 6;
     /// By 64 bytes of codes; by packed ones those of even k before those of odd k.
@@ -156,7 +156,7 @@ struct PackDigits {
     std::int64_t steps = 0;
     bool zero_points = false;
     ScaleType scale_type = ScaleType::float32;  ///< of the codes
-    std::int64_t run = 0;                       ///< doublewords to a run: 2, 4, 8 or 16; 0 where nothing reads `runs`
+    std::int64_t run = 0;                       ///< doublewords to a run: 2, 4, 8 or 16; 0 but for prepared weights
     Digits* out = nullptr;
 };
 

@@ -128,9 +128,9 @@ static void gemv_one_e4m3(const Gemv& g) {
     if ((block != 32 && block % 64 != 0) || g.w.k % (block < 64 ? 64 : block) != 0)
         return gemv_vectors<Float8E4M3FN, false, AffineE4M3<Told>, 1>(g);
     // The scales of short blocks are in the first-level cache, too.
-    const auto rows = block == 32          ? e4m3_rows<Told, true, false>
-                      : next_rows_fit(g.w) ? e4m3_rows<Told, false, true>
-                                           : e4m3_rows<Told, false, false>;
+    const auto rows = block == 32                     ? e4m3_rows<Told, true, false>
+                      : next_rows_fit(g.w, 2 * g.w.k) ? e4m3_rows<Told, false, true>
+                                                      : e4m3_rows<Told, false, false>;
     std::int64_t row = 0;
     for (; row + 4 <= g.w.rows; row += 4) rows(g, row);
     for (; row < g.w.rows; ++row) gemv_rows<Float8E4M3FN, false, AffineE4M3<Told>, 1, 1>(g, row);

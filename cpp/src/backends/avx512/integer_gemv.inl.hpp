@@ -111,9 +111,9 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
     constexpr std::int64_t step_codes = row_step(CodeBytes<C>::packed);
     const CodeRows& w = g.w;
     const std::int64_t blocks = (w.k + w.block - 1) / w.block, bytes = CodeBytes<C>::packed ? (w.k + 1) / 2 : w.k;
-    const std::int64_t per_step = w.block < step_codes ? step_codes / w.block : 1;
+    const std::int64_t per_step = blocks > 1 && w.block < step_codes ? step_codes / w.block : 1;
     const std::int64_t steps_per_scale = blocks == 1 ? w.k : w.block < step_codes ? 1 : w.block / step_codes;
-    const std::int64_t scale_size = coded ? 1 : sizeof(float);
+    constexpr std::int64_t scale_size = coded ? 1 : sizeof(float);
 
     const std::int64_t first_scale_row = scale_row_of(w, first);
     const std::uint8_t* codes = w.codes + first * w.row_stride;
@@ -158,7 +158,8 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
     };
 
     const DigitStep* step = g.x->steps;
-    const auto by_digits = [&]<int Count>(const std::uint8_t* next) BRECCIA_INLINE_LAMBDA {
+    const std::uint8_t* next = codes + rows * w.row_stride;
+    const auto by_digits = [&]<int Count>() BRECCIA_INLINE_LAMBDA {
         constexpr int first_digits = Count < DigitStep::first ? Count : DigitStep::first;
         I offsets = i_load(step->offsets[0]);
         F unit_f32x16 = f_load(step->units);
@@ -191,14 +192,13 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
     alignas(64) std::byte last_scales[rows][64];
     std::int64_t left = steps_per_scale, rest = bytes % 64;
     for (std::int64_t steps = bytes / 64;; steps = 1) {
-        const std::uint8_t* next = codes + rows * w.row_stride;
         for (; steps > 0; --steps) {
             switch (step->count) {
-                case 2: by_digits.template operator()<2>(next); break;
-                case 3: by_digits.template operator()<3>(next); break;
-                case 4: by_digits.template operator()<4>(next); break;
-                case 5: by_digits.template operator()<5>(next); break;
-                default: by_digits.template operator()<6>(next);
+                case 2: by_digits.template operator()<2>(); break;
+                case 3: by_digits.template operator()<3>(); break;
+                case 4: by_digits.template operator()<4>(); break;
+                case 5: by_digits.template operator()<5>(); break;
+                default: by_digits.template operator()<6>();
             }
             ++step;
             codes += 64;
@@ -216,9 +216,10 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
             const __mmask64 codes_there = first_bytes(rest), scales_there = first_bytes(scales_left * scale_size);
             _mm512_store_si512(last_codes[r], _mm512_maskz_loadu_epi8(codes_there, codes + codes_to[r]));
             _mm512_store_si512(last_scales[r], _mm512_maskz_loadu_epi8(scales_there, scales + scales_to[r]));
+            prefetch_codes<Near>(next + codes_to[r]);
             codes_to[r] = scales_to[r] = r * 64;
         }
-        codes = last_codes[0];
+        codes = next = last_codes[0];
         scales = last_scales[0];
         rest = 0;
     }
@@ -262,7 +263,9 @@ static void integer_gemv_of(const IntegerGemv& g) {
 
 template <class C>
 static void integer_gemv(const IntegerGemv& g) {
-    next_rows_fit(g.w) ? integer_gemv_of<C, true>(g) : integer_gemv_of<C, false>(g);
+    constexpr std::int64_t step_bytes = 9 * 64;  // of a DigitStep, what is read where digits are few
+    const std::int64_t steps = (g.w.k + row_step(CodeBytes<C>::packed) - 1) / row_step(CodeBytes<C>::packed);
+    next_rows_fit(g.w, steps * step_bytes) ? integer_gemv_of<C, true>(g) : integer_gemv_of<C, false>(g);
 }
 
 /// The bits of the largest magnitude of a step.
@@ -379,7 +382,7 @@ static bool pack_step(const PackDigits& p, std::int64_t s) {
     Mask lost = 0, any = 0;
     for (std::int64_t k = 0; k < step; k += 16) {
         const F value = f_load(x + k);
-        const I most = one_unit ? at_least : i_max(lane_magnitudes<C>(value), at_least);
+        const I most = i_max(lane_magnitudes<C>(value), at_least);
         F up_f32x16 = f_set(1.0F), unit_f32x16 = up_f32x16;
         // Where all are zero or subnormal there is none to go by; the latter leave something behind.
         if (exponent >= -100) digit_units<C>(most, up_f32x16, unit_f32x16);
@@ -427,8 +430,9 @@ static bool pack_digits(const PackDigits& p) {
         least = exponent < least ? exponent : least;
         most = exponent > most ? exponent : most;
     }
-    // Sums times E4M3 scales without their bias stay within float32's range, up and down.
-    p.out->bias = p.scale_type == ScaleType::e4m3 && least >= -20 && most <= 30 ? exp2i(80) : 1.0F;
+    // Sums times E4M3 scales, without the scales' bias or with it, stay within float32's range: the least digit there
+    // is, 2^-51 of its step's largest, by the least scale that is not subnormal; and the largest by 2^20 codes of 127.
+    p.out->bias = p.scale_type == ScaleType::e4m3 && least >= -20 && most <= 17 ? exp2i(73) : 1.0F;
     for (std::int64_t s = 0; s < p.steps; ++s)
         if (!pack_step<C>(p, s)) return false;
     return true;

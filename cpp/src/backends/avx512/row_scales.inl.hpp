@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scales of a row of codes that is read in place.
+// Rows of codes that are read in place, and their scales.
 
 /// What E4M3's exponent and fraction lack in the place of a float's.
 constexpr float e4m3_bias = exp2i(120);
 
 /// Whether the next four rows of codes may come to the first-level cache while four are read, beside these and an
-/// activation; else they come to the second-level one. Rows are too short for the hardware to learn. (K = 4096, FP8:
-/// 26 to 28 GB/s; rows of 8 KiB lost 7 % so.)
-BRECCIA_INLINE bool next_rows_fit(const CodeRows& w) { return w.row_stride <= 4096; }
+/// activation of so many bytes; else they come to the second-level one. (K = 4096, FP8: 26 to 28 GB/s; K = 8192 lost 7
+/// % so.)
+BRECCIA_INLINE bool next_rows_fit(const CodeRows& w, std::int64_t activation_bytes) {
+    constexpr std::int64_t cache = 48 * 1024, rest = 4 * 1024;
+    return 8 * w.row_stride + activation_bytes <= cache - rest;
+}
 
+/// Rows are too short for the hardware to learn: the next ones are asked for.
 template <bool Near>
 BRECCIA_INLINE void prefetch_codes(const std::uint8_t* codes) {
     if constexpr (Near)
