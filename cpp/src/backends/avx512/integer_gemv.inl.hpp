@@ -158,8 +158,7 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
     };
 
     const DigitStep* step = g.x->steps;
-    const std::uint8_t* next = codes + rows * w.row_stride;
-    const auto by_digits = [&]<int Count>() BRECCIA_INLINE_LAMBDA {
+    const auto by_digits = [&]<int Count>(const std::uint8_t* next) BRECCIA_INLINE_LAMBDA {
         constexpr int first_digits = Count < DigitStep::first ? Count : DigitStep::first;
         I offsets = i_load(step->offsets[0]);
         F unit_f32x16 = f_load(step->units);
@@ -190,15 +189,16 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
     // Whole lines of codes, then what is left, filled up with zeros.
     alignas(64) std::uint8_t last_codes[rows][64];
     alignas(64) std::byte last_scales[rows][64];
-    std::int64_t left = steps_per_scale, rest = bytes % 64;
+    std::int64_t left = steps_per_scale, rest = bytes % 64, ahead = rows * w.row_stride;
     for (std::int64_t steps = bytes / 64;; steps = 1) {
+        const std::uint8_t* next = codes + ahead;
         for (; steps > 0; --steps) {
             switch (step->count) {
-                case 2: by_digits.template operator()<2>(); break;
-                case 3: by_digits.template operator()<3>(); break;
-                case 4: by_digits.template operator()<4>(); break;
-                case 5: by_digits.template operator()<5>(); break;
-                default: by_digits.template operator()<6>();
+                case 2: by_digits.template operator()<2>(next); break;
+                case 3: by_digits.template operator()<3>(next); break;
+                case 4: by_digits.template operator()<4>(next); break;
+                case 5: by_digits.template operator()<5>(next); break;
+                default: by_digits.template operator()<6>(next);
             }
             ++step;
             codes += 64;
@@ -216,12 +216,12 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
             const __mmask64 codes_there = first_bytes(rest), scales_there = first_bytes(scales_left * scale_size);
             _mm512_store_si512(last_codes[r], _mm512_maskz_loadu_epi8(codes_there, codes + codes_to[r]));
             _mm512_store_si512(last_scales[r], _mm512_maskz_loadu_epi8(scales_there, scales + scales_to[r]));
-            prefetch_codes<Near>(next + codes_to[r]);
+            prefetch_codes<Near>(codes + ahead + codes_to[r]);
             codes_to[r] = scales_to[r] = r * 64;
         }
-        codes = next = last_codes[0];
+        codes = last_codes[0];
         scales = last_scales[0];
-        rest = 0;
+        rest = ahead = 0;
     }
     const float end = (Scales == RowScales::e4m3 ? e4m3_bias : 1.0F) / g.x->bias;
     for (int r = 0; r < rows; ++r) out[r] = f_sum(total_f32x16[r]) * end;
