@@ -37,14 +37,14 @@ Plan plan_of(const ScaledMatrix& m, std::int64_t k) {
 }
 
 // K cut so that no chunk crosses a scale's block unless it holds it whole.
-std::vector<Chunk> chunks_of(std::int64_t k, std::int64_t block) {
+std::vector<Chunk> chunks_of(std::int64_t k, std::int64_t block, std::int64_t most) {
     std::vector<Chunk> chunks;
     for (std::int64_t at = 0; at < k; at += chunks.back().count) {
-        std::int64_t count = std::min(panel_k, k - at);
-        if (block > panel_k)
+        std::int64_t count = std::min(most, k - at);
+        if (block > most)
             count = std::min(count, block - at % block);
         else
-            count = std::min(count, panel_k / block * block);
+            count = std::min(count, most / block * block);
         chunks.push_back({.k = at, .count = count});
     }
     return chunks;
@@ -371,14 +371,14 @@ bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
     s.block = fine;
     if (w.zero_point != nullptr && !in_chunks(w.grid.block_cols, product.k)) return false;
     s.blocks = (product.k + s.block - 1) / s.block;
-    s.chunks = chunks_of(product.k, s.block);
+    const PanelShape& most = s.terms > 1 ? bf16->panel_of_terms : bf16->panel;
+    // 17 to 32 activations meet so few rows at a time that shorter chunks cost more than they keep in the cache.
+    const bool one_panel = product.total_rows() > 16 && product.total_rows() <= panel_width;
+    s.chunks = chunks_of(product.k, s.block, one_panel ? panel_k : most.k);
     if (!decodes_in_chunks(s)) return false;
-    // Activations of several terms take the room of more, and are best read seldom: fewer of them by more weights.
-    const int fewer = s.terms > 1 ? 2 : 1;
-    const std::int64_t at_once = rows_at_once / fewer;
-    for (std::int64_t first = 0; first < product.total_rows(); first += at_once) {
-        const PanelGrid grid(std::min(at_once, product.total_rows() - first));
-        const std::int64_t n_at_once = panel_rows(product.n, grid, bf16->panel_rows * fewer);
+    for (std::int64_t first = 0; first < product.total_rows(); first += most.activations) {
+        const PanelGrid grid(std::min(most.activations, product.total_rows() - first));
+        const std::int64_t n_at_once = panel_rows(product.n, grid, most.rows);
         Activations activations;
         if (!pack(s, first, grid, activations)) return false;
         for_weight_panels(table, product, first, grid, n_at_once, [&] {

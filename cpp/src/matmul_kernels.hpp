@@ -243,12 +243,21 @@ struct TileRows {
     float* out = nullptr;  ///< [rows, a multiple of 16][16]
 };
 
+/// The most that a panel product takes at a time, so that 32 activations of a chunk (all their terms) stay in the
+/// first-level cache and all activations of a chunk, a panel's weights and its sums in the second-level one.
+struct PanelShape {
+    std::int64_t rows = 0;  ///< of weights
+    std::int64_t activations = 0;
+    std::int64_t k = 0;  ///< panel_k or half of it
+};
+
 /// The products of a backend whose operands are decoded to bfloat16 before, and where they are best used.
 struct ProductKernels {
     void (*gemm)(const GemmBF16&) = nullptr;
-    std::int64_t tile_rows = 0;   ///< weight rows of a tile of 16 activations: so many are best decoded just before
-    std::int64_t panel_rows = 0;  ///< most rows of a panel: as the second-level cache can hold
-    int max_terms = 1;            ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
+    std::int64_t tile_rows = 0;  ///< weight rows of a tile of 16 activations: so many are best decoded just before
+    PanelShape panel;            ///< of activations that are bfloat16 numbers,
+    PanelShape panel_of_terms;   ///< or sums of several
+    int max_terms = 1;           ///< of activations that are no bfloat16 numbers, before float32 kernels are quicker
     /// Most activations, or terms of them, for which rows in lanes are the quickest: turned on the way, or prepared.
     std::int64_t lane_vectors = 4, prepared_lane_vectors = 4;
     int integer_terms = 2;      ///< bfloat16 numbers to an activation from which on products of integers are quicker

@@ -38,7 +38,8 @@ extern constinit const ProductKernels products;
 constinit const ProductKernels products{
     .gemm = gemm_amx,
     .tile_rows = 16,
-    .panel_rows = 384,
+    .panel = {.rows = 384, .activations = 512, .k = panel_k},
+    .panel_of_terms = {.rows = 384, .activations = 512, .k = panel_k / 2},
     .max_terms = 3,  // so many products are quicker than one in float32
     .lane_vectors = 4,
     .prepared_lane_vectors = 4,

@@ -74,23 +74,18 @@ struct Tiles2x2 {
     template <bool First, bool Terms, class Between>
     BRECCIA_INLINE void step(const std::uint16_t* w, const std::uint16_t* x, float* sums, Between between) {
         constexpr std::int64_t w_bytes = panel_stride_bf16 * 2, x_bytes = 128;
-        if constexpr (Terms) {
-            _tile_stream_loadd(6, x, x_bytes);
+        _tile_loadd(6, x, x_bytes);
+        if constexpr (Terms)
             _tile_loadd(4, w, w_bytes);
-        } else {
-            _tile_loadd(6, x, x_bytes);
+        else
             _tile_stream_loadd(4, w, w_bytes);
-        }
         if constexpr (First) {
             _tile_stored(0, sums, 64);
             _tile_zero(0);
         }
         _tile_dpbf16ps(0, 4, 6);
         between(Constant<0>{});
-        if constexpr (Terms)
-            _tile_stream_loadd(7, x + 32, x_bytes);
-        else
-            _tile_loadd(7, x + 32, x_bytes);
+        _tile_loadd(7, x + 32, x_bytes);
         if constexpr (First) {
             _tile_stored(1, sums + 256, 64);
             _tile_zero(1);
