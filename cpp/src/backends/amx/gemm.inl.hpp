@@ -5,8 +5,6 @@
 // product of the next block, and are scaled a few rows at a time between the products that follow.
 
 // Tile numbers must be literals. Sums: 0 ... 3. Weights: 4, 5 (and 3 where tiles are one abreast). Activations: 6, 7.
-// What is read once per pass is loaded with a hint not to displace what stays in the first-level cache: 30 to 27
-// cycles a product.
 struct TileConfig {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -30,6 +28,10 @@ BRECCIA_INLINE void for_constants(F f) {
         f(Constant<N - 1>{});
     }
 }
+
+/// What a panel's product reads once, to be loaded with a hint not to displace the rest from the first-level cache (30
+/// to 27 cycles a product). Weights meet each term of the activations; where these all fit, nothing is read once.
+enum class ReadOnce : std::uint8_t { weights, activations, nothing };
 
 /// Sums of one block on their way to c.
 struct TileSums {
@@ -69,33 +71,39 @@ struct Tiles2x2 {
         _tile_stored(2, sums + 512, 64);
         _tile_stored(3, sums + 768, 64);
     }
-    /// 32 k. `First`: of a block, which lets the sums of the one before go. `Terms`: the weights are read once for
-    /// each.
-    template <bool First, bool Terms, class Between>
+    /// 32 k. `First`: of a block, which lets the sums of the one before go.
+    template <bool First, ReadOnce Once, class Between>
     BRECCIA_INLINE void step(const std::uint16_t* w, const std::uint16_t* x, float* sums, Between between) {
         constexpr std::int64_t w_bytes = panel_stride_bf16 * 2, x_bytes = 128;
-        _tile_loadd(6, x, x_bytes);
-        if constexpr (Terms)
-            _tile_loadd(4, w, w_bytes);
+        constexpr bool w_once = Once == ReadOnce::weights, x_once = Once == ReadOnce::activations;
+        if constexpr (x_once)
+            _tile_stream_loadd(6, x, x_bytes);
         else
+            _tile_loadd(6, x, x_bytes);
+        if constexpr (w_once)
             _tile_stream_loadd(4, w, w_bytes);
+        else
+            _tile_loadd(4, w, w_bytes);
         if constexpr (First) {
             _tile_stored(0, sums, 64);
             _tile_zero(0);
         }
         _tile_dpbf16ps(0, 4, 6);
         between(Constant<0>{});
-        _tile_loadd(7, x + 32, x_bytes);
+        if constexpr (x_once)
+            _tile_stream_loadd(7, x + 32, x_bytes);
+        else
+            _tile_loadd(7, x + 32, x_bytes);
         if constexpr (First) {
             _tile_stored(1, sums + 256, 64);
             _tile_zero(1);
         }
         _tile_dpbf16ps(1, 4, 7);
         between(Constant<1>{});
-        if constexpr (Terms)
-            _tile_loadd(5, w + 16 * panel_stride_bf16, w_bytes);
-        else
+        if constexpr (w_once)
             _tile_stream_loadd(5, w + 16 * panel_stride_bf16, w_bytes);
+        else
+            _tile_loadd(5, w + 16 * panel_stride_bf16, w_bytes);
         if constexpr (First) {
             _tile_stored(2, sums + 512, 64);
             _tile_zero(2);
@@ -120,7 +128,7 @@ struct Tiles3x1 {
         _tile_stored(1, sums + 256, 64);
         _tile_stored(2, sums + 512, 64);
     }
-    template <bool First, bool Terms, class Between>
+    template <bool First, ReadOnce, class Between>
     BRECCIA_INLINE void step(const std::uint16_t* w, const std::uint16_t* x, float* sums, Between between) {
         constexpr std::int64_t w_bytes = panel_stride_bf16 * 2, x_bytes = 64;
         _tile_loadd(6, x, x_bytes);
@@ -156,7 +164,7 @@ BRECCIA_INLINE void prefetch_next(const GemmBF16& g, std::int64_t part, std::int
             _mm_prefetch(g.next + r * g.next_stride + at, _MM_HINT_T1);
 }
 
-template <class Tiles, bool XScales, bool Terms>
+template <class Tiles, bool XScales, ReadOnce Once>
 static void gemm_tiles(const GemmBF16& g) {
     constexpr int rows = 16 * Tiles::down, width = 16 * Tiles::across;
     // Scaling starts a step after the sums have left, and is spread over the slots of three.
@@ -182,7 +190,7 @@ static void gemm_tiles(const GemmBF16& g) {
             // The smallest terms first: their sum is still small when it is rounded.
             const std::uint16_t* x_term = x + (g.terms - 1) * g.term_stride;
             const auto step = [&]<bool First>(std::int64_t s, auto between) BRECCIA_INLINE_LAMBDA {
-                Tiles::template step<First, Terms>(w + s * 32, x_term + s * 32 * width, sums, between);
+                Tiles::template step<First, Once>(w + s * 32, x_term + s * 32 * width, sums, between);
                 for (std::int64_t i = 0; i < next_x_lines && next_x < next_x_end; ++i, next_x += 64)
                     _mm_prefetch(next_x, _MM_HINT_T1);
             };
@@ -270,11 +278,12 @@ static void gemm_tile_rows(const GemmBF16& g) {
 
 template <class Tiles>
 static void gemm_tiles(const GemmBF16& g) {
-    const bool scaled = g.x_scales != nullptr;
     if (g.terms > 1)
-        gemm_tiles<Tiles, false, true>(g);
+        2 * g.pairs > panel_k / 2 ? gemm_tiles<Tiles, false, ReadOnce::activations>(g)
+                                  : gemm_tiles<Tiles, false, ReadOnce::nothing>(g);
     else
-        scaled ? gemm_tiles<Tiles, true, false>(g) : gemm_tiles<Tiles, false, false>(g);
+        g.x_scales != nullptr ? gemm_tiles<Tiles, true, ReadOnce::weights>(g)
+                              : gemm_tiles<Tiles, false, ReadOnce::weights>(g);
 }
 
 // Configuring takes longer than a tile of few activations.

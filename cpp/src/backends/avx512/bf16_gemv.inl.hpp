@@ -6,21 +6,92 @@
 /// Decodes byte codes through tables.
 template <class C>
 struct TableDecoder {
-    static constexpr float times = 1;       ///< what it multiplies them by
-    static constexpr bool is_told = false;  ///< of special codes, instead of noticing them
+    static constexpr float times = 1;        ///< what it multiplies them by
+    static constexpr bool knows_all = true;  ///< codes, or else
+    static constexpr bool is_told = false;   ///< of special ones, instead of noticing them
     BRECCIA_INLINE_MEMBER BF16x64 decode(I codes) { return decode_bytes<C>(codes); }
     BRECCIA_INLINE_MEMBER bool failed() { return false; }
 };
 
-template <class C, bool HasZero, class Decoder, int Rows, int Vectors>
-static void gemv_rows(const Gemv& g, std::int64_t row) {
+/// Sums of a span of Rows rows by Vectors activations.
+template <int Rows, int Vectors>
+struct SpanSums {
+    F of[Rows][Vectors];
+};
+
+/// `count` codes, which are whole steps or the last of their rows, by x, whose activations are padded_k apart. Rows of
+/// codes, and those after them at `next`, are addressed by their distances from the first, so that the loop does with
+/// the registers there are. `tables`: of packed codes.
+template <class C, bool Near, bool WholeSteps, class Decoder, int Rows, int Vectors>
+BRECCIA_INLINE void add_up_span(Decoder& decoder, const std::uint8_t* codes, const std::uint8_t* next,
+                                const std::int64_t (&codes_to)[Rows], const I (&tables)[Rows], std::int64_t count,
+                                const std::uint16_t* x, std::int64_t padded_k, SpanSums<Rows, Vectors>& sums) {
     constexpr bool packed = C::bits == 4;
     constexpr std::int64_t step = row_step(packed);
     constexpr int parts = packed ? 4 : 2;
-    const std::int64_t padded_k = (g.w.k + step - 1) / step * step;
-    const std::int64_t blocks = (g.w.k + g.w.block - 1) / g.w.block;
-    const std::int64_t per_step = g.w.block < step ? step / g.w.block : 1;
-    const std::int64_t span = row_span(g.w.block, packed), spans = (g.w.k + span - 1) / span;
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) sums.of[r][v] = f_set(0.0F);
+    const auto one_step = [&](auto load) BRECCIA_INLINE_LAMBDA {
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+            const I bytes = load(codes + codes_to[r]);
+            prefetch_codes<Near>(next + codes_to[r]);
+            I w[parts];
+            if constexpr (packed) {
+                w[0] = _mm512_permutexvar_epi16(bytes, tables[r]);
+                w[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 4), tables[r]);
+                w[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 8), tables[r]);
+                w[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 12), tables[r]);
+            } else {
+                const BF16x64 decoded = decoder.decode(bytes);
+                w[0] = decoded.first;
+                w[1] = decoded.second;
+            }
+#pragma GCC unroll 8
+            for (int v = 0; v < Vectors; ++v)
+#pragma GCC unroll 4
+                for (int p = 0; p < parts; ++p)
+                    sums.of[r][v] = f_dot_pairs(sums.of[r][v], w[p], _mm512_loadu_si512(x + v * padded_k + 32 * p));
+        }
+    };
+    for (; count >= step; count -= step) {
+        one_step([](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA { return _mm512_loadu_si512(p); });
+        codes += 64;
+        next += 64;
+        x += step;
+    }
+    if (!WholeSteps && count > 0) {
+        const __mmask64 there = first_bytes(packed ? (count + 1) / 2 : count);
+        one_step([=](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA { return _mm512_maskz_loadu_epi8(there, p); });
+    }
+}
+
+/// The same through tables, for spans that another decoder leaves: they are few, and out of the way.
+/// (Of sums that it returned gcc 12 would clear the upper half.)
+template <class C, int Rows, int Vectors>
+[[gnu::noinline]] static void add_up_by_tables(const std::uint8_t* codes, const std::int64_t (&codes_to)[Rows],
+                                               std::int64_t count, const std::uint16_t* x, std::int64_t padded_k,
+                                               SpanSums<Rows, Vectors>& sums) {
+    TableDecoder<C> decoder;
+    const I no_tables[Rows] = {};
+    add_up_span<C, true, false>(decoder, codes, codes, codes_to, no_tables, count, x, padded_k, sums);
+}
+
+/// What is known of rows when compiling.
+enum class RowsHave : std::uint8_t { anything, next_ones_near, two_blocks_to_step };
+
+template <class C, bool HasZero, class Decoder, int Rows, int Vectors, RowsHave What>
+static void gemv_rows(const Gemv& g, std::int64_t row) {
+    constexpr bool packed = C::bits == 4;
+    constexpr std::int64_t step = row_step(packed);
+    const CodeRows& w = g.w;
+    const std::int64_t padded_k = (w.k + step - 1) / step * step;
+    const std::int64_t blocks = (w.k + w.block - 1) / w.block;
+    constexpr bool near = What == RowsHave::next_ones_near, two_to_step = What == RowsHave::two_blocks_to_step;
+    const std::int64_t per_step = two_to_step ? 2 : w.block < step ? step / w.block : 1;
+    const std::int64_t span = two_to_step ? step : row_span(w.block, packed), spans = (w.k + span - 1) / span;
 
     // In a step, lane i holds codes of one run of 8 (packed) or 16: which scale of the step's that takes.
     const I lane_number = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -28,124 +99,113 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
         packed ? _mm512_slli_epi32(lane_number, 3) : _mm512_slli_epi32(_mm512_srli_epi32(lane_number, 2), 4);
     I scale_index = i_set(0);
     for (std::int64_t i = 1; i < per_step; ++i)
-        scale_index =
-            _mm512_mask_add_epi32(scale_index, _mm512_cmpge_epi32_mask(in_step, i_set(static_cast<int>(i * g.w.block))),
-                                  scale_index, i_set(1));
+        scale_index = _mm512_mask_add_epi32(
+            scale_index, _mm512_cmpge_epi32_mask(in_step, i_set(static_cast<int>(i * w.block))), scale_index, i_set(1));
 
-    const std::uint8_t* codes[Rows];
-    const float* scales[Rows];
-    const std::uint8_t* zeros[Rows];
+    const std::uint8_t* codes = w.codes + row * w.row_stride;
+    const std::uint8_t* next = codes + Rows * w.row_stride;
+    const std::int64_t first_scale_row = scale_row_of(w, row);
+    const std::uint8_t* zeros = HasZero ? w.zero_points + first_scale_row * w.zero_row_stride : nullptr;
+    const std::uint8_t* special = Decoder::is_told ? w.special + row * spans : nullptr;
+    std::uintptr_t scales = 0, scales_to[Rows] = {};
+    std::int64_t codes_to[Rows] = {}, zeros_to[Rows] = {};
     I tables[Rows];
     F total_f32x16[Rows][Vectors];
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
-        codes[r] = g.w.codes + (row + r) * g.w.row_stride;
-        const std::int64_t scale_row = scale_row_of(g.w, row + r);
-        scales[r] = row_scales(g.w.scales + scale_row * g.w.scale_row_stride, g.w.scale_type, blocks,
-                               g.w.scale_scratch + r * blocks);
-        zeros[r] = HasZero ? g.w.zero_points + scale_row * g.w.zero_row_stride : nullptr;
+        const std::int64_t scale_row = r == 0 ? first_scale_row : scale_row_of(w, row + r);
+        const auto at = reinterpret_cast<std::uintptr_t>(
+            row_scales(w.scales + scale_row * w.scale_row_stride, w.scale_type, blocks, w.scale_scratch + r * blocks));
+        if (r == 0) scales = at;
+        scales_to[r] = at - scales;
+        codes_to[r] = r * w.row_stride;
+        zeros_to[r] = (scale_row - first_scale_row) * w.zero_row_stride;
         if constexpr (packed && !HasZero) tables[r] = nibble_table<C>(0);
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v) total_f32x16[r][v] = f_set(0.0F);
     }
 
-    std::int64_t k = 0;
-    for (std::int64_t block = 0; k < g.w.k; block += per_step) {
-        if constexpr (packed && HasZero)
+    const std::uint16_t* x = g.x;
+    for (std::int64_t left = w.k; left > 0; left -= span) {
+        const bool whole = left >= span;
+        if constexpr (packed && HasZero) {
 #pragma GCC unroll 4
-            for (int r = 0; r < Rows; ++r) tables[r] = nibble_table<C>(zeros[r][block]);
-        F sum_f32x16[Rows][Vectors];
-        const auto one_step = [&](auto& decoder, std::int64_t at_k, auto load) BRECCIA_INLINE_LAMBDA {
-            const std::uint16_t* x = g.x + at_k;
-#pragma GCC unroll 4
-            for (int r = 0; r < Rows; ++r) {
-                const std::uint8_t* at = codes[r] + (packed ? at_k / 2 : at_k);
-                const I bytes = load(at);
-                // A row is too short for the hardware to learn: have the next rows come meanwhile.
-                _mm_prefetch(at + Rows * g.w.row_stride, _MM_HINT_T1);
-                I w[parts];
-                if constexpr (packed) {
-                    w[0] = _mm512_permutexvar_epi16(bytes, tables[r]);
-                    w[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 4), tables[r]);
-                    w[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 8), tables[r]);
-                    w[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 12), tables[r]);
-                } else {
-                    const BF16x64 decoded = decoder.decode(bytes);
-                    w[0] = decoded.first;
-                    w[1] = decoded.second;
-                }
-#pragma GCC unroll 8
-                for (int v = 0; v < Vectors; ++v)
-#pragma GCC unroll 4
-                    for (int p = 0; p < parts; ++p)
-                        sum_f32x16[r][v] =
-                            f_dot_pairs(sum_f32x16[r][v], w[p], _mm512_loadu_si512(x + v * padded_k + 32 * p));
-            }
-        };
-        const std::int64_t end = k + span < g.w.k ? k + span : g.w.k;
-        const auto sum_block = [&](auto decoder) BRECCIA_INLINE_LAMBDA {
-#pragma GCC unroll 4
-            for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-                for (int v = 0; v < Vectors; ++v) sum_f32x16[r][v] = f_set(0.0F);
-            std::int64_t at = k;
-            for (; at + step <= end; at += step)
-                one_step(decoder, at,
-                         [](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA { return _mm512_loadu_si512(p); });
-            if (at < end) {
-                const std::int64_t bytes = packed ? (end - at + 1) / 2 : end - at;
-                one_step(decoder, at, [=](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA {
-                    return _mm512_maskz_loadu_epi8(first_bytes(bytes), p);
-                });
-            }
-            return decoder.failed();
-        };
-        bool special = false;
+            for (int r = 0; r < Rows; ++r) tables[r] = nibble_table<C>(zeros[zeros_to[r]]);
+            zeros += per_step;
+        }
+        SpanSums<Rows, Vectors> sums;
+        Decoder decoder{};
+        constexpr bool leaves_some = !Decoder::knows_all;
+        constexpr bool leaves_ends = leaves_some && two_to_step;
+        bool again = leaves_ends && !whole;
         if constexpr (Decoder::is_told) {
-            const std::uint8_t* of_row = g.w.special + row * spans + k / span;
 #pragma GCC unroll 4
-            for (int r = 0; r < Rows; ++r) special |= of_row[r * spans] != 0;
-            if (!special) sum_block(Decoder{});
-        } else {
-            special = sum_block(Decoder{});
+            for (int r = 0; r < Rows; ++r) again |= special[r * spans] != 0;
+            ++special;
         }
-        if (special) [[unlikely]] {
-            sum_block(TableDecoder<C>{});
+        if (!again) [[likely]] {
+            const std::int64_t count = leaves_ends || whole ? span : left;
+            add_up_span<C, near, leaves_ends>(decoder, codes, next, codes_to, tables, count, x, padded_k, sums);
+            again = decoder.failed();
+        }
+        if constexpr (leaves_some)
+            if (again) [[unlikely]] {
+                SpanSums<Rows, Vectors> by_tables;
+                add_up_by_tables<C>(codes, codes_to, whole ? span : left, x, padded_k, by_tables);
 #pragma GCC unroll 4
-            for (int r = 0; r < Rows; ++r)
+                for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-                for (int v = 0; v < Vectors; ++v) sum_f32x16[r][v] = f_mul(sum_f32x16[r][v], f_set(Decoder::times));
-        }
-        k = end;
+                    for (int v = 0; v < Vectors; ++v) sums.of[r][v] = f_mul(by_tables.of[r][v], f_set(Decoder::times));
+            }
+        codes += packed ? span / 2 : span;
+        next += packed ? span / 2 : span;
+        x += span;
 #pragma GCC unroll 4
         for (int r = 0; r < Rows; ++r) {
-            F scale_f32x16 = f_set(scales[r][block]);
-            if (per_step > 1) {
-                const std::int64_t n = blocks - block < per_step ? blocks - block : per_step;
-                scale_f32x16 = _mm512_permutexvar_ps(scale_index, f_load_n(scales[r] + block, n));
+            const auto* at = reinterpret_cast<const float*>(scales + scales_to[r]);
+            F scale_f32x16 = f_set(*at);
+            if (two_to_step && whole) {  // a whole register would lie across cache lines
+                double pair;
+                __builtin_memcpy(&pair, at, sizeof pair);
+                scale_f32x16 = _mm512_permutexvar_ps(scale_index, _mm512_castpd_ps(_mm512_set1_pd(pair)));
+            } else if (per_step > 1) {
+                const std::int64_t n = whole ? per_step : (left + w.block - 1) / w.block;
+                scale_f32x16 = _mm512_permutexvar_ps(scale_index, f_load_n(at, n));
             }
 #pragma GCC unroll 8
             for (int v = 0; v < Vectors; ++v)
-                total_f32x16[r][v] = f_multiply_add(sum_f32x16[r][v], scale_f32x16, total_f32x16[r][v]);
+                total_f32x16[r][v] = f_multiply_add(sums.of[r][v], scale_f32x16, total_f32x16[r][v]);
         }
+        scales += per_step * sizeof(float);
     }
+#pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v)
             g.out[(row + r) * Vectors + v] = f_sum(total_f32x16[r][v]) * (1 / Decoder::times);
 }
 
-template <class C, bool HasZero, class Decoder, int Vectors>
+template <class C, bool HasZero, class Decoder, int Vectors, RowsHave What = RowsHave::anything>
 static void gemv_vectors(const Gemv& g) {
     constexpr int rows = Vectors == 1 ? 4 : Vectors <= 3 ? 2 : 1;
     std::int64_t row = 0;
-    for (; row + rows <= g.w.rows; row += rows) gemv_rows<C, HasZero, Decoder, rows, Vectors>(g, row);
-    for (; row < g.w.rows; ++row) gemv_rows<C, HasZero, Decoder, 1, Vectors>(g, row);
+    for (; row + rows <= g.w.rows; row += rows) gemv_rows<C, HasZero, Decoder, rows, Vectors, What>(g, row);
+    for (; row < g.w.rows; ++row) gemv_rows<C, HasZero, Decoder, 1, Vectors, What>(g, row);
+}
+
+template <class C, bool HasZero, class Decoder>
+static void gemv_one(const Gemv& g) {
+    constexpr std::int64_t step = row_step(C::bits == 4);
+    if (2 * g.w.block == step) return gemv_vectors<C, HasZero, Decoder, 1, RowsHave::two_blocks_to_step>(g);
+    if (g.w.block >= step && next_rows_fit(g.w, 2 * g.w.k))
+        return gemv_vectors<C, HasZero, Decoder, 1, RowsHave::next_ones_near>(g);
+    gemv_vectors<C, HasZero, Decoder, 1>(g);
 }
 
 template <class C, bool HasZero, class Decoder>
 static void gemv_any(const Gemv& g) {
     switch (g.vectors) {
-        case 1: return gemv_vectors<C, HasZero, Decoder, 1>(g);
+        case 1: return gemv_one<C, HasZero, Decoder>(g);
         case 2: return gemv_vectors<C, HasZero, Decoder, 2>(g);
         case 3: return gemv_vectors<C, HasZero, Decoder, 3>(g);
         case 4: return gemv_vectors<C, HasZero, Decoder, 4>(g);

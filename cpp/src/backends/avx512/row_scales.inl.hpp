@@ -24,7 +24,10 @@ BRECCIA_INLINE void prefetch_codes(const std::uint8_t* codes) {
 
 /// The row of the scales that a row of codes takes.
 BRECCIA_INLINE std::int64_t scale_row_of(const CodeRows& w, std::int64_t row) {
-    return w.block_rows == 1 ? w.first_row + row : (w.first_row + row) / w.block_rows;  // a division takes long
+    // A division takes long. Unless this is likely, gcc makes one division of both.
+    if (w.block_rows == 1) [[likely]]
+        return w.first_row + row;
+    return (w.first_row + row) / w.block_rows;
 }
 
 /// `n` scales as float32.
