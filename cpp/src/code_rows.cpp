@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "threads.hpp"
+
 namespace breccia {
 namespace {
 
@@ -27,7 +29,8 @@ bool readable_in_place(const ScaledMatrix& w) {
            (w.grid.grid_cols() == 1 || w.scale_col_stride == scale_size) && supported_zero_points(w);
 }
 
-CodeRows code_rows(const ScaledMatrix& w, std::int64_t begin, std::int64_t n, float* scratch) {
+CodeRows code_rows(const ProductKernels& kernels, const ScaledMatrix& w, std::int64_t begin, std::int64_t n,
+                   float* scratch) {
     return {.codes = w.data + begin * w.row_stride,
             .row_stride = w.row_stride,
             .rows = n,
@@ -41,13 +44,17 @@ CodeRows code_rows(const ScaledMatrix& w, std::int64_t begin, std::int64_t n, fl
             .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point),
             .zero_row_stride = w.zero_row_stride,
             .scale_scratch = scratch,
+            .first_level_cache = kernels.first_level_cache,
             .special = w.special == nullptr ? nullptr : w.special + begin * w.special_row_stride};
 }
 
 std::int64_t span_of(const ScaledMatrix& w) { return row_span(std::min(w.grid.block_cols, w.grid.cols), w.packed); }
 
-std::int64_t rows_per_task(const ScaledMatrix& w) {
-    return std::max<std::int64_t>(8, bytes_per_task / std::max<std::int64_t>(w.row_stride, 1));
+void for_rows(const ScaledMatrix& w, std::int64_t n, const std::function<void(std::int64_t, std::int64_t)>& body) {
+    constexpr std::int64_t together = 4;
+    const std::int64_t group_bytes = together * std::max<std::int64_t>(w.row_stride, 1);
+    parallel_for((n + together - 1) / together, std::max<std::int64_t>(2, bytes_per_task / group_bytes),
+                 [&](std::int64_t begin, std::int64_t end) { body(begin * together, std::min(end * together, n)); });
 }
 
 }  // namespace breccia

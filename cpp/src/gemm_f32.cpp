@@ -57,6 +57,7 @@ void Product::write(const KernelTable& table, std::int64_t row, std::int64_t beg
 }
 
 void gemm_f32(const Product& product, const Rows& w) {
+    constexpr std::int64_t rows_at_once = 512;
     const KernelTable& table = product.table;
     for (std::int64_t first = 0; first < product.total_rows(); first += rows_at_once) {
         const PanelGrid grid(std::min(rows_at_once, product.total_rows() - first));

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "code_rows.hpp"
-#include "threads.hpp"
 
 namespace breccia {
 namespace {
@@ -63,12 +62,15 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
     for (std::int64_t i = 0; i < rows * used; ++i)
         std::copy_n(split.terms + (i / used * split.most + i % used) * padded_k, padded_k, x.data() + i * padded_k);
 
-    parallel_for(product.n, rows_per_task(w), [&](std::int64_t begin, std::int64_t end) {
+    for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
         const std::int64_t n = end - begin;
         std::vector<float> buffer(static_cast<std::size_t>(n * (vectors + 1) + 4 * w.grid.grid_cols()));
         float* sums = buffer.data();
         float* line = sums + n * vectors;
-        kernel({.w = code_rows(w, begin, n, line + n), .x = x.data(), .vectors = vectors, .out = sums});
+        kernel({.w = code_rows(*product.table.matmul.bf16, w, begin, n, line + n),
+                .x = x.data(),
+                .vectors = vectors,
+                .out = sums});
         for (std::int64_t i = 0; i < rows; ++i) {
             for (std::int64_t j = 0; j < n; ++j) {
                 const float* parts = sums + j * vectors + i * used;

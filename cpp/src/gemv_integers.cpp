@@ -97,7 +97,7 @@ bool gemv_integers(const Product& product, const ScaledMatrix& w) {
         multiply_prepared(product, w, *blocks, run, x.front().digits);
         return true;
     }
-    parallel_for(product.n, rows_per_task(w), [&](std::int64_t begin, std::int64_t end) {
+    for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
         // So few rows that their codes are in the first-level cache for the next activation.
         constexpr std::int64_t longest = 128;
         const std::int64_t at_once = rows == 1 ? longest : 16;
@@ -106,7 +106,7 @@ bool gemv_integers(const Product& product, const ScaledMatrix& w) {
         for (std::int64_t first = begin; first < end; first += at_once) {
             const std::int64_t n = std::min(at_once, end - first);
             for (std::int64_t i = 0; i < rows; ++i) {
-                kernels->gemv_integers[element]({.w = code_rows(w, first, n, scales.data()),
+                kernels->gemv_integers[element]({.w = code_rows(*kernels, w, first, n, scales.data()),
                                                  .x = &x[static_cast<std::size_t>(i)].digits,
                                                  .out = line});
                 for (std::int64_t j = 0; j < n; ++j) line[j] = w.with_global(line[j]);

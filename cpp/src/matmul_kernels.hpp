@@ -98,7 +98,8 @@ struct CodeRows {
     std::int64_t scale_row_stride = 0;          ///< bytes
     const std::uint8_t* zero_points = nullptr;  ///< 4-bit codes only; or null
     std::int64_t zero_row_stride = 0;
-    float* scale_scratch = nullptr;  ///< four rows of scales, and for IntegerGemv eight more
+    float* scale_scratch = nullptr;      ///< four rows of scales, and for IntegerGemv eight more
+    std::int64_t first_level_cache = 0;  ///< bytes, for rows to be read ahead into
     /// [row][span]: whether some code of the span, a block or a step of several blocks, is zero, subnormal or NaN; or
     /// null. Of prepared E4M3.
     const std::uint8_t* special = nullptr;
@@ -243,8 +244,8 @@ struct TileRows {
     float* out = nullptr;  ///< [rows, a multiple of 16][16]
 };
 
-/// The most that a panel product takes at a time, so that 32 activations of a chunk (all their terms) stay in the
-/// first-level cache and all activations of a chunk, a panel's weights and its sums in the second-level one.
+/// The most that a panel product takes at a time, so that 32 activations of a chunk, with the terms that it reads
+/// together, stay in the first-level cache, and its weights and sums in the second-level one.
 struct PanelShape {
     std::int64_t rows = 0;  ///< of weights
     std::int64_t activations = 0;
@@ -254,6 +255,7 @@ struct PanelShape {
 /// The products of a backend whose operands are decoded to bfloat16 before, and where they are best used.
 struct ProductKernels {
     void (*gemm)(const GemmBF16&) = nullptr;
+    std::int64_t first_level_cache = 32 * 1024;  ///< bytes, of the smallest among processors with such kernels
     std::int64_t tile_rows = 0;  ///< weight rows of a tile of 16 activations: so many are best decoded just before
     PanelShape panel;            ///< of activations that are bfloat16 numbers,
     PanelShape panel_of_terms;   ///< or sums of several

@@ -13,9 +13,6 @@
 
 namespace breccia {
 
-/// Activations that are packed at a time.
-inline constexpr std::int64_t rows_at_once = 512;
-
 struct Chunk {
     std::int64_t k = 0, count = 0;
 };

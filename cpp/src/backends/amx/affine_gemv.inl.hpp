@@ -17,6 +17,7 @@ struct AffineE4M3 {
     static constexpr float times = 256;
     static constexpr bool knows_all = false;
     static constexpr bool is_told = Told;
+    static constexpr char filler = 0x38;
     I least = _mm512_set1_epi8(-1);
 
     BRECCIA_INLINE_MEMBER BF16x64 decode(I codes) {

@@ -37,6 +37,7 @@ namespace {
 extern constinit const ProductKernels products;
 constinit const ProductKernels products{
     .gemm = gemm_amx,
+    .first_level_cache = 48 * 1024,
     .tile_rows = 16,
     .panel = {.rows = 384, .activations = 512, .k = panel_k},
     .panel_of_terms = {.rows = 384, .activations = 512, .k = panel_k / 2},

@@ -7,8 +7,9 @@
 template <class C>
 struct TableDecoder {
     static constexpr float times = 1;        ///< what it multiplies them by
-    static constexpr bool knows_all = true;  ///< codes, or else
-    static constexpr bool is_told = false;   ///< of special ones, instead of noticing them
+    static constexpr bool knows_all = true;  ///< or else some spans are left to tables:
+    static constexpr bool is_told = false;   ///< it is told which, instead of noticing them
+    static constexpr char filler = 0;        ///< a code that it knows
     BRECCIA_INLINE_MEMBER BF16x64 decode(I codes) { return decode_bytes<C>(codes); }
     BRECCIA_INLINE_MEMBER bool failed() { return false; }
 };
@@ -64,7 +65,8 @@ BRECCIA_INLINE void add_up_span(Decoder& decoder, const std::uint8_t* codes, con
     }
     if (!WholeSteps && count > 0) {
         const __mmask64 there = first_bytes(packed ? (count + 1) / 2 : count);
-        one_step([=](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA { return _mm512_maskz_loadu_epi8(there, p); });
+        const I filler = b_set(Decoder::filler);  // x is zero there
+        one_step([=](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA { return _mm512_mask_loadu_epi8(filler, there, p); });
     }
 }
 
