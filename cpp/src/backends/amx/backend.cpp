@@ -40,7 +40,7 @@ constinit const ProductKernels products{
     .first_level_cache = 48 * 1024,
     .tile_rows = 16,
     .panel = {.rows = 384, .activations = 512, .k = panel_k},
-    .panel_of_terms = {.rows = 384, .activations = 512, .k = panel_k / 2},
+    .panel_of_terms = {.rows = 384, .activations = 512, .k = k_of_terms},
     .max_terms = 3,  // so many products are quicker than one in float32
     .lane_vectors = 4,
     .prepared_lane_vectors = 4,

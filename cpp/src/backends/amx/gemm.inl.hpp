@@ -29,6 +29,9 @@ BRECCIA_INLINE void for_constants(F f) {
     }
 }
 
+/// So much of K at a time keeps three terms of 32 activations in the first-level cache.
+constexpr std::int64_t k_of_terms = panel_k / 2;
+
 /// What a panel's product reads once, to be loaded with a hint not to displace the rest from the first-level cache (30
 /// to 27 cycles a product). Weights meet each term of the activations; where these all fit, nothing is read once.
 enum class ReadOnce : std::uint8_t { weights, activations, nothing };
@@ -279,8 +282,8 @@ static void gemm_tile_rows(const GemmBF16& g) {
 template <class Tiles>
 static void gemm_tiles(const GemmBF16& g) {
     if (g.terms > 1)
-        2 * g.pairs > panel_k / 2 ? gemm_tiles<Tiles, false, ReadOnce::activations>(g)
-                                  : gemm_tiles<Tiles, false, ReadOnce::nothing>(g);
+        2 * g.pairs > k_of_terms ? gemm_tiles<Tiles, false, ReadOnce::activations>(g)
+                                 : gemm_tiles<Tiles, false, ReadOnce::nothing>(g);
     else
         g.x_scales != nullptr ? gemm_tiles<Tiles, true, ReadOnce::weights>(g)
                               : gemm_tiles<Tiles, false, ReadOnce::weights>(g);
