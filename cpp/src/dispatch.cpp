@@ -127,7 +127,13 @@ Features detect() { return {}; }
 #endif
 
 const Features& features() {
-    static const Features found = detect();
+    static const Features found = [] {
+        Features f = detect();
+#if defined(BRECCIA_EMULATE_AVX512)
+        f.avx512 = f.avx512_vbmi = f.avx512_vnni = f.avx512_bf16 = f.avx512_fp16 = f.gfni = f.amx_bf16 = true;
+#endif
+        return f;
+    }();
     return found;
 }
 
@@ -138,7 +144,7 @@ bool has_avx512_bf16() { return features().avx512_bf16 && features().avx512_vbmi
 #ifdef BRECCIA_AMX
 // Linux grants a process the large tile registers on request, once for all of its threads.
 bool tiles_permitted() {
-#if defined(BRECCIA_EMULATE_TILES)
+#if defined(BRECCIA_EMULATE_AVX512)
     return true;
 #elif defined(__linux__)
     constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA

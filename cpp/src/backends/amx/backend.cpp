@@ -6,19 +6,11 @@
 
 #include "backends/begin.hpp"
 #include "backends/region.hpp"
-#ifdef BRECCIA_EMULATE_TILES
-#include "backends/amx/emulated_tiles.hpp"
-#endif
 
 #define BRECCIA_VBMI
 
-#ifdef BRECCIA_EMULATE_TILES  // on machines that lack AVX512_FP16, too
-BRECCIA_TARGET_BEGIN(
-    "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,gfni,avx2,fma,f16c,bmi2,amx-tile,amx-bf16")
-#else
 BRECCIA_TARGET_BEGIN(
     "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx512fp16,gfni,avx2,fma,f16c,bmi2,amx-tile,amx-bf16")
-#endif
 namespace breccia::amx {
 namespace {
 // clang-format off: sorting would break the order

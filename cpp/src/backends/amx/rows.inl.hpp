@@ -7,17 +7,7 @@
 
 /// Products of 32 float16 numbers.
 BRECCIA_INLINE I h_mul(I a, I b) {
-#ifdef BRECCIA_EMULATE_TILES  // on machines without AVX512_FP16
-    const auto half = [](I x, int i) BRECCIA_INLINE_LAMBDA {
-        return _mm512_cvtph_ps(i == 0 ? _mm512_castsi512_si256(x) : _mm512_extracti64x4_epi64(x, 1));
-    };
-    const auto product = [&](int i) BRECCIA_INLINE_LAMBDA {
-        return _mm512_cvtps_ph(f_mul(half(a, i), half(b, i)), _MM_FROUND_TO_NEAREST_INT);
-    };
-    return _mm512_inserti64x4(_mm512_castsi256_si512(product(0)), product(1), 1);
-#else
     return _mm512_castph_si512(_mm512_mul_ph(_mm512_castsi512_ph(a), _mm512_castsi512_ph(b)));
-#endif
 }
 
 // Tile numbers must be literals. Sums: 0, 1. Weights: 2, 4, 6. Activations: 3, 5, 7: a tile that a product still reads

@@ -13,7 +13,7 @@ struct BlockSums {
 
 /// Has x computed here, and c in memory: compilers would keep c in room of their own from block to block.
 BRECCIA_INLINE void settle([[maybe_unused]] F& x) {
-#if defined(__GNUC__)
+#if defined(__GNUC__) && !defined(BRECCIA_EMULATED_BACKEND)
     asm volatile("" : "+v"(x) : : "memory");
 #endif
 }

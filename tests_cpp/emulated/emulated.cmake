@@ -1,0 +1,17 @@
+# Compiles the backends for AVX-512 to plain code: their <immintrin.h> is the one in this folder.
+find_path(SIMDE_INCLUDE_DIR simde/x86/avx512.h)
+if(NOT SIMDE_INCLUDE_DIR)
+  include(FetchContent)
+  FetchContent_Declare(simde URL https://github.com/simd-everywhere/simde/archive/refs/tags/v0.7.4.tar.gz)
+  FetchContent_MakeAvailable(simde)
+  set(SIMDE_INCLUDE_DIR ${simde_SOURCE_DIR})
+endif()
+
+target_compile_definitions(breccia PRIVATE BRECCIA_EMULATE_AVX512)
+foreach(backend avx512 avx512_bf16 amx)
+  set_source_files_properties(cpp/src/backends/${backend}/backend.cpp PROPERTIES
+    COMPILE_DEFINITIONS BRECCIA_EMULATED_BACKEND
+    # -I goes before the compiler's own headers; SIMDe, as a system's header, is spared our warnings. It adds signed
+    # lanes that wrap.
+    COMPILE_OPTIONS "-O1;-fwrapv;-Wno-ignored-attributes;-I${CMAKE_CURRENT_LIST_DIR};-idirafter;${SIMDE_INCLUDE_DIR}")
+endforeach()
