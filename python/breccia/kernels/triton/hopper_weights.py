@@ -59,7 +59,6 @@ class Product:
     w_here: gl.shared_memory_descriptor
     w_ready: gl.shared_memory_descriptor
     w_free: gl.shared_memory_descriptor
-    done: gl.shared_memory_descriptor
     N: gl.tensor
     M: gl.tensor
     s_row: gl.tensor
@@ -92,7 +91,7 @@ class Product:
     @gluon.constexpr_function
     def __init__(
         self, x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs,
-        x_here, x_ready, x_free, w_here, w_ready, w_free, done, N, M, s_row, s_expert, out_stride, row_tiles,
+        x_here, x_ready, x_free, w_here, w_ready, w_free, N, M, s_row, s_expert, out_stride, row_tiles,
         col_tiles, slices, fours, KIND, FMT, SN, ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES,
         X_UNITS, W_STAGES, GROUP, TMA_STORE,
     ):  # fmt: skip
@@ -101,7 +100,7 @@ class Product:
         self.table_ptr = table_ptr
         self.x_bufs, self.w_bufs, self.red_bufs = x_bufs, w_bufs, red_bufs
         self.x_here, self.x_ready, self.x_free = x_here, x_ready, x_free
-        self.w_here, self.w_ready, self.w_free, self.done = w_here, w_ready, w_free, done
+        self.w_here, self.w_ready, self.w_free = w_here, w_ready, w_free
         self.N, self.M, self.out_stride = N, M, out_stride
         self.s_row, self.s_expert = s_row, s_expert
         self.row_tiles, self.col_tiles = row_tiles, col_tiles
@@ -248,10 +247,11 @@ def store(p, results, rows, col, end):
 
 
 @gluon.jit
-def consumers_meet():
+def consumers_meet(p):
     """A barrier of the hardware that Triton leaves alone."""
+    threads = gl.to_tensor(128 * p.CONSUMERS)
     gl.inline_asm_elementwise(
-        "barrier.cta.sync 14, 256; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1
+        "barrier.cta.sync 14, $1; mov.b32 $0, $1;", "=r,r", [threads], dtype=gl.int32, is_pure=False, pack=1
     )
 
 
@@ -259,7 +259,7 @@ def consumers_meet():
 def store_by_tma(p, WHICH: gl.constexpr, results, rows, col, at):
     """The same through shared memory: the at-th buffer of activations and the next, which nobody has given back, take
     64 columns each. A third of the instructions, which are cold where a program has one tile."""
-    consumers_meet()
+    consumers_meet(p)
     free_x(p, at + 1 - WHICH, True)
     buffer = p.x_bufs.index((at + WHICH) % p.X_STAGES)
     buffer.store(gl.permute(results, (1, 0)))
@@ -327,10 +327,9 @@ def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
         if p.SPLIT and p.CONSUMERS > 1:
             if WHICH > 0:
                 p.red_bufs.index(WHICH - 1).store(acc)
-                mbarrier.arrive(p.done.index(WHICH - 1))
-            else:
+            consumers_meet(p)
+            if WHICH == 0:
                 for other in gl.static_range(p.CONSUMERS - 1):
-                    mbarrier.wait(p.done.index(other), AGAIN)  # one tile: one phase
                     acc += p.red_bufs.index(other).load(mma)
         if not p.SPLIT or WHICH == 0:
             results = finish(p, acc, factor, bias)
@@ -369,8 +368,6 @@ def start_barriers(p):
             mbarrier.init(p.w_free.index(i), count=READERS)
             if p.ORDER == "w":
                 mbarrier.init(p.w_here.index(i), count=1)
-        if p.SPLIT and i < p.CONSUMERS - 1:
-            mbarrier.init(p.done.index(i), count=1)
 
 
 @gluon.jit
@@ -395,7 +392,7 @@ def weights_kernel(
     p = Product(  # integers that are one come as constants
         x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs,
         barriers(X_STAGES), barriers(X_STAGES), barriers(X_STAGES), barriers(W_STAGES), barriers(W_STAGES),
-        barriers(W_STAGES), barriers(CONSUMERS),
+        barriers(W_STAGES),
         gl.to_tensor(N), gl.to_tensor(M), gl.to_tensor(s_row), gl.to_tensor(s_expert), gl.to_tensor(out_stride),
         gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(slices), gl.to_tensor(fours), KIND, FMT, SN,
         ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP, TMA_STORE,
