@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tile instructions in plain code, for tests on machines that lack them (CMake option BRECCIA_EMULATE_TILES). Every
-// use is checked against the configuration: where the processor would raise an exception, the program ends.
+// The tile instructions in plain code, for tests on machines that lack them (CMake option BRECCIA_EMULATE_AVX512).
+// Every use is checked against the configuration: where the processor would raise an exception, the program ends.
 #pragma once
 
 #include <cstdint>
@@ -94,13 +94,6 @@ inline void multiply(int sum, int a, int b) {
 
 }  // namespace breccia::amx::emulated
 
-#undef _tile_loadconfig
-#undef _tile_release
-#undef _tile_zero
-#undef _tile_loadd
-#undef _tile_stream_loadd
-#undef _tile_stored
-#undef _tile_dpbf16ps
 #define _tile_loadconfig(memory) ::breccia::amx::emulated::configure(memory)
 #define _tile_release() ::breccia::amx::emulated::release()
 #define _tile_zero(tile) ::breccia::amx::emulated::zero(tile)
