@@ -13,7 +13,7 @@ namespace breccia {
 /// Where terms go: vector t * rows + i is term t of row i.
 struct LaneTerms {
     std::int64_t rows = 0, terms = 0, vectors = 0;
-    bool packed = false;
+    PairOrder order = PairOrder::bytes;
     std::uint16_t* out = nullptr;
 };
 
@@ -34,7 +34,7 @@ bool pack_terms(const BF16Kernels& bf16, const LaneTerms& to, std::int64_t k_end
                                                    .k = count,
                                                    .out = to.out + k * to.vectors + term * to.rows * 2,
                                                    .vectors = to.vectors,
-                                                   .packed = to.packed});
+                                                   .order = to.order});
             if (term == 0 && !in_range) return false;  // the other terms may be smaller: they are exact
         }
     }

@@ -59,7 +59,11 @@ bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const 
     const std::int64_t rows = out.rows;
     out.x.resize(static_cast<std::size_t>(round_up(product.k, 32) * out.vectors));
     Scratch scratch;
-    const LaneTerms to{.rows = rows, .terms = out.terms, .vectors = out.vectors, .packed = packed, .out = out.x.data()};
+    const LaneTerms to{.rows = rows,
+                       .terms = out.terms,
+                       .vectors = out.vectors,
+                       .order = packed ? PairOrder::packed : PairOrder::bytes,
+                       .out = out.x.data()};
     return pack_terms(bf16, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
         read_activations(product, coded, out.first, rows, k, count, scratch, x, panel_k);
     });

@@ -207,13 +207,17 @@ struct LaneProduct {
     float* out = nullptr;
 };
 
-/// Activations for a LaneProduct: of the doubleword's elements i and i + parts go together.
+/// Which elements go together as a pair: of a doubleword of 2 parts elements i and i + parts, where those are packed
+/// codes or bytes; or neighbours, in order, or those of 8 elements by turns with those of the next 8.
+enum class PairOrder : std::uint8_t { bytes, packed, neighbours, runs };
+
+/// Activations for a LaneProduct, or for TileRows.
 struct PackLanes {
     const float* x = nullptr;  ///< `rows` rows of k elements, zero-padded to a multiple of 32
     std::int64_t x_stride = 0, rows = 0, k = 0;
     std::uint16_t* out = nullptr;
     std::int64_t vectors = 0;  ///< pairs from one step to the next
-    bool packed = false;
+    PairOrder order = PairOrder::bytes;
 };
 
 /// out[n][v] = sum over k of w[n][k] x[v][k] for up to 16 activations, rows of codes in place, in steps of 64 bytes.
@@ -237,8 +241,7 @@ struct TileRows {
     /// Of unsigned 4-bit codes whose blocks are whole steps: bytes of -8 ... 15, [16 rows][scale][row], or null.
     const std::uint8_t* zero_points = nullptr;
     const float* x_scales = nullptr;  ///< [block of sums][16], or null
-    /// As PackLanes has them, zero-padded to whole steps; with tile_scales, in every 32 elements the pairs of the first
-    /// part come before those of the second.
+    /// As PackLanes has them, zero-padded to whole steps: of byte codes in runs; with tile_scales, in order.
     const std::uint16_t* x = nullptr;
     std::int64_t vectors = 0;
     float* out = nullptr;  ///< [rows, a multiple of 16][16]

@@ -96,17 +96,6 @@ bool scale_up(float* x, std::int64_t n, float by) {
     return ordinary;
 }
 
-// In every 32 elements the pairs of the first part before those of the second, as tiles of one block have them.
-void part_pairs(std::uint16_t* x, std::int64_t elements, std::int64_t vectors) {
-    std::vector<std::uint16_t> block(static_cast<std::size_t>(byte_block * vectors));
-    const std::int64_t pair = 2 * vectors;
-    for (std::int64_t k = 0; k < elements; k += byte_block, x += byte_block * vectors) {
-        std::copy_n(x, byte_block * vectors, block.data());
-        for (std::int64_t i = 0; i < byte_block / 2; ++i)
-            std::copy_n(block.data() + i * pair, pair, x + (i % 2 * 8 + i / 2) * pair);
-    }
-}
-
 bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const RowScales& how, const BF16Kernels& bf16,
           TileActivations& out) {
     const std::int64_t rows = out.rows, padded_k = round_up(product.k, step_of(packed));
@@ -114,7 +103,8 @@ bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const 
     const std::int64_t last = product.k / byte_block * byte_block * out.vectors;
     std::fill(out.x.data() + last, out.x.data() + padded_k * out.vectors, std::uint16_t{0});
     Scratch scratch;
-    const LaneTerms to{.rows = rows, .terms = out.terms, .vectors = out.vectors, .packed = packed, .out = out.x.data()};
+    const PairOrder order = packed ? PairOrder::packed : how.tile_scales ? PairOrder::neighbours : PairOrder::runs;
+    const LaneTerms to{.rows = rows, .terms = out.terms, .vectors = out.vectors, .order = order, .out = out.x.data()};
     bool scaled = true;
     const bool in_range = pack_terms(bf16, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
         read_activations(product, coded, out.first, rows, k, count, scratch, x, panel_k);
@@ -128,7 +118,6 @@ bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const 
             read_finer_scales(product.table, *coded, out.first + i, block, scratch.scales, out.scales.data() + i,
                               lanes);
     }
-    if (how.tile_scales) part_pairs(out.x.data(), round_up(product.k, byte_block), out.vectors);
     return true;
 }
 

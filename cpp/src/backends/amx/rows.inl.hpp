@@ -2,7 +2,7 @@
 //
 // Up to 16 activations by rows of codes in place. A step is a cache line of codes of each of 16 rows. While the tiles
 // multiply one step, the next is decoded: a line becomes as many lines of tiles as it holds codes to a doubleword and
-// two, in whatever order of k costs no shuffle; activations are packed in that order. Sums leave their tiles before the
+// two, in whatever order of k costs least; activations are packed in that order. Sums leave their tiles before the
 // first product of the next block and are scaled, row by row, between the rows that are decoded.
 
 /// Products of 32 float16 numbers.
@@ -60,6 +60,15 @@ struct RowOptions {
     static constexpr bool zero_points = Z, x_scales = X;
 };
 
+/// A line of codes; where tiles are blocks, in the order that leaves the first 32 elements to one tile, see
+/// decode_bytes.
+template <RowScaling Scaling>
+BRECCIA_INLINE I load_line(const std::uint8_t* codes) {
+    const I line = _mm512_loadu_si512(codes);
+    if constexpr (Scaling != RowScaling::tile) return line;
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), line);
+}
+
 /// One line of each tile.
 template <class C, RowScaling Scaling>
 struct RowDecoder {
@@ -115,23 +124,9 @@ struct RowDecoder {
             for (int i = 0; i < 4; ++i)
                 _mm512_store_si512(out + i * 1024, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * i), words));
         } else {
-            const ByteHalves value = look_up_bytes<C>(codes);
-            const I low_bytes = _mm512_set1_epi16(0x00FF);
-            constexpr int c_selects_b_else_a = 0xD8, c_selects_a_else_b = 0xE4;
-            const I even =
-                _mm512_ternarylogic_epi32(_mm512_slli_epi16(value.high, 8), value.low, low_bytes, c_selects_b_else_a);
-            const I odd =
-                _mm512_ternarylogic_epi32(_mm512_srli_epi16(value.low, 8), value.high, low_bytes, c_selects_a_else_b);
-            if constexpr (Scaling != RowScaling::tile) {
-                _mm512_store_si512(out, even);
-                _mm512_store_si512(out + 1024, odd);
-            } else {  // whose 32 elements are a tile's
-                auto* to = reinterpret_cast<__m256i*>(out);
-                _mm256_store_si256(to, _mm512_castsi512_si256(even));
-                _mm256_store_si256(to + 1, _mm512_castsi512_si256(odd));
-                _mm256_store_si256(to + 32, _mm512_extracti64x4_epi64(even, 1));
-                _mm256_store_si256(to + 33, _mm512_extracti64x4_epi64(odd, 1));
-            }
+            const BF16x64 value = decode_bytes<C>(codes);
+            _mm512_store_si512(out, value.first);
+            _mm512_store_si512(out + 1024, value.second);
         }
     }
 };
@@ -267,7 +262,7 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
         for (int r = 0; r < 16; ++r, from += stride, from_scales += code_stride) {
             I words = decoder.table;
             if constexpr (Options::zero_points) words = nibble_table<C>(zero_points[r]);
-            decoder.decode(_mm512_loadu_si512(from), from_scales, words, lines[step % (ahead + 1)] + r * line);
+            decoder.decode(load_line<scaling>(from), from_scales, words, lines[step % (ahead + 1)] + r * line);
             if constexpr (Add)
                 total_f32x16[r] =
                     add_block<Options>(total_f32x16[r], sums, r, block_scales + r * scale_stride, x_scale);

@@ -352,12 +352,17 @@ static void lane_product(const LaneProduct& g) {
 
 /// Activations for a lane_product, rounded to nearest. Returns what pack_bf16 does.
 static bool pack_lanes(const PackLanes& p) {
-    alignas(64) static constexpr std::uint16_t orders[2][32] = {
+    alignas(64) static constexpr std::uint16_t orders[4][32] = {
         {0,  2,  1,  3,  4,  6,  5,  7,  8,  10, 9,  11, 12, 14, 13, 15,
          16, 18, 17, 19, 20, 22, 21, 23, 24, 26, 25, 27, 28, 30, 29, 31},
         {0,  4,  1,  5,  2,  6,  3,  7,  8,  12, 9,  13, 10, 14, 11, 15,
-         16, 20, 17, 21, 18, 22, 19, 23, 24, 28, 25, 29, 26, 30, 27, 31}};
-    const I order = _mm512_load_si512(orders[p.packed ? 1 : 0]);
+         16, 20, 17, 21, 18, 22, 19, 23, 24, 28, 25, 29, 26, 30, 27, 31},
+        {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+         16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31},
+        {0,  1,  8,  9,  2,  3,  10, 11, 4,  5,  12, 13, 6,  7,  14, 15,
+         16, 17, 24, 25, 18, 19, 26, 27, 20, 21, 28, 29, 22, 23, 30, 31}};
+    static_assert(static_cast<int>(PairOrder::bytes) == 0 && static_cast<int>(PairOrder::runs) == 3);
+    const I order = _mm512_load_si512(orders[static_cast<int>(p.order)]);
     const __mmask16 lane = first_lanes(p.rows);
     OrdinaryRange range;
     for (std::int64_t k = 0; k < p.k; k += 32) {
