@@ -570,31 +570,38 @@ TEST_P(Backends, MatmulOfIntegersIsExact) {
 // Codes that a quick decode has to leave to another one, among ordinary ones and in any place.
 TEST_P(Backends, MatmulOfSpecialCodesAmongOthers) {
     const BackendScope scope(GetParam());
-    constexpr std::int64_t n = 256, k = 384;
-    Recipe recipe = make_recipe("Float8BlockScaling");
-    Array data = Array::allocate(ElementType::uint8(), {n, k});
-    for (std::int64_t i = 0; i < data.size(); ++i)
-        data.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(0x30 + i * 7 % 16);
-    for (std::int64_t i = 0; i < n; ++i) data.as<std::uint8_t>()[i * k + i * 3 % k] = static_cast<std::uint8_t>(i);
-    Array scale = Array::allocate(DType::float32, {n, k / 128});
-    for (std::int64_t i = 0; i < scale.size(); ++i) scale.as<float>()[i] = 0.5F + static_cast<float>(i % 3);
-    const ScaledTensor w(data, scale, recipe, Layout::per_block_k(128));
-    const std::vector<float> values = to_vector(dequantize(w));
-    for (const std::int64_t m : {1, 2, 4, 8}) {
-        std::vector<float> x = heavy_tailed(m, k, 5, 1);
-        const Array a = rounded(x, DType::bfloat16, {m, k});
-        const Reference reference = multiply(numbers_of(a), values, m, n, k);
-        const Array y = matmul(a, w.transposed());
-        for (std::int64_t i = 0; i < m * n; ++i) {
-            const auto at = static_cast<std::size_t>(i);
-            const float got = y.as<const float>()[i];
-            if (std::isnan(reference.product[at]))
-                ASSERT_TRUE(is_nan(got)) << "m=" << m << " row " << i % n;
-            else
-                ASSERT_LE(std::abs(static_cast<double>(got) - reference.product[at]), bound(k) * reference.size[at])
-                    << "m=" << m << " row " << i % n;
+    constexpr std::int64_t n = 256, block = 128;
+    for (const std::int64_t k : {384, 330})
+        for (const bool one_scale : {false, true}) {
+            if (!one_scale && k % block != 0) continue;
+            Array data = Array::allocate(ElementType::uint8(), {n, k});
+            for (std::int64_t i = 0; i < data.size(); ++i)
+                data.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(0x30 + i * 7 % 16);
+            for (std::int64_t i = 0; i < n; ++i)
+                data.as<std::uint8_t>()[i * k + i * 3 % k] = static_cast<std::uint8_t>(i);
+            Array scale = Array::allocate(DType::float32, one_scale ? Shape{} : Shape{n, k / block});
+            for (std::int64_t i = 0; i < scale.size(); ++i) scale.as<float>()[i] = 0.5F + static_cast<float>(i % 3);
+            const ScaledTensor w =
+                one_scale ? ScaledTensor(data, scale, make_recipe("Float8CurrentScaling"), Layout::per_tensor())
+                          : ScaledTensor(data, scale, make_recipe("Float8BlockScaling"), Layout::per_block_k(block));
+            const PreparedWeight prepared = PreparedWeight(w).transposed();
+            const std::vector<float> values = to_vector(dequantize(w));
+            for (const std::int64_t m : {1, 2, 4, 8}) {
+                const Array a = rounded(heavy_tailed(m, k, 5, 1), DType::bfloat16, {m, k});
+                const Reference reference = multiply(numbers_of(a), values, m, n, k);
+                for (const Array& y : {matmul(a, w.transposed()), matmul(a, prepared)})
+                    for (std::int64_t i = 0; i < m * n; ++i) {
+                        const auto at = static_cast<std::size_t>(i);
+                        const float got = y.as<const float>()[i];
+                        if (std::isnan(reference.product[at]))
+                            ASSERT_TRUE(is_nan(got)) << "m=" << m << " row " << i % n;
+                        else
+                            ASSERT_LE(std::abs(static_cast<double>(got) - reference.product[at]),
+                                      bound(k) * reference.size[at])
+                                << "m=" << m << " k=" << k << " row " << i % n;
+                    }
+            }
         }
-    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, Backends, testing::ValuesIn(cpu_info().supported),

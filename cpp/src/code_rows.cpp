@@ -45,13 +45,13 @@ CodeRows code_rows(const ProductKernels& kernels, const ScaledMatrix& w, std::in
             .zero_row_stride = w.zero_row_stride,
             .scale_scratch = scratch,
             .first_level_cache = kernels.first_level_cache,
-            .special = w.special == nullptr ? nullptr : w.special + begin * w.special_row_stride};
+            .special = w.special == nullptr ? nullptr : w.special + begin / special_rows * w.special_row_stride};
 }
 
-std::int64_t span_of(const ScaledMatrix& w) { return row_span(std::min(w.grid.block_cols, w.grid.cols), w.packed); }
+std::int64_t span_of(const ScaledMatrix& w) { return row_span(w.grid.block_cols, w.grid.cols, w.packed); }
 
 void for_rows(const ScaledMatrix& w, std::int64_t n, const std::function<void(std::int64_t, std::int64_t)>& body) {
-    constexpr std::int64_t together = 4;
+    constexpr std::int64_t together = special_rows;
     const std::int64_t group_bytes = together * std::max<std::int64_t>(w.row_stride, 1);
     parallel_for((n + together - 1) / together, std::max<std::int64_t>(2, bytes_per_task / group_bytes),
                  [&](std::int64_t begin, std::int64_t end) { body(begin * together, std::min(end * together, n)); });

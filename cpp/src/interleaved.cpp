@@ -59,26 +59,26 @@ bool is_special(const std::uint8_t* codes, std::int64_t n) {
     return found != 0;
 }
 
-// Of whole rows most have some special code: to have all of them go through tables would take longer than to look.
-constexpr std::int64_t longest_span = 256;
-
 // Of E4M3, where the kernel of rows in place is quicker when it is told.
 std::optional<Array> find_special(const BF16Kernels& bf16, const ScaledTensor& w, const Shape& batch) {
     const ScaledMatrix first = scaled_matrix(w, batch, 0);
     const std::int64_t span = span_of(first);
-    if (bf16.gemv_e4m3 == nullptr || first.element != format_of<Float8E4M3FN> || span > longest_span ||
+    if (bf16.gemv_e4m3 == nullptr || first.element != format_of<Float8E4M3FN> || span > longest_span_of_ordinary ||
         !readable_in_place(first))
         return {};
+    const std::int64_t spans = (first.grid.cols + span - 1) / span;
     Shape shape = batch;
-    shape.insert(shape.end(), {first.grid.rows, (first.grid.cols + span - 1) / span});
+    shape.insert(shape.end(), {(first.grid.rows + special_rows - 1) / special_rows, spans});
     Array special = Array::allocate(ElementType::uint8(), shape);
     auto* out = special.as<std::uint8_t>();
+    std::memset(out, 0, static_cast<std::size_t>(special.size()));
     for (std::int64_t i = 0; i < element_count(batch); ++i) {
         const ScaledMatrix m = scaled_matrix(w, batch, i);
-        for (std::int64_t row = 0; row < m.grid.rows; ++row)
-            for (std::int64_t k = 0; k < m.grid.cols; k += span)
-                *out++ = static_cast<std::uint8_t>(
-                    is_special(m.data + row * m.row_stride + k, std::min(span, m.grid.cols - k)));
+        for (std::int64_t row = 0; row < m.grid.rows; row += special_rows)
+            for (std::int64_t k = 0; k < m.grid.cols; k += span, ++out)
+                for (std::int64_t r = 0; r < std::min(special_rows, m.grid.rows - row); ++r)
+                    if (is_special(m.data + (row + r) * m.row_stride + k, std::min(span, m.grid.cols - k)))
+                        *out |= static_cast<std::uint8_t>(1 << r);
     }
     return special;
 }

@@ -87,6 +87,9 @@ struct DecodeBF16 {
     std::int64_t zero_stride = 0;
 };
 
+/// Rows that CodeRows::special has in one byte. Ranges of rows begin at multiples of it.
+inline constexpr std::int64_t special_rows = 4;
+
 /// Rows of codes that a kernel reads in place.
 struct CodeRows {
     const std::uint8_t* codes = nullptr;
@@ -100,15 +103,21 @@ struct CodeRows {
     std::int64_t zero_row_stride = 0;
     float* scale_scratch = nullptr;      ///< four rows of scales, and for IntegerGemv eight more
     std::int64_t first_level_cache = 0;  ///< bytes, for rows to be read ahead into
-    /// [row][span]: whether some code of the span, a block or a step of several blocks, is zero, subnormal or NaN; or
+    /// [row / special_rows][span], bit row % special_rows: whether some code of the span is zero, subnormal or NaN; or
     /// null. Of prepared E4M3.
     const std::uint8_t* special = nullptr;
 };
 
 /// Codes one step of such a kernel decodes: 64 bytes of them.
 constexpr std::int64_t row_step(bool packed) { return packed ? 128 : 64; }
-/// Codes between two looks at scales: a block, or a step of several.
-constexpr std::int64_t row_span(std::int64_t block, bool packed) { return std::max(block, row_step(packed)); }
+/// Codes between two looks at scales: a block, or a step of several. Of rows with one scale, as many as the usual block
+/// has, so that a code that takes longer delays few others.
+constexpr std::int64_t usual_span = 128;
+constexpr std::int64_t row_span(std::int64_t block, std::int64_t k, bool packed) {
+    return block >= k ? usual_span : std::max(block, row_step(packed));
+}
+/// Longer spans are likely to have such a code.
+constexpr std::int64_t longest_span_of_ordinary = 256;
 
 /// out[n][v] = sum over k of w[n][k] x[v][k] for a few activations.
 struct Gemv {

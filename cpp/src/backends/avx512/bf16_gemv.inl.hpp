@@ -6,12 +6,18 @@
 /// Decodes byte codes through tables.
 template <class C>
 struct TableDecoder {
-    static constexpr float times = 1;        ///< what it multiplies them by
     static constexpr bool knows_all = true;  ///< or else some spans are left to tables:
     static constexpr bool is_told = false;   ///< it is told which, instead of noticing them
     static constexpr char filler = 0;        ///< a code that it knows
     BRECCIA_INLINE_MEMBER BF16x64 decode(I codes) { return decode_bytes<C>(codes); }
     BRECCIA_INLINE_MEMBER bool failed() { return false; }
+};
+
+/// What is known of rows when compiling.
+struct RowsHave {
+    std::int64_t span = 0;    ///< so many codes between two looks at scales, and whole spans only; or 0
+    bool two_blocks = false;  ///< a span is two blocks
+    bool next_near = false;   ///< the next rows fit the first-level cache
 };
 
 /// Sums of a span of Rows rows by Vectors activations.
@@ -23,7 +29,7 @@ struct SpanSums {
 /// `count` codes, which are whole steps or the last of their rows, by x, whose activations are padded_k apart. Rows of
 /// codes, and those after them at `next`, are addressed by their distances from the first, so that the loop does with
 /// the registers there are. `tables`: of packed codes.
-template <class C, bool Near, bool WholeSteps, class Decoder, int Rows, int Vectors>
+template <class C, RowsHave What, class Decoder, int Rows, int Vectors>
 BRECCIA_INLINE void add_up_span(Decoder& decoder, const std::uint8_t* codes, const std::uint8_t* next,
                                 const std::int64_t (&codes_to)[Rows], const I (&tables)[Rows], std::int64_t count,
                                 const std::uint16_t* x, std::int64_t padded_k, SpanSums<Rows, Vectors>& sums) {
@@ -34,11 +40,12 @@ BRECCIA_INLINE void add_up_span(Decoder& decoder, const std::uint8_t* codes, con
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v) sums.of[r][v] = f_set(0.0F);
-    const auto one_step = [&](auto load) BRECCIA_INLINE_LAMBDA {
+    const auto one_step = [&](std::int64_t at, auto load) BRECCIA_INLINE_LAMBDA {
+        const std::int64_t k = packed ? 2 * at : at;
 #pragma GCC unroll 4
         for (int r = 0; r < Rows; ++r) {
-            const I bytes = load(codes + codes_to[r]);
-            prefetch_codes<Near>(next + codes_to[r]);
+            const I bytes = load(codes + codes_to[r] + at);
+            prefetch_codes<What.next_near>(next + codes_to[r] + at);
             I w[parts];
             if constexpr (packed) {
                 w[0] = _mm512_permutexvar_epi16(bytes, tables[r]);
@@ -54,35 +61,47 @@ BRECCIA_INLINE void add_up_span(Decoder& decoder, const std::uint8_t* codes, con
             for (int v = 0; v < Vectors; ++v)
 #pragma GCC unroll 4
                 for (int p = 0; p < parts; ++p)
-                    sums.of[r][v] = f_dot_pairs(sums.of[r][v], w[p], _mm512_loadu_si512(x + v * padded_k + 32 * p));
+                    sums.of[r][v] = f_dot_pairs(sums.of[r][v], w[p], _mm512_loadu_si512(x + v * padded_k + k + 32 * p));
         }
     };
+    const auto load_all = [](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA { return _mm512_loadu_si512(p); };
+    if constexpr (What.span > 0) {
+#pragma GCC unroll 2
+        for (std::int64_t i = 0; i < What.span / step; ++i) one_step(64 * i, load_all);
+        return;
+    }
     for (; count >= step; count -= step) {
-        one_step([](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA { return _mm512_loadu_si512(p); });
+        one_step(0, load_all);
         codes += 64;
         next += 64;
         x += step;
     }
-    if (!WholeSteps && count > 0) {
+    if (count > 0) {
         const __mmask64 there = first_bytes(packed ? (count + 1) / 2 : count);
         const I filler = b_set(Decoder::filler);  // x is zero there
-        one_step([=](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA { return _mm512_mask_loadu_epi8(filler, there, p); });
+        one_step(0,
+                 [=](const std::uint8_t* p) BRECCIA_INLINE_LAMBDA { return _mm512_mask_loadu_epi8(filler, there, p); });
     }
 }
 
-/// The same through tables, for spans that another decoder leaves: they are few, and out of the way.
-/// (Of sums that it returned gcc 12 would clear the upper half.)
-template <class C, int Rows, int Vectors>
-[[gnu::noinline]] static void add_up_by_tables(const std::uint8_t* codes, const std::int64_t (&codes_to)[Rows],
-                                               std::int64_t count, const std::uint16_t* x, std::int64_t padded_k,
-                                               SpanSums<Rows, Vectors>& sums) {
-    TableDecoder<C> decoder;
-    const I no_tables[Rows] = {};
-    add_up_span<C, true, false>(decoder, codes, codes, codes_to, no_tables, count, x, padded_k, sums);
+/// Whether a decoder leaves some of a row's codes to tables.
+template <class Decoder>
+[[gnu::noinline]] static bool leaves_some(const std::uint8_t* codes, std::int64_t count) {
+    Decoder decoder{};
+    for (; count > 0; count -= 64, codes += 64)
+        decoder.decode(_mm512_mask_loadu_epi8(b_set(Decoder::filler), first_bytes(count), codes));
+    return decoder.failed();
 }
 
-/// What is known of rows when compiling.
-enum class RowsHave : std::uint8_t { anything, next_ones_near, two_blocks_to_step };
+/// The sums of a row through tables, for spans that another decoder leaves: they are few, and out of the way.
+/// (Of sums that it returned gcc 12 would clear the upper half.)
+template <class C, int Vectors>
+[[gnu::noinline]] static void add_up_by_tables(const std::uint8_t* codes, std::int64_t count, const std::uint16_t* x,
+                                               std::int64_t padded_k, SpanSums<1, Vectors>& sums) {
+    TableDecoder<C> decoder;
+    const I no_tables[1] = {};
+    add_up_span<C, RowsHave{.next_near = true}>(decoder, codes, codes, {0}, no_tables, count, x, padded_k, sums);
+}
 
 template <class C, bool HasZero, class Decoder, int Rows, int Vectors, RowsHave What>
 static void gemv_rows(const Gemv& g, std::int64_t row) {
@@ -91,16 +110,17 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
     const CodeRows& w = g.w;
     const std::int64_t padded_k = (w.k + step - 1) / step * step;
     const std::int64_t blocks = (w.k + w.block - 1) / w.block;
-    constexpr bool near = What == RowsHave::next_ones_near, two_to_step = What == RowsHave::two_blocks_to_step;
-    const std::int64_t per_step = two_to_step ? 2 : w.block < step ? step / w.block : 1;
-    const std::int64_t span = two_to_step ? step : row_span(w.block, packed), spans = (w.k + span - 1) / span;
+    const std::int64_t span = What.span > 0 ? What.span : row_span(w.block, w.k, packed),
+                       spans = (w.k + span - 1) / span;
+    const std::int64_t per_span = What.two_blocks ? 2 : What.span == 0 && w.block < step ? step / w.block : 1;
+    const std::int64_t next_scales = blocks == 1 ? 0 : per_span;
 
     // In a step, lane i holds codes of one run of 8 (packed) or 16: which scale of the step's that takes.
     const I lane_number = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const I in_step =
         packed ? _mm512_slli_epi32(lane_number, 3) : _mm512_slli_epi32(_mm512_srli_epi32(lane_number, 2), 4);
     I scale_index = i_set(0);
-    for (std::int64_t i = 1; i < per_step; ++i)
+    for (std::int64_t i = 1; i < per_span; ++i)
         scale_index = _mm512_mask_add_epi32(
             scale_index, _mm512_cmpge_epi32_mask(in_step, i_set(static_cast<int>(i * w.block))), scale_index, i_set(1));
 
@@ -108,7 +128,7 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
     const std::uint8_t* next = codes + Rows * w.row_stride;
     const std::int64_t first_scale_row = scale_row_of(w, row);
     const std::uint8_t* zeros = HasZero ? w.zero_points + first_scale_row * w.zero_row_stride : nullptr;
-    const std::uint8_t* special = Decoder::is_told ? w.special + row * spans : nullptr;
+    const std::uint8_t* special = Decoder::is_told ? w.special + row / special_rows * spans : nullptr;
     std::uintptr_t scales = 0, scales_to[Rows] = {};
     std::int64_t codes_to[Rows] = {}, zeros_to[Rows] = {};
     I tables[Rows];
@@ -129,36 +149,29 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
 
     const std::uint16_t* x = g.x;
     for (std::int64_t left = w.k; left > 0; left -= span) {
-        const bool whole = left >= span;
+        const std::int64_t count = What.span > 0 || left >= span ? span : left;
         if constexpr (packed && HasZero) {
 #pragma GCC unroll 4
             for (int r = 0; r < Rows; ++r) tables[r] = nibble_table<C>(zeros[zeros_to[r]]);
-            zeros += per_step;
+            zeros += next_scales;
         }
         SpanSums<Rows, Vectors> sums;
         Decoder decoder{};
-        constexpr bool leaves_some = !Decoder::knows_all;
-        constexpr bool leaves_ends = leaves_some && two_to_step;
-        bool again = leaves_ends && !whole;
-        if constexpr (Decoder::is_told) {
+        add_up_span<C, What>(decoder, codes, next, codes_to, tables, count, x, padded_k, sums);
+        if constexpr (!Decoder::knows_all) {
+            const unsigned told = Decoder::is_told ? *special++ >> row % special_rows : 0;
+            if (Decoder::is_told ? told != 0 : decoder.failed()) [[unlikely]] {
 #pragma GCC unroll 4
-            for (int r = 0; r < Rows; ++r) again |= special[r * spans] != 0;
-            ++special;
-        }
-        if (!again) [[likely]] {
-            const std::int64_t count = leaves_ends || whole ? span : left;
-            add_up_span<C, near, leaves_ends>(decoder, codes, next, codes_to, tables, count, x, padded_k, sums);
-            again = decoder.failed();
-        }
-        if constexpr (leaves_some)
-            if (again) [[unlikely]] {
-                SpanSums<Rows, Vectors> by_tables;
-                add_up_by_tables<C>(codes, codes_to, whole ? span : left, x, padded_k, by_tables);
-#pragma GCC unroll 4
-                for (int r = 0; r < Rows; ++r)
+                for (int r = 0; r < Rows; ++r) {
+                    const std::uint8_t* from = codes + codes_to[r];
+                    if (Decoder::is_told ? (told >> r & 1) == 0 : !leaves_some<Decoder>(from, count)) continue;
+                    SpanSums<1, Vectors> by_tables;
+                    add_up_by_tables<C>(from, count, x, padded_k, by_tables);
 #pragma GCC unroll 8
-                    for (int v = 0; v < Vectors; ++v) sums.of[r][v] = f_mul(by_tables.of[r][v], f_set(Decoder::times));
+                    for (int v = 0; v < Vectors; ++v) sums.of[r][v] = by_tables.of[0][v];
+                }
             }
+        }
         codes += packed ? span / 2 : span;
         next += packed ? span / 2 : span;
         x += span;
@@ -166,28 +179,27 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
         for (int r = 0; r < Rows; ++r) {
             const auto* at = reinterpret_cast<const float*>(scales + scales_to[r]);
             F scale_f32x16 = f_set(*at);
-            if (two_to_step && whole) {  // a whole register would lie across cache lines
+            if constexpr (What.two_blocks) {  // a whole register would lie across cache lines
                 double pair;
                 __builtin_memcpy(&pair, at, sizeof pair);
                 scale_f32x16 = _mm512_permutexvar_ps(scale_index, _mm512_castpd_ps(_mm512_set1_pd(pair)));
-            } else if (per_step > 1) {
-                const std::int64_t n = whole ? per_step : (left + w.block - 1) / w.block;
+            } else if (per_span > 1) {
+                const std::int64_t n = count == span ? per_span : (count + w.block - 1) / w.block;
                 scale_f32x16 = _mm512_permutexvar_ps(scale_index, f_load_n(at, n));
             }
 #pragma GCC unroll 8
             for (int v = 0; v < Vectors; ++v)
                 total_f32x16[r][v] = f_multiply_add(sums.of[r][v], scale_f32x16, total_f32x16[r][v]);
         }
-        scales += per_step * sizeof(float);
+        scales += next_scales * sizeof(float);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v)
-            g.out[(row + r) * Vectors + v] = f_sum(total_f32x16[r][v]) * (1 / Decoder::times);
+        for (int v = 0; v < Vectors; ++v) g.out[(row + r) * Vectors + v] = f_sum(total_f32x16[r][v]);
 }
 
-template <class C, bool HasZero, class Decoder, int Vectors, RowsHave What = RowsHave::anything>
+template <class C, bool HasZero, class Decoder, int Vectors, RowsHave What = RowsHave{}>
 static void gemv_vectors(const Gemv& g) {
     constexpr int rows = Vectors == 1 ? 4 : Vectors <= 3 ? 2 : 1;
     std::int64_t row = 0;
@@ -198,10 +210,15 @@ static void gemv_vectors(const Gemv& g) {
 template <class C, bool HasZero, class Decoder>
 static void gemv_one(const Gemv& g) {
     constexpr std::int64_t step = row_step(C::bits == 4);
-    if (2 * g.w.block == step) return gemv_vectors<C, HasZero, Decoder, 1, RowsHave::two_blocks_to_step>(g);
-    if (g.w.block >= step && next_rows_fit(g.w, 2 * g.w.k))
-        return gemv_vectors<C, HasZero, Decoder, 1, RowsHave::next_ones_near>(g);
-    gemv_vectors<C, HasZero, Decoder, 1>(g);
+    const CodeRows& w = g.w;
+    if (2 * w.block == step && w.k % step == 0)
+        return gemv_vectors<C, HasZero, Decoder, 1, RowsHave{.span = step, .two_blocks = true}>(g);
+    const bool known = (w.block == usual_span || w.block >= w.k) && w.k % usual_span == 0;
+    if (w.block >= step && next_rows_fit(w, 2 * w.k))
+        return known ? gemv_vectors<C, HasZero, Decoder, 1, RowsHave{.span = usual_span, .next_near = true}>(g)
+                     : gemv_vectors<C, HasZero, Decoder, 1, RowsHave{.next_near = true}>(g);
+    known ? gemv_vectors<C, HasZero, Decoder, 1, RowsHave{.span = usual_span}>(g)
+          : gemv_vectors<C, HasZero, Decoder, 1>(g);
 }
 
 template <class C, bool HasZero, class Decoder>
