@@ -31,6 +31,14 @@ struct Product {
                const float* x) const;
 };
 
+/// 1 where a number is neither zero nor in [2^lowest, 2^highest], else 0. In integers and without branches, so that
+/// compilers turn loops of it into vectors.
+constexpr std::uint32_t out_of_range(float x, int lowest, int highest) {
+    const std::uint32_t least = bits_of(exp2i(lowest)), span = bits_of(exp2i(highest)) - least;
+    const std::uint32_t magnitude = bits_of(x) & f32_abs_mask;
+    return static_cast<std::uint32_t>(magnitude != 0) & static_cast<std::uint32_t>(magnitude - least > span);
+}
+
 /// Which of the drivers below multiplies such operands: it is tried out.
 std::string_view matmul_way(const Operand& a, const Operand& b);
 

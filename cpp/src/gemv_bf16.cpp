@@ -20,15 +20,9 @@ void reorder(const std::uint16_t* from, bool packed, std::uint16_t* to) {
     }
 }
 
-// In integers, which compilers turn into vectors.
 bool all_ordinary(const std::vector<float>& x) {
-    constexpr std::uint32_t least = bits_of(exp2i(-100)), most = bits_of(exp2i(100));
     std::uint32_t strange = 0;
-    for (const float value : x) {
-        const std::uint32_t magnitude = bits_of(value) & f32_abs_mask;
-        strange |=
-            static_cast<std::uint32_t>(magnitude != 0) & static_cast<std::uint32_t>(magnitude - least > most - least);
-    }
+    for (const float value : x) strange |= out_of_range(value, -100, 100);
     return strange == 0;
 }
 

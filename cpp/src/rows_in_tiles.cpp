@@ -86,14 +86,12 @@ struct TileActivations {
 // Multiplies numbers by a power of two. False where one is neither zero nor in [2^-40, 2^36]: 2^64 times these,
 // products with the smallest scaled codes and with the smaller terms of a number are not subnormal.
 bool scale_up(float* x, std::int64_t n, float by) {
-    constexpr std::uint32_t least = (127 - 40) << 23, most = (127 + 36) << 23;
-    bool ordinary = true;
+    std::uint32_t strange = 0;
     for (std::int64_t i = 0; i < n; ++i) {
-        const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(x[i]) & 0x7FFF'FFFFU;
-        ordinary &= magnitude == 0 || (magnitude >= least && magnitude <= most);
+        strange |= out_of_range(x[i], -40, 36);
         x[i] *= by;
     }
-    return ordinary;
+    return strange == 0;
 }
 
 bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const RowScales& how, const BF16Kernels& bf16,
