@@ -25,6 +25,7 @@ except ImportError:
     torch = None  # type: ignore[assignment]
 
 RECIPES: dict[str, Any] = {
+    "FP8 per tensor": breccia.Float8CurrentScaling(),
     "FP8 1×128": breccia.Float8BlockScaling(),
     "FP8 128×128": breccia.Float8BlockScaling(block_m=128),
     "MXFP8": breccia.MXFP8BlockScaling(),
