@@ -110,8 +110,10 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
     const CodeRows& w = g.w;
     const std::int64_t padded_k = (w.k + step - 1) / step * step;
     const std::int64_t blocks = (w.k + w.block - 1) / w.block;
-    const std::int64_t span = What.span > 0 ? What.span : row_span(w.block, w.k, packed),
-                       spans = (w.k + span - 1) / span;
+    // A decoder that knows all codes has no use for shorter spans than blocks.
+    const std::int64_t of_rows =
+        Decoder::knows_all ? (w.block > step ? w.block : step) : row_span(w.block, w.k, packed);
+    const std::int64_t span = What.span > 0 ? What.span : of_rows, spans = (w.k + span - 1) / span;
     const std::int64_t per_span = What.two_blocks ? 2 : What.span == 0 && w.block < step ? step / w.block : 1;
     const std::int64_t next_scales = blocks == 1 ? 0 : per_span;
 
@@ -213,7 +215,8 @@ static void gemv_one(const Gemv& g) {
     const CodeRows& w = g.w;
     if (2 * w.block == step && w.k % step == 0)
         return gemv_vectors<C, HasZero, Decoder, 1, RowsHave{.span = step, .two_blocks = true}>(g);
-    const bool known = (w.block == usual_span || w.block >= w.k) && w.k % usual_span == 0;
+    const bool cut = !Decoder::knows_all && w.block >= w.k;
+    const bool known = (w.block == usual_span || cut) && w.k % usual_span == 0;
     if (w.block >= step && next_rows_fit(w, 2 * w.k))
         return known ? gemv_vectors<C, HasZero, Decoder, 1, RowsHave{.span = usual_span, .next_near = true}>(g)
                      : gemv_vectors<C, HasZero, Decoder, 1, RowsHave{.next_near = true}>(g);
