@@ -371,6 +371,37 @@ TEST_P(Backends, MatmulDecodesEveryScale) {
     }
 }
 
+// Results of another type are the float32 ones rounded to nearest: zeros, subnormal numbers, infinities and NaNs, too.
+TEST_P(Backends, MatmulRoundsResults) {
+    const BackendScope scope(GetParam());
+    constexpr std::int64_t k = 256;
+    constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+    for (const int exponent : {0, -100, 98})
+        for (const std::int64_t n : {32, 97, 208, 384})
+            for (const std::int64_t m : {1, 4, 16, 33, 80}) {
+                SCOPED_TRACE("2^" + std::to_string(exponent) + " n=" + std::to_string(n) + " m=" + std::to_string(m));
+                std::vector<float> x = heavy_tailed(m, k, 5, 1), numbers = heavy_tailed(n, k, 7, 1);
+                for (float& value : x) value = std::ldexp(value, exponent);
+                for (float& value : numbers) value = std::ldexp(value, exponent / 4);
+                std::fill_n(x.begin() + m / 2 * k, k, 0.0F);
+                std::fill_n(numbers.begin() + n / 2 * k, k, 0.0F);
+                numbers[static_cast<std::size_t>((n - 1) * k)] = nan;
+                const Array a = rounded(x, DType::bfloat16, {m, k});
+                const ScaledTensor w = cast(array_of(numbers, {n, k}), make_recipe("Float8BlockScaling")).transposed();
+                const std::vector<float> exact = to_vector(matmul(a, w));
+                for (const DType dtype : {DType::bfloat16, DType::float16}) {
+                    const Guarded result(static_cast<std::size_t>(2 * m * n));
+                    const Array y = result.array(dtype, {m, n});
+                    matmul_into(a, w, y);
+                    const Array expected = rounded(exact, dtype, {m, n});
+                    const auto *got = y.as<const std::uint16_t>(), *wanted = expected.as<const std::uint16_t>();
+                    for (std::int64_t i = 0; i < m * n; ++i)
+                        ASSERT_EQ(got[i], wanted[i])
+                            << name_of(dtype) << " of " << exact[static_cast<std::size_t>(i)] << " at " << i;
+                }
+            }
+}
+
 // Blocks of a few and of many elements, shared by rows, at the ends of a float's range; bfloat16 activations as large
 // and as small as the bfloat16 kernels take, and beyond.
 TEST_P(Backends, MatmulOfAnyMagnitude) {

@@ -22,10 +22,10 @@ struct Product {
     /// Elements [at, at + count) of `rows` activations, counted over all matrices, to rows of `out` `stride` apart.
     void read(const KernelTable& table, std::int64_t row, std::int64_t rows, std::int64_t at, std::int64_t count,
               Scratch& scratch, float* out, std::int64_t stride) const;
-    /// Where `rows` activations' products [begin, begin + count) can be written as float32, rows `stride` apart, or
-    /// null.
-    float* in_place(std::int64_t row, std::int64_t rows, std::int64_t begin, std::int64_t count,
-                    std::int64_t& stride) const;
+    /// Where `rows` activations' products [begin, begin + count) can be written as numbers of that type, rows `stride`
+    /// elements apart, or null.
+    void* in_place(DType dtype, std::int64_t row, std::int64_t rows, std::int64_t begin, std::int64_t count,
+                   std::int64_t& stride) const;
     /// Products [begin, begin + count) of an activation.
     void write(const KernelTable& table, std::int64_t row, std::int64_t begin, std::int64_t count,
                const float* x) const;

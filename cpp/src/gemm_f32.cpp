@@ -42,13 +42,13 @@ void Product::read(const KernelTable& table, std::int64_t row, std::int64_t rows
     }
 }
 
-float* Product::in_place(std::int64_t row, std::int64_t rows, std::int64_t begin, std::int64_t count,
-                         std::int64_t& stride) const {
+void* Product::in_place(DType dtype, std::int64_t row, std::int64_t rows, std::int64_t begin, std::int64_t count,
+                        std::int64_t& stride) const {
     const OutputMatrix& to = c[static_cast<std::size_t>(row / m)];
-    constexpr auto item = static_cast<std::int64_t>(sizeof(float));
+    const auto item = static_cast<std::int64_t>(size_of(dtype));
     stride = to.row_stride / item;
-    const bool fits = to.dtype == DType::float32 && row % m + rows <= m && to.row_stride % item == 0;
-    return fits ? static_cast<float*>(to.in_place(row % m, begin, count)) : nullptr;
+    const bool fits = to.dtype == dtype && row % m + rows <= m && to.row_stride % item == 0;
+    return fits ? to.in_place(row % m, begin, count) : nullptr;
 }
 
 void Product::write(const KernelTable& table, std::int64_t row, std::int64_t begin, std::int64_t count,

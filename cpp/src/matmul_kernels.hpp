@@ -287,6 +287,8 @@ struct BF16Kernels : ProductKernels {
     bool (*pack)(const PackRows&) = nullptr;  ///< rounds to nearest; whether every number was zero or of ordinary size
     bool (*pack_words)(const PackWords&) = nullptr;
     bool (*pack_lanes)(const PackLanes&) = nullptr;  ///< as pack
+    /// out[j][i] = in[i][j], 32 by 16, to nearest; strides in elements.
+    void (*transpose)(const float* in, std::int64_t in_stride, std::uint16_t* out, std::int64_t out_stride) = nullptr;
     std::array<void (*)(const DecodeBF16&), Codecs::size> decode{};
     std::array<GemvKernel, Codecs::size> gemv{};
     std::array<void (*)(const LaneProduct&), Codecs::size> lanes{};

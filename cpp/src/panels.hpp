@@ -41,6 +41,27 @@ inline std::int64_t panel_rows(std::int64_t n, const PanelGrid& grid, std::int64
     return std::clamp(round_up((n + threads - 1) / threads, row_multiple), row_multiple, most);
 }
 
+/// Turns 16 activations' sums by the weights [j, j + rows), `width` apart, straight to where they belong. False, with
+/// nothing written, where they do not lie there side by side.
+inline bool turn_in_place(const KernelTable& table, const Product& product, std::int64_t first, std::int64_t j,
+                          std::int64_t rows, const float* sums, std::int64_t width) {
+    const BF16Kernels* bf16 = table.matmul.bf16;
+    std::int64_t stride = 0;
+    if (rows % 16 == 0)
+        if (void* out = product.in_place(DType::float32, first, 16, j, rows, stride)) {
+            for (std::int64_t i = 0; i < rows; i += 16)
+                table.matmul.transpose(sums + i * width, width, static_cast<float*>(out) + i, stride);
+            return true;
+        }
+    if (rows % 32 == 0 && bf16 != nullptr)
+        if (void* out = product.in_place(DType::bfloat16, first, 16, j, rows, stride)) {
+            for (std::int64_t i = 0; i < rows; i += 32)
+                bf16->transpose(sums + i * width, width, static_cast<std::uint16_t*>(out) + i, stride);
+            return true;
+        }
+    return false;
+}
+
 /// Calls product(begin_n, rows, c) for panels of weights; it must leave c[panel][row][activation], zeroed here, full.
 template <class PanelProduct>
 void for_weight_panels(const KernelTable& table, const Product& product, std::int64_t first, const PanelGrid& grid,
@@ -58,13 +79,9 @@ void for_weight_panels(const KernelTable& table, const Product& product, std::in
             for (std::int64_t m = 0; m < grid.rows; m += 16) {
                 const float* from = c + m / panel_width * panel_width * padded_rows + m % panel_width;
                 const std::int64_t width = grid.width(m / panel_width);
-                std::int64_t stride = 0;
-                float* out =
-                    m + 16 <= grid.rows && rows % 16 == 0 ? product.in_place(first + m, 16, j, rows, stride) : nullptr;
-                if (out == nullptr) stride = at_once;
+                if (m + 16 <= grid.rows && turn_in_place(table, product, first + m, j, rows, from, width)) continue;
                 for (std::int64_t i = 0; i < rows; i += 16)
-                    table.matmul.transpose(from + i * width, width, (out != nullptr ? out : turned) + i, stride);
-                if (out != nullptr) continue;
+                    table.matmul.transpose(from + i * width, width, turned + i, at_once);
                 for (std::int64_t r = 0; r < std::min<std::int64_t>(16, grid.rows - m); ++r)
                     product.write(table, first + m + r, j, rows, turned + r * at_once);
             }

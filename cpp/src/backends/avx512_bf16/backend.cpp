@@ -18,6 +18,7 @@ namespace {
 #include "kernels/all.inl.hpp"
 
 #include "backends/avx512/bf16_vec.hpp"
+#include "backends/avx512/bf16_transpose.inl.hpp"
 #include "backends/avx512/bf16_decode.inl.hpp"
 #include "backends/avx512/bf16_gemm.inl.hpp"
 #include "backends/avx512/row_scales.inl.hpp"
@@ -32,6 +33,7 @@ static consteval BF16Kernels make_bf16_kernels(const ProductKernels& product) {
     kernels.pack = pack_bf16;
     kernels.pack_words = pack_words;
     kernels.pack_lanes = pack_lanes;
+    kernels.transpose = transpose_32x16;
     kernels.decode = Codecs::map([]<Codec C>() -> void (*)(const DecodeBF16&) {
         if constexpr (has_bf16<C>) return decode_bf16<C>;
         return nullptr;
