@@ -67,6 +67,8 @@ std::uint64_t compare(Vector a, Vector b, F holds) {
     return mask;
 }
 
+inline constexpr auto disjoint = [](auto a, auto b) { return (a & b) == 0; };
+
 template <class T, class Vector>
 T largest(Vector v) {
     const Lanes<T, Vector> from(v);
@@ -215,15 +217,13 @@ BRECCIA_EMULATED __mmask64 _mm512_mask_cmp_epu8_mask(__mmask64 m, __m512i a, __m
     return m & _mm512_cmp_epu8_mask(a, b, predicate);
 }
 BRECCIA_EMULATED __mmask64 _mm512_testn_epi8_mask(__m512i a, __m512i b) {
-    return BRECCIA_LANES::compare<std::uint8_t>(a, b, [](std::uint8_t x, std::uint8_t y) { return (x & y) == 0; });
+    return BRECCIA_LANES::compare<std::uint8_t>(a, b, BRECCIA_LANES::disjoint);
 }
 BRECCIA_EMULATED __mmask32 _mm512_testn_epi16_mask(__m512i a, __m512i b) {
-    return static_cast<__mmask32>(
-        BRECCIA_LANES::compare<std::uint16_t>(a, b, [](std::uint16_t x, std::uint16_t y) { return (x & y) == 0; }));
+    return static_cast<__mmask32>(BRECCIA_LANES::compare<std::uint16_t>(a, b, BRECCIA_LANES::disjoint));
 }
 BRECCIA_EMULATED __mmask16 _mm512_testn_epi32_mask(__m512i a, __m512i b) {
-    return static_cast<__mmask16>(
-        BRECCIA_LANES::compare<std::uint32_t>(a, b, [](std::uint32_t x, std::uint32_t y) { return (x & y) == 0; }));
+    return static_cast<__mmask16>(BRECCIA_LANES::compare<std::uint32_t>(a, b, BRECCIA_LANES::disjoint));
 }
 #define _mm512_mask_cmp_ps_mask(m, a, b, predicate) \
     static_cast<__mmask16>((m) & static_cast<__mmask16>(_mm512_cmp_ps_mask(a, b, predicate)))
