@@ -12,7 +12,7 @@
 
 #include "breccia/codecs/registry.hpp"
 #include "breccia/dtype.hpp"
-#include "kernel_table.hpp"
+#include "runtime/kernel_table.hpp"
 
 #define BRECCIA_INLINE [[gnu::always_inline]] static inline
 #define BRECCIA_INLINE_MEMBER [[gnu::always_inline]] inline

@@ -17,15 +17,15 @@ namespace {
 #include "backends/avx512/transpose.inl.hpp"
 #include "kernels/all.inl.hpp"
 
-#include "backends/avx512/bf16_vec.hpp"
-#include "backends/avx512/bf16_transpose.inl.hpp"
-#include "backends/avx512/bf16_decode.inl.hpp"
-#include "backends/avx512/bf16_gemm.inl.hpp"
-#include "backends/avx512/row_scales.inl.hpp"
-#include "backends/avx512/bf16_gemv.inl.hpp"
-#include "backends/avx512/bf16_lanes.inl.hpp"
-#include "backends/avx512/integer_gemv.inl.hpp"
-#include "backends/avx512/integer_lanes.inl.hpp"
+#include "backends/avx512_bf16/vec.hpp"
+#include "backends/avx512_bf16/transpose.inl.hpp"
+#include "backends/avx512_bf16/decode.inl.hpp"
+#include "backends/avx512_bf16/gemm.inl.hpp"
+#include "backends/avx512_bf16/row_scales.inl.hpp"
+#include "backends/avx512_bf16/gemv.inl.hpp"
+#include "backends/avx512_bf16/lanes.inl.hpp"
+#include "backends/avx512_bf16/integer_gemv.inl.hpp"
+#include "backends/avx512_bf16/integer_lanes.inl.hpp"
 // clang-format on
 
 static consteval BF16Kernels make_bf16_kernels(const ProductKernels& product) {

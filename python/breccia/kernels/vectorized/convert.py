@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From recipe to recipe: ``cpp/src/requantize.cpp`` over whole arrays."""
+"""From recipe to recipe: ``cpp/src/quantize/requantize.cpp`` over whole arrays."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization: ``cpp/src/quantize.cpp`` over whole arrays."""
+"""Quantization: ``cpp/src/quantize/quantizer.cpp`` over whole arrays."""
 
 from __future__ import annotations
 

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "matmul/code_rows.hpp"
+
+#include <algorithm>
+
+#include "runtime/threads.hpp"
+
+namespace breccia {
+namespace {
+
+bool supported_block(std::int64_t block, std::int64_t k, bool packed) {
+    const std::int64_t step = row_step(packed);
+    return block >= k || block % step == 0 || (step % block == 0 && block >= 16);
+}
+
+bool supported_zero_points(const ScaledMatrix& w) {
+    if (w.zero_point == nullptr) return true;
+    const bool one = w.grid.block_cols >= w.grid.cols;
+    return zero_points_are_small(w) && (one || (w.grid.block_cols % row_step(true) == 0 && w.zero_col_stride == 1));
+}
+
+}  // namespace
+
+bool readable_in_place(const ScaledMatrix& w) {
+    const std::int64_t scale_size =
+        is_coded(w.scale_type) ? 1 : static_cast<std::int64_t>(size_of(static_cast<DType>(w.scale_type)));
+    return w.grid.cols > 0 && w.col_stride == 1 && w.packed == is_packed(w.element) &&
+           supported_block(w.grid.block_cols, w.grid.cols, w.packed) &&
+           (w.grid.grid_cols() == 1 || w.scale_col_stride == scale_size) && supported_zero_points(w);
+}
+
+CodeRows code_rows(const ProductKernels& kernels, const ScaledMatrix& w, std::int64_t begin, std::int64_t n,
+                   float* scratch) {
+    return {.codes = w.data + begin * w.row_stride,
+            .row_stride = w.row_stride,
+            .rows = n,
+            .k = w.grid.cols,
+            .block = std::min(w.grid.block_cols, w.grid.cols),
+            .first_row = begin,
+            .block_rows = w.grid.block_rows,
+            .scales = w.scale,
+            .scale_type = w.scale_type,
+            .scale_row_stride = w.scale_row_stride,
+            .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point),
+            .zero_row_stride = w.zero_row_stride,
+            .scale_scratch = scratch,
+            .first_level_cache = kernels.first_level_cache,
+            .special = w.special == nullptr ? nullptr : w.special + begin / special_rows * w.special_row_stride};
+}
+
+std::int64_t span_of(const ScaledMatrix& w) { return row_span(w.grid.block_cols, w.grid.cols, w.packed); }
+
+void for_rows(const ScaledMatrix& w, std::int64_t n, const std::function<void(std::int64_t, std::int64_t)>& body) {
+    constexpr std::int64_t together = special_rows;
+    const std::int64_t group_bytes = together * std::max<std::int64_t>(w.row_stride, 1);
+    parallel_for((n + together - 1) / together, std::max<std::int64_t>(2, bytes_per_task / group_bytes),
+                 [&](std::int64_t begin, std::int64_t end) { body(begin * together, std::min(end * together, n)); });
+}
+
+}  // namespace breccia

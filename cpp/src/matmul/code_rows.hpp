@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of codes as the kernels take them that read them in place.
+#pragma once
+
+#include <functional>
+
+#include "matmul/product.hpp"
+
+namespace breccia {
+
+/// Whether codes and scales lie along K, blocks are whole steps or a step holds whole blocks, and zero points are bytes
+/// that come one to so many steps.
+bool readable_in_place(const ScaledMatrix& w);
+
+/// Rows [begin, begin + n). `scratch`: see CodeRows::scale_scratch.
+CodeRows code_rows(const ProductKernels& kernels, const ScaledMatrix& w, std::int64_t begin, std::int64_t n,
+                   float* scratch);
+
+/// Codes of a span, see CodeRows.
+std::int64_t span_of(const ScaledMatrix& w);
+
+/// Codes worth a thread.
+inline constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
+/// Calls body(begin, end) for `n` rows in all, from threads. Ranges begin at multiples of four, which kernels take
+/// together: which rows these are must not depend on the number of threads.
+void for_rows(const ScaledMatrix& w, std::int64_t n, const std::function<void(std::int64_t, std::int64_t)>& body);
+
+}  // namespace breccia

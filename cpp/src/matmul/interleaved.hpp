@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Weights as a LaneProduct reads them: groups of 16 rows side by side, a doubleword of each in turn.
+#pragma once
+
+#include "matmul/operand_rows.hpp"
+
+namespace breccia {
+
+/// A weight's codes and scales in that order, for every matrix of a batch.
+struct InterleavedWeight {
+    Array codes, scales;  ///< batch axes, 1, bytes of a matrix
+    std::optional<Array> zero_points;
+    std::optional<Array> special;  ///< of rows in place, which the weight keeps: see CodeRows
+    ScaleType scale_type = ScaleType::float32;
+};
+
+/// How the scales of a weight come to the sums of a LaneProduct, whose members these are. `stored` scales of a row,
+/// a multiple of 4, are kept; each of the weight's own stands for `repeats` of them.
+struct LaneBlocks {
+    std::int64_t block_quads = 0, scale_step = 1, stored = 4, repeats = 1;
+    int block_shift = 0;
+    [[nodiscard]] std::int64_t group_bytes(ScaleType type) const { return stored * (is_coded(type) ? 16 : 64); }
+};
+
+/// Doublewords of 16 rows to a quad.
+constexpr std::int64_t quads_of(std::int64_t k, bool packed) { return (k + (packed ? 31 : 15)) / (packed ? 32 : 16); }
+
+/// None where the weight's blocks, zero points or order in memory do not suit.
+std::optional<LaneBlocks> lane_blocks(const ScaledMatrix& w);
+
+/// Scales of rows [row, row + 16), those past the end zero, to `out`. Codes stay codes where the kernel reads all that
+/// there are, else false; float32 always can be had.
+bool interleave_scales(const KernelTable& table, const ScaledMatrix& w, const LaneBlocks& blocks, std::int64_t row,
+                       ScaleType type, Scratch& scratch, std::byte* out);
+
+/// The same of zero points, for a weight that has them.
+void interleave_zero_points(const KernelTable& table, const ScaledMatrix& w, const LaneBlocks& blocks, std::int64_t row,
+                            Scratch& scratch, std::byte* out);
+
+/// Null where a matrix does not suit, or the table has no kernel to read it.
+std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, const ScaledTensor& w);
+
+}  // namespace breccia

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "breccia/cpu.hpp"
+#include "breccia/error.hpp"
+#include "matmul/product.hpp"
+#include "runtime/threads.hpp"
+
+namespace breccia {
+namespace {
+
+void check_operand(const Operand& operand, const char* name) {
+    const Array* array = operand.array();
+    if (array != nullptr && !array->type.is_number())
+        throw_type(std::string(name) +
+                   " must be a ScaledTensor or a float32, float64, float16 or bfloat16 array, got dtype " +
+                   array->type.name());
+}
+
+void check_overlap(const Array& out, const Operand& operand) {
+    check_no_overlap(out, operand.scaled() != nullptr ? operand.scaled()->data() : *operand.array());
+}
+
+// Ways to multiply, in the order in which they are tried. Each returns whether it took the operands.
+struct Way {
+    std::string_view name;
+    bool (*multiply)(const Product&, const Rows&);
+};
+
+// For weights whose codes and scales run along K.
+template <bool (*Multiply)(const Product&, const ScaledMatrix&)>
+bool with_codes(const Product& product, const Rows& w) {
+    const ScaledMatrix* codes = w.scaled_along_k();
+    return codes != nullptr && Multiply(product, *codes);
+}
+
+bool few_by_dequantized_rows(const Product& product, const Rows& w) {
+    constexpr std::int64_t few = 4;
+    if (product.total_rows() >= few) return false;
+    gemv_f32(product, w);
+    return true;
+}
+
+bool dequantized_panels(const Product& product, const Rows& w) {
+    gemm_f32(product, w);
+    return true;
+}
+
+constexpr Way ways[] = {
+    {"rows in place, integers", with_codes<gemv_integers>},
+    {"rows in tiles, bfloat16", with_codes<rows_in_tiles>},
+    {"rows across lanes, bfloat16", with_codes<product_in_lanes>},
+    {"rows in place, bfloat16", with_codes<gemv_bf16>},
+    {"rows, float32", few_by_dequantized_rows},
+    {"panels, bfloat16", with_codes<gemm_bf16>},
+    {"panels, float32", dequantized_panels},
+};
+
+// Of the last product that this thread began.
+thread_local std::string_view way_taken;
+
+void multiply(const Product& product, const Rows& w) {
+    for (const Way& way : ways)
+        if (way.multiply(product, w)) {
+            way_taken = way.name;
+            return;
+        }
+}
+
+}  // namespace
+
+Shape matmul_shape(const Shape& a, const Shape& b) {
+    if (a.size() < 2) throw_value("a must be at least 2-D, got shape " + to_string(a));
+    if (b.size() < 2) throw_value("b must be at least 2-D, got shape " + to_string(b));
+    const std::int64_t k_a = a.back(), k_b = b[b.size() - 2];
+    if (k_a != k_b)
+        throw_value("matmul shape mismatch: a.shape[-1]=" + std::to_string(k_a) +
+                    " != b.shape[-2]=" + std::to_string(k_b));
+    const Shape batch_a = batch_shape(a), batch_b = batch_shape(b);
+    Shape shape(std::max(batch_a.size(), batch_b.size()));
+    for (std::size_t i = 0; i < shape.size(); ++i) {
+        const auto extent = [&](const Shape& batch) {
+            return i < batch.size() ? batch[batch.size() - 1 - i] : std::int64_t{1};
+        };
+        const std::int64_t n_a = extent(batch_a), n_b = extent(batch_b);
+        if (n_a != n_b && n_a != 1 && n_b != 1)
+            throw_value("matmul batch mismatch: the leading axes of a, " + to_string(batch_a) + ", and b, " +
+                        to_string(batch_b) + ", do not broadcast");
+        shape[shape.size() - 1 - i] = n_a == 1 ? n_b : n_a;
+    }
+    shape.push_back(a[a.size() - 2]);
+    shape.push_back(b.back());
+    return shape;
+}
+
+void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision precision) {
+    check_operand(a, "a");
+    check_operand(b, "b");
+    const Shape shape = matmul_shape(a.shape(), b.shape());
+    check_output(out, shape);
+    check_overlap(out, a);
+    check_overlap(out, b);
+    const Shape batch = batch_shape(shape);
+    const std::int64_t members = element_count(batch);
+    if (element_count(shape) == 0) return;
+    const KernelTable& table = kernels();
+    const auto product_of = [&](std::int64_t begin, std::int64_t end) {
+        Product product{.table = table,
+                        .a = {},
+                        .c = {},
+                        .m = shape[shape.size() - 2],
+                        .n = shape.back(),
+                        .k = a.shape().back(),
+                        .precision = precision};
+        for (std::int64_t index = begin; index < end; ++index) {
+            product.a.emplace_back(a, -1, batch, index);
+            product.c.push_back(output_matrix(out, -1, batch, index));
+        }
+        return product;
+    };
+    if (element_count(batch_shape(b.shape())) == 1) return multiply(product_of(0, members), Rows(b, -2, batch, 0));
+    // Many small matrices are shared out whole (what is parallel inside then runs on its thread); a few, one by one.
+    const std::int64_t grain = members >= 4 * num_threads() ? 1 : members;
+    parallel_for(members, grain, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) multiply(product_of(i, i + 1), Rows(b, -2, batch, i));
+    });
+}
+
+std::string_view matmul_way(const Operand& a, const Operand& b) {
+    matmul(a, b);
+    return way_taken;
+}
+
+Array matmul(const Operand& a, const Operand& b, DType out_dtype, Precision precision) {
+    Array out = Array::allocate(out_dtype, matmul_shape(a.shape(), b.shape()));
+    matmul_into(a, b, out, precision);
+    return out;
+}
+
+}  // namespace breccia

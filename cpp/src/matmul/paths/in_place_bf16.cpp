@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A few activations by a packed weight. An activation that is not a bfloat16 number is the sum of two or three that
+// are: the products stay exact.
+#include <algorithm>
+#include <cstring>
+
+#include "matmul/code_rows.hpp"
+
+namespace breccia {
+namespace {
+
+// One step's worth of elements in the order the kernel decodes codes.
+void reorder(const std::uint16_t* from, bool packed, std::uint16_t* to) {
+    if (packed) {
+        for (std::int64_t part = 0; part < 4; ++part)
+            for (std::int64_t i = 0; i < 32; ++i) to[part * 32 + i] = from[4 * i + part];
+    } else {
+        for (std::int64_t run = 0; run < 8; ++run) std::memcpy(to + run % 2 * 32 + run / 2 * 8, from + run * 8, 16);
+    }
+}
+
+bool all_ordinary(const std::vector<float>& x) {
+    std::uint32_t strange = 0;
+    for (const float value : x) strange |= out_of_range(value, -100, 100);
+    return strange == 0;
+}
+
+// The bfloat16 terms of an activation, most significant first, in the kernel's order; `x` is left with what `most`
+// terms do not hold. Returns how many are not all zero. x.size() is a multiple of the step.
+int split(const KernelTable& table, std::vector<float>& x, bool packed, int most, std::uint16_t* terms) {
+    const auto n = static_cast<std::int64_t>(x.size()), step = row_step(packed);
+    std::vector<std::uint16_t> term(x.size());
+    for (int t = 0;; ++t) {
+        std::uint32_t any = 0;
+        for (const float value : x) any |= bits_of(value);
+        if (t > 0 && (t == most || (any & f32_abs_mask) == 0)) return t;
+        table.store[static_cast<std::size_t>(DType::bfloat16)](x.data(), n, term.data());
+        for (std::size_t i = 0; i < x.size(); ++i) x[i] -= float_from_bits(static_cast<std::uint32_t>(term[i]) << 16);
+        for (std::int64_t k = 0; k < n; k += step) reorder(term.data() + k, packed, terms + t * n + k);
+    }
+}
+
+// Activations as terms: [activation][most][stride], of which the first `used` count.
+struct Split {
+    const std::uint16_t* terms;
+    std::int64_t stride;
+    int most, used;
+};
+
+// Activations [first, first + rows) by the weight, one pass over its codes.
+void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(const Gemv&), const Split& split,
+              std::int64_t first, std::int64_t rows) {
+    const std::int64_t padded_k = split.stride, used = split.used;
+    // The kernel comes for some numbers of vectors; the rest are rows of zeros.
+    std::int64_t vectors = rows * used;
+    if (vectors == 5 || vectors == 7) ++vectors;
+    std::vector<std::uint16_t> x(static_cast<std::size_t>(vectors * padded_k));
+    for (std::int64_t i = 0; i < rows * used; ++i)
+        std::copy_n(split.terms + (i / used * split.most + i % used) * padded_k, padded_k, x.data() + i * padded_k);
+
+    for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t n = end - begin;
+        std::vector<float> buffer(static_cast<std::size_t>(n * (vectors + 1) + 4 * w.grid.grid_cols()));
+        float* sums = buffer.data();
+        float* line = sums + n * vectors;
+        kernel({.w = code_rows(*product.table.matmul.bf16, w, begin, n, line + n),
+                .x = x.data(),
+                .vectors = vectors,
+                .out = sums});
+        for (std::int64_t i = 0; i < rows; ++i) {
+            for (std::int64_t j = 0; j < n; ++j) {
+                const float* parts = sums + j * vectors + i * used;
+                float sum = parts[0];
+                for (std::int64_t t = 1; t < used; ++t) sum += parts[t];
+                line[j] = w.with_global(sum);
+            }
+            product.write(product.table, first + i, begin, n, line);
+        }
+    });
+}
+
+}  // namespace
+
+bool gemv_bf16(const Product& product, const ScaledMatrix& w) {
+    const KernelTable& table = product.table;
+    const BF16Kernels* bf16 = table.matmul.bf16;
+    const auto kernel = bf16 != nullptr ? bf16->gemv[static_cast<std::size_t>(w.element)] : nullptr;
+    const std::int64_t rows = product.total_rows(), k = product.k;
+    if (kernel == nullptr || rows > max_gemv_vectors || !readable_in_place(w)) return false;
+
+    const std::int64_t padded_k = (k + row_step(w.packed) - 1) / row_step(w.packed) * row_step(w.packed);
+    const int most = product.precision == Precision::fast ? 1 : 3;
+    std::vector<std::uint16_t> terms(static_cast<std::size_t>(rows * most * padded_k));
+    int used = 1;
+    {
+        Scratch scratch;
+        std::vector<float> row(static_cast<std::size_t>(padded_k));
+        for (std::int64_t i = 0; i < rows; ++i) {
+            std::fill(row.begin(), row.end(), 0.0F);
+            product.read(table, i, 1, 0, k, scratch, row.data(), k);
+            if (!all_ordinary(row)) return false;
+            used = std::max(used, split(table, row, w.packed, most, terms.data() + i * most * padded_k));
+        }
+    }
+    // Twice through the weight is still quicker than float32 panels.
+    const std::int64_t at_once = max_gemv_vectors / used;
+    if (rows > 2 * at_once) return false;
+    for (std::int64_t first = 0; first < rows; first += at_once) {
+        const Split x{.terms = terms.data() + first * most * padded_k, .stride = padded_k, .most = most, .used = used};
+        multiply(product, w, kernel, x, first, std::min(at_once, rows - first));
+    }
+    return true;
+}
+
+}  // namespace breccia

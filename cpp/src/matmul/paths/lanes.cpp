@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Activations, or terms of such, 16 at a time by a weight whose rows lie across the lanes: as prepared, or turned on
+// the way from rows in place.
+#include <algorithm>
+
+#include "matmul/bf16_terms.hpp"
+#include "matmul/code_rows.hpp"
+#include "matmul/coded_activations.hpp"
+#include "matmul/paths/panels.hpp"
+
+namespace breccia {
+namespace {
+
+constexpr std::int64_t lanes = 16;
+
+// Activations that a kernel comes for; the rest of them are zeros.
+std::int64_t kernel_vectors(std::int64_t used) {
+    for (const std::int64_t count : {1, 2, 3, 4, 8})
+        if (used <= count) return count;
+    return lanes;
+}
+
+// Some of a product's activations, as bfloat16 terms that add up to them: vector t * rows + i is term t of row i. Or
+// codes, as one term, and their scales: [block of the kernel][vector].
+struct LaneActivations {
+    std::int64_t first, rows, terms, vectors;
+    std::vector<std::uint16_t> x;
+    std::vector<float> scales;
+};
+
+// Elements of K that a kernel sums up before it scales.
+std::int64_t block_of(const LaneBlocks& blocks, bool packed) {
+    return blocks.block_quads > 0 ? blocks.block_quads * (packed ? 32 : 16) : std::int64_t{16} << blocks.block_shift;
+}
+
+// The activations, where they are codes and the kernel's blocks, which may become shorter, each lie in one of theirs;
+// else null.
+const ScaledMatrix* codes_that_suit(const Product& product, bool packed, LaneBlocks& blocks) {
+    const ScaledMatrix* a = coded_activations(product);
+    if (a == nullptr) return nullptr;
+    const std::int64_t own = a->grid.block_cols, block = block_of(blocks, packed), quad = packed ? 32 : 16;
+    if (own >= product.k || own % block == 0) return a;
+    if (blocks.scale_step != 0 || block % own != 0 || own % quad != 0) return nullptr;
+    blocks.block_quads = own / quad;
+    return a;
+}
+
+void read_activation_scales(const KernelTable& table, const ScaledMatrix& a, std::int64_t block, LaneActivations& out) {
+    const std::int64_t multiplied = (round_up(a.grid.cols, 32) + block - 1) / block;  // the last ones by zeros
+    out.scales.resize(static_cast<std::size_t>(multiplied * out.vectors));
+    std::vector<float> scratch;
+    for (std::int64_t i = 0; i < out.rows; ++i)
+        read_finer_scales(table, a, out.first + i, block, scratch, out.scales.data() + i, out.vectors);
+}
+
+bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const BF16Kernels& bf16,
+          LaneActivations& out) {
+    const std::int64_t rows = out.rows;
+    out.x.resize(static_cast<std::size_t>(round_up(product.k, 32) * out.vectors));
+    Scratch scratch;
+    const LaneTerms to{.rows = rows,
+                       .terms = out.terms,
+                       .vectors = out.vectors,
+                       .order = packed ? PairOrder::packed : PairOrder::bytes,
+                       .out = out.x.data()};
+    return pack_terms(bf16, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
+        read_activations(product, coded, out.first, rows, k, count, scratch, x, panel_k);
+    });
+}
+
+// Rows of the weight in one call of the kernel, and what it needs besides.
+class LaneGroups {
+public:
+    LaneGroups(const Product& product, const ScaledMatrix& w, const LaneBlocks& blocks)
+        : product_(product),
+          w_(w),
+          blocks_(blocks),
+          scales_(static_cast<std::size_t>(blocks.group_bytes(ScaleType::float32))),
+          zero_points_(static_cast<std::size_t>(w.zero_point != nullptr ? zero_bytes() : 0)) {}
+
+    void multiply(const std::vector<LaneActivations>& passes, std::int64_t begin, std::int64_t end) {
+        for (std::int64_t group = begin; group < end; group += at_once) {
+            const std::int64_t row = group * lanes;
+            const std::int64_t n = std::min(std::min(at_once, end - group) * lanes, w_.grid.rows - row);
+            for (const LaneActivations& a : passes) {
+                if (w_.lane_codes != nullptr)
+                    run_prepared(a, group, n);
+                else
+                    run_rows(a, row, n);
+                for (std::int64_t i = 0; i < a.rows; ++i) write(a, i, row, n);
+            }
+        }
+    }
+
+private:
+    static constexpr std::int64_t at_once = 8;
+
+    [[nodiscard]] std::int64_t quads() const { return quads_of(product_.k, w_.packed); }
+    [[nodiscard]] std::int64_t zero_bytes() const { return blocks_.stored * lanes; }
+
+    void run_prepared(const LaneActivations& a, std::int64_t group, std::int64_t n) {
+        run(a, {.codes = w_.lane_codes + group * quads() * 256,
+                .interleaved = true,
+                .rows = n,
+                .scales = w_.lane_scales + group * blocks_.group_bytes(w_.lane_scale_type),
+                .scale_type = w_.lane_scale_type,
+                .zero_points = w_.zero_point != nullptr ? w_.lane_zero_points + group * zero_bytes() : nullptr,
+                .out = sums_});
+    }
+
+    void run_rows(const LaneActivations& a, std::int64_t row, std::int64_t n) {
+        for (std::int64_t r = 0; r < n; r += lanes)
+            run(a, {.codes = w_.data + (row + r) * w_.row_stride,
+                    .row_stride = w_.row_stride,
+                    .row_bytes = w_.packed ? (product_.k + 1) / 2 : product_.k,
+                    .rows = std::min(lanes, n - r),
+                    .scales = scales_.data(),
+                    .scale_type = scales_of(row + r),
+                    .zero_points = zero_points_of(row + r),
+                    .out = sums_ + r * a.vectors});
+    }
+
+    void run(const LaneActivations& a, LaneProduct p) const {
+        p.quads = quads();
+        p.block_quads = blocks_.block_quads;
+        p.block_shift = blocks_.block_shift;
+        p.scale_step = blocks_.scale_step;
+        p.group_scale_stride = blocks_.group_bytes(p.scale_type);
+        p.group_zero_stride = zero_bytes();
+        p.x_scales = a.scales.empty() ? nullptr : a.scales.data();
+        p.x = a.x.data();
+        p.vectors = a.vectors;
+        product_.table.matmul.bf16->lanes[static_cast<std::size_t>(w_.element)](p);
+    }
+
+    ScaleType scales_of(std::int64_t row) {
+        const KernelTable& table = product_.table;
+        if (is_coded(w_.scale_type) &&
+            interleave_scales(table, w_, blocks_, row, w_.scale_type, scratch_, scales_.data()))
+            return w_.scale_type;
+        interleave_scales(table, w_, blocks_, row, ScaleType::float32, scratch_, scales_.data());
+        return ScaleType::float32;
+    }
+
+    const std::byte* zero_points_of(std::int64_t row) {
+        if (w_.zero_point == nullptr) return nullptr;
+        interleave_zero_points(product_.table, w_, blocks_, row, scratch_, zero_points_.data());
+        return zero_points_.data();
+    }
+
+    void write(const LaneActivations& a, std::int64_t i, std::int64_t row, std::int64_t n) const {
+        float line[at_once * lanes];
+        for (std::int64_t j = 0; j < n; j += lanes) {
+            const float* from = sums_ + j * a.vectors + i * lanes;
+            for (std::int64_t lane = 0; lane < lanes; ++lane) {
+                float sum = from[lane];
+                for (std::int64_t t = 1; t < a.terms; ++t) sum += from[t * a.rows * lanes + lane];
+                line[j + lane] = w_.with_global(sum);
+            }
+        }
+        product_.write(product_.table, a.first + i, row, n, line);
+    }
+
+    const Product& product_;
+    const ScaledMatrix& w_;
+    const LaneBlocks& blocks_;
+    std::vector<std::byte> scales_, zero_points_;
+    alignas(64) float sums_[at_once * lanes * lanes];  // [group][vector][row]
+    Scratch scratch_;
+};
+
+}  // namespace
+
+bool product_in_lanes(const Product& product, const ScaledMatrix& w) {
+    const BF16Kernels* bf16 = product.table.matmul.bf16;
+    if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.element)] == nullptr) return false;
+    // Rows in place are turned for every pass; for one or two activations reading them row by row is quicker.
+    const bool prepared = w.lane_codes != nullptr;
+    const std::int64_t rows = product.total_rows();
+    if (rows < (prepared ? 1 : 3) || rows > bf16->prepared_lane_vectors) return false;
+    std::optional<LaneBlocks> blocks = lane_blocks(w);
+    if (!blocks) return false;
+    const ScaledMatrix* coded = codes_that_suit(product, w.packed, *blocks);
+    const bool one_term = coded != nullptr || product.precision == Precision::fast;
+    const std::int64_t terms = one_term ? 1 : product.a.front().bfloat16_terms();
+    // One activation by codes of a byte is as quick read from rows in place, whose decoding takes fewer instructions.
+    if (rows * terms == 1 && coded == nullptr && !w.packed) return false;
+    // Panels take activations that are codes without their scales, as one term, and short blocks' scales into codes.
+    const bool suits_panels =
+        (coded == nullptr && product.a.front().scaled_along_k() != nullptr) || (terms == 1 && blocks->block_quads == 0);
+    const bool float32_panels = terms > bf16->max_terms;  // which decode packed codes more slowly than that
+    const bool often = (prepared && !suits_panels) || (float32_panels && w.packed);
+    if (rows * terms > (often ? bf16->prepared_lane_vectors : bf16->lane_vectors)) return false;
+    std::vector<LaneActivations> passes;
+    for (std::int64_t first = 0; first < rows; first += passes.back().rows) {
+        const std::int64_t count = std::min(lanes / terms, rows - first);
+        passes.push_back({.first = first,
+                          .rows = count,
+                          .terms = terms,
+                          .vectors = kernel_vectors(count * terms),
+                          .x = {},
+                          .scales = {}});
+        if (!pack(product, coded, w.packed, *bf16, passes.back())) return false;
+        if (coded != nullptr) read_activation_scales(product.table, *coded, block_of(*blocks, w.packed), passes.back());
+    }
+    const std::int64_t group_bytes = quads_of(product.k, w.packed) * 256;
+    parallel_for(
+        (product.n + lanes - 1) / lanes, std::max<std::int64_t>(1, bytes_per_task / group_bytes),
+        [&](std::int64_t begin, std::int64_t end) { LaneGroups(product, w, *blocks).multiply(passes, begin, end); });
+    return true;
+}
+
+}  // namespace breccia

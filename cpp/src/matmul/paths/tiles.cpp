@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Up to 16 activations, or terms of such, by a weight whose rows are read in place, a line of codes of 16 rows at a
+// time: for matrix tiles, which take rows of codes as they lie.
+#include <algorithm>
+#include <bit>
+
+#include "matmul/bf16_terms.hpp"
+#include "matmul/coded_activations.hpp"
+#include "matmul/paths/panels.hpp"
+
+namespace breccia {
+namespace {
+
+constexpr std::int64_t lanes = 16, line = 64, byte_block = 32;
+
+constexpr std::int64_t step_of(bool packed) { return packed ? 2 * line : line; }
+
+// How a kernel is to apply scales: the fields of that name in TileRows.
+struct RowScales {
+    std::int64_t block_steps = 1, blocks_per_scale = 1;
+    bool tile_scales = false;
+    int code_block_shift = 0;
+    bool scale_codes = false;  // as they lie, in the place of numbers
+    // Activations are multiplied by `up` and results by `down`: codes times E4M3 scales come out 2^-112 as large.
+    float up = 1, down = 1;
+};
+
+std::optional<RowScales> row_scales(const ScaledMatrix& w, std::int64_t k) {
+    const std::int64_t own = w.grid.block_cols, step = step_of(w.packed);
+    if (own >= k) return RowScales{.block_steps = panel_k / step, .blocks_per_scale = k};
+    if (own % step == 0) {
+        std::int64_t steps = panel_k / step;
+        while (own / step % steps != 0) --steps;
+        return RowScales{.block_steps = steps, .blocks_per_scale = own / step / steps};
+    }
+    const bool in_place = is_coded(w.scale_type) && w.grid.block_rows == 1 && w.scale_col_stride == 1;
+    const bool powers_of_two = w.scale_type == ScaleType::e8m0;
+    if (!w.packed) {
+        if (own != byte_block) return {};
+        return RowScales{.tile_scales = true, .scale_codes = in_place && powers_of_two};
+    }
+    if ((own != 16 && own != 32 && own != 64) || !in_place) return {};
+    RowScales how{.block_steps = panel_k / step,
+                  .blocks_per_scale = k,
+                  .code_block_shift = std::countr_zero(static_cast<std::uint64_t>(own)),
+                  .scale_codes = true};
+    if (powers_of_two) return powers_of_two_are_ordinary(w) ? std::optional(how) : std::nullopt;
+    if (w.element != format_of<Float4E2M1FN> || !e4m3_scales_are_ordinary(w)) return {};
+    how.up = exp2i(64);
+    how.down = exp2i(112 - 64);
+    return how;
+}
+
+// Whether zero points are what a step of a row has one of.
+bool zero_points_suit(const ScaledMatrix& w, const RowScales& how) {
+    return w.zero_point == nullptr || (w.packed && how.code_block_shift == 0 && zero_points_are_small(w));
+}
+
+// Elements of K whose sums take scales together.
+std::int64_t block_of(const RowScales& how, bool packed) {
+    return (how.tile_scales ? 1 : how.block_steps) * step_of(packed);
+}
+
+// The activations, where they are codes and the kernel's blocks, which may become shorter, each lie in one of theirs;
+// else null.
+const ScaledMatrix* codes_that_suit(const Product& product, bool packed, RowScales& how) {
+    const ScaledMatrix* a = coded_activations(product);
+    if (a == nullptr) return nullptr;
+    const std::int64_t own = a->grid.block_cols, step = step_of(packed);
+    if (own >= product.k || own % block_of(how, packed) == 0) return a;
+    if (how.tile_scales || own % step != 0 || how.block_steps % (own / step) != 0) return nullptr;
+    how.blocks_per_scale *= how.block_steps / (own / step);
+    how.block_steps = own / step;
+    return a;
+}
+
+// Some of a product's activations, as bfloat16 terms that add up to them: vector t * rows + i is term t of row i. Or
+// codes, as one term, and their scales: [block of the kernel][16].
+struct TileActivations {
+    std::int64_t first, rows, terms, vectors;
+    WorkBuffer<std::uint16_t> x;
+    std::vector<float> scales;
+};
+
+// Multiplies numbers by a power of two. False where one is neither zero nor in [2^-40, 2^36]: 2^64 times these,
+// products with the smallest scaled codes and with the smaller terms of a number are not subnormal.
+bool scale_up(float* x, std::int64_t n, float by) {
+    std::uint32_t strange = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+        strange |= out_of_range(x[i], -40, 36);
+        x[i] *= by;
+    }
+    return strange == 0;
+}
+
+bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const RowScales& how, const BF16Kernels& bf16,
+          TileActivations& out) {
+    const std::int64_t rows = out.rows, padded_k = round_up(product.k, step_of(packed));
+    out.x = WorkBuffer<std::uint16_t>(padded_k * out.vectors);
+    const std::int64_t last = product.k / byte_block * byte_block * out.vectors;
+    std::fill(out.x.data() + last, out.x.data() + padded_k * out.vectors, std::uint16_t{0});
+    Scratch scratch;
+    const PairOrder order = packed ? PairOrder::packed : how.tile_scales ? PairOrder::neighbours : PairOrder::runs;
+    const LaneTerms to{.rows = rows, .terms = out.terms, .vectors = out.vectors, .order = order, .out = out.x.data()};
+    bool scaled = true;
+    const bool in_range = pack_terms(bf16, to, product.k, [&](std::int64_t k, std::int64_t count, float* x) {
+        read_activations(product, coded, out.first, rows, k, count, scratch, x, panel_k);
+        for (std::int64_t i = 0; how.up != 1 && i < rows; ++i) scaled &= scale_up(x + i * panel_k, count, how.up);
+    });
+    if (!in_range || !scaled) return false;
+    if (coded != nullptr) {
+        const std::int64_t block = block_of(how, packed);
+        out.scales.resize(static_cast<std::size_t>((product.k + block - 1) / block * lanes));
+        for (std::int64_t i = 0; i < rows; ++i)
+            read_finer_scales(product.table, *coded, out.first + i, block, scratch.scales, out.scales.data() + i,
+                              lanes);
+    }
+    return true;
+}
+
+// A thread's part of the weight.
+class RowsInTiles {
+public:
+    RowsInTiles(const Product& product, const ScaledMatrix& w, const RowScales& how)
+        : product_(product),
+          w_(w),
+          how_(how),
+          scale_stride_(how.scale_codes ? 0 : w.grid.grid_cols() + lanes),
+          scales_(at_once * scale_stride_),
+          zero_points_(static_cast<std::size_t>(w.zero_point != nullptr ? at_once * scale_stride_ : 0)),
+          sums_(at_once * lanes),
+          turned_(at_once * lanes) {}
+
+    void multiply(const std::vector<TileActivations>& passes, std::int64_t begin, std::int64_t end) {
+        for (std::int64_t row = begin; row < end; row += at_once) {
+            const std::int64_t n = std::min(at_once, end - row);
+            for (std::int64_t r = 0; r < n; ++r) {
+                if (!how_.scale_codes) read_row_scales(row + r, scales_.data() + r * scale_stride_);
+                if (w_.zero_point != nullptr)
+                    read_zero_points(w_, row + r, zero_points_.data() + r / lanes * lanes * scale_stride_ + r % lanes,
+                                     lanes);
+            }
+            for (const TileActivations& a : passes) {
+                run(a, row, n);
+                write(a, row, n);
+            }
+        }
+    }
+
+private:
+    static constexpr std::int64_t at_once = 64;
+
+    // Zeros after the last, for codes past the end: they are zeros too.
+    void read_row_scales(std::int64_t row, float* out) {
+        const std::int64_t count = w_.grid.grid_cols();
+        read_scales(product_.table, w_, row / w_.grid.block_rows, 0, count, out);
+        std::fill_n(out + count, lanes, 0.0F);
+    }
+
+    void run(const TileActivations& a, std::int64_t row, std::int64_t n) {
+        product_.table.matmul.bf16->rows_in_tiles[static_cast<std::size_t>(w_.element)](
+            {.codes = w_.data + row * w_.row_stride,
+             .row_stride = w_.row_stride,
+             .row_bytes = w_.packed ? (product_.k + 1) / 2 : product_.k,
+             .rows = n,
+             .scales = scales_.data(),
+             .scale_stride = scale_stride_,
+             .scales_of_row = w_.grid.grid_cols(),
+             .block_steps = how_.block_steps,
+             .blocks_per_scale = how_.blocks_per_scale,
+             .tile_scales = how_.tile_scales,
+             .code_block_shift = how_.code_block_shift,
+             .scale_codes = how_.scale_codes
+                                ? reinterpret_cast<const std::uint8_t*>(w_.scale) + row * w_.scale_row_stride
+                                : nullptr,
+             .scale_code_stride = how_.scale_codes ? w_.scale_row_stride : 0,
+             .scale_type = w_.scale_type,
+             .zero_points = w_.zero_point != nullptr ? zero_points_.data() : nullptr,
+             .x_scales = a.scales.empty() ? nullptr : a.scales.data(),
+             .x = a.x.data(),
+             .vectors = a.vectors,
+             .out = sums_.data()});
+        for (std::int64_t r = 0; r < n; r += lanes)
+            product_.table.matmul.transpose(sums_.data() + r * lanes, lanes, turned_.data() + r, at_once);
+    }
+
+    void write(const TileActivations& a, std::int64_t row, std::int64_t n) {
+        for (std::int64_t i = 0; i < a.rows; ++i) {
+            float* sums = turned_.data() + i * at_once;
+            for (std::int64_t r = 0; r < n; ++r) {
+                for (std::int64_t t = 1; t < a.terms; ++t) sums[r] += sums[t * a.rows * at_once + r];
+                sums[r] = w_.with_global(sums[r] * how_.down);
+            }
+            product_.write(product_.table, a.first + i, row, n, sums);
+        }
+    }
+
+    const Product& product_;
+    const ScaledMatrix& w_;
+    const RowScales& how_;
+    std::int64_t scale_stride_;
+    WorkBuffer<float> scales_;
+    std::vector<std::uint8_t> zero_points_;  // zeros for rows past the end: they are looked up
+    WorkBuffer<float> sums_, turned_;
+};
+
+}  // namespace
+
+bool rows_in_tiles(const Product& product, const ScaledMatrix& w) {
+    const BF16Kernels* bf16 = product.table.matmul.bf16;
+    if (bf16 == nullptr || bf16->rows_in_tiles[static_cast<std::size_t>(w.element)] == nullptr) return false;
+    if (product.k == 0 || w.col_stride != 1 || w.packed != is_packed(w.element)) return false;
+    const std::int64_t rows = product.total_rows();
+    // Before all scales are looked at.
+    if (rows > 2 * lanes || rows * product.a.front().bfloat16_terms() < 3) return false;
+    std::optional<RowScales> how = row_scales(w, product.k);
+    if (!how || !zero_points_suit(w, *how)) return false;
+    const ScaledMatrix* coded = codes_that_suit(product, w.packed, *how);
+    const bool one_term = coded != nullptr || product.precision == Precision::fast;
+    const std::int64_t terms = one_term ? 1 : product.a.front().bfloat16_terms();
+    // A row at a time is quicker for one or two activations; panels are for more than two passes take, or for more than
+    // one where they take the activations as one term.
+    const std::int64_t at_once = lanes / terms;
+    const bool suits_panels = terms == 1 || product.a.front().scaled_along_k() != nullptr;
+    if (rows * terms < 3 || rows > (suits_panels ? at_once : 2 * at_once)) return false;
+    std::vector<TileActivations> passes;
+    for (std::int64_t first = 0; first < rows; first += at_once) {
+        const std::int64_t count = std::min(at_once, rows - first);
+        passes.push_back(
+            {.first = first, .rows = count, .terms = terms, .vectors = count * terms, .x = {}, .scales = {}});
+        if (!pack(product, coded, w.packed, *how, *bf16, passes.back())) return false;
+    }
+    constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
+    parallel_for((product.n + lanes - 1) / lanes,
+                 std::max<std::int64_t>(1, bytes_per_task / std::max<std::int64_t>(1, lanes * w.row_stride)),
+                 [&](std::int64_t begin, std::int64_t end) {
+                     RowsInTiles(product, w, *how).multiply(passes, begin * lanes, std::min(end * lanes, product.n));
+                 });
+    return true;
+}
+
+}  // namespace breccia

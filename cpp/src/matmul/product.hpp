@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The drivers of the matmul kernels: what matmul.cpp has checked, cut into panels.
+#pragma once
+
+#include "breccia/ops.hpp"
+#include "matmul/interleaved.hpp"
+#include "matmul/operand_rows.hpp"
+#include "tensor/output.hpp"
+
+namespace breccia {
+
+/// Matrices of activations that meet one weight: c[i] = a[i] @ w^T for every i, `m` rows each.
+struct Product {
+    const KernelTable& table;  // the caller's: a worker thread has no BackendScope
+    std::vector<Rows> a;
+    std::vector<OutputMatrix> c;
+    std::int64_t m = 0, n = 0, k = 0;
+    Precision precision = Precision::exact;
+
+    [[nodiscard]] std::int64_t total_rows() const { return static_cast<std::int64_t>(a.size()) * m; }
+    /// Elements [at, at + count) of `rows` activations, counted over all matrices, to rows of `out` `stride` apart.
+    void read(const KernelTable& table, std::int64_t row, std::int64_t rows, std::int64_t at, std::int64_t count,
+              Scratch& scratch, float* out, std::int64_t stride) const;
+    /// Where `rows` activations' products [begin, begin + count) can be written as numbers of that type, rows `stride`
+    /// elements apart, or null.
+    void* in_place(DType dtype, std::int64_t row, std::int64_t rows, std::int64_t begin, std::int64_t count,
+                   std::int64_t& stride) const;
+    /// Products [begin, begin + count) of an activation.
+    void write(const KernelTable& table, std::int64_t row, std::int64_t begin, std::int64_t count,
+               const float* x) const;
+};
+
+/// 1 where a number is neither zero nor in [2^lowest, 2^highest], else 0. In integers and without branches, so that
+/// compilers turn loops of it into vectors.
+constexpr std::uint32_t out_of_range(float x, int lowest, int highest) {
+    const std::uint32_t least = bits_of(exp2i(lowest)), span = bits_of(exp2i(highest)) - least;
+    const std::uint32_t magnitude = bits_of(x) & f32_abs_mask;
+    return static_cast<std::uint32_t>(magnitude != 0) & static_cast<std::uint32_t>(magnitude - least > span);
+}
+
+/// Which of the drivers below multiplies such operands: it is tried out.
+std::string_view matmul_way(const Operand& a, const Operand& b);
+
+/// Codes that are small integers, in place, by one or two activations as integers. False as below.
+bool gemv_integers(const Product& product, const ScaledMatrix& w);
+
+/// Reads packed weights in place for a few activations. False, with nothing written, where the layout, the format, the
+/// machine or the activations' range do not allow that.
+bool gemv_bf16(const Product& product, const ScaledMatrix& w);
+
+/// A row of weights to each lane, for up to 16 activations. False as above.
+bool product_in_lanes(const Product& product, const ScaledMatrix& w);
+
+/// Rows of codes in place by tiles of up to 16 activations. False as above.
+bool rows_in_tiles(const Product& product, const ScaledMatrix& w);
+
+/// Dequantizes one weight row at a time.
+void gemv_f32(const Product& product, const Rows& w);
+
+/// Panels of codes decoded to bfloat16, scales applied to sums. False as above.
+bool gemm_bf16(const Product& product, const ScaledMatrix& w);
+
+/// Panels dequantized to float32: any operands.
+void gemm_f32(const Product& product, const Rows& w);
+
+}  // namespace breccia

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <bit>
+
+#include "breccia/error.hpp"
+#include "breccia/formats.hpp"
+#include "breccia/ops.hpp"
+#include "quantize/hadamard.hpp"
+#include "quantize/quantizer.hpp"
+#include "runtime/threads.hpp"
+
+namespace breccia {
+namespace {
+
+class NumberSource final : public RowSource {
+public:
+    explicit NumberSource(const Array& x) : x_(x), batch_(batch_shape(x.shape)), kernels_(kernels()) {}
+
+    const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
+                      Scratch& scratch) const override {
+        return number_matrix(x_, -1, batch_, matrix).read(kernels_, row, begin, n, scratch.values);
+    }
+
+private:
+    const Array& x_;
+    Shape batch_;
+    const KernelTable& kernels_;
+};
+
+void check_options(const CastOptions& options, const Recipe& recipe, const BlockGrid& grid) {
+    const std::string name(recipe.name);
+    const bool whole = recipe.layout.kind == LayoutKind::per_tensor;
+    if (options.factor && !whole) throw_value("factor needs a recipe of one scale per tensor, got " + name);
+    const bool rows = recipe.layout.kind == LayoutKind::per_block_k || recipe.layout.kind == LayoutKind::per_block_mn;
+    if (options.square_blocks && (!rows || grid.block_rows != 1))
+        throw_value("square_blocks needs a recipe whose blocks lie along rows, got " + name);
+}
+
+void check_hadamard(std::int64_t block, const Shape& shape) {
+    if (block < 2 || block > 1024 || !std::has_single_bit(static_cast<std::uint64_t>(block)))
+        throw_value("hadamard_block must be a power of two between 2 and 1024, got " + std::to_string(block));
+    if (shape.empty() || shape.back() % block != 0)
+        throw_value("Hadamard requires x.shape[-1] to be divisible by " + std::to_string(block) + ", got x.shape " +
+                    to_string(shape));
+}
+
+}  // namespace
+
+CastPlan plan_cast(const Shape& shape, const Recipe& recipe) {
+    const std::string name(recipe.name);
+    const Layout& layout = recipe.layout;
+    if (shape.empty()) throw_value(name + " requires x.ndim >= 1, got 0");
+    if (layout.kind != LayoutKind::per_tensor && shape.size() < 2)
+        throw_value(name + " requires x.ndim >= 2, got " + std::to_string(shape.size()));
+    const BlockGrid grid = layout.grid(shape);
+    if (!recipe.ragged && grid.cols % grid.block_cols != 0)
+        throw_value(name + " requires x.shape[-1] to be divisible by " + std::to_string(grid.block_cols) +
+                    ", got x.shape " + to_string(shape));
+    element_count(shape, sizeof(double));
+    CastPlan plan;
+    plan.data_shape = shape;
+    if (is_packed(recipe.element)) plan.data_shape.back() = (shape.back() + 1) / 2;
+    plan.data_type = ElementType::uint8();
+    plan.scale_shape = layout.scale_shape(shape);
+    plan.scale_type = element_type(recipe.scale);
+    plan.has_zero_point = recipe.has_zero_point();
+    plan.zero_point_type = info(recipe.element).lowest < 0 ? ElementType::int8() : ElementType::uint8();
+    plan.has_global_scale = recipe.two_level;
+    return plan;
+}
+
+CastOutput allocate(const CastPlan& plan) {
+    CastOutput out{.data = Array::allocate(plan.data_type, plan.data_shape),
+                   .scale = Array::allocate(plan.scale_type, plan.scale_shape),
+                   .zero_point = std::nullopt,
+                   .global_scale = std::nullopt};
+    if (plan.has_zero_point) out.zero_point = Array::allocate(plan.zero_point_type, plan.scale_shape);
+    if (plan.has_global_scale) out.global_scale = Array::allocate(DType::float32, plan.global_scale_shape);
+    return out;
+}
+
+void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out, const CastOptions& options) {
+    if (!x.type.is_number())
+        throw_type("x must be a float32, float64, float16 or bfloat16 array, got dtype " + x.type.name());
+    check_options(options, recipe, recipe.layout.grid(x.shape));
+    const NumberSource source(x);
+    if (options.hadamard_block == 0) return quantize(source, x.shape, recipe, out, options);
+    check_hadamard(options.hadamard_block, x.shape);
+    quantize(HadamardSource(source, options.hadamard_block, options.hadamard_seed), x.shape, recipe, out, options);
+}
+
+ScaledTensor cast(const Array& x, const Recipe& recipe, const CastOptions& options) {
+    CastOutput out = allocate(plan_cast(x.shape, recipe));
+    cast_into(x, recipe, out, options);
+    return assemble(std::move(out), recipe, x.shape, x.type.dtype());
+}
+
+void encode(std::span<const float> x, Format format, std::span<std::uint8_t> codes) {
+    if (x.size() != codes.size())
+        throw_value("codes must have the length of x, " + std::to_string(x.size()) + ", got " +
+                    std::to_string(codes.size()));
+    const auto& kernel = kernels()[format];
+    parallel_for(static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
+        const BlockScale unit{.multiply = true};
+        kernel.encode(x.data() + begin, end - begin, unit, codes.data() + begin, 0, false);
+    });
+}
+
+void decode(std::span<const std::uint8_t> codes, Format format, std::span<float> x) {
+    if (x.size() != codes.size())
+        throw_value("x must have the length of codes, " + std::to_string(codes.size()) + ", got " +
+                    std::to_string(x.size()));
+    const auto& kernel = kernels()[format];
+    parallel_for(static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
+        const float unit = 1;
+        kernel.dequantize({.codes = codes.data() + begin,
+                           .begin = 0,
+                           .count = end - begin,
+                           .block = end - begin,
+                           .scales = &unit,
+                           .out = x.data() + begin});
+    });
+}
+
+void pack(std::span<const std::uint8_t> codes, std::span<std::uint8_t> packed) {
+    if (packed.size() != (codes.size() + 1) / 2)
+        throw_value("packed must have " + std::to_string((codes.size() + 1) / 2) + " bytes, got " +
+                    std::to_string(packed.size()));
+    for (std::size_t i = 0; i < packed.size(); ++i) {
+        const unsigned high = 2 * i + 1 < codes.size() ? codes[2 * i + 1] & 15U : 0U;
+        packed[i] = static_cast<std::uint8_t>((codes[2 * i] & 15U) | high << 4);
+    }
+}
+
+void unpack(std::span<const std::uint8_t> packed, std::span<std::uint8_t> codes) {
+    if (packed.size() != (codes.size() + 1) / 2)
+        throw_value("packed must have " + std::to_string((codes.size() + 1) / 2) + " bytes for " +
+                    std::to_string(codes.size()) + " codes, got " + std::to_string(packed.size()));
+    for (std::size_t i = 0; i < codes.size(); ++i)
+        codes[i] = static_cast<std::uint8_t>(i % 2 != 0 ? packed[i / 2] >> 4 : packed[i / 2] & 15);
+}
+
+}  // namespace breccia

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+
+#include "breccia/error.hpp"
+#include "breccia/ops.hpp"
+#include "quantize/quantizer.hpp"
+#include "runtime/threads.hpp"
+#include "tensor/output.hpp"
+
+namespace breccia {
+
+void dequantize_into(const ScaledTensor& scaled, const Array& out) {
+    const Shape& shape = scaled.shape();
+    check_output(out, shape);
+    check_no_overlap(out, scaled.data());
+    check_no_overlap(out, scaled.scale());
+    if (scaled.zero_point()) check_no_overlap(out, *scaled.zero_point());
+    if (scaled.global_scale()) check_no_overlap(out, *scaled.global_scale());
+    const KernelTable& table = kernels();
+    const Shape batch = batch_shape(shape);
+    const BlockGrid grid = scaled.layout().grid(shape);
+    constexpr std::int64_t piece = 4096;
+    const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid.cols, 1));
+    const bool has_kernel = out.type.dtype() != DType::float64;
+    parallel_for(element_count(batch) * grid.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+        Scratch scratch;
+        ScaledMatrix matrix;
+        OutputMatrix target;
+        for (std::int64_t i = begin; i < end; ++i) {
+            const std::int64_t index = i / grid.rows, row = i % grid.rows;
+            if (i == begin || row == 0) {
+                matrix = scaled_matrix(scaled, batch, index);
+                target = output_matrix(out, scaled.layout().axis, batch, index);
+            }
+            for (std::int64_t col = 0; col < grid.cols; col += piece) {
+                const std::int64_t n = std::min(piece, grid.cols - col);
+                void* direct = has_kernel ? target.in_place(row, col, n) : nullptr;
+                if (direct != nullptr) {
+                    matrix.read(table, row, col, n, scratch, direct, target.dtype);
+                } else {
+                    scratch.values.resize(piece);
+                    matrix.read(table, row, col, n, scratch, scratch.values.data());
+                    target.write(table, row, col, n, scratch.values.data());
+                }
+            }
+        }
+    });
+}
+
+Array dequantize(const ScaledTensor& scaled, DType dtype) {
+    Array out = Array::allocate(dtype, scaled.shape());
+    dequantize_into(scaled, out);
+    return out;
+}
+
+}  // namespace breccia

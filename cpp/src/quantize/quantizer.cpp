@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "quantize/quantizer.hpp"
+
+#include <algorithm>
+#include <mutex>
+
+#include "quantize/scale_choice.hpp"
+#include "runtime/threads.hpp"
+#include "runtime/workspace.hpp"
+
+namespace breccia {
+namespace {
+
+class Quantizer {
+public:
+    Quantizer(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out,
+              const CastOptions& options)
+        : source_(source),
+          recipe_(recipe),
+          out_(out),
+          kernels_(kernels()),
+          format_(kernels_[recipe.element]),
+          grid_(recipe.layout.grid(shape)),
+          matrices_(element_count(batch_shape(shape))),
+          packed_(is_packed(recipe.element)),
+          row_bytes_(packed_ ? (grid_.cols + 1) / 2 : grid_.cols),
+          factor_(options.factor),
+          stored_grid_(grid_),
+          choice_(source, kernels_, recipe, params_) {
+        if (options.square_blocks) grid_.block_rows = grid_.block_cols;
+        if (options.seed) key_.emplace(*options.seed, RandomStream::rounding);
+        params_.rule = recipe.rule;
+        params_.type = recipe.scale;
+        params_.search = recipe.search;
+        params_.margin_factor = exp2i(recipe.margin);
+        params_.two_level = recipe.two_level;
+    }
+
+    void run() {
+        if (out_.global_scale) set_global_scale(*out_.global_scale->as<float>());
+        if (recipe_.layout.kind == LayoutKind::per_tensor) return quantize_whole();
+        in_rows() ? quantize_rows() : quantize_tiles();
+    }
+
+private:
+    [[nodiscard]] bool in_rows() const {
+        const bool whole_bytes = !packed_ || grid_.block_cols % 2 == 0;
+        return grid_.block_rows == 1 && grid_.cols > 0 && grid_.block_cols <= 2 * piece_cols && whole_bytes && !key_;
+    }
+    [[nodiscard]] std::uint8_t* row_codes(std::int64_t matrix, std::int64_t row) const {
+        return out_.data.as<std::uint8_t>() + (matrix * grid_.rows + row) * row_bytes_;
+    }
+    [[nodiscard]] std::int64_t block_index(std::int64_t matrix, std::int64_t block_row) const {
+        return (matrix * stored_grid_.grid_rows() + block_row) * grid_.grid_cols();
+    }
+    [[nodiscard]] std::byte* scale_at(std::int64_t block) const {
+        return out_.scale.as<std::byte>() + block * static_cast<std::int64_t>(out_.scale.type.size());
+    }
+    [[nodiscard]] std::uint8_t* zero_point_at(std::int64_t block) const {
+        return out_.zero_point ? out_.zero_point->as<std::uint8_t>() + block : nullptr;
+    }
+
+    template <class F>
+    void for_each_row(F body) const {
+        const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid_.cols, 1));
+        parallel_for(matrices_ * grid_.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+            Scratch scratch;
+            for (std::int64_t i = begin; i < end; ++i)
+                body(BlockRange{i / grid_.rows, i % grid_.rows, i % grid_.rows + 1, 0, grid_.cols}, scratch);
+        });
+    }
+
+    BlockStats tensor_stats() const {
+        BlockStats total;
+        std::mutex mutex;
+        for_each_row([&](const BlockRange& row, Scratch& scratch) {
+            const BlockStats stats = choice_.stats_of(row, scratch);
+            const std::lock_guard lock(mutex);
+            merge(total, stats);
+        });
+        return total;
+    }
+
+    // The same, keeping each block's amax for its scale: reading the tensor leaves time for more than one maximum.
+    BlockStats measure_blocks() {
+        amax_bits_ = WorkBuffer<std::int32_t>(matrices_ * grid_.rows * grid_.grid_cols());
+        BlockStats total;
+        std::mutex mutex;
+        for_each_run([&](const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) {
+            const std::int32_t most = kernels_.block_amax(
+                x, count, grid_.block_cols, amax_bits_.data() + block_index(row.matrix, row.begin_row) + block);
+            const auto bits = static_cast<std::uint32_t>(most);
+            const BlockStats stats = bits < f32_infinity_bits ? BlockStats{.amax_bits = bits}
+                                                              : kernels_.stats(x, count * grid_.block_cols, false);
+            const std::lock_guard lock(mutex);
+            merge(total, stats);
+        });
+        return total;
+    }
+
+    // TransformerEngine's compute_global_encode_scaling_factor_FP4, and torchao's per_tensor_amax_to_scale for the
+    // number that is stored.
+    void set_global_scale(float& global_scale) {
+        const float amax = float_from_bits(
+            (in_rows() && grid_.block_cols % amax_lanes == 0 ? measure_blocks() : tensor_stats()).amax_bits);
+        constexpr float range = Float8E4M3FN::max * Float4E2M1FN::max;
+        const float encode = range / amax;
+        if (amax == 0) {
+            params_.global_encode = params_.global_scale = 1;
+        } else if (!is_finite(encode)) {  // a tensor of subnormals
+            params_.global_encode = std::numeric_limits<float>::max();
+            params_.global_scale = 1 / params_.global_encode;
+        } else {
+            params_.global_encode = encode;
+            params_.global_scale = amax / range;
+        }
+        global_scale = recipe_.global_divides ? params_.global_encode : params_.global_scale;
+    }
+
+    void write_scale(std::int64_t block, const BlockScale& s) const {
+        std::byte* p = scale_at(block);
+        for (std::size_t i = 0; i < out_.scale.type.size(); ++i) p[i] = static_cast<std::byte>(s.stored >> 8 * i);
+        if (auto* zero_point = zero_point_at(block))
+            *zero_point = static_cast<std::uint8_t>(static_cast<int>(s.zero_point));
+    }
+
+    // Elements [col, col + n) of a row, under one scale.
+    void encode_run(const float* x, std::int64_t n, const BlockScale& s, std::int64_t matrix, std::int64_t row,
+                    std::int64_t col) const {
+        std::uint8_t* codes = row_codes(matrix, row);
+        if (!key_) return format_.encode(x, n, s, codes, col, packed_);
+        const auto first = static_cast<std::uint32_t>((matrix * grid_.rows + row) * grid_.cols + col);
+        format_.encode_stochastic(x, n, s, *key_, first, codes, col, packed_);
+    }
+
+    void encode(const BlockRange& b, const BlockScale& s, Scratch& scratch) const {
+        source_.for_each_piece(b, scratch, [&](const float* x, std::int64_t row, std::int64_t col, std::int64_t n) {
+            encode_run(x, n, s, b.matrix, row, col);
+        });
+    }
+
+    // One scale for the whole tensor: statistics of every row, then every row's codes.
+    void quantize_whole() const {
+        if (factor_) {
+            const float scale = 1 / *factor_;
+            return encode_whole({.stored = bits_of(scale), .factor = *factor_, .multiply = true, .decoded = scale});
+        }
+        encode_whole(choice_.best(tensor_stats(), [&](const BlockScale& s) { return tensor_error(s); }));
+    }
+
+    void encode_whole(const BlockScale& s) const {
+        write_scale(0, s);
+        for_each_row([&](const BlockRange& row, Scratch& scratch) { encode(row, s, scratch); });
+    }
+
+    // Rows are added in order whichever thread computed them.
+    double tensor_error(const BlockScale& s) const {
+        std::vector<double> errors(static_cast<std::size_t>(matrices_ * grid_.rows));
+        for_each_row([&](const BlockRange& row, Scratch& scratch) {
+            errors[static_cast<std::size_t>(row.matrix * grid_.rows + row.begin_row)] =
+                choice_.squared_error(row, s, scratch);
+        });
+        double total = 0;
+        for (const double error : errors) total += error;
+        return total;
+    }
+
+    // Calls body(row, first block, blocks, values) for runs of blocks along each row.
+    template <class F>
+    void for_each_run(F body) const {
+        const std::int64_t blocks = grid_.grid_cols();
+        const std::int64_t step = std::max<std::int64_t>(1, piece_cols / grid_.block_cols);
+        for_each_row([&](const BlockRange& row, Scratch& scratch) {
+            for (std::int64_t block = 0; block < blocks; block += step) {
+                const std::int64_t count = std::min(step, blocks - block);
+                const std::int64_t col = block * grid_.block_cols;
+                body(row, block, count,
+                     source_.read(row.matrix, row.begin_row, col, count * grid_.block_cols, scratch));
+            }
+        });
+    }
+
+    // Blocks along a row: one pass over the data.
+    void quantize_rows() const {
+        for_each_run([&](const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) {
+            if (source_.may_be_exact())
+                keep_or_quantize(row, block, count, x);
+            else
+                quantize_blocks(row, block, count, x);
+        });
+    }
+
+    void quantize_blocks(const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) const {
+        const std::int64_t index = block_index(row.matrix, row.begin_row) + block, col = block * grid_.block_cols;
+        format_.quantize_row({.x = x,
+                              .blocks = count,
+                              .block = grid_.block_cols,
+                              .params = params_,
+                              .amax_bits = amax_bits_.data() == nullptr ? nullptr : amax_bits_.data() + index,
+                              .codes = row_codes(row.matrix, row.begin_row) + (packed_ ? col / 2 : col),
+                              .scales = scale_at(index),
+                              .zero_points = zero_point_at(index)});
+    }
+
+    void keep_or_quantize(const BlockRange& row, std::int64_t first, std::int64_t count, const float* x) const {
+        const std::int64_t size = grid_.block_cols;
+        std::int64_t done = 0;
+        for (std::int64_t j = 0; j < count; ++j) {
+            const float* values = x + j * size;
+            const std::int64_t col = (first + j) * size;
+            const auto amax_bits = [&]() -> std::optional<std::uint32_t> {
+                const BlockStats stats = kernels_.stats(values, size, false);
+                return stats.has_nan || stats.has_infinity ? std::nullopt : std::optional(stats.amax_bits);
+            };
+            const auto kept =
+                choice_.exact_scale({row.matrix, row.begin_row, row.end_row, col, col + size}, *values, amax_bits,
+                                    [&](const BlockScale& s) { return format_.keeps(values, size, s); });
+            if (!kept) continue;
+            quantize_blocks(row, first + done, j - done, x + done * size);
+            write_scale(block_index(row.matrix, row.begin_row) + first + j, *kept);
+            encode_run(values, size, *kept, row.matrix, row.begin_row, col);
+            done = j + 1;
+        }
+        quantize_blocks(row, first + done, count - done, x + done * size);
+    }
+
+    // Blocks of several rows, long blocks, odd blocks of packed codes, and stochastic rounding. A band of
+    // blocks is worked through row by row, a few thousand columns at a time: rows are read in long runs, and are still
+    // in a cache when they are encoded.
+    void quantize_tiles() const {
+        constexpr std::int64_t cached_cols = 4096;
+        const std::int64_t grid_rows = grid_.grid_rows(), grid_cols = grid_.grid_cols();
+        const std::int64_t per_unit = std::max<std::int64_t>(1, std::min(grid_.block_rows, grid_.rows) * grid_.cols);
+        const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / per_unit);
+        const std::int64_t step = std::max<std::int64_t>(1, cached_cols / std::max<std::int64_t>(1, grid_.block_cols));
+        parallel_for(matrices_ * grid_rows, grain, [&](std::int64_t begin, std::int64_t end) {
+            Scratch scratch;
+            std::vector<BlockScale> scales;
+            for (std::int64_t i = begin; i < end; ++i) {
+                const std::int64_t matrix = i / grid_rows, block_row = i % grid_rows;
+                for (std::int64_t block = 0; block < grid_cols; block += step) {
+                    const std::int64_t count = std::min(step, grid_cols - block);
+                    choose_scales(matrix, block_row, block, count, scratch, scales);
+                    const BlockRange b = range_of(matrix, block_row, block, count);
+                    for (std::int64_t r = b.begin_row; r < b.end_row; r += stored_grid_.block_rows)
+                        for (std::int64_t j = 0; j < count; ++j)
+                            write_scale(block_index(matrix, r / stored_grid_.block_rows) + block + j,
+                                        scales[static_cast<std::size_t>(j)]);
+                    encode_tiles(b, scales, scratch);
+                }
+            }
+        });
+    }
+
+    // The rows and columns of `count` blocks side by side.
+    [[nodiscard]] BlockRange range_of(std::int64_t matrix, std::int64_t block_row, std::int64_t block,
+                                      std::int64_t count) const {
+        const std::int64_t row = block_row * grid_.block_rows, col = block * grid_.block_cols;
+        return {.matrix = matrix,
+                .begin_row = row,
+                .end_row = row + std::min(grid_.block_rows, grid_.rows - row),
+                .begin_col = col,
+                .end_col = col + std::min(count * grid_.block_cols, grid_.cols - col)};
+    }
+
+    void choose_scales(std::int64_t matrix, std::int64_t block_row, std::int64_t block, std::int64_t count,
+                       Scratch& scratch, std::vector<BlockScale>& scales) const {
+        scales.resize(static_cast<std::size_t>(count));
+        const bool amax_decides = choice_.amax_decides();
+        std::vector<std::int32_t>& amax = scratch.amax;
+        if (amax_decides) {
+            amax.assign(static_cast<std::size_t>(count * amax_lanes), 0);
+            const BlockRange b = range_of(matrix, block_row, block, count);
+            for (std::int64_t row = b.begin_row; row < b.end_row; ++row) {
+                const std::int64_t n = b.end_col - b.begin_col;
+                kernels_.fold_amax(source_.read(matrix, row, b.begin_col, n, scratch), n, grid_.block_cols,
+                                   amax.data());
+            }
+        }
+        for (std::int64_t j = 0; j < count; ++j) {
+            BlockScale& s = scales[static_cast<std::size_t>(j)];
+            const auto bits = [&] {
+                const auto first = amax.begin() + j * amax_lanes;
+                return static_cast<std::uint32_t>(*std::max_element(first, first + amax_lanes));
+            };
+            const BlockRange b = range_of(matrix, block_row, block + j, 1);
+            if (amax_decides && bits() < f32_infinity_bits)
+                s = choice_.choose(b, bits(), scratch);
+            else
+                s = choice_.choose(b, scratch);
+        }
+    }
+
+    void encode_tiles(const BlockRange& b, const std::vector<BlockScale>& scales, Scratch& scratch) const {
+        source_.for_each_piece(b, scratch, [&](const float* x, std::int64_t row, std::int64_t col, std::int64_t n) {
+            for (std::int64_t end = col + n; col < end;) {
+                const std::int64_t block = col / grid_.block_cols;
+                const std::int64_t part = std::min((block + 1) * grid_.block_cols, end) - col;
+                const auto& s = scales[static_cast<std::size_t>(block - b.begin_col / grid_.block_cols)];
+                encode_run(x, part, s, b.matrix, row, col);
+                x += part, col += part;
+            }
+        });
+    }
+
+    const RowSource& source_;
+    const Recipe& recipe_;
+    const CastOutput& out_;
+    const KernelTable& kernels_;
+    const FormatKernels& format_;
+    BlockGrid grid_;
+    std::int64_t matrices_;
+    bool packed_;
+    std::int64_t row_bytes_;
+    std::optional<float> factor_;
+    BlockGrid stored_grid_;         // of the scales; finer than grid_ where a square's rows each store one
+    std::optional<RandomKey> key_;  // of stochastic rounding
+    ScaleParams params_;
+    ScaleChoice choice_;
+    WorkBuffer<std::int32_t> amax_bits_;  // of every block, where the pass for the global scale took them
+};
+
+}  // namespace
+
+ScaledTensor assemble(CastOutput out, const Recipe& recipe, const Shape& shape, DType original_dtype) {
+    return {std::move(out.data),
+            std::move(out.scale),
+            recipe,
+            recipe.layout,
+            {.zero_point = std::move(out.zero_point),
+             .global_scale = std::move(out.global_scale),
+             .shape = shape,
+             .original_dtype = original_dtype}};
+}
+
+void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out,
+              const CastOptions& options) {
+    Quantizer(source, shape, recipe, out, options).run();
+}
+
+}  // namespace breccia

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loop behind cast and requantize: rows of float32 from any source, quantized block by block.
+#pragma once
+
+#include <algorithm>
+
+#include "breccia/ops.hpp"
+#include "tensor/matrix_view.hpp"
+
+namespace breccia {
+
+/// Rows [begin_row, end_row) by columns [begin_col, end_col) of one matrix.
+struct BlockRange {
+    std::int64_t matrix = 0, begin_row = 0, end_row = 0, begin_col = 0, end_col = 0;
+};
+
+/// Scales under which a block may keep every value.
+struct ExactScales {
+    std::optional<float> own;   ///< that of the one source block which holds it all
+    bool power_of_two = false;  ///< the smallest that nothing exceeds
+};
+
+/// Long runs go through the kernels in pieces that stay in the first-level cache.
+inline constexpr std::int64_t piece_cols = 4096;
+
+class RowSource {
+public:
+    virtual ~RowSource() = default;
+    /// Elements [begin, begin + n) of a row, valid until the next call with the same scratch.
+    virtual const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
+                              Scratch& scratch) const = 0;
+    /// Calls body(values, row, first column, count) for every piece of a block.
+    template <class F>
+    void for_each_piece(const BlockRange& b, Scratch& scratch, F body) const {
+        for (std::int64_t row = b.begin_row; row < b.end_row; ++row)
+            for (std::int64_t col = b.begin_col; col < b.end_col; col += piece_cols) {
+                const std::int64_t n = std::min(piece_cols, b.end_col - col);
+                body(read(b.matrix, row, col, n, scratch), row, col, n);
+            }
+    }
+    /// Whether blocks may have exact scales, to be tried before the recipe's rule.
+    [[nodiscard]] virtual bool may_be_exact() const { return false; }
+    [[nodiscard]] virtual ExactScales exact_scales(const BlockRange& /*block*/) const { return {}; }
+};
+
+/// `shape` is the tensor's; `out` has the shapes of plan_cast(shape, recipe).
+void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out,
+              const CastOptions& options = {});
+
+/// What was written to `out`, as a tensor of that shape in the recipe's own layout.
+ScaledTensor assemble(CastOutput out, const Recipe& recipe, const Shape& shape, DType original_dtype);
+
+/// Elements worth giving to a thread of their own.
+inline constexpr std::int64_t parallel_grain = 1 << 16;
+
+}  // namespace breccia

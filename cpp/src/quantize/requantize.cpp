@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "breccia/error.hpp"
+#include "breccia/ops.hpp"
+#include "quantize/quantizer.hpp"
+
+namespace breccia {
+namespace {
+
+class ScaledSource final : public RowSource {
+public:
+    ScaledSource(const ScaledTensor& scaled, const Recipe& recipe) : axis_(scaled.layout().axis), kernels_(kernels()) {
+        const Shape batch = batch_shape(scaled.shape());
+        for (std::int64_t i = 0; i < element_count(batch); ++i) stored_.push_back(scaled_matrix(scaled, batch, i));
+        const FormatInfo &from = info(scaled.recipe().element), &to = info(recipe.element);
+        const bool integers = from.family == CodecFamily::integer && to.family == CodecFamily::integer;
+        const bool floats = from.family == CodecFamily::minifloat && to.family == CodecFamily::minifloat;
+        // A target grid with fewer mantissa bits, or coarser integers, holds a block only by luck.
+        floats_ = to.family == CodecFamily::minifloat;
+        may_be_exact_ = recipe.rule != ScaleRule::asymmetric && recipe.scale != ScaleType::e4m3 &&
+                        ((integers && to.bits >= from.bits) || (floats && to.mantissa_bits >= from.mantissa_bits));
+    }
+
+    const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
+                      Scratch& scratch) const override {
+        scratch.values.resize(static_cast<std::size_t>(n));
+        const ScaledMatrix& stored = stored_[static_cast<std::size_t>(matrix)];
+        if (axis_ == -1)
+            stored.read(kernels_, row, begin, n, scratch, scratch.values.data());
+        else
+            for (std::int64_t i = 0; i < n; ++i) stored.read(kernels_, begin + i, row, 1, scratch, &scratch.values[i]);
+        return scratch.values.data();
+    }
+
+    [[nodiscard]] bool may_be_exact() const override { return may_be_exact_; }
+
+    [[nodiscard]] ExactScales exact_scales(const BlockRange& block) const override {
+        if (block.begin_row == block.end_row || block.begin_col == block.end_col) return {};  // no scale to keep
+        const ScaledMatrix& stored = stored_[static_cast<std::size_t>(block.matrix)];
+        BlockRange b = block;
+        if (axis_ == -2) {
+            std::swap(b.begin_row, b.begin_col);
+            std::swap(b.end_row, b.end_col);
+        }
+        const BlockGrid& grid = stored.grid;
+        const std::int64_t row = b.begin_row / grid.block_rows, col = b.begin_col / grid.block_cols;
+        ExactScales scales{.own = std::nullopt, .power_of_two = floats_};
+        if ((b.end_row - 1) / grid.block_rows == row && (b.end_col - 1) / grid.block_cols == col)
+            scales.own = stored.scale_at(row, col);
+        return scales;
+    }
+
+private:
+    std::vector<ScaledMatrix> stored_;
+    int axis_;
+    const KernelTable& kernels_;
+    bool floats_ = false;  ///< the target's codes have exponents
+    bool may_be_exact_ = false;
+};
+
+}  // namespace
+
+void requantize_into(const ScaledTensor& scaled, const Recipe& recipe, const CastOutput& out) {
+    quantize(ScaledSource(scaled, recipe), scaled.shape(), recipe, out);
+}
+
+ScaledTensor requantize(const ScaledTensor& scaled, const Recipe& recipe) {
+    if (recipe == scaled.recipe() && recipe.layout == scaled.layout()) return scaled;
+    CastOutput out = allocate(plan_cast(scaled.shape(), recipe));
+    requantize_into(scaled, recipe, out);
+    return assemble(std::move(out), recipe, scaled.shape(), scaled.original_dtype());
+}
+
+}  // namespace breccia

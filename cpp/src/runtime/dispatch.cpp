@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which backend runs: the last row of the table this machine supports, unless BRECCIA_CPU or set_backend says
+// otherwise.
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <string>
+
+#include "breccia/cpu.hpp"
+#include "breccia/error.hpp"
+#include "runtime/kernel_table.hpp"
+#include "runtime/threads.hpp"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#define BRECCIA_X86 1
+#if !defined(_MSC_VER)
+#define BRECCIA_AMX 1
+#endif
+#if defined(_MSC_VER)
+#include <immintrin.h>
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+#elif defined(__aarch64__) || defined(_M_ARM64)
+#define BRECCIA_ARM64 1
+#endif
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace breccia {
+namespace portable {
+extern constinit const KernelTable kernels;
+}
+#ifdef BRECCIA_X86
+namespace avx2 {
+extern constinit const KernelTable kernels;
+}
+namespace avx512 {
+extern constinit const KernelTable kernels;
+}
+namespace avx512_bf16 {
+extern constinit const KernelTable kernels;
+}
+#ifdef BRECCIA_AMX
+namespace amx {
+extern constinit const ProductKernels products;
+}
+#endif
+#endif
+#ifdef BRECCIA_ARM64
+namespace neon {
+extern constinit const KernelTable kernels;
+}
+#endif
+
+namespace {
+
+struct Features {
+    bool neon = false;
+    bool avx2 = false, avx512 = false, avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false;
+    bool avx512_fp16 = false, gfni = false, amx_bf16 = false, amx_int8 = false;
+};
+
+#ifdef BRECCIA_X86
+struct Registers {
+    std::uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+Registers cpuid(std::uint32_t leaf, std::uint32_t subleaf) {
+    Registers r;
+#if defined(_MSC_VER)
+    int values[4];
+    __cpuidex(values, static_cast<int>(leaf), static_cast<int>(subleaf));
+    r = {static_cast<std::uint32_t>(values[0]), static_cast<std::uint32_t>(values[1]),
+         static_cast<std::uint32_t>(values[2]), static_cast<std::uint32_t>(values[3])};
+#else
+    __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
+#endif
+    return r;
+}
+
+// The register files the operating system saves on a context switch.
+std::uint64_t enabled_state() {
+#if defined(_MSC_VER)
+    return _xgetbv(0);
+#else
+    std::uint32_t low = 0, high = 0;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return static_cast<std::uint64_t>(high) << 32 | low;
+#endif
+}
+
+bool has(std::uint32_t word, int bit) { return (word >> bit & 1U) != 0; }
+
+Features detect() {
+    Features f;
+    const Registers basic = cpuid(1, 0);
+    if (!has(basic.ecx, 27)) return f;  // OSXSAVE
+    const std::uint64_t state = enabled_state();
+    constexpr std::uint64_t ymm = 0x6, zmm = 0xE6, tiles = 0x6'0000;
+    const Registers extended = cpuid(7, 0);
+    const Registers more = cpuid(7, 1);
+    f.avx2 = (state & ymm) == ymm && has(basic.ecx, 12) && has(basic.ecx, 28) && has(basic.ecx, 29) &&
+             has(extended.ebx, 5) && has(extended.ebx, 8);
+    f.avx512 = f.avx2 && (state & zmm) == zmm && has(extended.ebx, 16) && has(extended.ebx, 17) &&
+               has(extended.ebx, 30) && has(extended.ebx, 31);
+    f.avx512_vbmi = f.avx512 && has(extended.ecx, 1);
+    f.avx512_vnni = f.avx512 && has(extended.ecx, 11);
+    f.gfni = f.avx512 && has(extended.ecx, 8);
+    f.avx512_fp16 = f.avx512 && has(extended.edx, 23);
+    f.avx512_bf16 = f.avx512 && has(more.eax, 5);
+    const bool amx = f.avx512 && (state & tiles) == tiles && has(extended.edx, 24);
+    f.amx_bf16 = amx && has(extended.edx, 22);
+    f.amx_int8 = amx && has(extended.edx, 25);
+    return f;
+}
+#elif defined(BRECCIA_ARM64)
+// Part of the architecture's baseline, so there is nothing to ask.
+Features detect() { return {.neon = true}; }
+#else
+Features detect() { return {}; }
+#endif
+
+const Features& features() {
+    static const Features found = [] {
+        Features f = detect();
+#if defined(BRECCIA_EMULATE_AVX512)
+        f.avx512 = f.avx512_vbmi = f.avx512_vnni = f.avx512_bf16 = f.avx512_fp16 = f.gfni = f.amx_bf16 = true;
+#endif
+        return f;
+    }();
+    return found;
+}
+
+#ifdef BRECCIA_X86
+bool has_avx512_bf16() { return features().avx512_bf16 && features().avx512_vbmi && features().avx512_vnni; }
+#endif
+
+#ifdef BRECCIA_AMX
+// Linux grants a process the large tile registers on request, once for all of its threads.
+bool tiles_permitted() {
+#if defined(BRECCIA_EMULATE_AVX512)
+    return true;
+#elif defined(__linux__)
+    constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    static const bool granted =
+        features().amx_bf16 && features().avx512_fp16 && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+    return granted;
+#else
+    return false;
+#endif
+}
+
+// avx512_bf16 but for the products that are quicker otherwise.
+const KernelTable* amx_kernels() {
+    static const BF16Kernels bf16 = [] {
+        BF16Kernels kernels = *avx512_bf16::kernels.matmul.bf16;
+        static_cast<ProductKernels&>(kernels) = amx::products;
+        kernels.gemv[static_cast<std::size_t>(format_of<Float8E4M3FN>)] = amx::products.gemv_e4m3;
+        return kernels;
+    }();
+    static const KernelTable table = [] {
+        KernelTable kernels = avx512_bf16::kernels;
+        kernels.name = "amx";
+        kernels.matmul.bf16 = &bf16;
+        return kernels;
+    }();
+    return &table;
+}
+#endif
+
+template <const KernelTable* Table>
+const KernelTable* table_of() {
+    return Table;
+}
+
+struct Backend {
+    std::string_view name;
+    const KernelTable* (*table)();
+    bool (*supported)();
+};
+
+constexpr Backend backends[] = {
+    {"portable", table_of<&portable::kernels>, [] { return true; }},
+#ifdef BRECCIA_X86
+    {"avx2", table_of<&avx2::kernels>, [] { return features().avx2; }},
+    {"avx512", table_of<&avx512::kernels>, [] { return features().avx512; }},
+    {"avx512_bf16", table_of<&avx512_bf16::kernels>, has_avx512_bf16},
+#ifdef BRECCIA_AMX
+    {"amx", amx_kernels, [] { return has_avx512_bf16() && features().gfni && tiles_permitted(); }},
+#endif
+#endif
+#ifdef BRECCIA_ARM64
+    {"neon", table_of<&neon::kernels>, [] { return features().neon; }},
+#endif
+};
+
+const KernelTable* best_backend() {
+    const KernelTable* best = nullptr;
+    for (const Backend& backend : backends)
+        if (backend.supported()) best = backend.table();
+    return best;
+}
+
+const KernelTable* find_backend(std::string_view name, const std::string& who) {
+    std::string known;
+    for (const Backend& backend : backends) {
+        if (backend.name == name) {
+            if (backend.supported()) return backend.table();
+            throw_value(who + " must name a backend this machine can run, got '" + std::string(name) + "'");
+        }
+        known += (known.empty() ? "'" : ", '") + std::string(backend.name) + "'";
+    }
+    throw_value(who + " must be one of " + known + ", got '" + std::string(name) + "'");
+}
+
+std::atomic<const KernelTable*> chosen{nullptr};
+thread_local const KernelTable* chosen_here = nullptr;
+
+}  // namespace
+
+const KernelTable& kernels() {
+    if (chosen_here != nullptr) return *chosen_here;
+    const KernelTable* table = chosen.load(std::memory_order_relaxed);
+    if (table == nullptr) {
+        const char* forced = std::getenv("BRECCIA_CPU");
+        table = forced != nullptr && *forced != '\0' ? find_backend(forced, "BRECCIA_CPU") : best_backend();
+        chosen.store(table, std::memory_order_relaxed);
+    }
+    return *table;
+}
+
+BackendScope::BackendScope(std::string_view name) : previous_(chosen_here) {
+    chosen_here = find_backend(name, "backend");
+}
+BackendScope::~BackendScope() { chosen_here = static_cast<const KernelTable*>(previous_); }
+
+void set_backend(std::string_view name) {
+    chosen.store(name.empty() ? best_backend() : find_backend(name, "backend"), std::memory_order_relaxed);
+}
+
+CpuInfo cpu_info() {
+    CpuInfo info{.backend = std::string(kernels().name), .supported = {}, .features = {}, .threads = num_threads()};
+    for (const Backend& backend : backends)
+        if (backend.supported()) info.supported.emplace_back(backend.name);
+    const Features& f = features();
+    const std::pair<bool, const char*> names[] = {
+        {f.neon, "neon"},
+        {f.avx2, "avx2"},
+        {f.avx512, "avx512"},
+        {f.avx512_vbmi, "avx512_vbmi"},
+        {f.avx512_vnni, "avx512_vnni"},
+        {f.avx512_bf16, "avx512_bf16"},
+        {f.avx512_fp16, "avx512_fp16"},
+        {f.gfni, "gfni"},
+        {f.amx_bf16, "amx_bf16"},
+        {f.amx_int8, "amx_int8"},
+    };
+    for (const auto& [found, name] : names)
+        if (found) info.features.emplace_back(name);
+    return info;
+}
+
+}  // namespace breccia

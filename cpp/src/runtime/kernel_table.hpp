@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a CPU backend provides: one table of function pointers, filled by folding over the codec list. Every kernel is
+// written once in kernels/ over the vector vocabulary of the backend's vec.hpp; a backend may override any entry.
+//
+// Buffers: a kernel reads and writes exactly the elements it is told of, at any alignment.
+#pragma once
+
+#include <array>
+
+#include "breccia/recipe.hpp"
+#include "matmul/kernel_interface.hpp"
+#include "quantize/random.hpp"
+
+namespace breccia {
+
+/// The finite part of a block and what else is in it.
+struct BlockStats {
+    std::uint32_t amax_bits = 0;  ///< bits of the largest finite magnitude
+    bool has_nan = false;
+    bool has_infinity = false;
+    float min = 0, max = 0;  ///< of the finite values and zero; only where the rule needs them
+};
+
+/// How one block is encoded and decoded.
+struct BlockScale {
+    std::uint32_t stored = 0;  ///< the scale as stored: a byte, half-word or float32 pattern
+    float factor = 1;          ///< codes = encode(x * factor) or encode(x / factor)
+    bool multiply = false;
+    bool all_finite = false;     ///< the block holds neither infinities nor NaNs
+    bool fast_division = false;  ///< see FastDivide in encode.inl.hpp
+    float high = 0, low = 0;     ///< where fast_division: 1 / factor in twice the precision
+    bool poisoned = false;       ///< the block holds a NaN its format cannot: the scale is NaN, the codes are 0
+    float decoded = 1;           ///< value = (code - zero_point) * decoded; includes the global scale
+    float zero_point = 0;
+    float error_unit = 1;  ///< squared errors are measured in this power of two, about 1 / amax, to stay in range
+};
+
+/// Sets high + low to 1 / factor. The remainder is exact in double until it is rounded once, as a fused one is.
+inline void set_reciprocal(BlockScale& s) {
+    s.high = 1.0F / s.factor;
+    const double rest = 1.0 - static_cast<double>(s.factor) * static_cast<double>(s.high);
+    s.low = static_cast<float>(rest) / s.factor;
+}
+
+/// FastDivide gives the codes of the division where everything is finite, the divisor is well inside the exponent
+/// range and no quotient overflows. `amax_bits` is of what will be divided.
+inline void allow_fast_division(BlockScale& s, std::uint32_t amax_bits) {
+    const int exponent = static_cast<int>(amax_bits >> 23) - 127;
+    const int divisor_exponent = static_cast<int>(bits_of(s.factor) >> 23 & 255U) - 127;
+    s.fast_division = s.all_finite && !s.multiply && divisor_exponent > -80 && divisor_exponent < 80 &&
+                      exponent - divisor_exponent < 64;
+    if (s.fast_division) set_reciprocal(s);
+}
+
+/// All of a recipe that a block's scale depends on, and the tensor-wide numbers of two-level recipes.
+struct ScaleParams {
+    ScaleRule rule = ScaleRule::divide;
+    ScaleType type = ScaleType::float32;
+    ScaleSearch search = ScaleSearch::amax;
+    float margin_factor = 1;  // 2^margin
+    bool two_level = false;
+    float global_scale = 1;   // what is stored: global amax / (448 * 6)
+    float global_encode = 1;  // TransformerEngine's (448 * 6) / global amax
+};
+
+/// Quantize `blocks` consecutive blocks of one row, in one pass per block.
+struct QuantizeRow {
+    const float* x = nullptr;
+    std::int64_t blocks = 0;
+    std::int64_t block = 0;  ///< elements per block; even where codes are packed
+    ScaleParams params;
+    const std::int32_t* amax_bits = nullptr;  ///< of each block by KernelTable::block_amax, or null
+    std::uint8_t* codes = nullptr;            ///< the first block's first code; on a byte boundary
+    void* scales = nullptr;                   ///< consecutive, of params.type
+    std::uint8_t* zero_points = nullptr;      ///< consecutive bytes, or null
+};
+
+/// Dequantize one row, or a part of it that starts anywhere.
+struct DequantizeRow {
+    const std::uint8_t* codes = nullptr;  ///< of the row's element 0
+    std::int64_t begin = 0, count = 0;    ///< elements [begin, begin + count) of the row
+    std::int64_t block = 0;
+    const float* scales = nullptr;       ///< scales[0] is that of the block that holds element `begin`
+    const float* zero_points = nullptr;  ///< likewise, or null
+    bool packed = false;
+    void* out = nullptr;  ///< `count` elements of the kernel's type, aligned to it
+};
+
+struct FormatKernels {
+    BlockScale (*choose_scale)(const BlockStats&, const ScaleParams&, int candidate);
+    int (*candidates)(const ScaleParams&);
+    void (*encode)(const float* x, std::int64_t n, const BlockScale&, std::uint8_t* codes, std::int64_t offset,
+                   bool packed);  ///< writes codes [offset, offset + n)
+    /// The same, rounding stochastically by draws first, first + 1, …; null for scale formats.
+    void (*encode_stochastic)(const float* x, std::int64_t n, const BlockScale&, RandomKey, std::uint32_t first,
+                              std::uint8_t* codes, std::int64_t offset, bool packed);
+    float (*squared_error)(const float* x, std::int64_t n, const BlockScale&);  ///< of quantizing x so
+    /// Whether x, which is finite, is what its codes stand for; the sign of a zero counts where the format has it.
+    bool (*keeps)(const float* x, std::int64_t n, const BlockScale&);
+    void (*quantize_row)(const QuantizeRow&);
+    std::array<void (*)(const DequantizeRow&), dtype_count> dequantize_row;  ///< by type of output; float64 has none
+
+    void dequantize(const DequantizeRow& row, DType out = DType::float32) const {
+        dequantize_row[static_cast<std::size_t>(out)](row);
+    }
+};
+
+/// Lanes in which fold_amax keeps a block's largest magnitudes.
+inline constexpr std::int64_t amax_lanes = 16;
+
+struct KernelTable {
+    std::string_view name;
+    BlockStats (*stats)(const float* x, std::int64_t n, bool range);
+    /// Raises amax[16 i ... 16 i + 15] to the bits of magnitudes in the i-th `block` elements of a row.
+    void (*fold_amax)(const float* x, std::int64_t n, std::int64_t block, std::int32_t* amax);
+    /// Bits of the largest magnitude of each of `blocks` blocks, a multiple of 16 long, NaNs and infinities included.
+    /// Returns the largest.
+    std::int32_t (*block_amax)(const float* x, std::int64_t blocks, std::int64_t block, std::int32_t* amax_bits);
+    std::array<void (*)(const void* x, std::int64_t n, float* out), dtype_count> load;
+    std::array<void (*)(const float* x, std::int64_t n, void* out), dtype_count> store;
+    std::array<FormatKernels, Codecs::size> formats;
+    MatmulKernels matmul;
+
+    [[nodiscard]] const FormatKernels& operator[](Format f) const { return formats[static_cast<std::size_t>(f)]; }
+};
+
+/// The backend in use.
+const KernelTable& kernels();
+
+}  // namespace breccia

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensor/matrix_view.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "matmul/interleaved.hpp"
+
+namespace breccia {
+namespace {
+
+float read_number(const std::byte* p, DType dtype) {
+    switch (dtype) {
+        case DType::float32: {
+            float x;
+            std::memcpy(&x, p, sizeof x);
+            return x;
+        }
+        case DType::float64: {
+            double x;
+            std::memcpy(&x, p, sizeof x);
+            return static_cast<float>(x);
+        }
+        case DType::float16: {
+            Float16 x;
+            std::memcpy(&x, p, sizeof x);
+            return to_float(x);
+        }
+        case DType::bfloat16: {
+            BFloat16 x;
+            std::memcpy(&x, p, sizeof x);
+            return to_float(x);
+        }
+    }
+    return 0;
+}
+
+// The scale array's strides for a (rows, columns) grid in storage order: zero along an axis it does not have.
+struct GridStrides {
+    std::int64_t row = 0, col = 0;
+};
+
+GridStrides grid_strides(const Array& array, const Layout& layout, std::size_t data_rank) {
+    if (layout.kind == LayoutKind::per_tensor) return {};
+    if (array.rank() < data_rank)
+        return {.row = array.strides.back(), .col = 0};  // PerChannel without its constant axis
+    if (data_rank < 2) return {.row = 0, .col = array.strides.back()};
+    const std::int64_t last = array.strides[data_rank - 1], other = array.strides[data_rank - 2];
+    return layout.axis == -1 ? GridStrides{.row = other, .col = last} : GridStrides{.row = last, .col = other};
+}
+
+const std::byte* grid_data(const Array& array, const Layout& layout, std::size_t data_rank, const Shape& batch,
+                           std::int64_t index) {
+    const auto* data = array.as<const std::byte>();
+    if (layout.kind == LayoutKind::per_tensor) return data;
+    Array leading = array;
+    // Only the axes of the batch count; a dropped constant axis is put back for that.
+    if (array.rank() < data_rank) {
+        leading.shape.push_back(1);
+        leading.strides.push_back(0);
+    }
+    return data + batch_offset(leading, batch, index);
+}
+
+}  // namespace
+
+Shape batch_shape(const Shape& shape) { return shape.size() <= 2 ? Shape{} : Shape(shape.begin(), shape.end() - 2); }
+
+std::int64_t batch_offset(const Array& array, const Shape& extents, std::int64_t index) {
+    std::int64_t offset = 0;
+    const std::size_t leading = array.rank() < 2 ? 0 : array.rank() - 2;
+    for (std::size_t i = extents.size(); i-- > 0;) {
+        const std::int64_t at = index % extents[i];
+        index /= extents[i];
+        const std::size_t from_end = extents.size() - i;
+        if (from_end > leading) continue;
+        const std::size_t axis = leading - from_end;
+        if (array.shape[axis] != 1) offset += at * array.strides[axis];
+    }
+    return offset;
+}
+
+NumberMatrix number_matrix(const Array& array, int axis, const Shape& batch, std::int64_t index) {
+    const std::size_t n = array.rank();
+    NumberMatrix m;
+    m.data = array.as<const std::byte>() + batch_offset(array, batch, index);
+    m.dtype = array.type.dtype();
+    m.cols = n == 0 ? 1 : array.shape[n - 1];
+    m.col_stride = n == 0 ? 0 : array.strides[n - 1];
+    m.rows = n < 2 ? 1 : array.shape[n - 2];
+    m.row_stride = n < 2 ? 0 : array.strides[n - 2];
+    if (axis == -2) {
+        std::swap(m.rows, m.cols);
+        std::swap(m.row_stride, m.col_stride);
+    }
+    return m;
+}
+
+const float* NumberMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
+                                std::vector<float>& scratch) const {
+    const std::byte* first = data + row * row_stride + begin * col_stride;
+    const auto item = static_cast<std::int64_t>(size_of(dtype));
+    const bool contiguous = col_stride == item || n <= 1;
+    const bool aligned = reinterpret_cast<std::uintptr_t>(first) % size_of(dtype) == 0;
+    if (contiguous && aligned && dtype == DType::float32) return reinterpret_cast<const float*>(first);
+    if (scratch.size() < static_cast<std::size_t>(n)) scratch.resize(static_cast<std::size_t>(n));
+    if (contiguous && aligned)
+        kernels.load[static_cast<std::size_t>(dtype)](first, n, scratch.data());
+    else
+        for (std::int64_t i = 0; i < n; ++i)
+            scratch[static_cast<std::size_t>(i)] = read_number(first + i * col_stride, dtype);
+    return scratch.data();
+}
+
+ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::int64_t index) {
+    const Layout& layout = scaled.layout();
+    const std::size_t rank = scaled.shape().size();
+    const Array& data = scaled.data();
+    ScaledMatrix m;
+    m.element = scaled.recipe().element;
+    m.grid = layout.grid(scaled.shape());
+    m.packed = scaled.is_packed();
+    m.data = data.as<const std::uint8_t>() + batch_offset(data, batch, index);
+    m.row_stride = rank < 2 ? 0 : data.strides[rank - 2];
+    m.col_stride = data.strides[rank - 1];
+    if (layout.axis == -2) std::swap(m.row_stride, m.col_stride);
+
+    m.scale_type = scaled.scale_type();
+    m.scale = grid_data(scaled.scale(), layout, rank, batch, index);
+    const GridStrides strides = grid_strides(scaled.scale(), layout, rank);
+    m.scale_row_stride = strides.row;
+    m.scale_col_stride = strides.col;
+    if (const auto& zero_point = scaled.zero_point()) {
+        m.zero_point = grid_data(*zero_point, layout, rank, batch, index);
+        m.zero_point_type = zero_point->type;
+        const GridStrides zero_strides = grid_strides(*zero_point, layout, rank);
+        m.zero_row_stride = zero_strides.row;
+        m.zero_col_stride = zero_strides.col;
+    }
+    if (const auto& global = scaled.global_scale()) {
+        const std::int64_t offset = global->size() == 1 ? 0 : batch_offset(*global, batch, index);
+        m.global_scale = read_number(global->as<const std::byte>() + offset, DType::float32);
+        m.global_divides = scaled.recipe().global_divides;
+    }
+    if (const InterleavedWeight* prepared = scaled.interleaved()) {
+        m.lane_codes = prepared->codes.as<const std::uint8_t>() + batch_offset(prepared->codes, batch, index);
+        m.lane_scales = prepared->scales.as<const std::byte>() + batch_offset(prepared->scales, batch, index);
+        if (const auto& zeros = prepared->zero_points)
+            m.lane_zero_points = zeros->as<const std::byte>() + batch_offset(*zeros, batch, index);
+        m.lane_scale_type = prepared->scale_type;
+        if (const auto& special = prepared->special) {
+            m.special = special->as<const std::uint8_t>() + batch_offset(*special, batch, index);
+            m.special_row_stride = special->shape.back();
+        }
+    }
+    return m;
+}
+
+float ScaledMatrix::scale_at(std::int64_t block_row, std::int64_t block_col) const {
+    const std::byte* p = scale + block_row * scale_row_stride + block_col * scale_col_stride;
+    if (!is_coded(scale_type)) return with_global(read_number(p, static_cast<DType>(scale_type)));
+    const auto code = static_cast<std::uint8_t>(*p);
+    return with_global(scale_type == ScaleType::e8m0 ? Float8E8M0FNU::decode(code) : Float8E4M3FN::decode(code));
+}
+
+float ScaledMatrix::zero_point_at(std::int64_t block_row, std::int64_t block_col) const {
+    if (zero_point == nullptr) return 0;
+    const std::byte* p = zero_point + block_row * zero_row_stride + block_col * zero_col_stride;
+    if (zero_point_type.is_number()) return read_number(p, zero_point_type.dtype());
+    const auto byte = static_cast<std::uint8_t>(*p);
+    if (zero_point_type.is_codes()) return info(zero_point_type.format()).decode(byte);
+    return zero_point_type == ElementType::int8() ? static_cast<float>(static_cast<std::int8_t>(byte))
+                                                  : static_cast<float>(byte);
+}
+
+void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t block_row, std::int64_t first,
+                 std::int64_t n, float* out) {
+    const std::byte* p = m.scale + block_row * m.scale_row_stride + first * m.scale_col_stride;
+    const bool coded = is_coded(m.scale_type);
+    const std::size_t size = coded ? 1 : size_of(static_cast<DType>(m.scale_type));
+    const bool contiguous =
+        m.scale_col_stride == static_cast<std::int64_t>(size) && reinterpret_cast<std::uintptr_t>(p) % size == 0;
+    if (contiguous && coded) {
+        const float one = 1;
+        kernels[format_of_scale(m.scale_type)].dequantize({.codes = reinterpret_cast<const std::uint8_t*>(p),
+                                                           .begin = 0,
+                                                           .count = n,
+                                                           .block = std::max<std::int64_t>(n, 1),
+                                                           .scales = &one,
+                                                           .zero_points = nullptr,
+                                                           .packed = false,
+                                                           .out = out});
+    } else if (contiguous) {
+        kernels.load[static_cast<std::size_t>(m.scale_type)](p, n, out);
+    } else {
+        ScaledMatrix plain = m;
+        plain.global_scale = 1;
+        for (std::int64_t i = 0; i < n; ++i) out[i] = plain.scale_at(block_row, first + i);
+    }
+}
+
+void read_finer_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t row, std::int64_t block,
+                       std::vector<float>& scratch, float* out, std::int64_t stride) {
+    const std::int64_t own_blocks = m.grid.grid_cols(), blocks = (m.grid.cols + block - 1) / block;
+    const std::int64_t repeats = (std::min(m.grid.block_cols, m.grid.cols) + block - 1) / block;
+    scratch.resize(static_cast<std::size_t>(own_blocks));
+    read_scales(kernels, m, row / m.grid.block_rows, 0, own_blocks, scratch.data());
+    for (std::int64_t b = 0, own = 0, left = repeats; b < blocks; ++b, --left) {
+        if (left == 0) ++own, left = repeats;
+        out[b * stride] = m.with_global(scratch[static_cast<std::size_t>(own)]);
+    }
+}
+
+void ScaledMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
+                        Scratch& scratch, void* out, DType dtype) const {
+    if (n <= 0) return;
+    const std::uint8_t* codes = data + row * row_stride;
+    if (col_stride != 1) {
+        // Gathered so that the row starts where the kernel expects element 0 of its part.
+        const std::int64_t first = packed ? begin / 2 : begin;
+        const std::int64_t last = packed ? (begin + n + 1) / 2 : begin + n;
+        scratch.codes.resize(static_cast<std::size_t>(last));
+        for (std::int64_t i = first; i < last; ++i) scratch.codes[static_cast<std::size_t>(i)] = codes[i * col_stride];
+        codes = scratch.codes.data();
+    }
+    const std::int64_t first_block = begin / grid.block_cols;
+    const std::int64_t blocks = (begin + n - 1) / grid.block_cols - first_block + 1;
+    const std::int64_t block_row = row / grid.block_rows;
+    scratch.scales.resize(static_cast<std::size_t>(blocks));
+    read_scales(kernels, *this, block_row, first_block, blocks, scratch.scales.data());
+    if (global_scale != 1)
+        for (float& scale : scratch.scales) scale = with_global(scale);
+    if (zero_point != nullptr) {
+        scratch.zero_points.resize(static_cast<std::size_t>(blocks));
+        for (std::int64_t i = 0; i < blocks; ++i)
+            scratch.zero_points[static_cast<std::size_t>(i)] = zero_point_at(block_row, first_block + i);
+    }
+    kernels[element].dequantize({.codes = codes,
+                                 .begin = begin,
+                                 .count = n,
+                                 .block = grid.block_cols,
+                                 .scales = scratch.scales.data(),
+                                 .zero_points = zero_point != nullptr ? scratch.zero_points.data() : nullptr,
+                                 .packed = packed,
+                                 .out = out},
+                                dtype);
+}
+
+}  // namespace breccia

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tensors as the verbs see them: a batch of (rows, columns) matrices in storage order, columns being the axis codes
+// are packed along. Reads a row of any source into contiguous float32.
+#pragma once
+
+#include <vector>
+
+#include "breccia/scaled_tensor.hpp"
+#include "runtime/kernel_table.hpp"
+
+namespace breccia {
+
+/// Byte offset of batch member `index` in an array whose leading axes are `extents`. An array of fewer axes than the
+/// batch is broadcast, as is one with an extent of 1.
+std::int64_t batch_offset(const Array& array, const Shape& extents, std::int64_t index);
+
+/// The axes before the last two.
+Shape batch_shape(const Shape& shape);
+
+/// One matrix of numbers of any type and strides.
+struct NumberMatrix {
+    const std::byte* data = nullptr;
+    DType dtype = DType::float32;
+    std::int64_t rows = 0, cols = 0;
+    std::int64_t row_stride = 0, col_stride = 0;  // bytes
+
+    /// Elements [begin, begin + n) of a row: in place where they are contiguous float32, else through `scratch`.
+    const float* read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
+                      std::vector<float>& scratch) const;
+};
+
+/// `index` counts the matrices of the batch; axis -2 swaps rows and columns.
+NumberMatrix number_matrix(const Array& array, int axis, const Shape& batch, std::int64_t index);
+
+/// Working memory of one thread; sized on first use, then reused row after row.
+struct Scratch {
+    std::vector<std::uint8_t> codes;
+    std::vector<float> scales, zero_points, values, transformed;
+    std::vector<std::int32_t> amax;
+};
+
+/// One matrix of a ScaledTensor.
+struct ScaledMatrix {
+    Format element{};
+    BlockGrid grid;
+    bool packed = false;
+    const std::uint8_t* data = nullptr;
+    std::int64_t row_stride = 0, col_stride = 0;  // bytes; columns step by byte, two codes where packed
+    ScaleType scale_type = ScaleType::float32;
+    const std::byte* scale = nullptr;
+    std::int64_t scale_row_stride = 0, scale_col_stride = 0;
+    const std::byte* zero_point = nullptr;
+    ElementType zero_point_type;
+    std::int64_t zero_row_stride = 0, zero_col_stride = 0;
+    float global_scale = 1;
+    bool global_divides = false;
+    /// Of a prepared weight: see InterleavedWeight.
+    const std::uint8_t* lane_codes = nullptr;
+    const std::byte *lane_scales = nullptr, *lane_zero_points = nullptr;
+    ScaleType lane_scale_type = ScaleType::float32;
+    const std::uint8_t* special = nullptr;
+    std::int64_t special_row_stride = 0;
+
+    /// Dequantized elements [begin, begin + n) of a row, as float32 or another type that has a kernel.
+    void read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, Scratch& scratch,
+              void* out, DType dtype = DType::float32) const;
+    /// A block's scale, or a sum of products without it, with the global scale applied.
+    [[nodiscard]] float with_global(float x) const { return global_divides ? x / global_scale : x * global_scale; }
+    /// The scale of a block, the global scale included.
+    [[nodiscard]] float scale_at(std::int64_t block_row, std::int64_t block_col) const;
+    [[nodiscard]] float zero_point_at(std::int64_t block_row, std::int64_t block_col) const;
+};
+
+ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::int64_t index);
+
+/// Scales of blocks [first, first + n) of a block row, without the global scale.
+void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t block_row, std::int64_t first,
+                 std::int64_t n, float* out);
+
+/// A row's scales, the global scale included, as if each of its blocks were several of `block` elements: to floats of
+/// `out` that are `stride` apart.
+void read_finer_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t row, std::int64_t block,
+                       std::vector<float>& scratch, float* out, std::int64_t stride);
+
+}  // namespace breccia

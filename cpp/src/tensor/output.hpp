@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Writing float32 results into an array of any high-precision type and strides.
+#pragma once
+
+#include "tensor/matrix_view.hpp"
+
+namespace breccia {
+
+/// Throws Error unless `out` is an array of numbers of that shape.
+void check_output(const Array& out, const Shape& shape);
+
+/// Throws Error when the memory two arrays span overlaps.
+void check_no_overlap(const Array& out, const Array& operand);
+
+struct OutputMatrix {
+    std::byte* data = nullptr;
+    DType dtype = DType::float32;
+    std::int64_t row_stride = 0, col_stride = 0;  // bytes
+
+    /// Where the elements lie side by side, aligned, or null.
+    [[nodiscard]] void* in_place(std::int64_t row, std::int64_t begin, std::int64_t n) const;
+    /// Rounds to the output's type, nearest even.
+    void write(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, const float* x) const;
+
+private:
+    [[nodiscard]] std::byte* at(std::int64_t row, std::int64_t col) const;
+    /// Whether the elements lie side by side, aligned.
+    [[nodiscard]] bool is_run(std::int64_t row, std::int64_t begin, std::int64_t n) const;
+};
+
+OutputMatrix output_matrix(const Array& out, int axis, const Shape& batch, std::int64_t index);
+
+}  // namespace breccia
