@@ -112,14 +112,26 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, pre
     Returns:
         Array ``(..., N)``.
     """
+    y = _launched(x, w, out_dtype) if precision == "exact" else None
+    if y is None:
+        y = _linear(x, w, out_dtype, precision)
+    return y if bias is None else y + bias
+
+
+def _launched(x: Any, w: Any, out_dtype: Any) -> Any:
+    """The product by kernels launched directly, where the framework has such; else None."""
+    launch = getattr(frameworks.of(w.data), "launch_linear", None) if type(w) is ScaledTensor else None
+    return None if launch is None else launch(x, w, out_dtype)
+
+
+def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
     if len(w.shape) != 2:
         raise ValueError(f"w must be 2-D (N, K), got shape {tuple(w.shape)}")
     vector = len(x.shape) == 1
     if vector and isinstance(x, ScaledTensor):
         raise ValueError(f"x must be at least 2-D where it is a ScaledTensor, got shape {x.shape}")
     y = matmul(x[None] if vector else x, w.mT if isinstance(w, ScaledTensor) else w.T, out_dtype, precision=precision)
-    y = y[0] if vector else y
-    return y if bias is None else y + bias
+    return y[0] if vector else y
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:

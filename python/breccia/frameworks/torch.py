@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from breccia import _core
-from breccia.frameworks import _torch_trees
+from breccia.frameworks import _torch_launch, _torch_trees
 from breccia.frameworks._torch_meta import flatten, recipe_key
 from breccia.frameworks._torch_ops import (
     DTYPES,
@@ -88,6 +88,8 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
     x = _floats(x, "x")
     if _is_plain(x):
         return cast_here(x, recipe)
+    if _torch_launch.quiet(x):
+        return _torch_launch.cast(x, recipe)
     name = dtype_name(x)
     return parts_to_tensor(torch.ops.breccia.cast(x.detach(), recipe_key(recipe)), x.shape, recipe, name)
 
@@ -118,6 +120,8 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
         raise TypeError(f"out must be a torch tensor, got {type(out).__name__}")
     kind = _dtype(dtype) if out is None else out.dtype
     if not _is_plain(scaled.data):
+        if out is None and _torch_launch.quiet(scaled.data):
+            return _torch_launch.dequantize(scaled, kind)
         made = torch.ops.breccia.dequantize(*flatten(scaled), kind)
         if out is None:
             return made
@@ -149,6 +153,11 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     out = torch.empty(_core.matmul_shape(list(a.shape), list(b.shape)), dtype=kind)
     _core.matmul_into(_readable(a, "a"), _readable(b, "b"), core_array(out, "out"), precision)
     return out
+
+
+def launch_linear(x: Any, w: ScaledTensor, out_dtype: Any) -> Any:
+    """``x @ w.T`` of CUDA tensors by direct launches; None where that is not possible."""
+    return _torch_launch.linear(x, w, _dtype(out_dtype))
 
 
 def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:

@@ -110,9 +110,9 @@ def cast_nvfp4(
     rows, cols = x.shape
     codes = torch.empty((rows, (cols + 1) // 2), dtype=torch.uint8, device=x.device)
     scales = torch.empty((rows, triton.cdiv(cols, 16)), dtype=torch.uint8, device=x.device)
-    global_scale = torch.ones((), dtype=torch.float32, device=x.device) if two_level else None
     if codes.numel() == 0:
-        return codes, scales, global_scale
+        return codes, scales, torch.ones((), dtype=torch.float32, device=x.device) if two_level else None
+    global_scale = torch.empty((), dtype=torch.float32, device=x.device) if two_level else None
     if global_scale is None:
         rule, stats = "single", codes
     elif stats is None:

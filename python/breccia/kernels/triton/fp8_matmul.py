@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from triton.experimental.gluon.language._layouts import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -48,9 +49,20 @@ def scales_along_rows(scale: torch.Tensor) -> torch.Tensor:
     ):
         return s
     blocks, rows = s.shape
-    buffer = torch.empty((blocks, -(-rows // 4) * 4), dtype=torch.float32, device=s.device)[:, :rows]
-    buffer.copy_(s)
-    return buffer
+    turned = torch.empty((blocks, -(-rows // 4) * 4), dtype=torch.float32, device=s.device)[:, :rows]
+    grid = (triton.cdiv(rows, 64), triton.cdiv(blocks, 32))
+    launch(turn_kernel, grid, s, s, turned, rows, blocks, *s.stride(), turned.stride(0), BR=64, BC=32, num_warps=4)
+    return turned
+
+
+@triton.jit
+def turn_kernel(x_ptr, out_ptr, rows, blocks, x_col, x_row, out_stride, BR: tl.constexpr, BC: tl.constexpr):
+    """out[block, row] = x[row, block], in float32."""
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    block = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = (block < blocks)[:, None] & (row < rows)[None, :]
+    x = tl.load(x_ptr + row.to(tl.int64)[None, :] * x_row + block.to(tl.int64)[:, None] * x_col, mask=inside)
+    tl.store(out_ptr + block.to(tl.int64)[:, None] * out_stride + row[None, :], x.to(tl.float32), mask=inside)
 
 
 def descriptor(x: torch.Tensor, box: list[int], layout: NVMMASharedLayout) -> TensorDescriptor:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +55,21 @@ def one_byte_scales(scale: torch.Tensor) -> torch.Tensor:
     return scale if scale.data_ptr() % 4 == 0 else scale.clone()
 
 
+class _Observer(threading.local):
+    """Who hears of a thread's launches: None, or a function of (kernel, compiled, grid, args, options)."""
+
+    launched: Any = None
+
+
+observer = _Observer()
+
+
 def launch(kernel: Any, grid: tuple[int, ...], like: torch.Tensor, *args: Any, **options: Any) -> None:
     """Launches on `like`'s device, whichever one is current."""
     if like.is_cuda and like.device.index != torch.cuda.current_device():
         with torch.cuda.device(like.device):
-            kernel[grid](*args, **options)
+            compiled = kernel[grid](*args, **options)
     else:
-        kernel[grid](*args, **options)
+        compiled = kernel[grid](*args, **options)
+    if observer.launched is not None:
+        observer.launched(kernel, compiled, grid, args, options)

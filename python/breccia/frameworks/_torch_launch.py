@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs on CUDA tensors where nothing traces and nothing needs a gradient: repeated calls by launch plans
+(`breccia.kernels.triton.plans`), without torch's dispatcher.
+
+A plan is found by the verb and by all that decides its steps: the form of each operand (`_form`) and what is asked for.
+Here a microsecond counts: a whole call takes about twenty.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from breccia.frameworks import _torch_ops
+from breccia.kernels import triton
+from breccia.scaled_tensor import ScaledTensor
+
+if TYPE_CHECKING:
+    from breccia.recipes import ScalingRecipe
+
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_MAX_PLANS = 4096
+_MAX_TRIES = 2  # the first call of a process may do what no later one does, such as filling a cache
+# Plans by key; in their place how often recording failed, where it did.
+_plans: dict[tuple[Any, ...], Any] = {}
+# Why there is no plan, for those that look for it.
+refusals: dict[tuple[Any, ...], str] = {}
+# Forms of ScaledTensors by what they consist of, so that keys of plans hold small integers.
+_forms: dict[tuple[Any, ...], int] = {}
+
+
+def quiet(tensor: Any) -> bool:
+    """Whether kernels may be launched on the tensor directly: no compiler, mode or transform of torch must see the
+    call."""
+    kind = type(tensor)
+    return (
+        (kind is torch.Tensor or kind is torch.nn.Parameter)
+        and tensor.is_cuda
+        and not torch.compiler.is_dynamo_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and triton.TRITON_AVAILABLE
+    )
+
+
+def cast(x: torch.Tensor, recipe: ScalingRecipe) -> ScaledTensor:
+    """`breccia.cast` of floats for which `quiet` holds."""
+    key: tuple[Any, ...] = ("cast", recipe._key, x.dtype, x.shape, x.stride(), x.get_device())  # type: ignore[attr-defined]
+    made = _run(key, [x], lambda: _ops().cast_parts(x, recipe))
+    return _torch_ops.parts_to_tensor(made, x.shape, recipe, _torch_ops.dtype_name(x))
+
+
+def dequantize(scaled: ScaledTensor, kind: torch.dtype) -> torch.Tensor:
+    """`breccia.dequantize` of a value for whose data `quiet` holds."""
+    key = ("dequantize", _form(scaled), kind)
+    made: torch.Tensor = _run(key, _parts(scaled), lambda: [_ops().dequantize(scaled, kind).contiguous()])[0]
+    return made
+
+
+def linear(x: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor | None:
+    """x (..., K), floats or a ScaledTensor, times a quantized w (N, K) transposed; None where that is for torch's
+    dispatcher."""
+    if not quiet(w.data) or w.data.ndim != 2:
+        return None
+    if type(x) is ScaledTensor:
+        data = x.data
+        if not quiet(data) or data.ndim < 2:
+            return None
+        key: tuple[Any, ...] = ("linear", _form(w), _form(x), kind)
+        operands = _parts(x) + _parts(w)
+    elif type(x) is torch.Tensor and x.dtype in _FLOATS and not (x.requires_grad and torch.is_grad_enabled()):
+        if x.ndim < 2 or x.layout is not torch.strided or x.is_nested:
+            return None
+        if not x.is_cuda or torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return None
+        data = x
+        key = ("linear", _form(w), x.dtype, x.shape, x.stride(), kind)
+        operands = [x, *_parts(w)]
+    else:
+        return None
+    if data.get_device() != w.data.get_device():
+        return None
+    made: torch.Tensor = _run(key, operands, lambda: [triton.matmul(x, w.mT, kind).contiguous()])[0]
+    return made
+
+
+def _run(key: tuple[Any, ...], operands: list[Any], call: Any) -> list[torch.Tensor]:
+    """`call()`, by its plan if it has one."""
+    plan = _plans.get(key, 0)
+    addresses = [tensor.data_ptr() for tensor in operands]
+    together = 0
+    for address in addresses:
+        together |= address
+    # Kernels are compiled for addresses that are multiples of 16, or that are not: plans are for the former.
+    if plan == _MAX_TRIES or together & 15 or operands[0].get_device() != torch._C._cuda_getDevice():
+        return call()  # type: ignore[no-any-return]
+    plans = _plan_module()
+    if plans.hooked():
+        return call()  # type: ignore[no-any-return]
+    if not isinstance(plan, int):
+        return plan(addresses)  # type: ignore[no-any-return]
+    made, recorded, why = plans.record(call, operands)
+    if len(_plans) >= _MAX_PLANS:
+        _plans.clear()
+        refusals.clear()
+    _plans[key] = plan + 1 if recorded is None else recorded
+    if recorded is None:
+        refusals[key] = why
+    else:
+        refusals.pop(key, None)
+    return made  # type: ignore[no-any-return]
+
+
+def _parts(scaled: ScaledTensor) -> list[Any]:
+    parts = [scaled.data, scaled.scale]
+    if scaled.zero_point is not None:
+        parts.append(scaled.zero_point)
+    if scaled.global_scale is not None:
+        parts.append(scaled.global_scale)
+    return parts
+
+
+def _form(scaled: ScaledTensor) -> int:
+    """A number for all that a plan takes from a value, which keeps it: it is immutable."""
+    made = scaled.__dict__
+    form: int | None = made.get("_torch_form")
+    if form is None:
+        parts = (scaled.data, scaled.scale, scaled.zero_point, scaled.global_scale)
+        shapes = tuple(None if part is None else (part.dtype, part.shape, part.stride()) for part in parts)
+        what = (scaled.recipe._key, scaled.layout._key, made["_packing"], made["_original_dtype"])  # type: ignore[attr-defined]
+        form = _forms.setdefault((*what, scaled.data.get_device(), *shapes), len(_forms))
+        made["_torch_form"] = form
+    return form
+
+
+_modules: dict[str, Any] = {}
+
+
+def _plan_module() -> Any:
+    module = _modules.get("plans")
+    if module is None:
+        from breccia.kernels.triton import plans
+
+        module = _modules["plans"] = plans
+    return module
+
+
+def _ops() -> Any:
+    from breccia.kernels.triton import ops
+
+    return ops

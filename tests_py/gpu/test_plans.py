@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launch plans: a repeated call gives what a call in full gives, whatever changes between the two."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import breccia
+import cases
+import pytest
+import torch
+from breccia.frameworks import _torch_launch as launches
+from breccia.nn import QuantizedLinear
+
+BF16 = torch.bfloat16
+NVFP4, FP8 = breccia.NVFP4BlockScaling(), breccia.Float8CurrentScaling()
+
+
+@pytest.fixture(autouse=True)
+def no_plans() -> Iterator[None]:
+    launches._plans.clear()
+    launches.refusals.clear()
+    yield
+    launches._plans.clear()
+
+
+def made_in_full(call: Any) -> Any:
+    """The result of a call with no plan, and none recorded."""
+    run = launches._run
+    launches._run = lambda key, operands, function: function()
+    try:
+        return call()
+    finally:
+        launches._run = run
+
+
+def randn(*shape: int, dtype: Any = BF16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+def same(a: Any, b: Any) -> None:
+    names = ("data", "scale", "zero_point", "global_scale")
+    parts = [(a, b)] if isinstance(a, torch.Tensor) else [(getattr(a, name), getattr(b, name)) for name in names]
+    for left, right in parts:
+        if left is None or right is None:
+            assert left is right
+            continue
+        assert left.dtype == right.dtype
+        assert left.shape == right.shape
+        assert left.stride() == right.stride()
+        assert torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
+
+
+def repeated(call: Any, arguments: list[Any]) -> None:
+    """Each call of a series against the same call in full: the first two record, the others repeat."""
+    for argument in [*arguments, *arguments]:
+        same(call(argument), made_in_full(lambda a=argument: call(a)))
+
+
+@cases.ALL
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_casts_and_dequantizes(recipe: Any, dtype: Any) -> None:
+    repeated(lambda x: breccia.cast(x, recipe), [randn(64, 512, dtype=dtype) for _ in range(3)])
+    values = [breccia.cast(randn(64, 512, dtype=dtype), recipe) for _ in range(3)]
+    repeated(lambda q: breccia.dequantize(q, BF16), values)
+    repeated(breccia.dequantize, values)
+
+
+@cases.ALL
+@pytest.mark.parametrize("m", [1, 2, 16, 100])
+def test_products(recipe: Any, m: int) -> None:
+    weights = [breccia.cast(randn(256, 512), recipe) for _ in range(2)]
+    for w in weights:
+        repeated(lambda x, w=w: breccia.linear(x, w, out_dtype=BF16), [randn(m, 512) for _ in range(3)])
+        repeated(lambda x, w=w: breccia.linear(x, w, randn(256) * 0, BF16), [randn(m, 512)])
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [(FP8, FP8), (breccia.Float8BlockScaling(), breccia.Float8BlockScaling(block_m=128)),
+     (breccia.Float8CurrentScaling(granularity="row"), breccia.Float8CurrentScaling(granularity="row"))],
+)  # fmt: skip
+@pytest.mark.parametrize("lead", [(16,), (300,), (2, 64)])
+def test_products_of_quantized_activations(left: Any, right: Any, lead: tuple[int, ...]) -> None:
+    w = breccia.cast(randn(256, 512), right)
+    repeated(lambda x: breccia.linear(x, w, out_dtype=BF16), [breccia.cast(randn(*lead, 512), left) for _ in range(3)])
+
+
+def test_main_calls_have_plans() -> None:
+    x, w = randn(16, 512), randn(256, 512)
+    for recipe in (FP8, breccia.Float8BlockScaling(), breccia.MXFP8BlockScaling(), breccia.MXFP4BlockScaling(), NVFP4,
+                   breccia.INT4Scaling(), breccia.INT8Scaling()):  # fmt: skip
+        for _ in range(2):
+            q = breccia.cast(w, recipe)
+            breccia.dequantize(q, BF16)
+            breccia.linear(x, q, out_dtype=BF16)
+    assert launches.refusals == {}
+    assert all(not isinstance(plan, int) for plan in launches._plans.values())
+
+
+def test_strides_offsets_and_alignment() -> None:
+    q = breccia.cast(randn(256, 512), NVFP4)
+    wide = randn(16, 1024)
+    forms = [wide[:, :512], wide[:, 512:], wide[::2, :512], wide[:, 8:520], wide[:, 1:513], randn(512, 16).T]
+    for x in forms:
+        repeated(lambda x: breccia.linear(x, q, out_dtype=BF16), [x])
+        repeated(lambda x: breccia.cast(x, NVFP4), [x])
+
+
+def test_results_are_new_memory_each_time() -> None:
+    q, x = breccia.cast(randn(256, 512), NVFP4), randn(16, 512)
+    made = [breccia.linear(x, q, out_dtype=BF16) for _ in range(4)]
+    assert len({y.data_ptr() for y in made}) == 4
+    casts = [breccia.cast(x, FP8) for _ in range(4)]
+    assert len({c.scale.data_ptr() for c in casts}) == 4
+
+
+def test_weights_of_one_form_share_a_plan_and_differ() -> None:
+    one, other, x = breccia.cast(randn(256, 512), NVFP4), breccia.cast(randn(256, 512), NVFP4), randn(16, 512)
+    for q in (one, other, one, other):
+        y = breccia.linear(x, q, out_dtype=BF16)
+        torch.testing.assert_close(y.float(), x.float() @ breccia.dequantize(q).T, rtol=2e-2, atol=2e-1)
+    assert sum(key[0] == "linear" for key in launches._plans) == 1
+
+
+def test_layers_follow_their_buffers() -> None:
+    layer = QuantizedLinear(breccia.cast(randn(256, 512), NVFP4))
+    x = randn(16, 512)
+    layer(x)
+    layer(x)
+    new = breccia.cast(randn(256, 512), NVFP4)
+    layer.load_state_dict(QuantizedLinear(new).state_dict())
+    same(layer(x), breccia.linear(x, new, out_dtype=BF16))
+    layer.weight_data = breccia.cast(randn(256, 512), NVFP4).data
+    same(layer(x), made_in_full(lambda: breccia.linear(x, layer.weight, out_dtype=BF16)))
+
+
+def test_gradients_do_not_go_through_plans() -> None:
+    q = breccia.cast(randn(256, 512), NVFP4)
+    for _ in range(3):
+        x = randn(16, 512).requires_grad_()
+        breccia.linear(x, q, out_dtype=BF16).sum().backward()
+        assert x.grad is not None
+        assert x.grad.shape == x.shape
+
+
+def test_errors_are_those_of_a_call_in_full() -> None:
+    q = breccia.cast(randn(256, 512), NVFP4)
+    breccia.linear(randn(16, 512), q)
+    with pytest.raises(ValueError, match="agree in K"):
+        breccia.linear(randn(16, 256), q)
+    with pytest.raises(ValueError, match=r"divisible|multiple"):
+        breccia.cast(randn(16, 17), NVFP4)
+    with pytest.raises(TypeError, match="device"):
+        breccia.linear(torch.randn(16, 512), q)
+    with pytest.raises(TypeError, match="dtype must be"):
+        breccia.linear(randn(16, 512), q, out_dtype=torch.int8)
+
+
+def test_graphs_and_streams() -> None:
+    q, x = breccia.cast(randn(256, 512), NVFP4), randn(16, 512)
+    want = breccia.linear(x, q, out_dtype=BF16)
+    breccia.linear(x, q, out_dtype=BF16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = breccia.linear(x, q, out_dtype=BF16)
+        c = breccia.cast(y, FP8)
+    y.zero_()
+    graph.replay()
+    same(y, want)
+    same(c, breccia.cast(want, FP8))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        z = breccia.linear(x, q, out_dtype=BF16)
+    side.synchronize()
+    same(z, want)
+
+
+def test_threads() -> None:
+    weights = [breccia.cast(randn(256, 512), NVFP4) for _ in range(8)]
+    x = randn(16, 512)
+    want = [breccia.linear(x, q, out_dtype=BF16) for q in weights]
+    torch.cuda.synchronize()
+    wrong: list[Any] = []
+
+    def work(i: int) -> None:
+        try:
+            for _ in range(50):
+                if not torch.equal(breccia.linear(x, weights[i], out_dtype=BF16), want[i]):
+                    wrong.append(i)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_profiler_hears_of_every_launch() -> None:
+    import triton
+
+    heard: list[str] = []
+
+    def hear(metadata: Any) -> None:
+        heard.append(metadata.get()["name"])
+
+    q, x = breccia.cast(randn(256, 512), NVFP4), randn(16, 512)
+    for _ in range(3):
+        breccia.linear(x, q, out_dtype=BF16)
+    triton.knobs.runtime.launch_enter_hook.add(hear)
+    try:
+        breccia.linear(x, q, out_dtype=BF16)
+    finally:
+        triton.knobs.runtime.launch_enter_hook.remove(hear)
+    assert heard
+
+
+def test_activations_of_layers() -> None:
+    """QuantizedLinear(activations=…) is the product of the two quantized operands; few rows are left as they are."""
+    rows = breccia.Float8CurrentScaling(granularity="row")
+    q = breccia.cast(randn(256, 512), rows)
+    layer = QuantizedLinear(q, activations=rows, exact_rows=4)
+    for lead in ((16,), (2, 64), (300,)):
+        x = randn(*lead, 512)
+        same(layer(x), breccia.linear(breccia.cast(x, rows), q, out_dtype=BF16))
+        exact = breccia.dequantize(breccia.cast(x, rows)).double() @ breccia.dequantize(q).double().T
+        assert float((layer(x).double() - exact).norm() / exact.norm()) < 4e-3
+    x = randn(4, 512)
+    same(layer(x), breccia.linear(x, q, out_dtype=BF16))
+    compiled = torch.compile(layer, fullgraph=True)
+    same(compiled(randn(300, 512) * 0 + 1), layer(randn(300, 512) * 0 + 1))
