@@ -126,7 +126,8 @@ def _fp8_mode(x: recipes.Operand, w: recipes.Operand, wblock: tuple[int, int]) -
         return None
     whole = ((0, 0), (1, 0))
     xblock = x.block if x.scale.numel() > 1 else (0, 0)
-    if xblock in whole and wblock in whole and len(x.shape) == 2:
+    per_row = xblock != (1, 0) or tuple(x.scale.shape) == (*x.shape[:-1], 1)
+    if xblock in whole and wblock in whole and per_row:
         return "whole"
     float_scales = x.sfmt == w.sfmt == "float"
     return "block" if float_scales and xblock == (1, 128) and wblock in ((1, 128), (128, 128)) else None
