@@ -105,9 +105,16 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
     Args:
         weight: ScaledTensor ``(N, K)`` of torch tensors.
         bias: ``(N,)`` or None.
+        activations: what to quantize the input to before each product, or None for products with the input as it is.
+            FP8 activations by an FP8 weight multiply on the tensor cores of a GPU in FP8: with many tokens that is what
+            is fast.
+        exact_rows: inputs of at most so many rows (tokens) are multiplied as they are, without ``activations``: with
+            few, reading the weight takes the time. 0 quantizes all.
     """
 
-    def __init__(self, weight: ScaledTensor, bias: Any = None) -> None:
+    def __init__(
+        self, weight: ScaledTensor, bias: Any = None, activations: ScalingRecipe | None = None, *, exact_rows: int = 0
+    ) -> None:
         super().__init__()
         if weight.ndim != 2 or not isinstance(weight.data, torch.Tensor):
             raise ValueError(f"weight must be a 2-D ScaledTensor of torch tensors, got {weight!r}")
@@ -117,27 +124,48 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         for part in ("data", "scale", "zero_point", "global_scale"):
             self.register_buffer(f"weight_{part}", getattr(weight, part))
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
+        if activations is not None and not isinstance(activations, ScalingRecipe):
+            raise TypeError(f"activations must be a ScalingRecipe or None, got {type(activations).__name__}")
+        if not isinstance(exact_rows, int) or exact_rows < 0:
+            raise ValueError(f"exact_rows must be a non-negative integer, got {exact_rows!r}")
+        self.activations = activations
+        self.exact_rows = exact_rows
+        self._made: ScaledTensor | None = None
 
     @property
     def weight(self) -> ScaledTensor:
         """The weight, over the buffers' memory."""
+        # Read past torch.nn.Module's __getattr__, which takes as long as all the rest of a small call.
+        parts = self._buffers
+        data, scale = parts["weight_data"], parts["weight_scale"]
+        zero_point, global_scale = parts["weight_zero_point"], parts["weight_global_scale"]
+        made = None if torch.compiler.is_dynamo_compiling() else self._made
+        if (
+            made is not None
+            and made.data is data
+            and made.scale is scale
+            and made.zero_point is zero_point
+            and made.global_scale is global_scale
+        ):
+            return made
         packing, dtype, layout = self._form
-        return ScaledTensor._unchecked(
-            packing,
-            dtype,
-            self.weight_data,
-            self.weight_scale,
-            self.recipe,
-            layout,
-            self.weight_zero_point,
-            self.weight_global_scale,
-        )
+        made = ScaledTensor._unchecked(packing, dtype, data, scale, self.recipe, layout, zero_point, global_scale)
+        if not torch.compiler.is_dynamo_compiling():
+            self._made = made
+        return made
 
     def forward(self, input: Any) -> Any:  # noqa: A002 (torch's name)
-        return ops.linear(input, self.weight, self.bias, input.dtype)
+        x = input
+        if self.activations is not None and input.numel() > self.exact_rows * self.in_features:
+            x = ops.cast(input, self.activations)
+        return ops.linear(x, self.weight, self.bias, input.dtype)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, recipe={self.recipe}"
+        text = f"in_features={self.in_features}, out_features={self.out_features}, recipe={self.recipe}"
+        return text if self.activations is None else f"{text}, activations={self.activations}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": None}
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Codes look like floats to torch: as bytes they move between devices and nothing else happens to them.

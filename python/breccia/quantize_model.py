@@ -19,6 +19,9 @@ def quantize_(
     model: torch.nn.Module,
     recipe: ScalingRecipe,
     filter: Callable[[torch.nn.Module, str], bool] | None = None,  # noqa: A002
+    *,
+    activations: ScalingRecipe | None = None,
+    exact_rows: int = 0,
 ) -> torch.nn.Module:
     """Put a `breccia.nn.QuantizedLinear` in the place of every ``torch.nn.Linear``.
 
@@ -27,6 +30,8 @@ def quantize_(
             its weight to be a tensor.
         recipe: what to quantize weights ``(out_features, in_features)`` to.
         filter: ``filter(module, name)`` says whether a linear layer is quantized; default: all are.
+        activations, exact_rows: what inputs are quantized to before each product, and up to how many rows they are
+            not: see `breccia.nn.QuantizedLinear`.
 
     Returns:
         ``model``. Its ``state_dict`` has ``….weight_data`` and ``….weight_scale`` (and ``weight_zero_point``,
@@ -54,7 +59,9 @@ def quantize_(
                     weight = cast(child.weight.detach(), recipe)
                 except ValueError as error:
                     raise ValueError(f"{full}.weight cannot be quantized: {error}") from None
-                replaced[id(child)] = QuantizedLinear(weight, child.bias).train(child.training)
+                replaced[id(child)] = QuantizedLinear(weight, child.bias, activations, exact_rows=exact_rows).train(
+                    child.training
+                )
             made.append((parent, name, replaced[id(child)]))
     for parent, name, layer in made:
         setattr(parent, name, layer)

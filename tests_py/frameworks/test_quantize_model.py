@@ -133,3 +133,30 @@ def change_weights(model, function):
 
 def relative_error(w, recipe):
     return ((breccia.dequantize(breccia.cast(w, recipe)) - w) / w).square().mean().sqrt()
+
+
+def test_activations_are_quantized():
+    recipe = breccia.Float8CurrentScaling(granularity="row")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 16))
+    weights = [breccia.cast(layer.weight.detach(), recipe) for layer in model]
+    biases = [layer.bias.detach() for layer in model]
+    breccia.quantize_(model, recipe, activations=recipe, exact_rows=2)
+    x = torch.randn(5, 64)
+    y = x
+    for w, bias in zip(weights, biases, strict=True):
+        y = breccia.linear(breccia.cast(y, recipe), w, bias)
+    assert torch.equal(model(x), y)
+    few = x[:2]
+    for w, bias in zip(weights, biases, strict=True):
+        few = breccia.linear(few, w, bias)
+    assert torch.equal(model(x[:2]), few)
+    assert "activations=" in repr(model)
+    assert torch.equal(copy.deepcopy(model)(x), y)
+    assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x), y)
+
+
+@pytest.mark.parametrize(("wrong", "error"), [({"activations": "fp8"}, TypeError), ({"exact_rows": -1}, ValueError)])
+def test_activations_are_checked(wrong, error):
+    weight = breccia.cast(torch.randn(16, 64), breccia.Float8CurrentScaling())
+    with pytest.raises(error, match=next(iter(wrong))):
+        QuantizedLinear(weight, **wrong)
