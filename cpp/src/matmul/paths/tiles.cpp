@@ -159,7 +159,7 @@ private:
     }
 
     void run(const TileActivations& a, std::int64_t row, std::int64_t n) {
-        product_.table.matmul.bf16->rows_in_tiles[static_cast<std::size_t>(w_.element)](
+        product_.table.matmul.bf16->tiles[static_cast<std::size_t>(w_.element)](
             {.codes = w_.data + row * w_.row_stride,
              .row_stride = w_.row_stride,
              .row_bytes = w_.packed ? (product_.k + 1) / 2 : product_.k,
@@ -209,7 +209,7 @@ private:
 
 bool rows_in_tiles(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* bf16 = product.table.matmul.bf16;
-    if (bf16 == nullptr || bf16->rows_in_tiles[static_cast<std::size_t>(w.element)] == nullptr) return false;
+    if (bf16 == nullptr || bf16->tiles[static_cast<std::size_t>(w.element)] == nullptr) return false;
     if (product.k == 0 || w.col_stride != 1 || w.packed != is_packed(w.element)) return false;
     const std::int64_t rows = product.total_rows();
     // Before all scales are looked at.
