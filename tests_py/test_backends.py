@@ -2,6 +2,7 @@
 """Every backend this machine can run, and any number of threads, gives the same bytes."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import breccia
 import pytest
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
 
 
 SUPPORTED = breccia.cpu_info()["supported"]
@@ -50,7 +52,22 @@ def test_every_product_has_a_kernel():
         portable = {kernel for by_rows in breccia.cpu_info()["kernels"].values() for kernel in by_rows.values()}
     finally:
         breccia.set_backend(before)
-    assert portable == {"rows, float32", "panels, float32"}
+    assert portable == {"rows_f32", "panels_f32"}
+
+
+def test_a_kernel_has_the_name_of_its_file():
+    """So that a name in cpu_info leads to the code, and to the row of docs/kernels.md that says when it runs."""
+    files = {path.stem for path in (ROOT / "cpp/src/matmul/paths").glob("*.cpp")}
+    in_docs = set(re.findall(r"^\|[^|]*\| `(\w+)`", (ROOT / "docs/kernels.md").read_text(), re.MULTILINE))
+    assert in_docs == files
+    before = breccia.cpu_info()["backend"]
+    try:
+        for backend in SUPPORTED:
+            breccia.set_backend(backend)
+            named = {kernel for by_rows in breccia.cpu_info()["kernels"].values() for kernel in by_rows.values()}
+            assert named <= files
+    finally:
+        breccia.set_backend(before)
 
 
 def test_portable_is_always_there():

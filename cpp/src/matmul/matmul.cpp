@@ -3,7 +3,7 @@
 
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
-#include "matmul/product.hpp"
+#include "matmul/paths/paths.hpp"
 #include "runtime/threads.hpp"
 
 namespace breccia {
@@ -21,8 +21,8 @@ void check_overlap(const Array& out, const Operand& operand) {
     check_no_overlap(out, operand.scaled() != nullptr ? operand.scaled()->data() : *operand.array());
 }
 
-// Ways to multiply, in the order in which they are tried. Each returns whether it took the operands.
-struct Way {
+// The paths, in the order in which they are tried: the first that returns true has multiplied.
+struct Path {
     std::string_view name;
     bool (*multiply)(const Product&, const Rows&);
 };
@@ -34,35 +34,28 @@ bool with_codes(const Product& product, const Rows& w) {
     return codes != nullptr && Multiply(product, *codes);
 }
 
-bool few_by_dequantized_rows(const Product& product, const Rows& w) {
-    constexpr std::int64_t few = 4;
-    if (product.total_rows() >= few) return false;
-    gemv_f32(product, w);
+bool panels_f32(const Product& product, const Rows& w) {
+    paths::panels_f32(product, w);
     return true;
 }
 
-bool dequantized_panels(const Product& product, const Rows& w) {
-    gemm_f32(product, w);
-    return true;
-}
-
-constexpr Way ways[] = {
-    {"rows in place, integers", with_codes<gemv_integers>},
-    {"rows in tiles, bfloat16", with_codes<rows_in_tiles>},
-    {"rows across lanes, bfloat16", with_codes<product_in_lanes>},
-    {"rows in place, bfloat16", with_codes<gemv_bf16>},
-    {"rows, float32", few_by_dequantized_rows},
-    {"panels, bfloat16", with_codes<gemm_bf16>},
-    {"panels, float32", dequantized_panels},
+constexpr Path in_order[] = {
+    {"in_place_integer", with_codes<paths::in_place_integer>},
+    {"tiles", with_codes<paths::tiles>},
+    {"lanes", with_codes<paths::lanes>},
+    {"in_place_bf16", with_codes<paths::in_place_bf16>},
+    {"rows_f32", paths::rows_f32},
+    {"panels_bf16", with_codes<paths::panels_bf16>},
+    {"panels_f32", panels_f32},
 };
 
 // Of the last product that this thread began.
-thread_local std::string_view way_taken;
+thread_local std::string_view path_taken;
 
 void multiply(const Product& product, const Rows& w) {
-    for (const Way& way : ways)
-        if (way.multiply(product, w)) {
-            way_taken = way.name;
+    for (const Path& path : in_order)
+        if (path.multiply(product, w)) {
+            path_taken = path.name;
             return;
         }
 }
@@ -126,9 +119,9 @@ void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision
     });
 }
 
-std::string_view matmul_way(const Operand& a, const Operand& b) {
+std::string_view matmul_path(const Operand& a, const Operand& b) {
     matmul(a, b);
-    return way_taken;
+    return path_taken;
 }
 
 Array matmul(const Operand& a, const Operand& b, DType out_dtype, Precision precision) {

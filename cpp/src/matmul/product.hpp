@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The drivers of the matmul kernels: what matmul.cpp has checked, cut into panels.
+// One product of checked operands, as the paths take it.
 #pragma once
 
 #include "breccia/ops.hpp"
@@ -39,29 +39,7 @@ constexpr std::uint32_t out_of_range(float x, int lowest, int highest) {
     return static_cast<std::uint32_t>(magnitude != 0) & static_cast<std::uint32_t>(magnitude - least > span);
 }
 
-/// Which of the drivers below multiplies such operands: it is tried out.
-std::string_view matmul_way(const Operand& a, const Operand& b);
-
-/// Codes that are small integers, in place, by one or two activations as integers. False as below.
-bool gemv_integers(const Product& product, const ScaledMatrix& w);
-
-/// Reads packed weights in place for a few activations. False, with nothing written, where the layout, the format, the
-/// machine or the activations' range do not allow that.
-bool gemv_bf16(const Product& product, const ScaledMatrix& w);
-
-/// A row of weights to each lane, for up to 16 activations. False as above.
-bool product_in_lanes(const Product& product, const ScaledMatrix& w);
-
-/// Rows of codes in place by tiles of up to 16 activations. False as above.
-bool rows_in_tiles(const Product& product, const ScaledMatrix& w);
-
-/// Dequantizes one weight row at a time.
-void gemv_f32(const Product& product, const Rows& w);
-
-/// Panels of codes decoded to bfloat16, scales applied to sums. False as above.
-bool gemm_bf16(const Product& product, const ScaledMatrix& w);
-
-/// Panels dequantized to float32: any operands.
-void gemm_f32(const Product& product, const Rows& w);
+/// The name of the path that multiplies such operands. It is found by multiplying them.
+std::string_view matmul_path(const Operand& a, const Operand& b);
 
 }  // namespace breccia

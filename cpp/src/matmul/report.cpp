@@ -35,7 +35,7 @@ std::vector<MatmulKernel> matmul_kernels() {
                                      .activations = name,
                                      .prepared = is_prepared,
                                      .rows = m,
-                                     .kernel = std::string(matmul_way(a, is_prepared ? Operand(prepared) : w))});
+                                     .kernel = std::string(matmul_path(a, is_prepared ? Operand(prepared) : w))});
         }
     }
     return found;

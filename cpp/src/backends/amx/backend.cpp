@@ -39,7 +39,7 @@ constinit const ProductKernels products{
     .integer_terms = 1,  // vdpbf16ps issues every other cycle here, vpdpbusd twice in each
     .begin = configure_tiles,
     .end = release_tiles,
-    .rows_in_tiles = Codecs::map([]<Codec C>() -> void (*)(const TileRows&) {
+    .tiles = Codecs::map([]<Codec C>() -> void (*)(const TileRows&) {
         if constexpr (has_bf16<C>) return multiply_rows_in_place<C>;
         return nullptr;
     }),

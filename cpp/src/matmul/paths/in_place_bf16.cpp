@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "matmul/code_rows.hpp"
+#include "matmul/paths/paths.hpp"
 
 namespace breccia {
 namespace {
@@ -82,7 +83,7 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
 
 }  // namespace
 
-bool gemv_bf16(const Product& product, const ScaledMatrix& w) {
+bool paths::in_place_bf16(const Product& product, const ScaledMatrix& w) {
     const KernelTable& table = product.table;
     const BF16Kernels* bf16 = table.matmul.bf16;
     const auto kernel = bf16 != nullptr ? bf16->gemv[static_cast<std::size_t>(w.element)] : nullptr;

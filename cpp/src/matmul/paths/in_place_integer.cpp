@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "matmul/code_rows.hpp"
+#include "matmul/paths/paths.hpp"
 #include "runtime/threads.hpp"
 #include "runtime/workspace.hpp"
 
@@ -64,7 +65,7 @@ void multiply_prepared(const Product& product, const ScaledMatrix& w, const Lane
 
 }  // namespace
 
-bool gemv_integers(const Product& product, const ScaledMatrix& w) {
+bool paths::in_place_integer(const Product& product, const ScaledMatrix& w) {
     constexpr std::int64_t most_rows = 2;  // more share the decoding of the weight elsewhere
     const KernelTable& table = product.table;
     const BF16Kernels* kernels = table.matmul.bf16;

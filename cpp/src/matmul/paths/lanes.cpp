@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Activations, or terms of such, 16 at a time by a weight whose rows lie across the lanes: as prepared, or turned on
-// the way from rows in place.
+// Activations, or terms of such, 16 at a time by a weight whose rows lie across lanes: as prepared, or turned
+// on the way from rows in place.
 #include <algorithm>
 
 #include "matmul/bf16_terms.hpp"
 #include "matmul/code_rows.hpp"
 #include "matmul/coded_activations.hpp"
 #include "matmul/paths/panels.hpp"
+#include "matmul/paths/paths.hpp"
 
 namespace breccia {
 namespace {
 
-constexpr std::int64_t lanes = 16;
+constexpr std::int64_t group_rows = 16;
 
 // Activations that a kernel comes for; the rest of them are zeros.
 std::int64_t kernel_vectors(std::int64_t used) {
     for (const std::int64_t count : {1, 2, 3, 4, 8})
         if (used <= count) return count;
-    return lanes;
+    return group_rows;
 }
 
 // Some of a product's activations, as bfloat16 terms that add up to them: vector t * rows + i is term t of row i. Or
@@ -81,8 +82,8 @@ public:
 
     void multiply(const std::vector<LaneActivations>& passes, std::int64_t begin, std::int64_t end) {
         for (std::int64_t group = begin; group < end; group += at_once) {
-            const std::int64_t row = group * lanes;
-            const std::int64_t n = std::min(std::min(at_once, end - group) * lanes, w_.grid.rows - row);
+            const std::int64_t row = group * group_rows;
+            const std::int64_t n = std::min(std::min(at_once, end - group) * group_rows, w_.grid.rows - row);
             for (const LaneActivations& a : passes) {
                 if (w_.lane_codes != nullptr)
                     run_prepared(a, group, n);
@@ -97,7 +98,7 @@ private:
     static constexpr std::int64_t at_once = 8;
 
     [[nodiscard]] std::int64_t quads() const { return quads_of(product_.k, w_.packed); }
-    [[nodiscard]] std::int64_t zero_bytes() const { return blocks_.stored * lanes; }
+    [[nodiscard]] std::int64_t zero_bytes() const { return blocks_.stored * group_rows; }
 
     void run_prepared(const LaneActivations& a, std::int64_t group, std::int64_t n) {
         run(a, {.codes = w_.lane_codes + group * quads() * 256,
@@ -110,11 +111,11 @@ private:
     }
 
     void run_rows(const LaneActivations& a, std::int64_t row, std::int64_t n) {
-        for (std::int64_t r = 0; r < n; r += lanes)
+        for (std::int64_t r = 0; r < n; r += group_rows)
             run(a, {.codes = w_.data + (row + r) * w_.row_stride,
                     .row_stride = w_.row_stride,
                     .row_bytes = w_.packed ? (product_.k + 1) / 2 : product_.k,
-                    .rows = std::min(lanes, n - r),
+                    .rows = std::min(group_rows, n - r),
                     .scales = scales_.data(),
                     .scale_type = scales_of(row + r),
                     .zero_points = zero_points_of(row + r),
@@ -150,12 +151,12 @@ private:
     }
 
     void write(const LaneActivations& a, std::int64_t i, std::int64_t row, std::int64_t n) const {
-        float line[at_once * lanes];
-        for (std::int64_t j = 0; j < n; j += lanes) {
-            const float* from = sums_ + j * a.vectors + i * lanes;
-            for (std::int64_t lane = 0; lane < lanes; ++lane) {
+        float line[at_once * group_rows];
+        for (std::int64_t j = 0; j < n; j += group_rows) {
+            const float* from = sums_ + j * a.vectors + i * group_rows;
+            for (std::int64_t lane = 0; lane < group_rows; ++lane) {
                 float sum = from[lane];
-                for (std::int64_t t = 1; t < a.terms; ++t) sum += from[t * a.rows * lanes + lane];
+                for (std::int64_t t = 1; t < a.terms; ++t) sum += from[t * a.rows * group_rows + lane];
                 line[j + lane] = w_.with_global(sum);
             }
         }
@@ -166,13 +167,13 @@ private:
     const ScaledMatrix& w_;
     const LaneBlocks& blocks_;
     std::vector<std::byte> scales_, zero_points_;
-    alignas(64) float sums_[at_once * lanes * lanes];  // [group][vector][row]
+    alignas(64) float sums_[at_once * group_rows * group_rows];  // [group][vector][row]
     Scratch scratch_;
 };
 
 }  // namespace
 
-bool product_in_lanes(const Product& product, const ScaledMatrix& w) {
+bool paths::lanes(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* bf16 = product.table.matmul.bf16;
     if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.element)] == nullptr) return false;
     // Rows in place are turned for every pass; for one or two activations reading them row by row is quicker.
@@ -194,7 +195,7 @@ bool product_in_lanes(const Product& product, const ScaledMatrix& w) {
     if (rows * terms > (often ? bf16->prepared_lane_vectors : bf16->lane_vectors)) return false;
     std::vector<LaneActivations> passes;
     for (std::int64_t first = 0; first < rows; first += passes.back().rows) {
-        const std::int64_t count = std::min(lanes / terms, rows - first);
+        const std::int64_t count = std::min(group_rows / terms, rows - first);
         passes.push_back({.first = first,
                           .rows = count,
                           .terms = terms,
@@ -206,7 +207,7 @@ bool product_in_lanes(const Product& product, const ScaledMatrix& w) {
     }
     const std::int64_t group_bytes = quads_of(product.k, w.packed) * 256;
     parallel_for(
-        (product.n + lanes - 1) / lanes, std::max<std::int64_t>(1, bytes_per_task / group_bytes),
+        (product.n + group_rows - 1) / group_rows, std::max<std::int64_t>(1, bytes_per_task / group_bytes),
         [&](std::int64_t begin, std::int64_t end) { LaneGroups(product, w, *blocks).multiply(passes, begin, end); });
     return true;
 }

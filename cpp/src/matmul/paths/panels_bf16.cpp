@@ -7,6 +7,7 @@
 
 #include "matmul/coded_activations.hpp"
 #include "matmul/paths/panels.hpp"
+#include "matmul/paths/paths.hpp"
 
 namespace breccia {
 namespace {
@@ -347,7 +348,7 @@ struct BF16Panels {
 
 }  // namespace
 
-bool gemm_bf16(const Product& product, const ScaledMatrix& w) {
+bool paths::panels_bf16(const Product& product, const ScaledMatrix& w) {
     const KernelTable& table = product.table;
     const BF16Kernels* bf16 = table.matmul.bf16;
     if (bf16 == nullptr || bf16->decode[static_cast<std::size_t>(w.element)] == nullptr || product.k == 0 ||

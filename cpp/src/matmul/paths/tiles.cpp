@@ -8,11 +8,12 @@
 #include "matmul/bf16_terms.hpp"
 #include "matmul/coded_activations.hpp"
 #include "matmul/paths/panels.hpp"
+#include "matmul/paths/paths.hpp"
 
 namespace breccia {
 namespace {
 
-constexpr std::int64_t lanes = 16, line = 64, byte_block = 32;
+constexpr std::int64_t tile_size = 16, line = 64, byte_block = 32;
 
 constexpr std::int64_t step_of(bool packed) { return packed ? 2 * line : line; }
 
@@ -111,10 +112,10 @@ bool pack(const Product& product, const ScaledMatrix* coded, bool packed, const 
     if (!in_range || !scaled) return false;
     if (coded != nullptr) {
         const std::int64_t block = block_of(how, packed);
-        out.scales.resize(static_cast<std::size_t>((product.k + block - 1) / block * lanes));
+        out.scales.resize(static_cast<std::size_t>((product.k + block - 1) / block * tile_size));
         for (std::int64_t i = 0; i < rows; ++i)
             read_finer_scales(product.table, *coded, out.first + i, block, scratch.scales, out.scales.data() + i,
-                              lanes);
+                              tile_size);
     }
     return true;
 }
@@ -126,11 +127,11 @@ public:
         : product_(product),
           w_(w),
           how_(how),
-          scale_stride_(how.scale_codes ? 0 : w.grid.grid_cols() + lanes),
+          scale_stride_(how.scale_codes ? 0 : w.grid.grid_cols() + tile_size),
           scales_(at_once * scale_stride_),
           zero_points_(static_cast<std::size_t>(w.zero_point != nullptr ? at_once * scale_stride_ : 0)),
-          sums_(at_once * lanes),
-          turned_(at_once * lanes) {}
+          sums_(at_once * tile_size),
+          turned_(at_once * tile_size) {}
 
     void multiply(const std::vector<TileActivations>& passes, std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; row += at_once) {
@@ -138,8 +139,9 @@ public:
             for (std::int64_t r = 0; r < n; ++r) {
                 if (!how_.scale_codes) read_row_scales(row + r, scales_.data() + r * scale_stride_);
                 if (w_.zero_point != nullptr)
-                    read_zero_points(w_, row + r, zero_points_.data() + r / lanes * lanes * scale_stride_ + r % lanes,
-                                     lanes);
+                    read_zero_points(w_, row + r,
+                                     zero_points_.data() + r / tile_size * tile_size * scale_stride_ + r % tile_size,
+                                     tile_size);
             }
             for (const TileActivations& a : passes) {
                 run(a, row, n);
@@ -155,11 +157,11 @@ private:
     void read_row_scales(std::int64_t row, float* out) {
         const std::int64_t count = w_.grid.grid_cols();
         read_scales(product_.table, w_, row / w_.grid.block_rows, 0, count, out);
-        std::fill_n(out + count, lanes, 0.0F);
+        std::fill_n(out + count, tile_size, 0.0F);
     }
 
     void run(const TileActivations& a, std::int64_t row, std::int64_t n) {
-        product_.table.matmul.bf16->rows_in_tiles[static_cast<std::size_t>(w_.element)](
+        product_.table.matmul.bf16->tiles[static_cast<std::size_t>(w_.element)](
             {.codes = w_.data + row * w_.row_stride,
              .row_stride = w_.row_stride,
              .row_bytes = w_.packed ? (product_.k + 1) / 2 : product_.k,
@@ -181,8 +183,8 @@ private:
              .x = a.x.data(),
              .vectors = a.vectors,
              .out = sums_.data()});
-        for (std::int64_t r = 0; r < n; r += lanes)
-            product_.table.matmul.transpose(sums_.data() + r * lanes, lanes, turned_.data() + r, at_once);
+        for (std::int64_t r = 0; r < n; r += tile_size)
+            product_.table.matmul.transpose(sums_.data() + r * tile_size, tile_size, turned_.data() + r, at_once);
     }
 
     void write(const TileActivations& a, std::int64_t row, std::int64_t n) {
@@ -207,13 +209,13 @@ private:
 
 }  // namespace
 
-bool rows_in_tiles(const Product& product, const ScaledMatrix& w) {
+bool paths::tiles(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* bf16 = product.table.matmul.bf16;
-    if (bf16 == nullptr || bf16->rows_in_tiles[static_cast<std::size_t>(w.element)] == nullptr) return false;
+    if (bf16 == nullptr || bf16->tiles[static_cast<std::size_t>(w.element)] == nullptr) return false;
     if (product.k == 0 || w.col_stride != 1 || w.packed != is_packed(w.element)) return false;
     const std::int64_t rows = product.total_rows();
     // Before all scales are looked at.
-    if (rows > 2 * lanes || rows * product.a.front().bfloat16_terms() < 3) return false;
+    if (rows > 2 * tile_size || rows * product.a.front().bfloat16_terms() < 3) return false;
     std::optional<RowScales> how = row_scales(w, product.k);
     if (!how || !zero_points_suit(w, *how)) return false;
     const ScaledMatrix* coded = codes_that_suit(product, w.packed, *how);
@@ -221,7 +223,7 @@ bool rows_in_tiles(const Product& product, const ScaledMatrix& w) {
     const std::int64_t terms = one_term ? 1 : product.a.front().bfloat16_terms();
     // A row at a time is quicker for one or two activations; panels are for more than two passes take, or for more than
     // one where they take the activations as one term.
-    const std::int64_t at_once = lanes / terms;
+    const std::int64_t at_once = tile_size / terms;
     const bool suits_panels = terms == 1 || product.a.front().scaled_along_k() != nullptr;
     if (rows * terms < 3 || rows > (suits_panels ? at_once : 2 * at_once)) return false;
     std::vector<TileActivations> passes;
@@ -232,11 +234,12 @@ bool rows_in_tiles(const Product& product, const ScaledMatrix& w) {
         if (!pack(product, coded, w.packed, *how, *bf16, passes.back())) return false;
     }
     constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
-    parallel_for((product.n + lanes - 1) / lanes,
-                 std::max<std::int64_t>(1, bytes_per_task / std::max<std::int64_t>(1, lanes * w.row_stride)),
-                 [&](std::int64_t begin, std::int64_t end) {
-                     RowsInTiles(product, w, *how).multiply(passes, begin * lanes, std::min(end * lanes, product.n));
-                 });
+    parallel_for(
+        (product.n + tile_size - 1) / tile_size,
+        std::max<std::int64_t>(1, bytes_per_task / std::max<std::int64_t>(1, tile_size * w.row_stride)),
+        [&](std::int64_t begin, std::int64_t end) {
+            RowsInTiles(product, w, *how).multiply(passes, begin * tile_size, std::min(end * tile_size, product.n));
+        });
     return true;
 }
 

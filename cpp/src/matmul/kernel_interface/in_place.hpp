@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of codes that a kernel reads where they lie, a step of 64 bytes at a time.
+#pragma once
+
+#include <algorithm>
+
+#include "breccia/recipe.hpp"
+
+namespace breccia {
+
+/// CodeRows::special describes this many rows in one byte. Ranges of rows begin at multiples of it.
+inline constexpr std::int64_t special_rows = 4;
+
+/// Weight rows and their scales in place.
+///     code(n, k)  is the byte codes[n * row_stride + k], or, packed, a nibble of codes[n * row_stride + k / 2]
+///     scale(n, b) is scale number b of row (first_row + n) / block_rows, rows scale_row_stride bytes apart
+struct CodeRows {
+    const std::uint8_t* codes = nullptr;
+    std::int64_t row_stride = 0, rows = 0, k = 0;
+    /// Elements that share a scale: a multiple of a step; or a divisor of a step, at least 16; or all of K.
+    std::int64_t block = 0;
+    std::int64_t first_row = 0, block_rows = 1;
+    const std::byte* scales = nullptr;
+    ScaleType scale_type = ScaleType::float32;
+    std::int64_t scale_row_stride = 0;
+    const std::uint8_t* zero_points = nullptr;  ///< one to a scale, only of 4-bit codes; or null
+    std::int64_t zero_row_stride = 0;
+    float* scale_scratch = nullptr;      ///< room for four rows of scales and, for IntegerGemv, eight numbers more
+    std::int64_t first_level_cache = 0;  ///< bytes; decides whether the next rows are prefetched into it
+    /// For prepared E4M3 weights, or null: bit n % special_rows of special[n / special_rows * spans + s] says whether a
+    /// code of span s of row n is zero, subnormal or NaN. A span is row_span() elements; `spans` is their number.
+    const std::uint8_t* special = nullptr;
+};
+
+/// Elements in a step of 64 bytes.
+constexpr std::int64_t row_step(bool packed) { return packed ? 128 : 64; }
+
+/// A kernel that decodes ordinary codes quickly and repeats a span that has others by tables looks once per span. Where
+/// a row has one scale, a span is as long as the usual block: one special code then delays few others.
+inline constexpr std::int64_t usual_span = 128;
+constexpr std::int64_t row_span(std::int64_t block, std::int64_t k, bool packed) {
+    return block >= k ? usual_span : std::max(block, row_step(packed));
+}
+/// Longer spans are likely to hold a special code.
+inline constexpr std::int64_t longest_span_of_ordinary = 256;
+
+/// out(n, v) = sum over k of w(n, k) x(v, k) for a few activations.
+///     out(n, v) = out[n * vectors + v]
+///     x(v, k)   = x[v * padded_k + k / step * step + place(k % step)], padded_k being K rounded up to whole steps
+/// The place of an element within its step is the order in which a kernel decodes codes:
+///     packed: place(k) = k % 4 * 32 + k / 4                         (elements 0, 4, 8 … then 1, 5, 9 …)
+///     bytes:  place(k) = k / 8 % 2 * 32 + k / 16 * 8 + k % 8        (runs of 8: 0, 2, 4, 6 then 1, 3, 5, 7)
+struct Gemv {
+    CodeRows w;
+    const std::uint16_t* x = nullptr;
+    std::int64_t vectors = 0;
+    float* out = nullptr;
+};
+using GemvKernel = void (*)(const Gemv&);
+inline constexpr std::int64_t max_gemv_vectors = 8;
+
+}  // namespace breccia

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Any operands, few activations: a few weight rows are dequantized to float32, then each is multiplied by every
+// activation.
+#include "matmul/paths/panels.hpp"
+#include "matmul/paths/paths.hpp"
+
+namespace breccia {
+
+bool paths::rows_f32(const Product& product, const Rows& w) {
+    constexpr std::int64_t few = 4;
+    if (product.total_rows() >= few) return false;
+    const KernelTable& table = product.table;
+    const std::int64_t rows = product.total_rows();
+    std::vector<float> x(static_cast<std::size_t>(rows * product.k));
+    Scratch reading;
+    product.read(table, 0, rows, 0, product.k, reading, x.data(), product.k);
+    constexpr std::int64_t at_once = 16;
+    const std::int64_t grain =
+        std::max<std::int64_t>(1, (std::int64_t{1} << 16) / std::max<std::int64_t>(product.k, 1));
+    parallel_for(product.n, round_up(grain, at_once), [&](std::int64_t begin, std::int64_t end) {
+        Scratch scratch;
+        std::vector<float> weights(static_cast<std::size_t>(at_once * product.k));
+        std::vector<float> results(static_cast<std::size_t>(at_once * rows));
+        for (std::int64_t j = begin; j < end; j += at_once) {
+            const std::int64_t n = std::min(at_once, end - j);
+            w.read(table, j, n, 0, product.k, scratch, weights.data(), product.k);
+            for (std::int64_t i = 0; i < rows; ++i) {
+                for (std::int64_t r = 0; r < n; ++r)
+                    results[static_cast<std::size_t>(r)] =
+                        table.matmul.dot(x.data() + i * product.k, weights.data() + r * product.k, product.k);
+                product.write(table, i, j, n, results.data());
+            }
+        }
+    });
+    return true;
+}
+
+}  // namespace breccia
