@@ -142,18 +142,20 @@ def load_safetensors(path: str | os.PathLike[str], framework: str = "numpy") -> 
 
     Args:
         path: a file of `save_safetensors`, of this version or breccia 0.1.3.
-        framework: "numpy", "torch", "jax" or "mlx"; NumPy's arrays are read-only views of the file.
+        framework: "numpy", "torch", "jax" or "mlx". NumPy's arrays are read-only views of the file; the others share
+            its pages where they can until they are written to, which changes no file.
 
     Raises:
         ValueError: the file is not valid, or metadata and tensors do not fit.
     """
     file = SafetensorsFile(path)
+    read = file.__getitem__ if framework == "numpy" else file.private
     result = {}
     for key, text in file.metadata.items():
         name = key.removesuffix(".config")
         if name == key or f"{name}.data" not in file.entries or f"{name}.scale" not in file.entries:
             continue
-        parts = {role: file[f"{name}.{role}"] for role in ROLES if f"{name}.{role}" in file.entries}
+        parts = {role: read(f"{name}.{role}") for role in ROLES if f"{name}.{role}" in file.entries}
         try:
             scaled = load(parts, config=text, name=name)
         except (ValueError, TypeError) as error:
