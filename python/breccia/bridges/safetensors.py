@@ -121,7 +121,10 @@ def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int
     """
     try:
         config = json.loads(text)
-        recipe = recipes.from_dict({"name": config["recipe"]["name"], **config["recipe"]["fields"]})
+        fields = {"name": config["recipe"]["name"], **config["recipe"]["fields"]}
+        if fields["name"] == "nvfp4":  # breccia 0.1.3 had one level, and no field to say so
+            fields.setdefault("two_level", False)
+        recipe = recipes.from_dict(fields)
         kinds = {kind.name: kind for kind in layouts.Layout.__subclasses__()}
         layout = kinds[config["layout"]["name"]](**config["layout"]["fields"])
         shape = config.get("shape")
