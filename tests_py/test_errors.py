@@ -80,6 +80,11 @@ INVARIANTS = {
         "zero_point is required",
         lambda: ScaledTensor(u8(4, 64), f32(4, 1), breccia.INT4Scaling(symmetric=False, signed=False), PerBlockK(128)),
     ),
+    "global_scale missing": (
+        ValueError,
+        r"^global_scale is required for NVFP4BlockScaling\(two_level=True\)$",
+        lambda: breccia.from_buffer(u8(4, 32), u8(4, 4), breccia.NVFP4BlockScaling(), PerBlockMN(1, 16)),
+    ),
     "recipe is a class": (
         TypeError,
         "recipe",

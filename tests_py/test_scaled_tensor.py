@@ -211,3 +211,15 @@ def test_construction_by_position_and_by_name():
     b = ScaledTensor(data=data, scale=scale, recipe=recipe, layout=PerBlockK(128), zero_point=zero)
     assert_same_value(a, b)
     assert (dequantize(a) == -8).all()
+
+
+@cases.ALL
+def test_from_buffer_needs_every_part_that_cast_makes(recipe):
+    q = breccia.cast(cases.normal((4, 256)), recipe)
+    parts = {"zero_point": q.zero_point, "global_scale": q.global_scale}
+    same = breccia.from_buffer(q.data, q.scale, q.recipe, q.layout, **parts)
+    np.testing.assert_array_equal(breccia.dequantize(same), breccia.dequantize(q))
+    for name, part in parts.items():
+        if part is not None:
+            with pytest.raises(ValueError, match=f"^{name} is required for {type(recipe).__name__}"):
+                breccia.from_buffer(q.data, q.scale, q.recipe, q.layout, **{**parts, name: None})

@@ -26,7 +26,8 @@ class ScaledTensor:
         recipe: what the codes and scales mean.
         layout: how scales map onto data.
         zero_point: integer-coded recipes only; shaped like ``scale``.
-        global_scale: float32 second-level scale, one element or one per matrix of a batch.
+        global_scale: float32 second-level scale, one element or one per matrix of a batch; required where
+            the recipe has two levels (1.0 where the block scales are all there is).
         shape: logical shape, where packed data leaves it open (an odd number of columns).
         original_dtype: name of the dtype the values came from.
 

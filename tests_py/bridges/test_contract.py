@@ -56,6 +56,17 @@ def test_round_trip_is_byte_exact(name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "key"), CASES)
+def test_a_transposed_view_is_refused(name: str, key: str) -> None:
+    module = CHECKPOINT[name]
+    turned = breccia.cast(weight((256, 256)), module.RECIPES[key]).T
+    write = getattr(module, "to_" + module.__name__.rpartition(".")[2])
+    for call in (module.lay_out, write):
+        with pytest.raises(ValueError, match=r"^scaled must not be a transposed view: pass \.mT of it$"):
+            call(turned)
+    same_values(read(module, write(turned.mT)), turned.mT)
+
+
+@pytest.mark.parametrize(("name", "key"), CASES)
 def test_the_plan_of_a_ghost_is_what_is_made(name: str, key: str) -> None:
     module = CHECKPOINT[name]
     recipe = module.RECIPES[key]

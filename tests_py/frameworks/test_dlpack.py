@@ -7,6 +7,7 @@ import numpy as np
 import peers
 import pytest
 from breccia import cast
+from breccia.bridges import load_safetensors
 from breccia.dlpack import from_dlpack, to_dlpack
 
 # MLX imports by copying on a CPU; XLA takes over memory only if it is aligned to 64 bytes, as torch's is and what the
@@ -68,6 +69,45 @@ def test_capsules(name):
     assert torch.from_dlpack(data).data_ptr() == address(scaled.data)
     assert torch.from_dlpack(scale).dtype == torch.uint8
     assert torch.from_dlpack(capsules.global_scale).item() == float(np.asarray(scaled.global_scale))
+
+
+@peers.OTHERS
+def test_others_may_write_to_what_was_read_only(peer, tmp_path):
+    path = tmp_path / "w.safetensors"
+    scaled = cast(cases.normal((4, 256)), breccia.NVFP4BlockScaling())
+    breccia.bridges.save_safetensors({"w": scaled}, path)
+    stored = path.read_bytes()
+    views = load_safetensors(path)["w"]
+    loaded = {"from the file": load_safetensors(path, peer.name)["w"], "by to()": views.to(peer.name)}
+    for way, moved in loaded.items():
+        peers.same_parts(peer, moved, scaled, way)
+        if peer.name == "torch":
+            for part in (moved.data, moved.scale, moved.global_scale):
+                part.reshape(-1).view(peer.torch.uint8).zero_()
+            assert not breccia.dequantize(moved).any()
+    peers.same_parts(peers.PEERS["numpy"](), views, scaled)
+    assert path.read_bytes() == stored
+
+
+def test_capsules_of_read_only_arrays_may_be_written_to():
+    torch = pytest.importorskip("torch")
+    data = np.zeros((4, 256), np.uint8)
+    data.flags.writeable = False
+    scaled = breccia.from_buffer(data, np.ones((), np.float32), breccia.Float8CurrentScaling(), breccia.PerTensor())
+    torch.from_dlpack(to_dlpack(scaled)[0]).fill_(1)
+    assert not data.any()
+
+
+def test_a_state_loads_into_a_layer_over_a_mapped_file(tmp_path):
+    torch = pytest.importorskip("torch")
+    from breccia.nn import QuantizedLinear
+
+    x = cases.normal((4, 256))
+    breccia.bridges.save_safetensors({"w": cast(x, breccia.NVFP4BlockScaling())}, tmp_path / "w.safetensors")
+    layer = QuantizedLinear(load_safetensors(tmp_path / "w.safetensors", "torch")["w"])
+    other = QuantizedLinear(cast(torch.from_numpy(2 * x), breccia.NVFP4BlockScaling()))
+    layer.load_state_dict(other.state_dict())
+    assert torch.equal(breccia.dequantize(layer.weight), breccia.dequantize(other.weight))
 
 
 def test_clear_errors():

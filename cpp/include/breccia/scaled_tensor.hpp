@@ -10,7 +10,7 @@ struct InterleavedWeight;
 /// The optional parts of a ScaledTensor.
 struct Extras {
     std::optional<Array> zero_point = {};    ///< shaped like the scale; value = (code - zero_point) * scale
-    std::optional<Array> global_scale = {};  ///< float32; one number, or one per matrix of a batch
+    std::optional<Array> global_scale = {};  ///< float32; one number, or one per matrix of a batch; see two_level
     std::optional<Shape> shape = {};         ///< the logical shape, where packed data leaves it open
     DType original_dtype = DType::float32;
 };

@@ -123,7 +123,11 @@ void ScaledTensor::check_zero_point() const {
 
 void ScaledTensor::check_global_scale() const {
     const auto& global = extras_.global_scale;
-    if (!global) return;
+    if (!global) {
+        if (recipe_.two_level)
+            throw_value("global_scale is required for " + std::string(recipe_.name) + "(two_level=True)");
+        return;
+    }
     if (global->type != ElementType(DType::float32))
         throw_type("global_scale must be a float32 array, got dtype " + global->type.name());
     if (global->size() == 1) return;

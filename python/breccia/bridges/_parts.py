@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from breccia import _core
-from breccia.bridges._common import Array, float_dtype
+from breccia.bridges._common import Array, check_upright, float_dtype
 from breccia.layouts import Layout
 from breccia.recipes import INT8Scaling, ScalingRecipe
 from breccia.recipes import _spec as recipe_spec
@@ -41,6 +42,24 @@ def materialize(parts: Mapping[str, Part]) -> dict[str, Array]:
         wanted = numpy_dtype(value.dtype)
         result[name] = array if array.dtype == wanted else array.view(wanted)
     return result
+
+
+LayOut = Callable[..., "dict[str, Part]"]
+
+
+def rows_only(lay_out: LayOut) -> LayOut:
+    """Decorates every bridge's ``lay_out(scaled)``: a transposed view has no place in a checkpoint.
+
+    Raises:
+        ValueError: ``scaled`` is one.
+    """
+
+    @functools.wraps(lay_out)
+    def checked(scaled: Any, **options: Any) -> dict[str, Part]:
+        check_upright(scaled if isinstance(scaled, ScaledTensor) else scaled.scaled)  # that of an OutsideTensor
+        return lay_out(scaled, **options)
+
+    return checked
 
 
 @dataclass(frozen=True)

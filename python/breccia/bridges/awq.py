@@ -22,7 +22,7 @@ from breccia.bridges._common import (
     unpack_nibbles,
     words,
 )
-from breccia.bridges._parts import Found, Part, materialize
+from breccia.bridges._parts import Found, Part, materialize, rows_only
 from breccia.recipes import INT4Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
@@ -82,6 +82,7 @@ def to_awq(scaled: ScaledTensor) -> dict[str, Array]:
     return materialize(lay_out(scaled))
 
 
+@rows_only
 def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     """`to_awq`, each tensor made when it is asked for."""
     if not carries(scaled.recipe):

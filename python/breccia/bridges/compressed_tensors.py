@@ -17,7 +17,6 @@ from breccia.bridges._common import (
     STORED_SCALES,
     Array,
     as_numpy,
-    check_upright,
     codes,
     fp8_recipe,
     get,
@@ -25,7 +24,7 @@ from breccia.bridges._common import (
     packed_codes,
 )
 from breccia.bridges._compressed_tensors_integers import NAME, int8, pack_int4, pack_int8, packed_integers, store_int8
-from breccia.bridges._parts import Part, materialize, part
+from breccia.bridges._parts import Part, materialize, part, rows_only
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
     DelayedScaling,
@@ -152,10 +151,10 @@ def to_compressed_tensors(scaled: ScaledTensor, *, packed: bool = True) -> dict[
     return materialize(lay_out(scaled, packed=packed))
 
 
+@rows_only
 def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
     """`to_compressed_tensors`, each tensor made when it is asked for."""
     recipe = scaled.recipe
-    check_upright(scaled)
     scale = as_numpy(scaled.scale, "scale")
     if isinstance(recipe, NVFP4BlockScaling):
         return {

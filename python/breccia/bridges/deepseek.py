@@ -21,7 +21,7 @@ from breccia.bridges._common import (
     packed_codes,
     row_blocks,
 )
-from breccia.bridges._parts import Found, Part, materialize, part
+from breccia.bridges._parts import Found, Part, materialize, part, rows_only
 from breccia.layouts import Layout, PerBlockK, PerBlockMN
 from breccia.recipes import Float8BlockScaling, MXFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -113,6 +113,7 @@ def to_deepseek(scaled: ScaledTensor) -> dict[str, Array]:
     return materialize(lay_out(scaled))
 
 
+@rows_only
 def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     """`to_deepseek`, each tensor made when it is asked for."""
     data, scale = to_deepseek_v3(scaled)

@@ -25,7 +25,7 @@ from breccia.bridges._common import (
     global_scale as one_global_scale,
 )
 from breccia.bridges._outside import OutsideTensor
-from breccia.bridges._parts import Part, materialize
+from breccia.bridges._parts import Part, materialize, rows_only
 from breccia.layouts import PerBlockK, PerBlockMN
 from breccia.recipes import INT4Scaling, INT8Scaling, MXFP4BlockScaling, NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -159,6 +159,7 @@ def to_gguf(scaled: ScaledTensor | OutsideTensor) -> dict[str, Array]:
     return materialize(lay_out(scaled))
 
 
+@rows_only
 def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
     """`to_gguf`, each tensor made when it is asked for."""
     if isinstance(scaled, OutsideTensor):

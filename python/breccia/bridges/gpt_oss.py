@@ -12,7 +12,7 @@ from breccia.bridges._common import (
     get,
     packed_codes,
 )
-from breccia.bridges._parts import Found, Part, materialize, part
+from breccia.bridges._parts import Found, Part, materialize, part, rows_only
 from breccia.layouts import PerBlockMN
 from breccia.recipes import MXFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -53,6 +53,7 @@ def to_gpt_oss(scaled: ScaledTensor) -> dict[str, Array]:
     return materialize(lay_out(scaled))
 
 
+@rows_only
 def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     """`to_gpt_oss`, each tensor made when it is asked for."""
     if not carries(scaled.recipe):

@@ -27,7 +27,7 @@ from breccia.bridges._common import (
     words,
 )
 from breccia.bridges._outside import OutsideTensor
-from breccia.bridges._parts import Found, Part, materialize
+from breccia.bridges._parts import Found, Part, materialize, rows_only
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
@@ -125,6 +125,7 @@ def to_gptq(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
     return materialize(lay_out(scaled, version=version))
 
 
+@rows_only
 def lay_out(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> dict[str, Part]:
     """`to_gptq`, each tensor made when it is asked for."""
     columns_at = None

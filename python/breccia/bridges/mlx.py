@@ -29,7 +29,7 @@ from breccia.bridges._common import (
     words,
 )
 from breccia.bridges._outside import OutsideTensor
-from breccia.bridges._parts import Found, Part, materialize, part
+from breccia.bridges._parts import Found, Part, materialize, part, rows_only
 from breccia.layouts import PerBlockMN
 from breccia.recipes import (
     INT4Scaling,
@@ -120,6 +120,7 @@ def to_mlx(scaled: ScaledTensor | OutsideTensor) -> dict[str, Array]:
     return materialize(lay_out(scaled))
 
 
+@rows_only
 def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
     """`to_mlx`, each tensor made when it is asked for."""
     if isinstance(scaled, OutsideTensor):

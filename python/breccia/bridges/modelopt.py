@@ -15,7 +15,6 @@ from breccia.bridges._common import (
     STORED_SCALES,
     Array,
     as_numpy,
-    check_upright,
     codes,
     fp8_recipe,
     get,
@@ -26,7 +25,7 @@ from breccia.bridges._common import (
     row_blocks,
     unpack_nibbles,
 )
-from breccia.bridges._parts import Found, Part, materialize, part
+from breccia.bridges._parts import Found, Part, materialize, part, rows_only
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
     DelayedScaling,
@@ -114,10 +113,10 @@ def to_modelopt(scaled: ScaledTensor) -> dict[str, Array]:
     return materialize(lay_out(scaled))
 
 
+@rows_only
 def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     """`to_modelopt`, each tensor made when it is asked for."""
     recipe = scaled.recipe
-    check_upright(scaled)
     scale = as_numpy(scaled.scale, "scale")
     if isinstance(recipe, NVFP4BlockScaling):
         second = global_scale(scaled, "multiplier")

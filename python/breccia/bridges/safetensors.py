@@ -121,7 +121,10 @@ def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int
     """
     try:
         config = json.loads(text)
-        recipe = recipes.from_dict({"name": config["recipe"]["name"], **config["recipe"]["fields"]})
+        fields = {"name": config["recipe"]["name"], **config["recipe"]["fields"]}
+        if fields["name"] == "nvfp4":  # breccia 0.1.3 had one level, and no field to say so
+            fields.setdefault("two_level", False)
+        recipe = recipes.from_dict(fields)
         kinds = {kind.name: kind for kind in layouts.Layout.__subclasses__()}
         layout = kinds[config["layout"]["name"]](**config["layout"]["fields"])
         shape = config.get("shape")
@@ -142,18 +145,20 @@ def load_safetensors(path: str | os.PathLike[str], framework: str = "numpy") -> 
 
     Args:
         path: a file of `save_safetensors`, of this version or breccia 0.1.3.
-        framework: "numpy", "torch", "jax" or "mlx"; NumPy's arrays are read-only views of the file.
+        framework: "numpy", "torch", "jax" or "mlx". NumPy's arrays are read-only views of the file; the others share
+            its pages where they can until they are written to, which changes no file.
 
     Raises:
         ValueError: the file is not valid, or metadata and tensors do not fit.
     """
     file = SafetensorsFile(path)
+    read = file.__getitem__ if framework == "numpy" else file.private
     result = {}
     for key, text in file.metadata.items():
         name = key.removesuffix(".config")
         if name == key or f"{name}.data" not in file.entries or f"{name}.scale" not in file.entries:
             continue
-        parts = {role: file[f"{name}.{role}"] for role in ROLES if f"{name}.{role}" in file.entries}
+        parts = {role: read(f"{name}.{role}") for role in ROLES if f"{name}.{role}" in file.entries}
         try:
             scaled = load(parts, config=text, name=name)
         except (ValueError, TypeError) as error:

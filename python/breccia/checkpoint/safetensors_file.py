@@ -215,7 +215,7 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
 
         entry = self.entry(name)
         row = DTYPES[entry.dtype]
-        array = typed(self._private(entry), entry.dtype, entry.shape)
+        array = self.private(name)
         flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
         if not row.torch:
             return flat.reshape(array.shape)
@@ -224,13 +224,15 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
             flat = flat.clone()  # torch views need aligned memory
         return flat.view(getattr(torch, row.torch)).reshape(array.shape)
 
-    def _private(self, entry: Entry) -> np.ndarray[Any, Any]:
+    def private(self, name: str) -> np.ndarray[Any, Any]:
+        """A tensor as an array that shares the file's pages until it is written to; writing changes no file."""
+        entry = self.entry(name)
         start = entry.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         if entry.nbytes == 0:
-            return np.empty(0, np.uint8)
+            return typed(np.empty(0, np.uint8), entry.dtype, entry.shape)
         with self.path.open("rb") as file:
-            private = mmap.mmap(file.fileno(), entry.stop - start, access=mmap.ACCESS_COPY, offset=start)
-        return np.frombuffer(private, np.uint8, entry.nbytes, entry.start - start)
+            pages = mmap.mmap(file.fileno(), entry.stop - start, access=mmap.ACCESS_COPY, offset=start)
+        return typed(np.frombuffer(pages, np.uint8, entry.nbytes, entry.start - start), entry.dtype, entry.shape)
 
     def _mlx(self, name: str) -> Any:
         import mlx.core as mx

@@ -48,8 +48,10 @@ def to_dlpack(array: Any) -> tuple[Any, str]:
     name = array.dtype.name
     if array.dtype.kind == "V" or name not in _DLPACK:  # ml_dtypes
         array = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
+    if not array.flags.writeable:  # others may write to what they import, such as a mapped file's read-only pages
+        array = array.copy(order="K")
     # Half-words are bfloat16 scales, which NumPy itself has no type for.
-    return (array if array.flags.writeable else _writeable(array)), "bfloat16" if name == "uint16" else name
+    return array, "bfloat16" if name == "uint16" else name
 
 
 def from_dlpack(exporter: Any, name: str) -> Any:
@@ -117,19 +119,6 @@ def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None
 
 def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
     return products.forward(_floats(x, "x"), _floats(w, "w"))
-
-
-def _writeable(array: Any) -> Any:
-    """The same memory without NumPy's read-only flag, which most of DLPack's consumers cannot express. Parts of
-    a ScaledTensor are never written to."""
-    return np.asarray(_Exporter(array))
-
-
-class _Exporter:
-    def __init__(self, array: Any) -> None:
-        self.owner = array
-        pointer, _ = array.__array_interface__["data"]
-        self.__array_interface__ = {**array.__array_interface__, "data": (pointer, False)}
 
 
 def _operand(x: Any, argument: str) -> Any:
