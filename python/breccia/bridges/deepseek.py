@@ -11,19 +11,24 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from breccia.bridges._common import (
+    FP8_DTYPES,
     STORED_SCALES,
     Array,
     as_numpy,
     check_upright,
     codes,
+    fp8_format_of,
     get,
     packed_codes,
     row_blocks,
 )
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
-from breccia.layouts import Layout, PerBlockK, PerBlockMN
-from breccia.recipes import Float8BlockScaling, MXFP4BlockScaling, ScalingRecipe
+from breccia.bridges._written import Written
+from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerTensor
+from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "deepseek"
@@ -98,14 +103,17 @@ def to_deepseek_v3(scaled: ScaledTensor) -> tuple[Any, Any]:
     return scaled.data, scaled.scale
 
 
-def from_deepseek(parts: Mapping[str, Any]) -> ScaledTensor:
+def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block_k: int = 128) -> ScaledTensor:
     """The tensors of one module, by the last part of their names: ``weight`` with ``weight_scale_inv``
-    (V3) or ``scale`` (V4)."""
+    (V3) or ``scale`` (V4). ``fp8_format`` is told from the weight's dtype if None, E4M3 where that is of bytes."""
     name = "weight_scale_inv" if "weight_scale_inv" in parts else "scale"
     scale = get(parts, name, NAME)
     weight = get(parts, "weight", NAME)
-    fp8_format = "E5M2" if weight.dtype.name == "float8_e5m2" else "E4M3"
-    return from_deepseek_v3(weight, scale, fp8_format=fp8_format)
+    fp8_format = fp8_format_of(weight, fp8_format)
+    if scale.size == 1 and scale.ndim < 2:  # of the whole tensor, as Mistral's checkpoints have it
+        recipe = Float8CurrentScaling(fp8_format=fp8_format)
+        return ScaledTensor(codes(weight, "weight"), scale.reshape(()), recipe, PerTensor())
+    return from_deepseek_v3(weight, scale, block_k, fp8_format)
 
 
 def to_deepseek(scaled: ScaledTensor) -> dict[str, Array]:
@@ -127,6 +135,30 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     return {"weight": weight, "weight_scale_inv": part(scale, STORED_SCALES[scale.dtype.name])}
 
 
+def lay_out_for_checkpoint(scaled: ScaledTensor, *, inputs: bool, model: Mapping[str, Any]) -> dict[str, Part]:
+    """As `lay_out`; E8M0 scales of a model before V4 are float32 numbers under V3's name, as in V3.1."""
+    parts = lay_out(scaled)
+    scale = parts.get("scale")
+    if scale is None or isinstance(scaled.recipe, MXFP4BlockScaling) or _may_be_v4(model):
+        return parts
+
+    def numbers() -> Array:
+        exponents = scale.make().astype(np.int32)
+        return np.where(exponents == 255, np.float32(np.nan), np.ldexp(np.float32(1), exponents - 127))
+
+    return {"weight": parts["weight"], "weight_scale_inv": Part("F32", scale.shape, numbers)}
+
+
+def _may_be_v4(model: Mapping[str, Any]) -> bool:
+    """Whether a model is DeepSeek V4, or nothing says what it is."""
+    return str(model.get("model_type", "deepseek_v4")).startswith("deepseek_v4")
+
+
+def model_knows(recipe: ScalingRecipe, model: Mapping[str, Any]) -> bool:
+    """Whether the model's program reads a recipe: MXFP4 is V4's alone."""
+    return not isinstance(recipe, MXFP4BlockScaling) or _may_be_v4(model)
+
+
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
     if isinstance(recipe, Float8BlockScaling):
@@ -145,7 +177,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     else:
         return None
     stored = entries.get(weight)
-    if stored is None or len(stored.shape) < 2 or math.prod(entry.shape) == 1:
+    if stored is None or len(stored.shape) < 2:
         return None
     parts = {"weight": weight, role: name}
     if stored.dtype == "I8" and entry.dtype == "F8_E8M0":
@@ -153,31 +185,44 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         if entry.shape != (*shape[:-1], -(-shape[-1] // 32)):
             return None
         return Found(weight, NAME, "FP4 experts", parts, shape, MXFP4BlockScaling(), PerBlockMN(1, 32))
-    if stored.dtype not in ("F8_E4M3", "F8_E5M2"):
+    if stored.dtype not in FP8_DTYPES:
         return None
     dtype = {"F32": "float32", "BF16": "bfloat16", "F8_E8M0": "uint8"}.get(entry.dtype)
     if dtype is None:
         return None
+    fp8 = FP8_DTYPES[stored.dtype]
+    if math.prod(entry.shape) == 1 and len(entry.shape) < 2:
+        one = Float8CurrentScaling(fp8_format=fp8)
+        options: dict[str, Any] = {"fp8_format": fp8}
+        return Found(weight, NAME, "FP8", parts, stored.shape, one, PerTensor(), dtype, options=options)
     block = (context.get("quantization_config") or {}).get("weight_block_size") or [128, 128]
-    recipe, layout = _block(
-        stored.shape, entry.shape, dtype, int(block[-1]), "E5M2" if stored.dtype == "F8_E5M2" else "E4M3"
-    )
+    recipe, layout = _block(stored.shape, entry.shape, dtype, int(block[-1]), fp8)
+    options = {"fp8_format": fp8, "block_k": int(block[-1])}
     findings: tuple[str, ...] = ()
     if isinstance(layout, PerBlockK) and (context.get("quantization_config") or {}).get("weight_block_size"):
         findings = (f"scale {entry.shape} is per row although config.json says weight_block_size {block}",)
     kind = "FP8 tiles" if isinstance(layout, PerBlockMN) and layout.block_m > 1 else "FP8 row blocks"
-    return Found(weight, NAME, kind, parts, stored.shape, recipe, layout, dtype, findings=findings)
+    return Found(weight, NAME, kind, parts, stored.shape, recipe, layout, dtype, options=options, findings=findings)
 
 
-def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json says of a checkpoint written here."""
+def config(written: Written) -> dict[str, Any]:
+    """What config.json says of a checkpoint written here.
+
+    Raises:
+        ValueError: it has MXFP4 and is not DeepSeek V4.
+    """
+    recipes = list(written.recipes.values())
+    if any(not model_knows(recipe, written.original) for recipe in recipes):
+        kind = written.original.get("model_type")
+        raise ValueError(f"{NAME}: MXFP4 is the form of DeepSeek V4's experts, model_type must be its, got {kind!r}")
     result: dict[str, Any] = {
         "quant_method": "fp8",
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": [128, 128],
-        "modules_to_not_convert": ignored,
+        "modules_to_not_convert": written.ignored,
     }
-    if isinstance(recipe, Float8BlockScaling) and recipe.scale_format == "e8m0":
+    if any(isinstance(r, Float8BlockScaling) and r.scale_format == "e8m0" for r in recipes):
         result["scale_fmt"] = "ue8m0"
-    return {"quantization_config": result}
+    experts = {"expert_dtype": "fp4"} if any(isinstance(r, MXFP4BlockScaling) for r in recipes) else {}
+    return {"quantization_config": result, **experts}

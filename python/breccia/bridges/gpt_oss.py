@@ -13,6 +13,7 @@ from breccia.bridges._common import (
     packed_codes,
 )
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
+from breccia.bridges._written import Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import MXFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -20,6 +21,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "gpt-oss"
 PEER = None
 EXTRA = ""
+FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {"mxfp4": MXFP4BlockScaling()}
 
 __all__ = ["from_gpt_oss", "to_gpt_oss"]
@@ -77,6 +79,11 @@ def carries(recipe: ScalingRecipe) -> bool:
     return isinstance(recipe, MXFP4BlockScaling)
 
 
+def takes(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the format has a place for a weight: it has for experts alone."""
+    return len(shape) == 3
+
+
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
     if not name.endswith("_blocks"):
@@ -97,6 +104,6 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     )
 
 
-def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here."""
-    return {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ignored}}
+    return {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": written.ignored}}

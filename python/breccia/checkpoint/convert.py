@@ -25,8 +25,10 @@ from breccia.checkpoint.gguf_models import ModelMap
 from breccia.checkpoint.planned_file import PlannedWriter, sync_directory
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.safetensors_file import SafetensorsWriter
+from breccia.checkpoint.shared_scales import share
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Choice, Target, choose, gguf_kind, parse_target
+from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.workers import Workers
 
 __all__ = ["convert"]
@@ -86,18 +88,29 @@ class _Job:
         self, checkpoint: Checkpoint, destination: Path, target: Target, show: bool, threads: int | None
     ) -> None:
         self.checkpoint, self.destination = checkpoint, destination
+        check_all_is_read(checkpoint)
         self.notes: list[str] = []
         self.left_out: list[str] = []
         if target.format == "gguf":
             names, reason = outputs.gguf_model(checkpoint)
             target = dataclasses.replace(target, names=names)
             self._note_model(names, reason)
+        quantized = any(found.format != "plain" for found in checkpoint.found)
+        inputs = [f.name.removesuffix(".input_scale") for f in checkpoint.found if f.name.endswith(".input_scale")]
+        target = dataclasses.replace(target, left_alone=quantized, model=checkpoint.config, inputs=frozenset(inputs))
         self.target = target
         self._quantized = {f.name for f in checkpoint.found if f.format != "plain"}
         self.work = destination.parent / f".{destination.name}.partial"
         self.choices = [
             choose(checkpoint.refined(found), target) for found in checkpoint.found if not self._dropped(found.name)
         ]
+        if not target.float_dtype:
+            self.choices, notes = share(self.choices, target, checkpoint)
+            self.notes += notes
+            outputs.quantization_config(checkpoint, target, self.choices)  # may refuse, before any work
+        if not target.float_dtype and not any(c.action in ("repack", "requantize", "cast") for c in self.choices):
+            self.notes.append(f"no tensor is quantized: none of the source has a place in {target.spelled}")
+        self.notes += self._note_levels()
         self.files = self._files()
         total = sum(sum(_nbytes(d, s) for d, s in c.outputs.values()) for c in self.choices)
         self.progress = Progress(total, show)
@@ -110,6 +123,13 @@ class _Job:
             return
         self.left_out = [found.name for found in self.checkpoint.found if names.left_out(found.name)]
         self.notes += [f"{name}: left out: GGUF has no place for it" for name in self.left_out]
+
+    def _note_levels(self) -> list[str]:
+        names = self.target.names
+        nvfp4 = any(getattr(c.recipe, "name", "") == "nvfp4" for c in self.choices)
+        if names is None or names.second_scales or not nvfp4:
+            return []
+        return [f"NVFP4 has one level: programs do not apply all second scales of a {names.architecture} model"]
 
     def _dropped(self, name: str) -> bool:
         """Scales of activations belong to the format that was quantized for them."""
@@ -219,10 +239,11 @@ class _Job:
         if self.target.format == "gguf":
             return self._gguf_writer(path, choices, plan, resume)
         metadata = {"format": "pt"}
-        for choice in choices:
+        whole = self.target.format == "torchao"  # whose readers take the last shard's header for that of all
+        for choice in self.choices if whole else choices:
             metadata |= choice.metadata
-        if self.target.format == "torchao":
-            metadata["tensor_names"] = json.dumps([c.found.name for c in choices])
+        if whole:
+            metadata["tensor_names"] = json.dumps([c.found.name for c in self.choices])
         if not self.into_directory:
             said = outputs.quantization_config(self.checkpoint, self.target, self.choices)
             if said:

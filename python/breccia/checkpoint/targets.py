@@ -14,7 +14,9 @@ from typing import Any
 from breccia import bridges, recipes
 from breccia.bridges import gguf
 from breccia.bridges._parts import Found, Part, ghost
+from breccia.bridges._written import same_grid
 from breccia.checkpoint.gguf_models import ModelMap
+from breccia.checkpoint.models import is_one_expert, is_turned
 from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -25,30 +27,39 @@ FLOATS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 # Weights that quantized checkpoints leave alone; patterns of names, matched as in a shell.
 EXCLUDED = (
     "*embed*",
-    "*lm_head*",
+    "*wte.weight",
+    "*wpe.weight",
+    "shared.weight",
+    "*relative_attention_bias*",
+    "*position*",
+    "token_embd*",
+    "*rotary*",
     "*norm*",
+    "*conv*",
+    # routers and what chooses among tokens
     "*router*",
     "*.gate.weight",
     "*.gate.e_score*",
     "*shared_expert_gate*",
-    "*rotary*",
-    "*conv*",
-    "*position*",
+    "*indexer*",
+    # outputs
+    "*lm_head*",
+    "*shared_head*",
+    "head.weight",
     "output.weight",
-    "token_embd*",
-)
-_HOW_SCALES_ARE_FOUND = frozenset(
-    {
-        "scale_search",
-        "scale_rule",
-        "scale_rounding",
-        "scale_dtype",
-        "scale_format",
-        "two_level",
-        "global_scale_form",
-        "margin",
-        "amax_history_len",
-    }
+    "*output_layer.weight",
+    "*score.weight",
+    "*classifier*",
+    "*qa_outputs*",
+    "cls.*",
+    # eyes and ears of language models
+    "*vision_tower*",
+    "visual.*",
+    "*.visual.*",
+    "model.vision_model.*",
+    "*audio_tower*",
+    "*multi_modal_projector*",
+    "*mm_projector*",
 )
 
 
@@ -56,7 +67,9 @@ _HOW_SCALES_ARE_FOUND = frozenset(
 class Target:
     """What to write: a float dtype, or a bridge's format with a recipe.
 
-    ``names`` are those of a model that the format spells in its own way.
+    ``names`` are those of a model that the format spells in its own way. ``left_alone`` says that the source is
+    quantized: what its maker left in high precision stays so. ``inputs`` are modules with a scale of their
+    activations. ``model`` is the source's config.json.
     ``recipe`` is None where the format was named without one: what the source has is kept if the format
     can hold it, and the format's first recipe is used if not.
     """
@@ -69,6 +82,9 @@ class Target:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     names: ModelMap | None = None
+    left_alone: bool = False
+    inputs: frozenset[str] = frozenset()
+    model: Mapping[str, Any] = field(default_factory=dict)
 
     def spell(self, name: str) -> str:
         """The name a tensor is stored under."""
@@ -82,7 +98,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Choice:
-    """What happens to one tensor: "copy", "float", "repack", "requantize" or "cast", and what it gives."""
+    """What happens to one tensor: "copy", "float", "repack", "requantize" or "cast", and what it gives.
+
+    ``turned``: its matrices are written transposed. ``shared``: what it has in common with other tensors (`Shared`).
+    """
 
     found: Found
     action: str
@@ -90,6 +109,8 @@ class Choice:
     recipe: ScalingRecipe | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     note: str = ""
+    turned: bool = False
+    shared: Any = None
 
 
 def target_names() -> list[str]:
@@ -148,20 +169,11 @@ def _with(recipe: ScalingRecipe, options: Mapping[str, Any]) -> ScalingRecipe:
     return dataclasses.replace(recipe, **given)
 
 
-def same_grid(a: ScalingRecipe, b: ScalingRecipe) -> bool:
-    """Whether two recipes store the same values, however their scales are found."""
-    if type(a) is not type(b):
-        return {type(a), type(b)} <= {recipes.DelayedScaling, recipes.Float8CurrentScaling} and (
-            getattr(a, "granularity", "tensor") == getattr(b, "granularity", "tensor") and a.element == b.element
-        )
-    return all(
-        getattr(a, f.name) == getattr(b, f.name) for f in dataclasses.fields(a) if f.name not in _HOW_SCALES_ARE_FOUND
-    )
-
-
 def wanted(found: Found, target: Target) -> bool:
     """Whether patterns and shape let a tensor be quantized."""
     if target.include and not any(fnmatchcase(found.name, p) for p in target.include):
+        return False
+    if target.left_alone and not target.include:
         return False
     if any(fnmatchcase(found.name, p) for p in target.exclude):
         return False
@@ -169,6 +181,14 @@ def wanted(found: Found, target: Target) -> bool:
         return False
     weight = found.name.endswith("weight") or len(found.shape) > 2
     return weight and len(found.shape) >= 2 and min(found.shape[-2:]) >= 16
+
+
+def _recipe(target: Target) -> ScalingRecipe | None:
+    """What to quantize to: NVFP4 in one level where the model's program would not apply the second."""
+    recipe = target.recipe or target.default
+    if isinstance(recipe, recipes.NVFP4BlockScaling) and target.names is not None and not target.names.second_scales:
+        return dataclasses.replace(recipe, two_level=False)
+    return recipe
 
 
 def choose(found: Found, target: Target) -> Choice:
@@ -183,15 +203,21 @@ def choose(found: Found, target: Target) -> Choice:
         dtype = target.float_dtype
         if found.dtype == dtype or (found.format == "plain" and found.dtype == "F64"):
             return _copy(found, target)
-        return Choice(found, "float", {found.name: (dtype, _float_shape(found))})
+        return _float(found, target, found.name, dtype)
+    if why := _without_a_place(found, target):
+        if found.format == "plain":
+            return dataclasses.replace(
+                _copy(found, target), note=f"left as it is: {why}" if wanted(found, target) else ""
+            )
+        return _as_bfloat16(found, target, why)
     if found.format == "plain":
-        recipe = target.recipe or target.default
-        if not wanted(found, target) or recipe is None:
+        recipe = _recipe(target)
+        if not wanted(found, target) or recipe is None or not _takes(found, target):
             return _copy(found, target)
         return _quantize(found, "cast", recipe, target)
     if found.recipe is not None and _holds(found, target):
         return _outputs(found, "repack", found.ghost(), target)
-    recipe = target.recipe or target.default
+    recipe = _recipe(target)
     assert recipe is not None
     return _quantize(found, "requantize" if found.recipe is not None else "cast", recipe, target)
 
@@ -203,6 +229,11 @@ def _holds(found: Found, target: Target) -> bool:
         return False
     if not target.module.carries(recipe):
         return False
+    if target.names is not None and not target.names.second_scales and "global_scale" in found.parts:
+        return False
+    knows = getattr(target.module, "model_knows", None)
+    if knows is not None and not knows(recipe, target.model):
+        return False
     try:
         target_parts(target, found.name, found.ghost())
     except ValueError:
@@ -210,8 +241,40 @@ def _holds(found: Found, target: Target) -> bool:
     return True
 
 
-def _float_shape(found: Found) -> tuple[int, ...]:
-    return found.shape
+def _without_a_place(found: Found, target: Target) -> str:
+    """Why no program loads a quantized tensor from the format though the bytes have a form in it; "" where one does."""
+    if is_turned(found.name, found.shape, target.model):
+        if len(found.shape) == 2 and not getattr(target.module, "TURNED_WEIGHTS", False):
+            return f"weights with inputs before outputs have no form in {target.format} that a program loads"
+        if len(found.shape) == 3 and not getattr(target.module, "FUSED_EXPERTS", False):
+            return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
+    if is_one_expert(found.name) and not getattr(target.module, "SINGLE_EXPERTS", True):
+        return f"experts in tensors of their own have no form in {target.format} that a program loads"
+    return ""
+
+
+def _as_bfloat16(found: Found, target: Target, why: str) -> Choice:
+    """What cannot be written in the new format must not stay in the old one, which nothing would read."""
+    name, metadata = target.spell(found.name), _plain_metadata(found.name, target)
+    return _float(found, target, name, "BF16", metadata=metadata, note=f"written as bf16: {why}")
+
+
+def _plain_metadata(name: str, target: Target) -> dict[str, str]:
+    """torchao's word for a tensor that is not of its classes."""
+    return {name: json.dumps({"_type": "Tensor"})} if target.format == "torchao" else {}
+
+
+def _takes(found: Found, target: Target) -> bool:
+    """Whether the format has a place for a quantized tensor of that name and shape."""
+    takes = getattr(target.module, "takes", None)
+    return takes is None or bool(takes(found.name, found.shape))
+
+
+def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> Choice:
+    """Values as the model's float checkpoints keep them."""
+    turned, shape = is_turned(found.name, found.shape, target.model), found.shape
+    shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
+    return Choice(found, "float", {name: (dtype, shape)}, turned=turned, **more)
 
 
 def _copy(found: Found, target: Target) -> Choice:
@@ -219,21 +282,18 @@ def _copy(found: Found, target: Target) -> Choice:
         # Programs add and multiply by vectors in float32 only.
         return Choice(found, "float", {target.spell(found.name): ("F32", found.shape)})
     name = target.spell(found.name)
-    metadata = {name: json.dumps({"_type": "Tensor"})} if target.format == "torchao" else {}
-    return Choice(found, "copy", {name: (found.dtype, found.shape)}, metadata=metadata)
+    metadata = _plain_metadata(name, target)
+    shape = (*found.shape[:-2], found.shape[-1], found.shape[-2]) if found.options.get("turned") else found.shape
+    return Choice(found, "copy", {name: (found.dtype, shape)}, metadata=metadata)
 
 
 def _quantize(found: Found, action: str, recipe: ScalingRecipe, target: Target) -> Choice:
     try:
         return _outputs(found, action, ghost(found.shape, recipe), target, recipe)
     except ValueError as error:
-        note = f"left as it is: {error}"
         if found.format == "plain":
-            return dataclasses.replace(_copy(found, target), note=note)
-        # What cannot be written in the new format must not stay in the old one, which nothing would read.
-        metadata = {found.name: json.dumps({"_type": "Tensor"})} if target.format == "torchao" else {}
-        note = f"written as bf16: {error}"
-        return Choice(found, "float", {target.spell(found.name): ("BF16", found.shape)}, metadata=metadata, note=note)
+            return dataclasses.replace(_copy(found, target), note=f"left as it is: {error}")
+        return _as_bfloat16(found, target, str(error))
 
 
 def _outputs(
@@ -257,7 +317,11 @@ def target_parts(target: Target, name: str, scaled: ScaledTensor) -> tuple[dict[
     if target.format == "torchao":
         parts, text = module.store(name, scaled)
         return parts, {name: text}
-    roles = getattr(module, "lay_out_for_checkpoint", module.lay_out)(scaled)
+    if hasattr(module, "lay_out_for_checkpoint"):
+        inputs = name.removesuffix(".weight") in target.inputs
+        roles = module.lay_out_for_checkpoint(scaled, inputs=inputs, model=target.model)
+    else:
+        roles = module.lay_out(scaled)
     if target.format == "gguf":
         kind, name = next(iter(roles)), target.spell(name)
         second = {stored_name(name, "scale"): roles["scale"]} if "scale" in roles else {}

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the names of tensors tell of a model as transformers builds it: parts that share weights, layers that servers
+fuse, experts kept in one tensor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["is_one_expert", "is_turned", "models_name", "tied_heads"]
+
+# Where a model keeps its input embeddings → the module that computes with the same weight and has none in the files.
+_TIED = (
+    (
+        re.compile(
+            r"(?P<at>.*?)(model\.(language_model\.|decoder\.)?|transformer\.|decoder\.)?(embed_tokens|wte)\.weight"
+        ),
+        "{at}lm_head",
+    ),
+    (re.compile(r"(?P<at>)shared\.weight"), "lm_head"),
+    (re.compile(r"(?P<at>)(gpt_neox\.)?embed_in\.weight"), "embed_out"),
+    (re.compile(r"(?P<at>)bert\.embeddings\.word_embeddings\.weight"), "cls.predictions.decoder"),
+    (re.compile(r"(?P<at>)roberta\.embeddings\.word_embeddings\.weight"), "lm_head.decoder"),
+)
+
+
+def tied_heads(names: Iterable[str]) -> set[str]:
+    """Output layers that share the embeddings' weight, so that no file has theirs."""
+    there = set(names)
+    heads = set()
+    for name in there:
+        for pattern, head in _TIED:
+            match = pattern.fullmatch(name)
+            if match is not None and f"{(module := head.format(at=match['at']))}.weight" not in there:
+                heads.add(module)
+    return heads
+
+
+# Models whose float checkpoints keep all experts of a layer in one tensor (E, IN, OUT); quantized tensors are always
+# (E, OUT, IN).
+_TURNED = frozenset({"gpt_oss", "llama4", "llama4_text", "qwen3_vl_moe", "qwen3_vl_moe_text"})
+_FUSED_EXPERTS = re.compile(r"(.*\.)?experts\.(gate_up_proj|down_proj)")
+
+
+# Models whose linear layers are written as convolutions, with weights (IN, OUT).
+_CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
+_CONV1D_WEIGHTS = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|q_attn)\.weight")
+
+
+def is_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bool:
+    """Whether a model's float checkpoints keep this tensor transposed: inputs before outputs."""
+    kinds = {place.get("model_type") for place in (config, config.get("text_config")) if isinstance(place, Mapping)}
+    if len(shape) == 2:
+        return bool(kinds & _CONV1D) and _CONV1D_WEIGHTS.fullmatch(name) is not None
+    return len(shape) == 3 and bool(kinds & _TURNED) and _FUSED_EXPERTS.fullmatch(name) is not None
+
+
+def models_name(name: str, shape: tuple[int, ...]) -> str:
+    """The model's own name of a tensor: all experts in one are a parameter, not a module with a weight."""
+    bare = name.removesuffix(".weight")
+    return bare if len(shape) == 3 and _FUSED_EXPERTS.fullmatch(bare) else name
+
+
+def is_one_expert(name: str) -> bool:
+    """Whether a tensor is of one expert, among others of its layer."""
+    return re.search(r"\bexperts\.\d+\.", name) is not None
