@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from breccia.bridges import _common, _parts, from_compressed_tensors, to_compressed_tensors
 from breccia.bridges import compressed_tensors as bridge
+from breccia.bridges._written import Written
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("compressed_tensors")
@@ -17,7 +18,7 @@ pytest.importorskip("compressed_tensors")
 def scheme(recipe: Any) -> Any:
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
-    group = bridge.config(recipe, [], {})["quantization_config"]["config_groups"]["group_0"]
+    group = bridge.config(Written({"a": recipe}))["quantization_config"]["config_groups"]["group_0"]
     args = {k: v for k, v in group["weights"].items() if v is not None}
     return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args)), group["format"]
 

@@ -17,6 +17,7 @@ from breccia.scaled_tensor import ScaledTensor
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
+FP8_DTYPES = {"F8_E4M3": "E4M3", "F8_E5M2": "E5M2"}
 FP8_CODES = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
 SCALE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "uint16": "bf16", "float32": "fp32"}
 STORED_SCALES = {"float16": "F16", "bfloat16": "BF16", "uint16": "BF16", "float32": "F32"}
@@ -229,6 +230,11 @@ def group_size_of(columns: int, groups: int, argument: str) -> int:
         if -(-columns // size) == groups:
             return size
     raise ValueError(f"{argument} must have one entry per group of {columns} columns, got {groups}")
+
+
+def fp8_format_of(weight: Array, said: str | None = None) -> str:
+    """The format of FP8 codes: what the header said, else what the array's dtype says (E4M3 where those are bytes)."""
+    return said or FP8_CODES.get(weight.dtype.name, "E4M3")
 
 
 def fp8_recipe(

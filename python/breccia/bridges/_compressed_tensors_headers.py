@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from breccia.bridges._common import SCALE_NAMES, fp8_recipe, group_size_of, row_blocks
+from breccia.bridges._common import FP8_DTYPES, SCALE_NAMES, fp8_recipe, group_size_of, row_blocks
 from breccia.bridges._compressed_tensors_integers import NAME, int8_recipe
 from breccia.bridges._parts import Found
+from breccia.bridges._written import Written
 from breccia.layouts import Layout, PerBlockMN
 from breccia.recipes import (
     Float8BlockScaling,
@@ -54,6 +55,8 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         recipe = layout = None
         findings.append("weight_g_idx: activation order is not supported in this format")
     options = {"kind": kind}
+    if weight.dtype in FP8_DTYPES:
+        options["fp8_format"] = FP8_DTYPES[weight.dtype]
     if "weight_global_scale" in parts:
         parts["global_scale"] = parts["weight_global_scale"]
     return Found(
@@ -115,20 +118,19 @@ def _find_packed(
 
 
 def _find_plain(parts: dict[str, str], weight: Any, scale: Any) -> _Kind | None:
-    if weight.dtype in ("F8_E4M3", "F8_E5M2") and scale.dtype in ("U8", "F8_E8M0"):
+    if weight.dtype in FP8_DTYPES and scale.dtype in ("U8", "F8_E8M0"):
         if scale.shape != (*weight.shape[:-1], -(-weight.shape[-1] // 32)):
             return None
-        fp8 = "E4M3" if weight.dtype == "F8_E4M3" else "E5M2"
-        return "mxfp8", weight.shape, MXFP8BlockScaling(fp8_format=fp8), PerBlockMN(1, 32), "uint8"
+        recipe8 = MXFP8BlockScaling(fp8_format=FP8_DTYPES[weight.dtype])
+        return "mxfp8", weight.shape, recipe8, PerBlockMN(1, 32), "uint8"
     if scale.dtype not in _NUMPY:
         return None
     dtype = _NUMPY[scale.dtype]
     if weight.dtype == "I8":
         recipe, layout = int8_recipe(weight.shape, scale.shape, dtype, "weight_zero_point" not in parts)
         return "int8", weight.shape, recipe, layout, dtype
-    if weight.dtype in ("F8_E4M3", "F8_E5M2"):
-        fp8 = "E4M3" if weight.dtype == "F8_E4M3" else "E5M2"
-        recipe, layout, _ = fp8_recipe(fp8, weight.shape, scale.shape, dtype)
+    if weight.dtype in FP8_DTYPES:
+        recipe, layout, _ = fp8_recipe(FP8_DTYPES[weight.dtype], weight.shape, scale.shape, dtype)
         return "fp8", weight.shape, recipe, layout, dtype
     return None
 
@@ -152,54 +154,70 @@ def refine(found: Found, array: Any) -> Found:
     return replace(found, shape=shape, recipe=recipe, layout=row_blocks(size, shape[-1]))
 
 
-def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json says of a checkpoint written here."""
-    weights: dict[str, Any] = {"dynamic": False, "symmetric": True, "observer": "minmax"}
-    fmt = "float-quantized"
-    match recipe:
-        case NVFP4BlockScaling():
-            fmt = "nvfp4-pack-quantized"
-            weights |= {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
-            weights |= {"scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
-        case MXFP4BlockScaling() | MXFP6BlockScaling() | MXFP8BlockScaling():
-            bits = {"mxfp4": 4, "mxfp6": 6, "mxfp8": 8}[recipe.name]
-            fmt = f"{recipe.name}-pack-quantized" if bits < 8 else "mxfp8-quantized"
-            weights |= {"num_bits": bits, "type": "float", "strategy": "group", "group_size": 32}
-            weights |= {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
-        case INT4Scaling():
-            fmt = "pack-quantized"
-            weights |= {"num_bits": 4, "type": "int", "strategy": "group", "group_size": recipe.group_size}
-            weights["symmetric"] = recipe.symmetric
-        case INT8Scaling():
-            fmt = "pack-quantized"
-            weights |= {"num_bits": 8, "type": "int", "symmetric": recipe.symmetric}
-            weights |= _strategy(recipe.group_size)
-        case Float8BlockScaling() if recipe.block_m > 1:
-            weights |= {"num_bits": 8, "type": "float", "strategy": "block"}
-            weights["block_structure"] = [recipe.block_m, recipe.block_k]
-        case Float8BlockScaling():
-            weights |= {"num_bits": 8, "type": "float", "strategy": "group", "group_size": recipe.block_k}
-        case _:
-            row = getattr(recipe, "granularity", "tensor") == "row"
-            weights |= {"num_bits": 8, "type": "float", "strategy": "channel" if row else "tensor"}
+def config(written: Written) -> dict[str, Any]:
+    """What config.json says of a checkpoint written here: a group for each recipe, by the names of its modules where
+    there are several (the class of a fused layer would else be found before the names of its parts)."""
+    groups = written.groups()
+    formats = [_format(recipe) for recipe, _ in groups]
     return {
         "quantization_config": {
             "quant_method": "compressed-tensors",
-            "format": fmt,
+            "format": formats[0] if len(set(formats)) == 1 else "mixed-precision",
             "quantization_status": "compressed",
             "global_compression_ratio": None,
-            "ignore": ignored,
+            "ignore": written.ignored,
             "kv_cache_scheme": None,
             "config_groups": {
-                "group_0": {
-                    "targets": ["Linear"],
-                    "weights": weights,
+                f"group_{i}": {
+                    "targets": ["Linear"] if len(groups) == 1 else modules,
+                    "weights": _weights(recipe),
                     "input_activations": None,
                     "format": fmt,
                 }
+                for i, ((recipe, modules), fmt) in enumerate(zip(groups, formats, strict=True))
             },
         }
     }
+
+
+def _format(recipe: ScalingRecipe) -> str:
+    match recipe:
+        case NVFP4BlockScaling():
+            return "nvfp4-pack-quantized"
+        case MXFP4BlockScaling() | MXFP6BlockScaling():
+            return f"{recipe.name}-pack-quantized"
+        case MXFP8BlockScaling():
+            return "mxfp8-quantized"
+        case INT4Scaling() | INT8Scaling():
+            return "pack-quantized"
+        case _:
+            return "float-quantized"
+
+
+def _weights(recipe: ScalingRecipe) -> dict[str, Any]:
+    said: dict[str, Any] = {"dynamic": False, "symmetric": True, "observer": "minmax"}
+    match recipe:
+        case NVFP4BlockScaling():
+            said |= {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+            return said | {"scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
+        case MXFP4BlockScaling() | MXFP6BlockScaling() | MXFP8BlockScaling():
+            bits = {"mxfp4": 4, "mxfp6": 6, "mxfp8": 8}[recipe.name]
+            said |= {"num_bits": bits, "type": "float", "strategy": "group", "group_size": 32}
+            return said | {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+        case INT4Scaling():
+            said |= {"num_bits": 4, "type": "int", "strategy": "group", "group_size": recipe.group_size}
+            return said | {"symmetric": recipe.symmetric}
+        case INT8Scaling():
+            said |= {"num_bits": 8, "type": "int", "symmetric": recipe.symmetric}
+            return said | _strategy(recipe.group_size)
+        case Float8BlockScaling() if recipe.block_m > 1:
+            said |= {"num_bits": 8, "type": "float", "strategy": "block"}
+            return said | {"block_structure": [recipe.block_m, recipe.block_k]}
+        case Float8BlockScaling():
+            return said | {"num_bits": 8, "type": "float", "strategy": "group", "group_size": recipe.block_k}
+        case _:
+            row = getattr(recipe, "granularity", "tensor") == "row"
+            return said | {"num_bits": 8, "type": "float", "strategy": "channel" if row else "tensor"}
 
 
 def _strategy(group_size: int | None) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from breccia.bridges._common import FP8_DTYPES
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part
 from breccia.bridges._torchao_parts import describe
 from breccia.bridges._torchao_read import NAME, dtype_name, float8, from_parts
+from breccia.bridges._written import Written
 from breccia.layouts import Layout, PerBlockMN
 from breccia.recipes import (
     MXFP4BlockScaling,
@@ -92,7 +94,8 @@ def _found(
         else:
             recipe = MXFP8BlockScaling(fp8_format="E5M2" if "e5m2" in element else "E4M3")
     elif kind == "Float8Tensor":
-        fp8 = "E5M2" if qdata.dtype == "F8_E5M2" else "E4M3"
+        fp8 = FP8_DTYPES.get(qdata.dtype, "E4M3")
+        options["attributes"] = {**attributes, "fp8_format": fp8}
         recipe, layout = float8(fp8, shape, np.empty(scale.shape, np.float32), attributes.get("block_size"))
     elif kind == "Int4Tensor":
         shape = tuple(attributes["shape"])
@@ -114,6 +117,6 @@ def refine(found: Found, array: Any) -> Found:
     return replace(found, recipe=made.recipe, layout=made.layout, scale_dtype=scale.dtype.name)
 
 
-def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here: the method; classes are in the files' headers."""
-    return {"quantization_config": {"quant_method": "torchao", "modules_to_not_convert": ignored}}
+    return {"quantization_config": {"quant_method": "torchao", "modules_to_not_convert": written.ignored}}

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges._common import SCALE_NAMES, Array, as_numpy, codes, fp8_recipe, row_blocks, unswizzle
+from breccia.bridges._common import (
+    SCALE_NAMES,
+    Array,
+    as_numpy,
+    codes,
+    fp8_format_of,
+    fp8_recipe,
+    row_blocks,
+    unswizzle,
+)
 from breccia.bridges._outside import OutsideTensor
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
@@ -42,7 +51,7 @@ def from_parts(kind: str, parts: Mapping[str, Any], attributes: Mapping[str, Any
     qdata, scale = as_numpy(parts["qdata"], "qdata"), as_numpy(parts["scale"], "scale")
     match kind:
         case "Float8Tensor":
-            fp8_format = "E5M2" if qdata.dtype.name == "float8_e5m2" else "E4M3"
+            fp8_format = fp8_format_of(qdata, attributes.get("fp8_format"))
             recipe, layout = float8(fp8_format, qdata.shape, scale, attributes.get("block_size"))
             if isinstance(layout, PerTensor):
                 scale = scale.reshape(())

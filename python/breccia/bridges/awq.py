@@ -23,6 +23,7 @@ from breccia.bridges._common import (
     words,
 )
 from breccia.bridges._parts import Found, Part, materialize, rows_only
+from breccia.bridges._written import Written
 from breccia.recipes import INT4Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
@@ -139,15 +140,15 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     )
 
 
-def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here."""
     return {
         "quantization_config": {
             "quant_method": "awq",
             "bits": 4,
-            "group_size": getattr(recipe, "group_size", 128),
+            "group_size": getattr(written.only(NAME), "group_size", 128),
             "zero_point": True,
             "version": "gemm",
-            "modules_to_not_convert": ignored,
+            "modules_to_not_convert": written.ignored,
         }
     }

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bitsandbytes' 4-bit weights (NF4, FP4), readable: codes of a 16-entry codebook, the even element in
-the **high** nibble, absmax per block, itself perhaps quantized."""
+"""bitsandbytes' weights, readable. 4 bits (NF4, FP4): codes of a 16-entry codebook, the even element in the **high**
+nibble, absmax per block, itself perhaps quantized. 8 bits: integers with the largest magnitude of each row, ``SCB``."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,14 @@ def from_bitsandbytes(parts: Mapping[str, Any], dtype: Any = "float32") -> Array
 
     Args:
         parts: ``weight``, ``absmax``, ``quant_map``, ``quant_state`` and, where absmax is quantized,
-            ``nested_absmax`` and ``nested_quant_map``.
+            ``nested_absmax`` and ``nested_quant_map``; of 8 bits ``weight`` and ``SCB``.
         dtype: of the result.
 
     Raises:
         ValueError: a tensor is missing, or the state is not JSON of the known form.
     """
+    if "SCB" in parts:
+        return _int8(get(parts, "weight", NAME), get(parts, "SCB", NAME), dtype)
     state = _state(get(parts, "quant_state", NAME))
     shape, size = tuple(int(n) for n in state["shape"]), int(state["blocksize"])
     packed = codes(get(parts, "weight", NAME), "weight").reshape(-1)
@@ -60,6 +63,15 @@ def from_bitsandbytes(parts: Mapping[str, Any], dtype: Any = "float32") -> Array
     return result if dtype == "float32" else result.astype(dtype)
 
 
+def _int8(weight: Array, rows: Array, dtype: Any) -> Array:
+    if weight.ndim != 2 or rows.reshape(-1).shape != weight.shape[:1]:
+        raise ValueError(f"{NAME}: SCB must have one entry per row of weight {weight.shape}, got {rows.shape}")
+    # One product after the other, as bitsandbytes multiplies.
+    signed = codes(weight, "weight").view(np.int8).astype(np.float32)
+    result: Array = signed * rows.astype(np.float32).reshape(-1, 1) * np.float32(1 / 127)
+    return result if dtype == "float32" else result.astype(dtype)
+
+
 def _state(raw: Array) -> dict[str, Any]:
     try:
         state = json.loads(bytes(codes(raw, "quant_state")).decode())
@@ -78,6 +90,14 @@ def load(parts: Mapping[str, Any]) -> Array:
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
+    if name.endswith(".SCB"):
+        int8 = entries.get(name.removesuffix("SCB") + "weight")
+        if int8 is None or int8.dtype != "I8" or entries[name].dtype not in ("F32", "F16", "BF16"):
+            return None
+        parts = {"weight": int8.name, "SCB": name}
+        if int8.name + "_format" in entries:
+            parts["weight_format"] = int8.name + "_format"
+        return Found(int8.name, NAME, "int8", parts, int8.shape)
     weight, mark, kind = name.partition(".quant_state.bitsandbytes__")
     if not mark or weight not in entries or weight + ".absmax" not in entries:
         return None
@@ -86,5 +106,13 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         if f"{weight}.{role}" in entries:
             parts[role] = f"{weight}.{role}"
     count = math.prod(entries[weight].shape) * 2
-    # The logical shape is in quant_state's bytes, which are not a header.
+    # The logical shape is in quant_state's bytes, which are not a header: `refine` looks there.
     return Found(weight, NAME, kind, parts, (count,), findings=("the shape is in quant_state: shown flat",))
+
+
+def refine(found: Found, array: Any) -> Found:
+    """The shape, which the bytes of ``quant_state`` say."""
+    if "quant_state" not in found.parts:
+        return found
+    state = _state(array(found.parts["quant_state"]))
+    return replace(found, shape=tuple(int(n) for n in state["shape"]), findings=())

@@ -18,6 +18,7 @@ from breccia.bridges._common import (
     Array,
     as_numpy,
     codes,
+    fp8_format_of,
     fp8_recipe,
     get,
     global_scale,
@@ -60,7 +61,9 @@ find, refine, config = _headers.find, _headers.refine, _headers.config
 __all__ = ["from_compressed_tensors", "to_compressed_tensors"]
 
 
-def from_compressed_tensors(parts: Mapping[str, Any], kind: str | None = None) -> ScaledTensor:
+def from_compressed_tensors(
+    parts: Mapping[str, Any], kind: str | None = None, fp8_format: str | None = None
+) -> ScaledTensor:
     """The tensors of one module, by the last part of their names.
 
     Args:
@@ -68,6 +71,7 @@ def from_compressed_tensors(parts: Mapping[str, Any], kind: str | None = None) -
             ``weight_global_scale``, ``weight_zero_point``, ``weight_shape``.
         kind: "fp8", "nvfp4", "mxfp4", "mxfp6", "mxfp8", "int4", "int8" or "int8-packed"; told from the
             dtypes if None.
+        fp8_format: "E4M3" or "E5M2"; told from the weight's dtype if None, E4M3 where that is of plain bytes.
 
     Raises:
         ValueError: a tensor is missing or has a shape that does not fit.
@@ -98,15 +102,14 @@ def from_compressed_tensors(parts: Mapping[str, Any], kind: str | None = None) -
             MXFP6BlockScaling(),
             PerBlockMN(1, 32),
         )
+    fp8_format = fp8_format_of(weight, fp8_format)
     if kind == "mxfp8":
-        return ScaledTensor(
-            codes(weight, "weight"), codes(scale, "weight_scale"), MXFP8BlockScaling(), PerBlockMN(1, 32)
-        )
+        recipe = MXFP8BlockScaling(fp8_format=fp8_format)
+        return ScaledTensor(codes(weight, "weight"), codes(scale, "weight_scale"), recipe, PerBlockMN(1, 32))
     if kind in ("int4", "int8-packed"):
         return packed_integers(parts, weight, scale, kind)
     if kind == "int8":
         return int8(codes(weight, "weight"), scale, parts.get("weight_zero_point"))
-    fp8_format = "E5M2" if weight.dtype.name == "float8_e5m2" else "E4M3"
     recipe8, layout, scale_shape = fp8_recipe(fp8_format, weight.shape, scale.shape, scale.dtype.name)
     return ScaledTensor(codes(weight, "weight"), scale.reshape(scale_shape), recipe8, layout)
 
@@ -180,7 +183,7 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
             "weight": part(codes(scaled.data, "data"), stored),
             "weight_scale": part(codes(scale, "scale"), "U8"),
         }
-    if isinstance(recipe, INT4Scaling):
+    if isinstance(recipe, INT4Scaling) and carries(recipe):
         return pack_int4(scaled, scale)
     if isinstance(recipe, INT8Scaling):
         return pack_int8(scaled, scale) if packed else store_int8(scaled, scale)
@@ -199,7 +202,9 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
     if isinstance(recipe, Float8BlockScaling):
-        return recipe.scale_format != "e8m0"
+        return recipe.scale_format != "e8m0" and recipe.block_m in (1, recipe.block_k)
+    if isinstance(recipe, INT4Scaling):
+        return recipe.signed or not recipe.symmetric
     return not isinstance(recipe, MXFP6BlockScaling) or recipe.fp6_format == "E2M3"
 
 

@@ -12,16 +12,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from breccia.bridges._common import (
+    FP8_DTYPES,
     STORED_SCALES,
     Array,
     as_numpy,
     check_upright,
     codes,
+    fp8_format_of,
     get,
     packed_codes,
     row_blocks,
 )
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
+from breccia.bridges._written import Written
 from breccia.layouts import Layout, PerBlockK, PerBlockMN
 from breccia.recipes import Float8BlockScaling, MXFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -98,14 +101,13 @@ def to_deepseek_v3(scaled: ScaledTensor) -> tuple[Any, Any]:
     return scaled.data, scaled.scale
 
 
-def from_deepseek(parts: Mapping[str, Any]) -> ScaledTensor:
+def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block_k: int = 128) -> ScaledTensor:
     """The tensors of one module, by the last part of their names: ``weight`` with ``weight_scale_inv``
-    (V3) or ``scale`` (V4)."""
+    (V3) or ``scale`` (V4). ``fp8_format`` is told from the weight's dtype if None, E4M3 where that is of bytes."""
     name = "weight_scale_inv" if "weight_scale_inv" in parts else "scale"
     scale = get(parts, name, NAME)
     weight = get(parts, "weight", NAME)
-    fp8_format = "E5M2" if weight.dtype.name == "float8_e5m2" else "E4M3"
-    return from_deepseek_v3(weight, scale, fp8_format=fp8_format)
+    return from_deepseek_v3(weight, scale, block_k, fp8_format_of(weight, fp8_format))
 
 
 def to_deepseek(scaled: ScaledTensor) -> dict[str, Array]:
@@ -153,31 +155,31 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         if entry.shape != (*shape[:-1], -(-shape[-1] // 32)):
             return None
         return Found(weight, NAME, "FP4 experts", parts, shape, MXFP4BlockScaling(), PerBlockMN(1, 32))
-    if stored.dtype not in ("F8_E4M3", "F8_E5M2"):
+    if stored.dtype not in FP8_DTYPES:
         return None
     dtype = {"F32": "float32", "BF16": "bfloat16", "F8_E8M0": "uint8"}.get(entry.dtype)
     if dtype is None:
         return None
     block = (context.get("quantization_config") or {}).get("weight_block_size") or [128, 128]
-    recipe, layout = _block(
-        stored.shape, entry.shape, dtype, int(block[-1]), "E5M2" if stored.dtype == "F8_E5M2" else "E4M3"
-    )
+    recipe, layout = _block(stored.shape, entry.shape, dtype, int(block[-1]), FP8_DTYPES[stored.dtype])
+    options = {"fp8_format": FP8_DTYPES[stored.dtype], "block_k": int(block[-1])}
     findings: tuple[str, ...] = ()
     if isinstance(layout, PerBlockK) and (context.get("quantization_config") or {}).get("weight_block_size"):
         findings = (f"scale {entry.shape} is per row although config.json says weight_block_size {block}",)
     kind = "FP8 tiles" if isinstance(layout, PerBlockMN) and layout.block_m > 1 else "FP8 row blocks"
-    return Found(weight, NAME, kind, parts, stored.shape, recipe, layout, dtype, findings=findings)
+    return Found(weight, NAME, kind, parts, stored.shape, recipe, layout, dtype, options=options, findings=findings)
 
 
-def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here."""
     result: dict[str, Any] = {
         "quant_method": "fp8",
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": [128, 128],
-        "modules_to_not_convert": ignored,
+        "modules_to_not_convert": written.ignored,
     }
-    if isinstance(recipe, Float8BlockScaling) and recipe.scale_format == "e8m0":
+    recipes = list(written.recipes.values())
+    if any(isinstance(r, Float8BlockScaling) and r.scale_format == "e8m0" for r in recipes):
         result["scale_fmt"] = "ue8m0"
     return {"quantization_config": result}

@@ -8,7 +8,7 @@ first half of a block's elements is in the low ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from breccia.bridges._common import (
 )
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Part, materialize, rows_only
+from breccia.bridges._written import Written
 from breccia.layouts import PerBlockK, PerBlockMN
 from breccia.recipes import INT4Scaling, INT8Scaling, MXFP4BlockScaling, NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -357,6 +358,6 @@ _VALUES: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+def config(written: Written) -> dict[str, Any]:
     """GGUF files carry their own metadata."""
     return {}

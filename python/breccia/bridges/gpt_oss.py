@@ -13,6 +13,7 @@ from breccia.bridges._common import (
     packed_codes,
 )
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
+from breccia.bridges._written import Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import MXFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -97,6 +98,6 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     )
 
 
-def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
+def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here."""
-    return {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ignored}}
+    return {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": written.ignored}}

@@ -5,6 +5,7 @@ they are ("gptq_v2"); columns in the order of activation where ``g_idx`` says so
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ from breccia.bridges._common import (
 )
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part, materialize, rows_only
+from breccia.bridges._written import Written
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
@@ -135,6 +137,8 @@ def lay_out(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
         columns_at, scaled = scaled.columns, scaled.scaled
     if not isinstance(scaled.recipe, INT4Scaling):
         raise ValueError(f"scaled must be INT4Scaling, got {scaled.recipe}")
+    if version == "gptq" and not carries(scaled.recipe):
+        raise ValueError("scaled must be signed or have zero points: version 'gptq' cannot store zero points of 0")
     rows, columns = scaled.shape
     scale = as_numpy(scaled.scale, "scale")
     groups = scale.shape[-1]
@@ -179,7 +183,7 @@ def lay_out_for_checkpoint(scaled: ScaledTensor) -> dict[str, Part]:
 
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
-    return isinstance(recipe, INT4Scaling)
+    return isinstance(recipe, INT4Scaling) and (recipe.signed or not recipe.symmetric)
 
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
@@ -249,16 +253,20 @@ def refine(found: Found, array: Any) -> Found:
     )
 
 
-def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json says of a checkpoint written here."""
-    return {
-        "quantization_config": {
-            "quant_method": "gptq",
-            "bits": 4,
-            "group_size": getattr(recipe, "group_size", 128),
-            "desc_act": False,
-            "sym": getattr(recipe, "symmetric", True),
-            "checkpoint_format": "gptq" if getattr(recipe, "symmetric", True) else "gptq_v2",
-            "modules_in_block_to_quantize": None,
-        }
+def config(written: Written) -> dict[str, Any]:
+    """What config.json says of a checkpoint written here. Readers take every linear layer for quantized but those
+    whose names a pattern in ``dynamic`` takes out."""
+    recipe = written.only(NAME)
+    symmetric = getattr(recipe, "symmetric", True)
+    said = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": getattr(recipe, "group_size", 128),
+        "desc_act": False,
+        "sym": symmetric,
+        "checkpoint_format": "gptq" if symmetric else "gptq_v2",
+        "modules_in_block_to_quantize": None,
     }
+    if written.ignored:
+        said["dynamic"] = {f"-:^{re.escape(module)}$": {} for module in written.ignored}
+    return {"quantization_config": said}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """MLX's quantized weights: ``weight`` uint32 words with ``scales`` and, in affine mode, ``biases``.
 
-affine: value = code · scale + bias, in the float domain. mxfp4, mxfp8 and nvfp4 store the codes of the
-formats of those names.
+affine: value = code · scale + bias, in the float domain, codes of 2 to 8 bits one after another. mxfp4,
+mxfp8 and nvfp4 store the codes of the formats of those names. Shapes alone do not tell bits from group
+size: config.json says both, for single modules too.
 """
 
 from __future__ import annotations
@@ -17,22 +18,25 @@ from breccia.bridges._common import (
     STORED_SCALES,
     Array,
     as_numpy,
+    check_upright,
     codes,
     float32,
     from_words,
     get,
     global_scale,
-    group_size_of,
     offset_codes,
+    pack_nibbles,
     packed_codes,
     row_blocks,
     words,
 )
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
+from breccia.bridges._written import Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import (
     INT4Scaling,
+    INT8Scaling,
     MXFP4BlockScaling,
     MXFP8BlockScaling,
     NVFP4BlockScaling,
@@ -48,18 +52,22 @@ RECIPES: dict[str, ScalingRecipe] = {
     "mxfp8": MXFP8BlockScaling(),
     "nvfp4": NVFP4BlockScaling(two_level=False),
     "int4": INT4Scaling(group_size=64, signed=False, symmetric=False, scale_dtype="fp16"),
+    "int8": INT8Scaling(group_size=64, symmetric=False, scale_dtype="fp16"),
 }
+_BITS = (2, 3, 4, 5, 6, 8)
+_SIZES = (32, 64, 128)
 _NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 __all__ = ["from_mlx", "to_mlx"]
 
 
-def from_mlx(parts: Mapping[str, Any], *, mode: str | None = None) -> ScaledTensor | OutsideTensor:
+def from_mlx(parts: Mapping[str, Any], *, mode: str | None = None, bits: int = 4) -> ScaledTensor | OutsideTensor:
     """The tensors of one module.
 
     Args:
         parts: ``weight``, ``scales``, in affine mode ``biases``, for NVFP4 perhaps ``global_scale``.
         mode: "affine", "mxfp4", "mxfp8" or "nvfp4"; told from dtypes and shapes if None.
+        bits: of an affine code: 2, 3, 4, 5, 6 or 8.
 
     Returns:
         A ScaledTensor; an OutsideTensor with the biases in affine mode.
@@ -72,7 +80,7 @@ def from_mlx(parts: Mapping[str, Any], *, mode: str | None = None) -> ScaledTens
     if mode is None:
         mode = "affine" if "biases" in parts else _mode(raw.shape[-1], scales.shape[-1])
     if mode == "affine":
-        return _affine(parts, raw, scales)
+        return _affine(parts, raw, scales, bits)
     scale = codes(scales, "scales")
     if mode == "mxfp8":
         return ScaledTensor(raw, scale, MXFP8BlockScaling(), PerBlockMN(1, 32))
@@ -95,19 +103,49 @@ def _mode(row_bytes: int, groups: int) -> str:
     raise ValueError(f"{NAME}: scales must have one entry per 16 or 32 elements of {row_bytes} bytes, got {groups}")
 
 
-def _affine(parts: Mapping[str, Any], raw: Array, scales: Array) -> OutsideTensor:
+def _affine(parts: Mapping[str, Any], raw: Array, scales: Array, bits: int) -> OutsideTensor:
     biases = get(parts, "biases", NAME)
     if biases.shape != scales.shape:
         raise ValueError(f"{NAME}: biases must be shaped like scales {scales.shape}, got {biases.shape}")
-    # Bits are told by the group size: MLX's are 32, 64 and 128.
-    size = raw.shape[-1] * 2 // scales.shape[-1]
-    if size not in (32, 64, 128):
-        raise ValueError(f"{NAME}: affine weights must have 4 bits and groups of 32, 64 or 128, got {size} per group")
-    columns = raw.shape[-1] * 2
-    recipe = INT4Scaling(group_size=size, signed=False, scale_dtype=SCALE_NAMES[scales.dtype.name])
-    scaled = ScaledTensor(raw, scales, recipe, row_blocks(size, columns), shape=(*raw.shape[:-1], columns))
+    columns, size = _columns(raw.shape[-1], scales.shape[-1], bits)
+    shape, layout = (*raw.shape[:-1], columns), row_blocks(size, columns)
+    dtype = SCALE_NAMES[scales.dtype.name]
+    if bits <= 4:
+        data = raw if bits == 4 else pack_nibbles(_unpack(raw, bits))
+        scaled = ScaledTensor(data, scales, INT4Scaling(size, signed=False, scale_dtype=dtype), layout, shape=shape)
+    else:
+        # Codes from 0 up as INT8 whose zero point is the least code.
+        data = (raw if bits == 8 else _unpack(raw, bits)) ^ np.uint8(0x80)
+        zero = np.full(scales.shape, -128, np.int8)
+        scaled = ScaledTensor(data, scales, INT8Scaling(size, scale_dtype=dtype, symmetric=False), layout, zero)
     arithmetic = "bfloat16" if scales.dtype == np.uint16 else scales.dtype.name
     return OutsideTensor(scaled, bias=biases, arithmetic=arithmetic)
+
+
+def _columns(row_bytes: int, groups: int, bits: int) -> tuple[int, int]:
+    """Columns and group size of a row of affine codes.
+
+    Raises:
+        ValueError: they fill no whole groups of a size that MLX has.
+    """
+    if bits not in _BITS:
+        raise ValueError(f"{NAME}: bits must be one of {', '.join(map(str, _BITS))}, got {bits}")
+    columns, rest = divmod(row_bytes * 8, bits)
+    size = columns // groups if groups else 0
+    if rest or size not in _SIZES or size * groups != columns:
+        raise ValueError(
+            f"{NAME}: affine weights must have groups of 32, 64 or 128 codes of {bits} bits, "
+            f"got {row_bytes} bytes and {groups} groups a row"
+        )
+    return columns, size
+
+
+def _unpack(raw: Array, bits: int) -> Array:
+    """Codes of ``bits`` bits, one after another from the low bit of the first byte on, one per byte."""
+    stream = np.unpackbits(raw, axis=-1, bitorder="little").reshape(*raw.shape[:-1], -1, bits)
+    padded = np.zeros((*stream.shape[:-1], 8), np.uint8)
+    padded[..., :bits] = stream
+    return np.packbits(padded, axis=-1, bitorder="little")[..., 0]
 
 
 def to_mlx(scaled: ScaledTensor | OutsideTensor) -> dict[str, Array]:
@@ -127,13 +165,15 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
         inner, bias = scaled.scaled, scaled.bias
         if scaled.columns is not None or bias is None:
             raise ValueError("scaled must have its columns in order: MLX stores no g_idx")
+        if isinstance(inner.recipe, INT8Scaling) and not _counts_from_zero(inner):
+            raise ValueError("scaled must have zero points of -128 where it has biases too: MLX adds the biases alone")
         return {
-            "weight": Part("U32", _words_shape(inner), lambda: from_words(offset_codes(inner), "<u4")),
+            "weight": Part("U32", _words_shape(inner), lambda: from_words(_unsigned(inner), "<u4")),
             "scales": part(as_numpy(inner.scale, "scale"), STORED_SCALES[as_numpy(inner.scale, "scale").dtype.name]),
             "biases": part(bias, STORED_SCALES[bias.dtype.name]),
         }
     recipe = scaled.recipe
-    if isinstance(recipe, INT4Scaling):
+    if isinstance(recipe, INT4Scaling) or (isinstance(recipe, INT8Scaling) and carries(recipe)):
         return _to_affine(scaled)
     if isinstance(recipe, MXFP8BlockScaling) and recipe.fp8_format == "E4M3":
         data = codes(scaled.data, "data")
@@ -166,21 +206,34 @@ def _amax(scaled: ScaledTensor) -> Array:
 
 
 def _words_shape(scaled: ScaledTensor) -> tuple[int, ...]:
-    return (*scaled.shape[:-1], -(-scaled.shape[-1] // 8))
+    each = 4 if isinstance(scaled.recipe, INT8Scaling) else 8
+    return (*scaled.shape[:-1], -(-scaled.shape[-1] // each))
+
+
+def _unsigned(scaled: ScaledTensor) -> Array:
+    """Codes counted from 0, packed."""
+    if isinstance(scaled.recipe, INT8Scaling):
+        return np.asarray(codes(scaled.data, "data") ^ np.uint8(0x80))
+    return offset_codes(scaled)
+
+
+def _counts_from_zero(scaled: ScaledTensor) -> bool:
+    return scaled.zero_point is not None and bool((as_numpy(scaled.zero_point, "zero_point") == -128).all())
 
 
 def _to_affine(scaled: ScaledTensor) -> dict[str, Part]:
+    check_upright(scaled)
     scale = as_numpy(scaled.scale, "scale")
-    signed = scaled.recipe.element == "int4"
+    middle = {"int4": 8.0, "int8": 128.0}.get(scaled.recipe.element, 0.0)
 
     def wide() -> Array:
-        zero: Any = 8.0 if signed else 0.0
+        zero: Any = middle
         if scaled.zero_point is not None:
             zero = zero + as_numpy(scaled.zero_point, "zero_point").astype(np.float32)
         return np.asarray(-zero * float32(scale), np.float32)
 
     return {
-        "weight": Part("U32", _words_shape(scaled), lambda: from_words(offset_codes(scaled), "<u4")),
+        "weight": Part("U32", _words_shape(scaled), lambda: from_words(_unsigned(scaled), "<u4")),
         "scales": Part("F32", tuple(scale.shape), lambda: float32(scale)),
         "biases": Part("F32", tuple(scale.shape), wide),
     }
@@ -188,11 +241,38 @@ def _to_affine(scaled: ScaledTensor) -> dict[str, Part]:
 
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
-    if isinstance(recipe, INT4Scaling):
-        return recipe.group_size in (32, 64, 128)
+    if isinstance(recipe, (INT4Scaling, INT8Scaling)):
+        return recipe.group_size in _SIZES
     if isinstance(recipe, MXFP8BlockScaling):
         return recipe.fp8_format == "E4M3"
     return isinstance(recipe, (MXFP4BlockScaling, NVFP4BlockScaling))
+
+
+def _said(module: str, context: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What config.json says of one module: its own entry, or that of all."""
+    for key in ("quantization", "quantization_config"):
+        every = context.get(key)
+        if isinstance(every, Mapping) and "bits" in every and "quant_method" not in every:
+            own = every.get(module)
+            return own if isinstance(own, Mapping) else every
+    return {}
+
+
+def _affine_bits(row_bytes: int, groups: int, said: Mapping[str, Any], name: str) -> tuple[int, int]:
+    """Bits and group size: config.json's, else MLX's own default where it fits.
+
+    Raises:
+        ValueError: config.json says what does not fit, or nothing where the shapes fit several.
+    """
+    bits = said.get("bits", 4)
+    if not isinstance(bits, int):
+        raise ValueError(f"{name}: bits must be a number in config.json, got {bits!r}")
+    _, size = _columns(row_bytes, groups, bits)
+    if "bits" in said and size != said.get("group_size", size):
+        raise ValueError(f"{name}: config.json must say a group_size of {size} for {bits} bits, got {dict(said)}")
+    if "bits" not in said and size != 64:
+        raise ValueError(f"{name}: config.json must say bits and group_size: shapes alone fit several")
+    return bits, size
 
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
@@ -218,32 +298,41 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         layout = PerBlockMN(1, 16 if mode == "nvfp4" else 32)
         return Found(prefix + "weight", NAME, mode, parts, shape, recipes[mode], layout, options={"mode": mode})
     parts["biases"] = biases.name
-    shape = (*weight.shape[:-1], row * 2)
-    size = group_size_of(shape[-1], scales.shape[-1], name)
-    findings = () if size in (32, 64, 128) else (f"{size} columns per group: not 4 bits, which is all that is read",)
+    said = _said(prefix[:-1], context)
+    bits, size = _affine_bits(row, scales.shape[-1], said, prefix + "weight")
+    shape = (*weight.shape[:-1], row * 8 // bits)
+    findings = () if said else ("nothing says how many bits the codes have: 4 are assumed, MLX's default",)
     return Found(
         prefix + "weight",
         NAME,
-        "affine",
+        f"affine {bits} bits",
         parts,
         shape,
         None,
         row_blocks(size, shape[-1]),
         _NUMPY[scales.dtype],
-        options={"mode": "affine"},
+        options={"mode": "affine", "bits": bits},
         findings=findings,
     )
 
 
-def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json says of a checkpoint written here."""
+def config(written: Written) -> dict[str, Any]:
+    """What config.json says of a checkpoint written here: most modules' numbers, and others' by their names."""
+    (first, _), *others = written.groups()
+    said: dict[str, Any] = _numbers(first)
+    for recipe, modules in others:
+        said |= {module: _numbers(recipe) for module in modules}
+    return {"quantization": said, "quantization_config": said}
+
+
+def _numbers(recipe: ScalingRecipe) -> dict[str, Any]:
     match recipe:
         case MXFP4BlockScaling():
-            said: dict[str, Any] = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+            return {"group_size": 32, "bits": 4, "mode": "mxfp4"}
         case MXFP8BlockScaling():
-            said = {"group_size": 32, "bits": 8, "mode": "mxfp8"}
+            return {"group_size": 32, "bits": 8, "mode": "mxfp8"}
         case NVFP4BlockScaling():
-            said = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
+            return {"group_size": 16, "bits": 4, "mode": "nvfp4"}
         case _:
-            said = {"group_size": getattr(recipe, "group_size", 64), "bits": 4, "mode": "affine"}
-    return {"quantization": said, "quantization_config": said}
+            bits = 8 if isinstance(recipe, INT8Scaling) else 4
+            return {"group_size": getattr(recipe, "group_size", 64), "bits": bits, "mode": "affine"}

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges._common import (
+    FP8_DTYPES,
     STORED_SCALES,
     Array,
     as_numpy,
     codes,
+    fp8_format_of,
     fp8_recipe,
     get,
     global_scale,
@@ -26,6 +28,7 @@ from breccia.bridges._common import (
     unpack_nibbles,
 )
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
+from breccia.bridges._written import Written
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
     DelayedScaling,
@@ -54,12 +57,13 @@ _NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 __all__ = ["from_modelopt", "to_modelopt"]
 
 
-def from_modelopt(parts: Mapping[str, Any], kind: str | None = None) -> ScaledTensor:
+def from_modelopt(parts: Mapping[str, Any], kind: str | None = None, fp8_format: str | None = None) -> ScaledTensor:
     """The tensors of one module, by the last part of their names.
 
     Args:
         parts: ``weight``, ``weight_scale`` and, for NVFP4, ``weight_scale_2``.
         kind: "nvfp4", "fp8", "mxfp8" or "int4"; told from the dtypes if None.
+        fp8_format: "E4M3" or "E5M2"; told from the weight's dtype if None, E4M3 where that is of plain bytes.
 
     Raises:
         ValueError: a tensor is missing or has a shape that does not fit.
@@ -79,13 +83,12 @@ def from_modelopt(parts: Mapping[str, Any], kind: str | None = None) -> ScaledTe
         return ScaledTensor(
             weight, codes(scale, "weight_scale"), recipe, PerBlockMN(1, 16), global_scale=second, shape=shape
         )
+    fp8_format = fp8_format_of(weight, fp8_format)
     if kind == "mxfp8":
-        return ScaledTensor(
-            codes(weight, "weight"), codes(scale, "weight_scale"), MXFP8BlockScaling(), PerBlockMN(1, 32)
-        )
+        mx = MXFP8BlockScaling(fp8_format=fp8_format)
+        return ScaledTensor(codes(weight, "weight"), codes(scale, "weight_scale"), mx, PerBlockMN(1, 32))
     if kind == "int4":
         return _int4(weight, scale)
-    fp8_format = "E5M2" if weight.dtype.name == "float8_e5m2" else "E4M3"
     recipe8, layout, scale_shape = fp8_recipe(fp8_format, weight.shape, scale.shape, scale.dtype.name)
     return ScaledTensor(codes(weight, "weight"), scale.reshape(scale_shape), recipe8, layout)
 
@@ -161,7 +164,7 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
     if isinstance(recipe, Float8BlockScaling):
-        return recipe.scale_format != "e8m0" and recipe.block_m > 1
+        return recipe.scale_format != "e8m0" and recipe.block_m == recipe.block_k
     if isinstance(recipe, INT4Scaling):
         return recipe.signed
     return isinstance(recipe, (NVFP4BlockScaling, MXFP8BlockScaling, Float8CurrentScaling, DelayedScaling))
@@ -197,14 +200,14 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         recipe = INT4Scaling(group_size=size, scale_dtype=short)
         dtype = _NUMPY[scale.dtype]
         return _found(prefix, "int4", parts, shape, recipe, row_blocks(size, shape[-1]), dtype, findings)
-    if weight.dtype not in ("F8_E4M3", "F8_E5M2"):
+    if weight.dtype not in FP8_DTYPES:
         return None
-    fp8 = "E4M3" if weight.dtype == "F8_E4M3" else "E5M2"
+    fp8 = FP8_DTYPES[weight.dtype]
     if scale.dtype in ("U8", "F8_E8M0"):
         mx = MXFP8BlockScaling(fp8_format=fp8)
-        return _found(prefix, "mxfp8", parts, weight.shape, mx, PerBlockMN(1, 32), "uint8", findings)
+        return _found(prefix, "mxfp8", parts, weight.shape, mx, PerBlockMN(1, 32), "uint8", findings, fp8)
     recipe8, layout, _ = fp8_recipe(fp8, weight.shape, scale.shape, _NUMPY[scale.dtype])
-    return _found(prefix, "fp8", parts, weight.shape, recipe8, layout, _NUMPY[scale.dtype], findings)
+    return _found(prefix, "fp8", parts, weight.shape, recipe8, layout, _NUMPY[scale.dtype], findings, fp8)
 
 
 def _found(
@@ -216,7 +219,9 @@ def _found(
     layout: Any,
     dtype: str,
     findings: list[str],
+    fp8_format: str | None = None,
 ) -> Found:
+    said = {} if fp8_format is None else {"fp8_format": fp8_format}
     return Found(
         prefix + "weight",
         NAME,
@@ -226,33 +231,63 @@ def _found(
         recipe,
         layout,
         dtype,
-        options={"kind": kind},
+        options={"kind": kind, **said},
         findings=tuple(findings),
     )
 
 
-def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json and hf_quant_config.json say of a checkpoint written here."""
-    match recipe:
-        case NVFP4BlockScaling():
-            algorithm: dict[str, Any] = {"quant_algo": "NVFP4", "group_size": 16}
-        case MXFP8BlockScaling():
-            algorithm = {"quant_algo": "MXFP8", "group_size": 32}
-        case INT4Scaling():
-            algorithm = {"quant_algo": "W4A16_AWQ", "group_size": recipe.group_size, "has_zero_point": False}
-        case Float8BlockScaling():
-            algorithm = {"quant_algo": "FP8_PB_WO", "group_size": 128}
-        case _:
-            row = getattr(recipe, "granularity", "tensor") == "row"
-            algorithm = {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN" if row else "FP8"}
+def config(written: Written) -> dict[str, Any]:
+    """What config.json and hf_quant_config.json say of a checkpoint written here.
+
+    A server takes "NVFP4" and "FP8" for formats of weights and activations, and reads an ``input_scale`` that is not
+    there: modules without one have other names.
+    """
+    algorithms = {m: _algorithm(recipe, m in written.inputs) for m, recipe in written.recipes.items()}
+    kinds: dict[tuple[Any, ...], list[str]] = {}
+    for module, algorithm in algorithms.items():
+        kinds.setdefault(tuple(algorithm.items()), []).append(module)
+    groups = [(dict(kind), modules) for kind, modules in kinds.items()]
+    said = groups[0][0] if len(groups) == 1 else {"quant_algo": "MIXED_PRECISION", "quantized_layers": algorithms}
     producer = {"name": "modelopt", "version": "0.47.0"}
-    quantization = {**algorithm, "kv_cache_quant_algo": None, "exclude_modules": ignored}
+    quantization = {**said, "kv_cache_quant_algo": None, "exclude_modules": written.ignored}
     return {
         "quantization_config": {
             "quant_method": "modelopt",
             "producer": producer,
-            **algorithm,
-            "ignore": ignored,
+            **said,
+            "config_groups": {
+                f"group_{i}": {**_group(kind), "targets": ["Linear"] if len(groups) == 1 else sorted(modules)}
+                for i, (kind, modules) in enumerate(groups)
+            },
+            "ignore": written.ignored,
         },
         "hf_quant_config": {"producer": producer, "quantization": quantization},
     }
+
+
+def _algorithm(recipe: ScalingRecipe, inputs: bool) -> dict[str, Any]:
+    match recipe:
+        case NVFP4BlockScaling():
+            return {"quant_algo": "NVFP4" if inputs else "W4A16_NVFP4", "group_size": 16}
+        case MXFP8BlockScaling():
+            return {"quant_algo": "MXFP8", "group_size": 32}
+        case INT4Scaling():
+            return {"quant_algo": "W4A16_AWQ", "group_size": recipe.group_size, "has_zero_point": False}
+        case Float8BlockScaling():
+            return {"quant_algo": "FP8_PB_WO", "group_size": recipe.block_k}
+        case _:
+            return {"quant_algo": "FP8" if inputs else "FP8_PER_CHANNEL_PER_TOKEN"}
+
+
+def _group(kind: dict[str, Any]) -> dict[str, Any]:
+    """A group of modules in compressed-tensors' words, which ModelOpt repeats."""
+    algorithm = kind["quant_algo"]
+    bits, number = (4, "int") if algorithm == "W4A16_AWQ" else (4 if "NVFP4" in algorithm else 8, "float")
+    weights = {"dynamic": False, "num_bits": bits, "type": number}
+    size = {"group_size": kind["group_size"]} if "group_size" in kind else {}
+    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+        weights["strategy"] = "channel"
+    if algorithm in ("W4A16_AWQ", "W4A16_NVFP4", "FP8_PB_WO"):
+        return {"weights": weights | size}
+    inputs = {"dynamic": False, "num_bits": bits, "type": "float"}
+    return {"input_activations": inputs | size, "weights": weights | size}

@@ -27,6 +27,7 @@ from breccia.bridges._common import (
     packed_codes,
 )
 from breccia.bridges._parts import Found, Part, part
+from breccia.bridges._written import Written
 from breccia.checkpoint.dtypes import numpy_dtype
 from breccia.checkpoint.safetensors_file import SafetensorsFile, SafetensorsWriter
 from breccia.layouts import Layout
@@ -228,6 +229,10 @@ def carries(recipe: ScalingRecipe) -> bool:
     return True
 
 
-def config(recipe: ScalingRecipe, ignored: list[str], originals: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json says of a checkpoint written here."""
-    return {"quantization_config": {"quant_method": "breccia", "recipe": recipe.to_dict(), "ignore": ignored}}
+def config(written: Written) -> dict[str, Any]:
+    """What config.json says of a checkpoint written here: the recipe of most modules, and others' by their names."""
+    (first, _), *others = written.groups()
+    said: dict[str, Any] = {"quant_method": "breccia", "recipe": first.to_dict(), "ignore": written.ignored}
+    if others:
+        said["modules"] = {module: recipe.to_dict() for recipe, modules in others for module in modules}
+    return {"quantization_config": said}

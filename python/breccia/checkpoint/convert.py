@@ -27,6 +27,7 @@ from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Choice, Target, choose, gguf_kind, parse_target
+from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.workers import Workers
 
 __all__ = ["convert"]
@@ -86,6 +87,7 @@ class _Job:
         self, checkpoint: Checkpoint, destination: Path, target: Target, show: bool, threads: int | None
     ) -> None:
         self.checkpoint, self.destination = checkpoint, destination
+        check_all_is_read(checkpoint)
         self.notes: list[str] = []
         self.left_out: list[str] = []
         if target.format == "gguf":

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from breccia.bridges import gguf
+from breccia.bridges._written import Written
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.gguf_file import GgufFile
 from breccia.checkpoint.gguf_models import ARRAY, STRING, UINT32, Fields, ModelMap, hyperparameters, model_map
 from breccia.checkpoint.gguf_tokenizer import tokenizer_fields
+from breccia.checkpoint.models import tied_heads
 from breccia.checkpoint.source import LEFT_OUT, Checkpoint, read_json
 from breccia.checkpoint.targets import Choice, Target
 
@@ -66,12 +68,18 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
         config["dtype" if "dtype" in config else "torch_dtype"] = name
         return config, {}
     quantized = [c for c in choices if c.action in ("repack", "requantize", "cast")]
-    recipe = next((c.recipe for c in quantized if c.recipe is not None), None)
-    if recipe is None:
+    recipes = {_module(c.found.name): c.recipe for c in quantized if c.recipe is not None}
+    if not recipes:
         return config, {}
-    said = target.module.config(recipe, _ignored(choices), checkpoint.config)
+    kept = {c.found.name for c in choices if c.action == "copy"}
+    inputs = frozenset(m for m in recipes if f"{m}.input_scale" in kept)
+    said = target.module.config(Written(recipes, _ignored(checkpoint, choices), inputs, checkpoint.config))
     others = {key: said.pop(key) for key in list(said) if key == "hf_quant_config"}
     return {**config, **said}, others
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight")
 
 
 def quantization_config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> dict[str, Any]:
@@ -80,10 +88,11 @@ def quantization_config(checkpoint: Checkpoint, target: Target, choices: list[Ch
     return dict(config.get("quantization_config", {}))
 
 
-def _ignored(choices: list[Choice]) -> list[str]:
+def _ignored(checkpoint: Checkpoint, choices: list[Choice]) -> list[str]:
     """Modules whose weight stays in high precision; loaders that go by names know "…norm" themselves."""
     kept = [c.found.name for c in choices if c.action in ("copy", "float") and c.found.name.endswith(".weight")]
-    return sorted(name.removesuffix(".weight") for name in kept if not name.endswith("norm.weight"))
+    names = {_module(name) for name in kept if not name.endswith("norm.weight")}
+    return sorted(names | tied_heads(found.name for found in checkpoint.found))
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

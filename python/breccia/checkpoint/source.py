@@ -130,7 +130,7 @@ class Checkpoint:
         return {}
 
     def _find(self) -> list[Found]:
-        context = {"quantization_config": self.quantization}
+        context = {"quantization_config": self.quantization, "quantization": self.config.get("quantization")}
         taken: set[str] = set()
         found: list[Found] = []
         for file in self.files:
@@ -298,8 +298,3 @@ def _suspicious(entry: Entry) -> tuple[str, ...]:
 def is_float(found: Found) -> bool:
     """Whether a plain tensor holds high-precision numbers."""
     return found.format == "plain" and found.dtype in _FLOATS
-
-
-def context_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """What bridges may ask of a checkpoint."""
-    return {"quantization_config": checkpoint.quantization}

@@ -14,6 +14,7 @@ from typing import Any
 from breccia import bridges, recipes
 from breccia.bridges import gguf
 from breccia.bridges._parts import Found, Part, ghost
+from breccia.bridges._written import same_grid
 from breccia.checkpoint.gguf_models import ModelMap
 from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
@@ -36,19 +37,6 @@ EXCLUDED = (
     "*position*",
     "output.weight",
     "token_embd*",
-)
-_HOW_SCALES_ARE_FOUND = frozenset(
-    {
-        "scale_search",
-        "scale_rule",
-        "scale_rounding",
-        "scale_dtype",
-        "scale_format",
-        "two_level",
-        "global_scale_form",
-        "margin",
-        "amax_history_len",
-    }
 )
 
 
@@ -146,17 +134,6 @@ def _with(recipe: ScalingRecipe, options: Mapping[str, Any]) -> ScalingRecipe:
         if name not in known:
             raise ValueError(f"--{name.replace('_', '-')} must be left out: {type(recipe).__name__} has no {name}")
     return dataclasses.replace(recipe, **given)
-
-
-def same_grid(a: ScalingRecipe, b: ScalingRecipe) -> bool:
-    """Whether two recipes store the same values, however their scales are found."""
-    if type(a) is not type(b):
-        return {type(a), type(b)} <= {recipes.DelayedScaling, recipes.Float8CurrentScaling} and (
-            getattr(a, "granularity", "tensor") == getattr(b, "granularity", "tensor") and a.element == b.element
-        )
-    return all(
-        getattr(a, f.name) == getattr(b, f.name) for f in dataclasses.fields(a) if f.name not in _HOW_SCALES_ARE_FOUND
-    )
 
 
 def wanted(found: Found, target: Target) -> bool:

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What bridges are told of a checkpoint written here, to say it in config.json."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from breccia.recipes import DelayedScaling, Float8CurrentScaling, ScalingRecipe
+
+_HOW_SCALES_ARE_FOUND = frozenset(
+    {
+        "scale_search",
+        "scale_rule",
+        "scale_rounding",
+        "scale_dtype",
+        "scale_format",
+        "two_level",
+        "global_scale_form",
+        "margin",
+        "amax_history_len",
+    }
+)
+
+
+def same_grid(a: ScalingRecipe, b: ScalingRecipe) -> bool:
+    """Whether two recipes store the same values, however their scales are found."""
+    if type(a) is not type(b):
+        return {type(a), type(b)} <= {DelayedScaling, Float8CurrentScaling} and (
+            getattr(a, "granularity", "tensor") == getattr(b, "granularity", "tensor") and a.element == b.element
+        )
+    return all(
+        getattr(a, f.name) == getattr(b, f.name) for f in dataclasses.fields(a) if f.name not in _HOW_SCALES_ARE_FOUND
+    )
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint as it is written.
+
+    Attributes:
+        recipes: of the quantized modules, by their names.
+        ignored: modules whose weights stay in high precision, those that share another's weight included.
+        inputs: quantized modules with a scale of their activations.
+        original: the source's config.json.
+    """
+
+    recipes: dict[str, ScalingRecipe]
+    ignored: list[str] = field(default_factory=list)
+    inputs: frozenset[str] = frozenset()
+    original: Mapping[str, Any] = field(default_factory=dict)
+
+    def groups(self) -> list[tuple[ScalingRecipe, list[str]]]:
+        """The modules of each value grid, those of most modules first."""
+        groups: list[tuple[ScalingRecipe, list[str]]] = []
+        for module, recipe in self.recipes.items():
+            names = next((names for known, names in groups if same_grid(known, recipe)), None)
+            if names is None:
+                groups.append((recipe, [module]))
+            else:
+                names.append(module)
+        return sorted(groups, key=lambda group: -len(group[1]))
+
+    def only(self, bridge: str) -> ScalingRecipe:
+        """The one recipe, for a format whose config.json has room for one.
+
+        Raises:
+            ValueError: there are several.
+        """
+        groups = self.groups()
+        if len(groups) > 1:
+            (first, _), (second, names) = groups[:2]
+            raise ValueError(
+                f"{bridge}: all modules must have one recipe, which is all its config.json can say: most have "
+                f"{first}, {names[0]!r} has {second}; name a recipe in --to, or another format"
+            )
+        return groups[0][0]

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints as mlx-lm writes them: several widths and group sizes in one model, said in config.json alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import breccia
+import numpy as np
+import pytest
+from breccia.checkpoint import Checkpoint, convert, save_arrays
+from breccia.checkpoint.verify import values
+from checkpoints import weight
+
+mx = pytest.importorskip("mlx.core")
+
+OWN = {
+    "model.layers.0.mlp.gate": {"group_size": 64, "bits": 8},
+    "model.layers.0.mlp.up_proj": {"group_size": 32, "bits": 3, "mode": "affine"},
+    "model.layers.0.mlp.down_proj": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+}
+
+
+def mlx_checkpoint(path: Path, everyone: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A directory of MLX's, and the values that MLX gives its tensors."""
+    path.mkdir()
+    arrays: dict[str, Any] = {"model.norm.weight": np.ones(128, np.float32)}
+    wanted = {}
+    for module in ("model.layers.0.self_attn.q_proj", *OWN):
+        said = own.get(module, everyone)
+        parts = mx.quantize(mx.array(weight(96, 128)), **said)
+        wanted[f"{module}.weight"] = np.array(mx.dequantize(*parts, **said, dtype=mx.float32))
+        for role, array in zip(("weight", "scales", "biases"), parts, strict=False):
+            arrays[f"{module}.{role}"] = np.array(array)
+    save_arrays(arrays, path / "model.safetensors", {"format": "mlx"})
+    said = {**everyone, **own}
+    (path / "config.json").write_text(json.dumps({"quantization": said, "quantization_config": said}))
+    return wanted
+
+
+@pytest.mark.parametrize("own", [{}, OWN], ids=["one", "several"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_bits_and_group_sizes_are_those_of_config_json(bits: int, size: int, own: Any, tmp_path: Path) -> None:
+    wanted = mlx_checkpoint(tmp_path / "in", {"group_size": size, "bits": bits}, own)
+    convert(tmp_path / "in", tmp_path / "out", "fp32")
+    checkpoint = Checkpoint(tmp_path / "out")
+    for name, value in wanted.items():
+        # MLX may compute product and sum in one rounding, where its own dequantize of float32 scales does.
+        np.testing.assert_allclose(checkpoint.array(name), value, rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+def test_what_config_json_does_not_say_is_not_guessed(tmp_path: Path) -> None:
+    mlx_checkpoint(tmp_path / "in", {"group_size": 64, "bits": 8}, {})
+    (tmp_path / "in" / "config.json").unlink()
+    with pytest.raises(ValueError, match="config.json must say bits and group_size: shapes alone fit several"):
+        convert(tmp_path / "in", tmp_path / "out", "fp32")
+    (tmp_path / "in" / "config.json").write_text(json.dumps({"quantization": {"group_size": 32, "bits": 4}}))
+    with pytest.raises(ValueError, match="config.json must say a group_size of 128 for 4 bits"):
+        convert(tmp_path / "in", tmp_path / "out", "fp32")
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+def test_several_recipes_are_written_by_their_modules_names(tmp_path: Path) -> None:
+    """A source of two formats becomes one of two entries, which MLX decodes."""
+    wanted = mlx_checkpoint(
+        tmp_path / "in",
+        {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+        {"model.layers.0.mlp.gate": {"group_size": 32, "bits": 4, "mode": "mxfp4"}},
+    )
+    convert(tmp_path / "in", tmp_path / "ct", "compressed-tensors")
+    convert(tmp_path / "ct", tmp_path / "out", "mlx")
+    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization"]
+    assert (said["bits"], said["model.layers.0.mlp.gate"]["bits"]) == (8, 4)
+    tensors = mx.load(str(tmp_path / "out" / "model.safetensors"))
+    for name, value in wanted.items():
+        base = name.removesuffix(".weight")
+        own = said.get(base) or {k: said[k] for k in ("bits", "group_size", "mode")}
+        theirs = mx.dequantize(tensors[name], tensors[f"{base}.scales"], None, **own, dtype=mx.float32)
+        np.testing.assert_array_equal(np.array(theirs), value, name)
+
+
+def test_eight_bits_are_written(tmp_path: Path) -> None:
+    save_arrays({"a.weight": weight(64, 256)}, tmp_path / "a.safetensors")
+    convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "mlx:int8")
+    checkpoint = Checkpoint(tmp_path / "b.safetensors")
+    (found,) = checkpoint.found
+    assert found.kind == "affine 8 bits"
+    scaled = breccia.cast(weight(64, 256), breccia.INT8Scaling(group_size=64, symmetric=False, scale_dtype="fp16"))
+    np.testing.assert_allclose(values(checkpoint.load(found)), breccia.dequantize(scaled), rtol=1e-6, atol=1e-7)
