@@ -53,10 +53,10 @@ def test_bits_and_group_sizes_are_those_of_config_json(bits: int, size: int, own
 def test_what_config_json_does_not_say_is_not_guessed(tmp_path: Path) -> None:
     mlx_checkpoint(tmp_path / "in", {"group_size": 64, "bits": 8}, {})
     (tmp_path / "in" / "config.json").unlink()
-    with pytest.raises(ValueError, match="config.json must say bits and group_size: shapes alone fit several"):
+    with pytest.raises(ValueError, match=r"config\.json must say bits and group_size: shapes alone fit several"):
         convert(tmp_path / "in", tmp_path / "out", "fp32")
     (tmp_path / "in" / "config.json").write_text(json.dumps({"quantization": {"group_size": 32, "bits": 4}}))
-    with pytest.raises(ValueError, match="config.json must say a group_size of 128 for 4 bits"):
+    with pytest.raises(ValueError, match=r"config\.json must say a group_size of 128 for 4 bits"):
         convert(tmp_path / "in", tmp_path / "out", "fp32")
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
 

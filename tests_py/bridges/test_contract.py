@@ -65,9 +65,6 @@ def test_every_recipe_carried_is_read_back(name: str, key: str) -> None:
     module = CHECKPOINT[name]
     scaled = breccia.cast(weight(), RECIPES[key])
     back = read(module, _parts.materialize(module.lay_out(scaled)), scaled.recipe)
-    assert (
-        isinstance(back, OutsideTensor) or back.recipe.element == scaled.recipe.element or back.zero_point is not None
-    )
     if _last_bit(name, scaled.recipe):
         np.testing.assert_allclose(dequantized(back), dequantized(scaled), rtol=1e-6, atol=1e-7)
     else:

@@ -18,6 +18,8 @@ from breccia.bridges._torchao_read import NAME, dtype_name, float8, from_parts
 from breccia.bridges._written import Written
 from breccia.layouts import Layout, PerBlockMN
 from breccia.recipes import (
+    INT4Scaling,
+    INT8Scaling,
     MXFP4BlockScaling,
     MXFP6BlockScaling,
     MXFP8BlockScaling,
@@ -118,5 +120,35 @@ def refine(found: Found, array: Any) -> Found:
 
 
 def config(written: Written) -> dict[str, Any]:
-    """What config.json says of a checkpoint written here: the method; classes are in the files' headers."""
-    return {"quantization_config": {"quant_method": "torchao", "modules_to_not_convert": written.ignored}}
+    """What config.json says of a checkpoint written here: the method and how most modules could have been made, which
+    transformers asks for; each tensor's class is in the files' headers."""
+    recipe = written.groups()[0][0]
+    said: dict[str, Any] = {"quant_method": NAME, "quant_type": {"default": _quantizer(recipe)}}
+    return {"quantization_config": {**said, "modules_to_not_convert": written.ignored}}
+
+
+def _quantizer(recipe: ScalingRecipe) -> dict[str, Any]:
+    """torchao's configuration of the same kind, in its JSON; what is left out has its default."""
+    match recipe:
+        case NVFP4BlockScaling():
+            return _object("NVFP4WeightOnlyConfig", 1)
+        case MXFP8BlockScaling() | MXFP6BlockScaling() | MXFP4BlockScaling():
+            return _object("MXDynamicActivationMXWeightConfig", 1)
+        case INT4Scaling():
+            group = _object("PerGroup", 1, group_size=recipe.group_size)
+            return _object("IntxWeightOnlyConfig", 2, weight_dtype=_dtype("int4"), granularity=group)
+        case INT8Scaling():
+            size = recipe.group_size
+            granularity = _object("PerRow", 1) if size is None else _object("PerGroup", 1, group_size=size)
+            return _object("Int8WeightOnlyConfig", 2, granularity=granularity)
+        case _:
+            name = "float8_e5m2" if recipe.element == "float8_e5m2" else "float8_e4m3fn"
+            return _object("Float8WeightOnlyConfig", 2, weight_dtype=_dtype(name))
+
+
+def _object(kind: str, version: int, **fields: Any) -> dict[str, Any]:
+    return {"_type": kind, "_version": version, "_data": fields}
+
+
+def _dtype(name: str) -> dict[str, Any]:
+    return {"_type": "torch.dtype", "_data": name}

@@ -43,17 +43,18 @@ from breccia.scaled_tensor import ScaledTensor
 
 PEER = "compressed_tensors"
 EXTRA = "compressed-tensors"
+BFLOAT16_SCALES = True  # transformers rounds scales to the model's dtype
 RECIPES: dict[str, ScalingRecipe] = {
     "nvfp4": NVFP4BlockScaling(global_scale_form="divisor"),
     "fp8": Float8CurrentScaling(granularity="row"),
     "fp8-tensor": Float8CurrentScaling(),
-    "fp8-block": Float8BlockScaling(block_m=128),
+    "fp8-block": Float8BlockScaling(block_m=128, scale_format="bf16"),
     "mxfp4": MXFP4BlockScaling(),
     "mxfp6": MXFP6BlockScaling(),
     "mxfp8": MXFP8BlockScaling(),
     "int4": INT4Scaling(scale_dtype="bf16"),
     "int4-asym": INT4Scaling(signed=False, symmetric=False, scale_dtype="bf16"),
-    "int8": INT8Scaling(),
+    "int8": INT8Scaling(scale_dtype="bf16"),
 }
 
 find, refine, config = _headers.find, _headers.refine, _headers.config

@@ -25,8 +25,8 @@ from breccia.bridges._common import (
 )
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
 from breccia.bridges._written import Written
-from breccia.layouts import Layout, PerBlockK, PerBlockMN
-from breccia.recipes import Float8BlockScaling, MXFP4BlockScaling, ScalingRecipe
+from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerTensor
+from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "deepseek"
@@ -107,7 +107,11 @@ def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block
     name = "weight_scale_inv" if "weight_scale_inv" in parts else "scale"
     scale = get(parts, name, NAME)
     weight = get(parts, "weight", NAME)
-    return from_deepseek_v3(weight, scale, block_k, fp8_format_of(weight, fp8_format))
+    fp8_format = fp8_format_of(weight, fp8_format)
+    if scale.size == 1 and scale.ndim < 2:  # of the whole tensor, as Mistral's checkpoints have it
+        recipe = Float8CurrentScaling(fp8_format=fp8_format)
+        return ScaledTensor(codes(weight, "weight"), scale.reshape(()), recipe, PerTensor())
+    return from_deepseek_v3(weight, scale, block_k, fp8_format)
 
 
 def to_deepseek(scaled: ScaledTensor) -> dict[str, Array]:
@@ -147,7 +151,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     else:
         return None
     stored = entries.get(weight)
-    if stored is None or len(stored.shape) < 2 or math.prod(entry.shape) == 1:
+    if stored is None or len(stored.shape) < 2:
         return None
     parts = {"weight": weight, role: name}
     if stored.dtype == "I8" and entry.dtype == "F8_E8M0":
@@ -160,9 +164,14 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     dtype = {"F32": "float32", "BF16": "bfloat16", "F8_E8M0": "uint8"}.get(entry.dtype)
     if dtype is None:
         return None
+    fp8 = FP8_DTYPES[stored.dtype]
+    if math.prod(entry.shape) == 1 and len(entry.shape) < 2:
+        one = Float8CurrentScaling(fp8_format=fp8)
+        options: dict[str, Any] = {"fp8_format": fp8}
+        return Found(weight, NAME, "FP8", parts, stored.shape, one, PerTensor(), dtype, options=options)
     block = (context.get("quantization_config") or {}).get("weight_block_size") or [128, 128]
-    recipe, layout = _block(stored.shape, entry.shape, dtype, int(block[-1]), FP8_DTYPES[stored.dtype])
-    options = {"fp8_format": FP8_DTYPES[stored.dtype], "block_k": int(block[-1])}
+    recipe, layout = _block(stored.shape, entry.shape, dtype, int(block[-1]), fp8)
+    options = {"fp8_format": fp8, "block_k": int(block[-1])}
     findings: tuple[str, ...] = ()
     if isinstance(layout, PerBlockK) and (context.get("quantization_config") or {}).get("weight_block_size"):
         findings = (f"scale {entry.shape} is per row although config.json says weight_block_size {block}",)

@@ -21,6 +21,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "gpt-oss"
 PEER = None
 EXTRA = ""
+FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {"mxfp4": MXFP4BlockScaling()}
 
 __all__ = ["from_gpt_oss", "to_gpt_oss"]
@@ -76,6 +77,11 @@ def stored_name(name: str, role: str) -> str:
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
     return isinstance(recipe, MXFP4BlockScaling)
+
+
+def takes(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the format has a place for a weight: it has for experts alone."""
+    return len(shape) == 3
 
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:

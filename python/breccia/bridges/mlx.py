@@ -47,6 +47,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "mlx"
 PEER = "mlx.core"
 EXTRA = "mlx"
+FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {
     "mxfp4": MXFP4BlockScaling(),
     "mxfp8": MXFP8BlockScaling(),

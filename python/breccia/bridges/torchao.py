@@ -34,6 +34,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = _torchao_read.NAME
 PEER = "torchao"
 EXTRA = "torchao"
+SINGLE_EXPERTS = False  # transformers keeps them in one tensor, which it makes of floats alone
 RECIPES: dict[str, ScalingRecipe] = {
     "fp8": Float8CurrentScaling(granularity="row"),
     "fp8-tensor": Float8CurrentScaling(),

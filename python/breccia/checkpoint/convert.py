@@ -94,12 +94,15 @@ class _Job:
             names, reason = outputs.gguf_model(checkpoint)
             target = dataclasses.replace(target, names=names)
             self._note_model(names, reason)
-        self.target = target
+        quantized = any(found.format != "plain" for found in checkpoint.found)
+        self.target = target = dataclasses.replace(target, left_alone=quantized, model=checkpoint.config)
         self._quantized = {f.name for f in checkpoint.found if f.format != "plain"}
         self.work = destination.parent / f".{destination.name}.partial"
         self.choices = [
             choose(checkpoint.refined(found), target) for found in checkpoint.found if not self._dropped(found.name)
         ]
+        if not target.float_dtype and not any(c.action in ("repack", "requantize", "cast") for c in self.choices):
+            self.notes.append(f"no tensor is quantized: none of the source has a place in {target.spelled}")
         self.files = self._files()
         total = sum(sum(_nbytes(d, s) for d, s in c.outputs.values()) for c in self.choices)
         self.progress = Progress(total, show)
@@ -221,10 +224,11 @@ class _Job:
         if self.target.format == "gguf":
             return self._gguf_writer(path, choices, plan, resume)
         metadata = {"format": "pt"}
-        for choice in choices:
+        whole = self.target.format == "torchao"  # whose readers take the last shard's header for that of all
+        for choice in self.choices if whole else choices:
             metadata |= choice.metadata
-        if self.target.format == "torchao":
-            metadata["tensor_names"] = json.dumps([c.found.name for c in choices])
+        if whole:
+            metadata["tensor_names"] = json.dumps([c.found.name for c in self.choices])
         if not self.into_directory:
             said = outputs.quantization_config(self.checkpoint, self.target, self.choices)
             if said:

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from breccia import _core, ops
-from breccia.bridges._common import bfloat16_bits
+from breccia.bridges._common import bfloat16_bits, float32
 from breccia.bridges._outside import OutsideTensor
 from breccia.checkpoint.planned_file import PlannedWriter
 from breccia.checkpoint.repack import cut, repack
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Choice, Target
 from breccia.checkpoint.workers import PIECE, Workers
-from breccia.layouts import PerBlockMN, PerTensor
+from breccia.layouts import PerBlockMN, PerChannel, PerTensor
+from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["execute"]
@@ -45,7 +46,8 @@ def execute(
             _copy(checkpoint.raw(found), name, writer, workers, done)
         case "float":
             ((name, (dtype, _)),) = choice.outputs.items()
-            _floats(checkpoint.load(found), name, dtype, writer, workers, done)
+            write = _turned_floats if choice.turned else _floats
+            write(checkpoint.load(found), name, dtype, writer, workers, done)
         case "repack":
             loaded = checkpoint.load(found)
             assert isinstance(loaded, (ScaledTensor, OutsideTensor))
@@ -64,8 +66,28 @@ def execute(
                 values = ops.dequantize(values)
             elif values.dtype == np.uint16:
                 values = (values.astype(np.uint32) << 16).view(np.float32)
-            repack(ops.cast(values, choice.recipe), choice, target, writer, workers, done)
+            repack(_cast(values, choice.recipe, target), choice, target, writer, workers, done)
     checkpoint.release(found)
+
+
+def _cast(values: Array, recipe: ScalingRecipe, target: Target) -> ScaledTensor:
+    """Quantize, with scales that bfloat16 can hold where the format's readers round them to it."""
+    if not (isinstance(recipe, Float8CurrentScaling) and getattr(target.module, "BFLOAT16_SCALES", False)):
+        return ops.cast(values, recipe)
+    shape = values.shape
+    rows = values if recipe.granularity == "row" else values.reshape(1, -1)
+    # One block per row: the scale is rounded first and codes are made with it.
+    block = Float8BlockScaling(
+        fp8_format=recipe.fp8_format,
+        block_k=rows.shape[-1],
+        scale_format="bf16",
+        scale_search=recipe.scale_search,
+    )
+    made = ops.cast(rows, block)
+    scale = float32(made.scale)
+    if recipe.granularity == "row":
+        return ScaledTensor(made.data, scale, recipe, PerChannel())
+    return ScaledTensor(made.data.reshape(shape), scale.reshape(()), recipe, PerTensor())
 
 
 def _copy(raw: Array, name: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
@@ -106,6 +128,20 @@ def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: 
         done(out.nbytes)
 
     workers.each(decode, _pieces(values, size))
+
+
+def _turned_floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
+    """Matrices of a batch one by one, each transposed."""
+    if isinstance(values, OutsideTensor):
+        values = values.dequantize()
+
+    def turn(index: int, _: Array) -> None:
+        one = ops.dequantize(_matrix(values, (index,))) if isinstance(values, ScaledTensor) else values[index]
+        piece = np.ascontiguousarray(_as_dtype(np.swapaxes(one, -1, -2), dtype))
+        writer.write(name, piece, index * piece.nbytes)
+        done(piece.nbytes)
+
+    workers.each(turn, iter(range(values.shape[0])))
 
 
 def _strides(shape: tuple[int, ...], size: int) -> list[int]:

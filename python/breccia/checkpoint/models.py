@@ -5,9 +5,10 @@ fuse, experts kept in one tensor."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-__all__ = ["tied_heads"]
+__all__ = ["experts_are_turned", "is_one_expert", "models_name", "tied_heads"]
 
 # Where a model keeps its input embeddings → the module that computes with the same weight and has none in the files.
 _TIED = (
@@ -34,3 +35,26 @@ def tied_heads(names: Iterable[str]) -> set[str]:
             if match is not None and f"{(module := head.format(at=match['at']))}.weight" not in there:
                 heads.add(module)
     return heads
+
+
+# Models whose float checkpoints keep all experts of a layer in one tensor (E, IN, OUT); quantized tensors are always
+# (E, OUT, IN).
+_TURNED = frozenset({"gpt_oss", "llama4", "llama4_text", "qwen3_vl_moe", "qwen3_vl_moe_text"})
+_FUSED_EXPERTS = re.compile(r"(.*\.)?experts\.(gate_up_proj|down_proj)")
+
+
+def experts_are_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bool:
+    """Whether a model's float checkpoints keep this tensor transposed: inputs before outputs."""
+    kinds = {place.get("model_type") for place in (config, config.get("text_config")) if isinstance(place, Mapping)}
+    return len(shape) == 3 and bool(kinds & _TURNED) and _FUSED_EXPERTS.fullmatch(name) is not None
+
+
+def models_name(name: str, shape: tuple[int, ...]) -> str:
+    """The model's own name of a tensor: all experts in one are a parameter, not a module with a weight."""
+    bare = name.removesuffix(".weight")
+    return bare if len(shape) == 3 and _FUSED_EXPERTS.fullmatch(bare) else name
+
+
+def is_one_expert(name: str) -> bool:
+    """Whether a tensor is of one expert, among others of its layer."""
+    return re.search(r"\bexperts\.\d+\.", name) is not None

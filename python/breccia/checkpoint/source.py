@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.gguf_file import GgufFile
+from breccia.checkpoint.models import experts_are_turned, models_name
 from breccia.checkpoint.safetensors_file import Entry, SafetensorsFile
 from breccia.scaled_tensor import ScaledTensor
 
@@ -139,7 +139,7 @@ class Checkpoint:
                 continue
             for module in bridges.modules().values():
                 if hasattr(module, "find_all") and file.metadata:
-                    found += [f for f in module.find_all(file.entries, file.metadata) if _take(f, taken)]
+                    found += [f for f in module.find_all(self.entries, file.metadata) if _take(f, taken)]
         finders = [m.find for m in bridges.modules().values() if hasattr(m, "find")]
         troubles: dict[str, str] = {}
         for name in self.entries:
@@ -156,19 +156,23 @@ class Checkpoint:
                 kind = {"F8_E4M3": "fp8", "F8_E5M2": "fp8"}.get(entry.dtype, entry.dtype.lower())
                 said = (troubles[name],) if name in troubles else _suspicious(entry)
                 outside, options = self._spelled(name, entry.shape)
+                shape = entry.shape
+                if experts_are_turned(name, shape, self.config):
+                    shape, options = (*shape[:-2], shape[-1], shape[-2]), {**options, "turned": True}
                 found.append(
                     Found(
                         outside,
                         "plain",
                         kind,
                         {"weight": name},
-                        entry.shape,
+                        shape,
                         dtype=entry.dtype,
                         options=options,
                         findings=said,
                     )
                 )
         order = {name: i for i, name in enumerate(self.entries)}
+        found = [replace(f, name=models_name(f.name, f.shape)) for f in found]
         return sorted(found, key=lambda f: min(order[p] for p in f.parts.values()))
 
     def _find_gguf(self, file: GgufFile, taken: set[str]) -> list[Found]:
@@ -217,7 +221,8 @@ class Checkpoint:
         """
         try:
             if found.format == "plain":
-                return self._in_order(found, self.array(found.parts["weight"]))
+                array = self._in_order(found, self.array(found.parts["weight"]))
+                return np.swapaxes(array, -1, -2) if found.options.get("turned") else array
             parts = {role: self.array(name) for role, name in found.parts.items()}
             module = bridges.modules()[found.format]
             if found.format == "gguf":

@@ -16,6 +16,7 @@ from breccia.bridges import gguf
 from breccia.bridges._parts import Found, Part, ghost
 from breccia.bridges._written import same_grid
 from breccia.checkpoint.gguf_models import ModelMap
+from breccia.checkpoint.models import experts_are_turned, is_one_expert
 from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -44,7 +45,8 @@ EXCLUDED = (
 class Target:
     """What to write: a float dtype, or a bridge's format with a recipe.
 
-    ``names`` are those of a model that the format spells in its own way.
+    ``names`` are those of a model that the format spells in its own way. ``left_alone`` says that the source is
+    quantized: what its maker left in high precision stays so. ``model`` is the source's config.json.
     ``recipe`` is None where the format was named without one: what the source has is kept if the format
     can hold it, and the format's first recipe is used if not.
     """
@@ -57,6 +59,8 @@ class Target:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     names: ModelMap | None = None
+    left_alone: bool = False
+    model: Mapping[str, Any] = field(default_factory=dict)
 
     def spell(self, name: str) -> str:
         """The name a tensor is stored under."""
@@ -70,7 +74,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Choice:
-    """What happens to one tensor: "copy", "float", "repack", "requantize" or "cast", and what it gives."""
+    """What happens to one tensor: "copy", "float", "repack", "requantize" or "cast", and what it gives.
+
+    ``turned``: its matrices are written transposed.
+    """
 
     found: Found
     action: str
@@ -78,6 +85,7 @@ class Choice:
     recipe: ScalingRecipe | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     note: str = ""
+    turned: bool = False
 
 
 def target_names() -> list[str]:
@@ -140,6 +148,8 @@ def wanted(found: Found, target: Target) -> bool:
     """Whether patterns and shape let a tensor be quantized."""
     if target.include and not any(fnmatchcase(found.name, p) for p in target.include):
         return False
+    if target.left_alone and not target.include:
+        return False
     if any(fnmatchcase(found.name, p) for p in target.exclude):
         return False
     if not target.include and any(fnmatchcase(found.name.lower(), p) for p in EXCLUDED):
@@ -160,10 +170,16 @@ def choose(found: Found, target: Target) -> Choice:
         dtype = target.float_dtype
         if found.dtype == dtype or (found.format == "plain" and found.dtype == "F64"):
             return _copy(found, target)
-        return Choice(found, "float", {found.name: (dtype, _float_shape(found))})
+        return _float(found, target, found.name, dtype)
+    if why := _without_a_place(found, target):
+        if found.format == "plain":
+            return dataclasses.replace(
+                _copy(found, target), note=f"left as it is: {why}" if wanted(found, target) else ""
+            )
+        return _as_bfloat16(found, target, why)
     if found.format == "plain":
         recipe = target.recipe or target.default
-        if not wanted(found, target) or recipe is None:
+        if not wanted(found, target) or recipe is None or not _takes(found, target):
             return _copy(found, target)
         return _quantize(found, "cast", recipe, target)
     if found.recipe is not None and _holds(found, target):
@@ -187,8 +203,37 @@ def _holds(found: Found, target: Target) -> bool:
     return True
 
 
-def _float_shape(found: Found) -> tuple[int, ...]:
-    return found.shape
+def _without_a_place(found: Found, target: Target) -> str:
+    """Why no program loads a quantized tensor from the format though the bytes have a form in it; "" where one does."""
+    if experts_are_turned(found.name, found.shape, target.model) and not getattr(target.module, "FUSED_EXPERTS", False):
+        return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
+    if is_one_expert(found.name) and not getattr(target.module, "SINGLE_EXPERTS", True):
+        return f"experts in tensors of their own have no form in {target.format} that a program loads"
+    return ""
+
+
+def _as_bfloat16(found: Found, target: Target, why: str) -> Choice:
+    """What cannot be written in the new format must not stay in the old one, which nothing would read."""
+    name, metadata = target.spell(found.name), _plain_metadata(found.name, target)
+    return _float(found, target, name, "BF16", metadata=metadata, note=f"written as bf16: {why}")
+
+
+def _plain_metadata(name: str, target: Target) -> dict[str, str]:
+    """torchao's word for a tensor that is not of its classes."""
+    return {name: json.dumps({"_type": "Tensor"})} if target.format == "torchao" else {}
+
+
+def _takes(found: Found, target: Target) -> bool:
+    """Whether the format has a place for a quantized tensor of that name and shape."""
+    takes = getattr(target.module, "takes", None)
+    return takes is None or bool(takes(found.name, found.shape))
+
+
+def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> Choice:
+    """Values as the model's float checkpoints keep them."""
+    turned, shape = experts_are_turned(found.name, found.shape, target.model), found.shape
+    shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
+    return Choice(found, "float", {name: (dtype, shape)}, turned=turned, **more)
 
 
 def _copy(found: Found, target: Target) -> Choice:
@@ -196,21 +241,18 @@ def _copy(found: Found, target: Target) -> Choice:
         # Programs add and multiply by vectors in float32 only.
         return Choice(found, "float", {target.spell(found.name): ("F32", found.shape)})
     name = target.spell(found.name)
-    metadata = {name: json.dumps({"_type": "Tensor"})} if target.format == "torchao" else {}
-    return Choice(found, "copy", {name: (found.dtype, found.shape)}, metadata=metadata)
+    metadata = _plain_metadata(name, target)
+    shape = (*found.shape[:-2], found.shape[-1], found.shape[-2]) if found.options.get("turned") else found.shape
+    return Choice(found, "copy", {name: (found.dtype, shape)}, metadata=metadata)
 
 
 def _quantize(found: Found, action: str, recipe: ScalingRecipe, target: Target) -> Choice:
     try:
         return _outputs(found, action, ghost(found.shape, recipe), target, recipe)
     except ValueError as error:
-        note = f"left as it is: {error}"
         if found.format == "plain":
-            return dataclasses.replace(_copy(found, target), note=note)
-        # What cannot be written in the new format must not stay in the old one, which nothing would read.
-        metadata = {found.name: json.dumps({"_type": "Tensor"})} if target.format == "torchao" else {}
-        note = f"written as bf16: {error}"
-        return Choice(found, "float", {target.spell(found.name): ("BF16", found.shape)}, metadata=metadata, note=note)
+            return dataclasses.replace(_copy(found, target), note=f"left as it is: {error}")
+        return _as_bfloat16(found, target, str(error))
 
 
 def _outputs(

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models, written by `convert` and opened by the loader that people use: the logits are those of the same model
+with the quantized weights' values in bfloat16."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from breccia.bridges import modules
+from breccia.checkpoint import Checkpoint, convert, verify
+from tiny_models import MODELS, logits, tiny, transformers
+
+torch = pytest.importorskip("torch")
+BOUND = 1e-2  # of the logits' norm: bfloat16 activations through two layers, rounded in another order
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Directories of tiny models, made when asked for."""
+    transformers()
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = tiny(name, tmp_path_factory.mktemp("models") / name)
+        return made[name]
+
+    return get
+
+
+def check(source: Path, out: Path, to: str, bound: float = BOUND, **options: Any) -> dict[str, Any]:
+    """Convert, load both forms, compare."""
+    report = convert(source, out, to)
+    assert report["tensors"].get("cast") or report["tensors"].get("repack"), report["tensors"]
+    floats = out.with_name(out.name + "-bf16")
+    convert(out, floats, "bf16")
+    wanted = logits(floats, dtype=torch.bfloat16)
+    got = logits(out, dtype=torch.bfloat16, **options)
+    assert not got.isnan().any()
+    assert float((got - wanted).norm() / wanted.norm()) <= bound
+    assert not logits(source, dtype=torch.bfloat16).equal(wanted)  # it is quantized
+    return report
+
+
+# torchao has no products of MX weights by activations that are not quantized.
+LOADED = [("compressed-tensors", key) for key in modules()["compressed-tensors"].RECIPES] + [
+    ("torchao", key) for key in modules()["torchao"].RECIPES if not key.startswith("mx")
+]
+
+
+@pytest.mark.parametrize(("name", "key"), LOADED)
+def test_every_target_of_transformers(name: str, key: str, models: Any, tmp_path: Path) -> None:
+    """Embeddings shared with the output layer, which has no tensor: a loader finds it by name alone."""
+    pytest.importorskip(name.replace("-", "_"))
+    options = {}
+    if (name, key) == ("compressed-tensors", "int4-asym"):
+        # Kept packed, it expects zero points that are not, whoever wrote the file.
+        options["quantization_config"] = transformers().CompressedTensorsConfig(dequantize=True)
+    bound = 0.02 if key.startswith("int8") else BOUND
+    check(models("llama-tied"), tmp_path / "q", f"{name}:{key}", bound, **options)
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("llama-tied", "gpt-oss")])
+@pytest.mark.parametrize("to", ["compressed-tensors:fp8", "torchao:int4"])
+def test_every_model(model: str, to: str, models: Any, tmp_path: Path) -> None:
+    pytest.importorskip(to.partition(":")[0].replace("-", "_"))
+    check(models(model), tmp_path / "q", to)
+
+
+@pytest.mark.parametrize("model", ["llama-tied", "qwen3"])
+def test_deepseek_tiles(model: str, models: Any, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    check(models(model), tmp_path / "q", "deepseek:block")
+
+
+TIED = ["compressed-tensors:fp8", "modelopt:nvfp4", "deepseek:block", "awq:int4", "gptq:int4", "torchao:fp8", "gpt-oss"]
+
+
+@pytest.mark.parametrize("to", [name for name in TIED if name != "gpt-oss"])
+def test_shared_output_layers_are_in_the_lists_of_what_is_left_alone(to: str, models: Any, tmp_path: Path) -> None:
+    convert(models("llama-tied"), tmp_path / "q", to)
+    said = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    lists = [said.get(key, []) for key in ("ignore", "modules_to_not_convert")]
+    lists.append([name.strip("-:^$") for name in said.get("dynamic", {})])
+    assert any("lm_head" in names for names in lists)
+    if to.startswith("modelopt"):
+        own = json.loads((tmp_path / "q" / "hf_quant_config.json").read_text())["quantization"]
+        assert "lm_head" in own["exclude_modules"]
+
+
+def test_torchao_in_shards(models: Any, tmp_path: Path) -> None:
+    """transformers writes the whole model's metadata into every shard's header, and reads only the last one's."""
+    pytest.importorskip("torchao")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        said = transformers().TorchAoConfig(Int8WeightOnlyConfig())
+        loader = transformers().AutoModelForCausalLM
+        model = loader.from_pretrained(models("llama"), dtype=torch.bfloat16, quantization_config=said)
+        model.save_pretrained(tmp_path / "theirs", max_shard_size="150KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 3
+    result = verify(models("llama"), tmp_path / "theirs", min_sqnr_db=30)
+    assert result["ok"], result
+    convert(tmp_path / "theirs", tmp_path / "again", "torchao")
+    assert len(list((tmp_path / "again").glob("*.safetensors"))) > 3
+    wanted, got = (logits(tmp_path / name, dtype=torch.bfloat16) for name in ("theirs", "again"))
+    assert got.equal(wanted)
+
+
+def test_gpt_oss_keeps_its_experts_in_its_own_form(models: Any, tmp_path: Path) -> None:
+    """Float checkpoints have inputs before outputs, MXFP4 blocks run along the inputs; attention stays bfloat16."""
+    source = models("gpt-oss")
+    convert(source, tmp_path / "same", "bf16")
+    assert logits(tmp_path / "same", dtype=torch.bfloat16).equal(logits(source, dtype=torch.bfloat16))
+    if pytest.importorskip("transformers").utils.is_accelerate_available():
+        check(source, tmp_path / "checked", "gpt-oss:mxfp4")
+    convert(source, tmp_path / "q", "gpt-oss:mxfp4")
+    found = [f for f in Checkpoint(tmp_path / "q").found if f.format != "plain"]
+    assert {f.name.rpartition(".")[2] for f in found} == {"gate_up_proj", "down_proj"}
+    convert(tmp_path / "q", tmp_path / "floats", "bf16")
+    assert verify(source, tmp_path / "floats")["ok"]
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    stored, floats = Checkpoint(tmp_path / "q"), Checkpoint(tmp_path / "floats")
+    for one in found:
+        parts = {role: torch.from_numpy(stored.array(name).copy()) for role, name in one.parts.items()}
+        theirs = convert_moe_packed_tensors(parts["blocks"], parts["scales"], dtype=torch.bfloat16)
+        mine = torch.from_numpy(floats.array(one.name).view("int16").copy()).view(torch.bfloat16)
+        assert theirs.equal(mine), one.name
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors:fp8", "torchao:int8"])
+def test_fused_experts_without_a_form_stay_and_are_said(to: str, models: Any, tmp_path: Path) -> None:
+    report = check(models("gpt-oss"), tmp_path / "q", to, bound=0.05)  # a router may choose another expert
+    assert len([note for note in report["notes"] if "experts of a layer in one tensor have no form" in note]) == 4
+
+
+def test_a_repack_leaves_alone_what_the_source_left_alone(models: Any, tmp_path: Path) -> None:
+    convert(models("llama"), tmp_path / "a", "modelopt:nvfp4", exclude=["*.o_proj.weight", "*.layers.1.*"])
+    report = convert(tmp_path / "a", tmp_path / "b", "compressed-tensors")
+    assert set(report["tensors"]) == {"copy", "repack"}
+    again = convert(tmp_path / "a", tmp_path / "c", "compressed-tensors:mxfp4")
+    assert set(again["tensors"]) == {"copy", "requantize"}
+    wider = convert(tmp_path / "a", tmp_path / "d", "compressed-tensors", include=["*.o_proj.weight"])
+    assert wider["tensors"]["cast"] == 2

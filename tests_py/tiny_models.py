@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models as people have them, tiny and with random weights, saved by transformers."""
+
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 320,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+# name → transformers' class, and what its config has beside the sizes.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": False}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 1},
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 128,
+            "layer_types": ["full_attention"] * 2,
+        },
+    ),
+}
+
+
+@cache
+def transformers() -> Any:
+    pytest.importorskip("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("transformers")
+
+
+def tiny(name: str, path: Path) -> Path:
+    """A model's directory, in bfloat16."""
+    import torch
+
+    family, more = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers(), f"{family}Config")(**{**SIZES, **more})
+    model = getattr(transformers(), f"{family}ForCausalLM")(config).to(torch.bfloat16)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "norm" not in key:
+                parameter.normal_(0, 0.08)
+    model.save_pretrained(path)
+    return path
+
+
+def logits(path: Path, **options: Any) -> Any:
+    """What transformers' own loader makes of a directory: logits of a fixed text, as float32."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers().AutoModelForCausalLM.from_pretrained(path, **options).eval()
+    tokens = torch.arange(3, 43)[None]
+    with torch.no_grad():
+        return model(tokens).logits.float()
