@@ -44,9 +44,10 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "modelopt"
 PEER = None
 EXTRA = ""
+SHARED_GLOBAL_SCALE = True  # servers keep one number for all parts of a fused layer
 RECIPES: dict[str, ScalingRecipe] = {
     "nvfp4": NVFP4BlockScaling(),
-    "fp8": Float8CurrentScaling(),
+    "fp8": Float8CurrentScaling(granularity="row"),
     "fp8-channel": Float8CurrentScaling(granularity="row"),
     "fp8-block": Float8BlockScaling(block_m=128),
     "mxfp8": MXFP8BlockScaling(),
@@ -159,6 +160,22 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
             "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
         }
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
+
+
+def lay_out_for_checkpoint(scaled: ScaledTensor, *, inputs: bool) -> dict[str, Part]:
+    """As `lay_out`; tiles' scales in four axes as ModelOpt exports them, and a tensor's own scale for each row where
+    there are no ``inputs``, scales of activations: servers have no FP8 of weights in one scale alone."""
+    parts = lay_out(scaled)
+    scale = parts["weight_scale"]
+    if isinstance(scaled.recipe, Float8BlockScaling) and len(scale.shape) == 2:
+        rows, columns = scale.shape
+        parts["weight_scale"] = Part(
+            scale.dtype, (rows, 1, columns, 1), lambda: scale.make().reshape(rows, 1, columns, 1)
+        )
+    elif isinstance(scaled.layout, PerTensor) and not inputs:
+        every = scaled.shape[:-1]
+        parts["weight_scale"] = Part(scale.dtype, every, lambda: np.full(every, scale.make().reshape(())))
+    return parts
 
 
 def carries(recipe: ScalingRecipe) -> bool:

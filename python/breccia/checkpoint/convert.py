@@ -25,6 +25,7 @@ from breccia.checkpoint.gguf_models import ModelMap
 from breccia.checkpoint.planned_file import PlannedWriter, sync_directory
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.safetensors_file import SafetensorsWriter
+from breccia.checkpoint.shared_scales import share
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Choice, Target, choose, gguf_kind, parse_target
 from breccia.checkpoint.unread import check_all_is_read
@@ -95,12 +96,18 @@ class _Job:
             target = dataclasses.replace(target, names=names)
             self._note_model(names, reason)
         quantized = any(found.format != "plain" for found in checkpoint.found)
-        self.target = target = dataclasses.replace(target, left_alone=quantized, model=checkpoint.config)
+        inputs = [f.name.removesuffix(".input_scale") for f in checkpoint.found if f.name.endswith(".input_scale")]
+        target = dataclasses.replace(target, left_alone=quantized, model=checkpoint.config, inputs=frozenset(inputs))
+        self.target = target
         self._quantized = {f.name for f in checkpoint.found if f.format != "plain"}
         self.work = destination.parent / f".{destination.name}.partial"
         self.choices = [
             choose(checkpoint.refined(found), target) for found in checkpoint.found if not self._dropped(found.name)
         ]
+        if not target.float_dtype:
+            self.choices, notes = share(self.choices, target, checkpoint)
+            self.notes += notes
+            outputs.quantization_config(checkpoint, target, self.choices)  # may refuse, before any work
         if not target.float_dtype and not any(c.action in ("repack", "requantize", "cast") for c in self.choices):
             self.notes.append(f"no tensor is quantized: none of the source has a place in {target.spelled}")
         self.files = self._files()

@@ -15,6 +15,7 @@ from breccia.bridges._common import bfloat16_bits, float32
 from breccia.bridges._outside import OutsideTensor
 from breccia.checkpoint.planned_file import PlannedWriter
 from breccia.checkpoint.repack import cut, repack
+from breccia.checkpoint.shared_scales import cast_shared
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Choice, Target
 from breccia.checkpoint.workers import PIECE, Workers
@@ -56,22 +57,30 @@ def execute(
             assert choice.recipe is not None
             scaled = checkpoint.load(found)
             assert isinstance(scaled, ScaledTensor)
-            repack(ops.requantize(scaled, choice.recipe), choice, target, writer, workers, done)
+            if choice.shared is not None:
+                made = cast_shared(scaled, choice.recipe, choice.shared.amax(checkpoint))
+            else:
+                made = ops.requantize(scaled, choice.recipe)
+            repack(made, choice, target, writer, workers, done)
         case "cast":
             assert choice.recipe is not None
             values = checkpoint.load(found)
-            if isinstance(values, OutsideTensor):
-                values = values.dequantize()
-            elif isinstance(values, ScaledTensor):
-                values = ops.dequantize(values)
-            elif values.dtype == np.uint16:
-                values = (values.astype(np.uint32) << 16).view(np.float32)
-            repack(_cast(values, choice.recipe, target), choice, target, writer, workers, done)
+            if choice.shared is not None:
+                made = cast_shared(values, choice.recipe, choice.shared.amax(checkpoint))
+            else:
+                made = _cast(values, choice.recipe, target)
+            repack(made, choice, target, writer, workers, done)
     checkpoint.release(found)
 
 
-def _cast(values: Array, recipe: ScalingRecipe, target: Target) -> ScaledTensor:
+def _cast(values: Any, recipe: ScalingRecipe, target: Target) -> ScaledTensor:
     """Quantize, with scales that bfloat16 can hold where the format's readers round them to it."""
+    if isinstance(values, OutsideTensor):
+        values = values.dequantize()
+    elif isinstance(values, ScaledTensor):
+        values = ops.dequantize(values)
+    elif values.dtype == np.uint16:
+        values = float32(values)
     if not (isinstance(recipe, Float8CurrentScaling) and getattr(target.module, "BFLOAT16_SCALES", False)):
         return ops.cast(values, recipe)
     shape = values.shape

@@ -46,7 +46,8 @@ class Target:
     """What to write: a float dtype, or a bridge's format with a recipe.
 
     ``names`` are those of a model that the format spells in its own way. ``left_alone`` says that the source is
-    quantized: what its maker left in high precision stays so. ``model`` is the source's config.json.
+    quantized: what its maker left in high precision stays so. ``inputs`` are modules with a scale of their
+    activations. ``model`` is the source's config.json.
     ``recipe`` is None where the format was named without one: what the source has is kept if the format
     can hold it, and the format's first recipe is used if not.
     """
@@ -60,6 +61,7 @@ class Target:
     exclude: tuple[str, ...] = ()
     names: ModelMap | None = None
     left_alone: bool = False
+    inputs: frozenset[str] = frozenset()
     model: Mapping[str, Any] = field(default_factory=dict)
 
     def spell(self, name: str) -> str:
@@ -76,7 +78,7 @@ class Target:
 class Choice:
     """What happens to one tensor: "copy", "float", "repack", "requantize" or "cast", and what it gives.
 
-    ``turned``: its matrices are written transposed.
+    ``turned``: its matrices are written transposed. ``shared``: what it has in common with other tensors (`Shared`).
     """
 
     found: Found
@@ -86,6 +88,7 @@ class Choice:
     metadata: dict[str, str] = field(default_factory=dict)
     note: str = ""
     turned: bool = False
+    shared: Any = None
 
 
 def target_names() -> list[str]:
@@ -276,7 +279,10 @@ def target_parts(target: Target, name: str, scaled: ScaledTensor) -> tuple[dict[
     if target.format == "torchao":
         parts, text = module.store(name, scaled)
         return parts, {name: text}
-    roles = getattr(module, "lay_out_for_checkpoint", module.lay_out)(scaled)
+    if hasattr(module, "lay_out_for_checkpoint"):
+        roles = module.lay_out_for_checkpoint(scaled, inputs=name.removesuffix(".weight") in target.inputs)
+    else:
+        roles = module.lay_out(scaled)
     if target.format == "gguf":
         kind, name = next(iter(roles)), target.spell(name)
         second = {stored_name(name, "scale"): roles["scale"]} if "scale" in roles else {}
