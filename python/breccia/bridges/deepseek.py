@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from breccia.bridges._common import (
     FP8_DTYPES,
     STORED_SCALES,
@@ -133,6 +135,30 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     return {"weight": weight, "weight_scale_inv": part(scale, STORED_SCALES[scale.dtype.name])}
 
 
+def lay_out_for_checkpoint(scaled: ScaledTensor, *, inputs: bool, model: Mapping[str, Any]) -> dict[str, Part]:
+    """As `lay_out`; E8M0 scales of a model before V4 are float32 numbers under V3's name, as in V3.1."""
+    parts = lay_out(scaled)
+    scale = parts.get("scale")
+    if scale is None or isinstance(scaled.recipe, MXFP4BlockScaling) or _may_be_v4(model):
+        return parts
+
+    def numbers() -> Array:
+        exponents = scale.make().astype(np.int32)
+        return np.where(exponents == 255, np.float32(np.nan), np.ldexp(np.float32(1), exponents - 127))
+
+    return {"weight": parts["weight"], "weight_scale_inv": Part("F32", scale.shape, numbers)}
+
+
+def _may_be_v4(model: Mapping[str, Any]) -> bool:
+    """Whether a model is DeepSeek V4, or nothing says what it is."""
+    return str(model.get("model_type", "deepseek_v4")).startswith("deepseek_v4")
+
+
+def model_knows(recipe: ScalingRecipe, model: Mapping[str, Any]) -> bool:
+    """Whether the model's program reads a recipe: MXFP4 is V4's alone."""
+    return not isinstance(recipe, MXFP4BlockScaling) or _may_be_v4(model)
+
+
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
     if isinstance(recipe, Float8BlockScaling):
@@ -180,7 +206,15 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
 
 
 def config(written: Written) -> dict[str, Any]:
-    """What config.json says of a checkpoint written here."""
+    """What config.json says of a checkpoint written here.
+
+    Raises:
+        ValueError: it has MXFP4 and is not DeepSeek V4.
+    """
+    recipes = list(written.recipes.values())
+    if any(not model_knows(recipe, written.original) for recipe in recipes):
+        kind = written.original.get("model_type")
+        raise ValueError(f"{NAME}: MXFP4 is the form of DeepSeek V4's experts, model_type must be its, got {kind!r}")
     result: dict[str, Any] = {
         "quant_method": "fp8",
         "fmt": "e4m3",
@@ -188,7 +222,7 @@ def config(written: Written) -> dict[str, Any]:
         "weight_block_size": [128, 128],
         "modules_to_not_convert": written.ignored,
     }
-    recipes = list(written.recipes.values())
     if any(isinstance(r, Float8BlockScaling) and r.scale_format == "e8m0" for r in recipes):
         result["scale_fmt"] = "ue8m0"
-    return {"quantization_config": result}
+    experts = {"expert_dtype": "fp4"} if any(isinstance(r, MXFP4BlockScaling) for r in recipes) else {}
+    return {"quantization_config": result, **experts}

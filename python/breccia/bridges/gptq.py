@@ -176,7 +176,7 @@ def lay_out(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
     }
 
 
-def lay_out_for_checkpoint(scaled: ScaledTensor, *, inputs: bool) -> dict[str, Part]:
+def lay_out_for_checkpoint(scaled: ScaledTensor, *, inputs: bool, model: Mapping[str, Any]) -> dict[str, Part]:
     """As `lay_out`; asymmetric tensors in version "gptq_v2", which alone can store every zero point."""
     return lay_out(scaled, version="gptq" if scaled.zero_point is None else "gptq_v2")
 

@@ -162,7 +162,7 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 
 
-def lay_out_for_checkpoint(scaled: ScaledTensor, *, inputs: bool) -> dict[str, Part]:
+def lay_out_for_checkpoint(scaled: ScaledTensor, *, inputs: bool, model: Mapping[str, Any]) -> dict[str, Part]:
     """As `lay_out`; tiles' scales in four axes as ModelOpt exports them, and a tensor's own scale for each row where
     there are no ``inputs``, scales of activations: servers have no FP8 of weights in one scale alone."""
     parts = lay_out(scaled)

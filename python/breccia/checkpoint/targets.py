@@ -199,6 +199,9 @@ def _holds(found: Found, target: Target) -> bool:
         return False
     if not target.module.carries(recipe):
         return False
+    knows = getattr(target.module, "model_knows", None)
+    if knows is not None and not knows(recipe, target.model):
+        return False
     try:
         target_parts(target, found.name, found.ghost())
     except ValueError:
@@ -280,7 +283,8 @@ def target_parts(target: Target, name: str, scaled: ScaledTensor) -> tuple[dict[
         parts, text = module.store(name, scaled)
         return parts, {name: text}
     if hasattr(module, "lay_out_for_checkpoint"):
-        roles = module.lay_out_for_checkpoint(scaled, inputs=name.removesuffix(".weight") in target.inputs)
+        inputs = name.removesuffix(".weight") in target.inputs
+        roles = module.lay_out_for_checkpoint(scaled, inputs=inputs, model=target.model)
     else:
         roles = module.lay_out(scaled)
     if target.format == "gguf":
