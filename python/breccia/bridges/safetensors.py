@@ -37,6 +37,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "breccia"
 PEER = None
 EXTRA = ""
+TURNED_WEIGHTS = True  # read by name, whose weights are turned back
 FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {}
 ROLES = ("data", "scale", "zero_point", "global_scale")

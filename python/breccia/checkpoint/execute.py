@@ -140,17 +140,19 @@ def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: 
 
 
 def _turned_floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
-    """Matrices of a batch one by one, each transposed."""
+    """A matrix transposed, or the matrices of a batch one by one."""
     if isinstance(values, OutsideTensor):
         values = values.dequantize()
+    alone = len(values.shape) == 2
 
     def turn(index: int, _: Array) -> None:
-        one = ops.dequantize(_matrix(values, (index,))) if isinstance(values, ScaledTensor) else values[index]
+        one = values if alone else _matrix(values, (index,)) if isinstance(values, ScaledTensor) else values[index]
+        one = ops.dequantize(one) if isinstance(one, ScaledTensor) else one
         piece = np.ascontiguousarray(_as_dtype(np.swapaxes(one, -1, -2), dtype))
         writer.write(name, piece, index * piece.nbytes)
         done(piece.nbytes)
 
-    workers.each(turn, iter(range(values.shape[0])))
+    workers.each(turn, iter(range(1 if alone else values.shape[0])))
 
 
 def _strides(shape: tuple[int, ...], size: int) -> list[int]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["experts_are_turned", "is_one_expert", "models_name", "tied_heads"]
+__all__ = ["is_one_expert", "is_turned", "models_name", "tied_heads"]
 
 # Where a model keeps its input embeddings → the module that computes with the same weight and has none in the files.
 _TIED = (
@@ -43,9 +43,16 @@ _TURNED = frozenset({"gpt_oss", "llama4", "llama4_text", "qwen3_vl_moe", "qwen3_
 _FUSED_EXPERTS = re.compile(r"(.*\.)?experts\.(gate_up_proj|down_proj)")
 
 
-def experts_are_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bool:
+# Models whose linear layers are written as convolutions, with weights (IN, OUT).
+_CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
+_CONV1D_WEIGHTS = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|q_attn)\.weight")
+
+
+def is_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bool:
     """Whether a model's float checkpoints keep this tensor transposed: inputs before outputs."""
     kinds = {place.get("model_type") for place in (config, config.get("text_config")) if isinstance(place, Mapping)}
+    if len(shape) == 2:
+        return bool(kinds & _CONV1D) and _CONV1D_WEIGHTS.fullmatch(name) is not None
     return len(shape) == 3 and bool(kinds & _TURNED) and _FUSED_EXPERTS.fullmatch(name) is not None
 
 

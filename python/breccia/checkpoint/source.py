@@ -18,7 +18,7 @@ from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.gguf_file import GgufFile
-from breccia.checkpoint.models import experts_are_turned, models_name
+from breccia.checkpoint.models import is_turned, models_name
 from breccia.checkpoint.safetensors_file import Entry, SafetensorsFile
 from breccia.scaled_tensor import ScaledTensor
 
@@ -157,7 +157,7 @@ class Checkpoint:
                 said = (troubles[name],) if name in troubles else _suspicious(entry)
                 outside, options = self._spelled(name, entry.shape)
                 shape = entry.shape
-                if experts_are_turned(name, shape, self.config):
+                if is_turned(name, shape, self.config):
                     shape, options = (*shape[:-2], shape[-1], shape[-2]), {**options, "turned": True}
                 found.append(
                     Found(

@@ -16,7 +16,7 @@ from breccia.bridges import gguf
 from breccia.bridges._parts import Found, Part, ghost
 from breccia.bridges._written import same_grid
 from breccia.checkpoint.gguf_models import ModelMap
-from breccia.checkpoint.models import experts_are_turned, is_one_expert
+from breccia.checkpoint.models import is_one_expert, is_turned
 from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -27,17 +27,39 @@ FLOATS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 # Weights that quantized checkpoints leave alone; patterns of names, matched as in a shell.
 EXCLUDED = (
     "*embed*",
-    "*lm_head*",
+    "*wte.weight",
+    "*wpe.weight",
+    "shared.weight",
+    "*relative_attention_bias*",
+    "*position*",
+    "token_embd*",
+    "*rotary*",
     "*norm*",
+    "*conv*",
+    # routers and what chooses among tokens
     "*router*",
     "*.gate.weight",
     "*.gate.e_score*",
     "*shared_expert_gate*",
-    "*rotary*",
-    "*conv*",
-    "*position*",
+    "*indexer*",
+    # outputs
+    "*lm_head*",
+    "*shared_head*",
+    "head.weight",
     "output.weight",
-    "token_embd*",
+    "*output_layer.weight",
+    "*score.weight",
+    "*classifier*",
+    "*qa_outputs*",
+    "cls.*",
+    # eyes and ears of language models
+    "*vision_tower*",
+    "visual.*",
+    "*.visual.*",
+    "model.vision_model.*",
+    "*audio_tower*",
+    "*multi_modal_projector*",
+    "*mm_projector*",
 )
 
 
@@ -211,8 +233,11 @@ def _holds(found: Found, target: Target) -> bool:
 
 def _without_a_place(found: Found, target: Target) -> str:
     """Why no program loads a quantized tensor from the format though the bytes have a form in it; "" where one does."""
-    if experts_are_turned(found.name, found.shape, target.model) and not getattr(target.module, "FUSED_EXPERTS", False):
-        return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
+    if is_turned(found.name, found.shape, target.model):
+        if len(found.shape) == 2 and not getattr(target.module, "TURNED_WEIGHTS", False):
+            return f"weights with inputs before outputs have no form in {target.format} that a program loads"
+        if len(found.shape) == 3 and not getattr(target.module, "FUSED_EXPERTS", False):
+            return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
     if is_one_expert(found.name) and not getattr(target.module, "SINGLE_EXPERTS", True):
         return f"experts in tensors of their own have no form in {target.format} that a program loads"
     return ""
@@ -237,7 +262,7 @@ def _takes(found: Found, target: Target) -> bool:
 
 def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> Choice:
     """Values as the model's float checkpoints keep them."""
-    turned, shape = experts_are_turned(found.name, found.shape, target.model), found.shape
+    turned, shape = is_turned(found.name, found.shape, target.model), found.shape
     shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
     return Choice(found, "float", {name: (dtype, shape)}, turned=turned, **more)
 

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that quantized checkpoints leave alone, by the names that models give them."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays, verify
+from checkpoints import weight
+
+ALONE = [
+    "model.embed_tokens.weight",
+    "transformer.wte.weight",
+    "transformer.wpe.weight",
+    "wte.weight",
+    "shared.weight",
+    "lm_head.weight",
+    "head.weight",
+    "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+    "transformer.output_layer.weight",
+    "score.weight",
+    "classifier.weight",
+    "classifier.dense.weight",
+    "qa_outputs.weight",
+    "cls.predictions.decoder.weight",
+    "cls.predictions.transform.dense.weight",
+    "model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight",
+    "visual.blocks.0.attn.qkv.weight",
+    "model.visual.merger.mlp.0.weight",
+    "model.multi_modal_projector.linear_1.weight",
+    "model.layers.61.shared_head.head.weight",
+    "model.layers.0.self_attn.indexer.wq_b.weight",
+    "model.layers.0.mlp.gate.weight",
+    "model.layers.0.block_sparse_moe.gate.weight",
+    "model.layers.0.mlp.shared_expert_gate.weight",
+    "audio_tower.layers.0.fc1.weight",
+]
+TAKEN = [
+    "model.layers.0.self_attn.q_proj.weight",
+    "model.layers.0.mlp.gate_proj.weight",
+    "model.layers.0.mlp.shared_experts.up_proj.weight",
+    "encoder.block.0.layer.0.SelfAttention.q.weight",
+    "decoder.block.0.layer.2.DenseReluDense.wi_0.weight",
+    "encoder.layer.0.attention.self.query.weight",
+    "pooler.dense.weight",
+    "vision_model.encoder.layers.0.mlp.fc1.weight",
+    "model.layers.0.mlp.experts.0.w1.weight",
+    "transformer.encoder.layers.0.self_attention.query_key_value.weight",
+]
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors:nvfp4", "modelopt:fp8", "mxfp8"])
+def test_names_of_what_is_left_alone(to: str, tmp_path: Path) -> None:
+    save_arrays({name: weight(64, 128) for name in (*ALONE, *TAKEN)}, tmp_path / "in.safetensors")
+    convert(tmp_path / "in.safetensors", tmp_path / "out.safetensors", to)
+    formats = {f.name: f.format for f in Checkpoint(tmp_path / "out.safetensors").found}
+    assert {name for name, form in formats.items() if form == "plain"} == set(ALONE)
+    convert(tmp_path / "in.safetensors", tmp_path / "all.safetensors", to, include=["*"])
+    assert all(f.format != "plain" for f in Checkpoint(tmp_path / "all.safetensors").found)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch = pytest.importorskip("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers = pytest.importorskip("transformers")
+        torch.manual_seed(0)
+        config = transformers.GPT2Config(n_embd=128, n_layer=1, n_head=4, vocab_size=320, n_positions=64)
+        model = transformers.GPT2LMHeadModel(config)
+        path = tmp_path_factory.mktemp("gpt2")
+        model.save_pretrained(path)
+    return path
+
+
+def test_gpt2_is_quantized_along_its_inputs(gpt2: Path, tmp_path: Path) -> None:
+    """Its layers are convolutions whose weights have inputs before outputs: turned, quantized, and turned back."""
+    convert(gpt2, tmp_path / "q", "mxfp8")
+    found = {f.name: f for f in Checkpoint(tmp_path / "q").found if f.format != "plain"}
+    assert {name.rpartition("h.0.")[2] for name in found} == {
+        "attn.c_attn.weight",
+        "attn.c_proj.weight",
+        "mlp.c_fc.weight",
+        "mlp.c_proj.weight",
+    }
+    assert next(f.shape for name, f in found.items() if "c_attn" in name) == (384, 128)
+    assert verify(gpt2, tmp_path / "q", min_sqnr_db=25)["ok"]
+    convert(tmp_path / "q", tmp_path / "back", "fp32")
+    assert verify(tmp_path / "q", tmp_path / "back", min_sqnr_db=1e9)["ok"]
+    before, after = (SafetensorsFile(path / "model.safetensors") for path in (gpt2, tmp_path / "back"))
+    for name in before.entries:
+        assert before[name].shape == after[name].shape
+        assert np.abs(before[name] - after[name]).max() <= 0.05 * np.abs(before[name]).max()
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors:fp8", "mlx:mxfp4", "gptq"])
+def test_gpt2_stays_where_no_program_would_load_it(to: str, gpt2: Path, tmp_path: Path) -> None:
+    report = convert(gpt2, tmp_path / "q", to)
+    assert set(report["tensors"]) == {"copy"}
+    assert len([n for n in report["notes"] if "weights with inputs before outputs have no form in" in n]) == 4
+    assert all(t["equal"] for t in verify(gpt2, tmp_path / "q", min_sqnr_db=1e9)["tensors"])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_square_experts_are_turned_too(dtype: Any, tmp_path: Path) -> None:
+    """Shapes do not tell a square matrix from its transpose; the model's type does."""
+    (tmp_path / "in").mkdir()
+    arrays = {
+        f"model.layers.0.mlp.experts.{n}": weight(2, 64, c).astype(dtype)
+        for n, c in (("down_proj", 64), ("gate_up_proj", 128))
+    }
+    save_arrays(arrays, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": "gpt_oss"}))
+    convert(tmp_path / "in", tmp_path / "q", "gpt-oss:mxfp4")
+    assert verify(tmp_path / "in", tmp_path / "q", min_sqnr_db=15)["ok"]
+    convert(tmp_path / "q", tmp_path / "back", "fp32")
+    written = SafetensorsFile(tmp_path / "back" / "model.safetensors")
+    for name, array in arrays.items():
+        wide = array.astype(np.float32)
+        assert written[name].shape == wide.shape
+        noise = np.linalg.norm(written[name] - wide) / np.linalg.norm(wide)
+        assert noise < 0.2, name
+    convert(tmp_path / "in", tmp_path / "same", "fp32")
+    for name, array in SafetensorsFile(tmp_path / "same" / "model.safetensors").items():
+        np.testing.assert_array_equal(array, arrays[name].astype(np.float32))
