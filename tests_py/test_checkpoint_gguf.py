@@ -113,6 +113,24 @@ def test_transformers_loads_our_models(
     assert loaded["config"]["model_type"] == name
 
 
+@pytest.mark.parametrize(("name", "levels"), [("llama", 2), ("qwen3", 2), ("qwen2", 1)])
+def test_nvfp4_has_the_levels_that_programs_apply(
+    name: str, levels: int, models: dict[str, tuple[Any, Path]], tmp_path: Path
+) -> None:
+    """Programs multiply by the second scale only where the architecture's code asks for it."""
+    _, source = models[name]
+    report = convert(source, tmp_path / "a.gguf", "gguf:nvfp4")
+    assert [note[:19] for note in report["notes"]] == ([] if levels == 2 else ["NVFP4 has one level"])
+    convert(source, tmp_path / "two", "modelopt:nvfp4")
+    again = convert(tmp_path / "two", tmp_path / "b.gguf", "gguf:nvfp4")
+    assert again["tensors"]["repack" if levels == 2 else "requantize"] == 14
+    for out in ("a.gguf", "b.gguf"):
+        found = [f for f in Checkpoint(tmp_path / out).found if f.kind == "NVFP4"]
+        assert len(found) == 14
+        assert all(("global_scale" in f.parts) == (levels == 2) for f in found)
+        assert verify(source, tmp_path / out, min_sqnr_db=15)["ok"]
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_names_and_rows_survive_the_way_back(name: str, models: dict[str, tuple[Any, Path]], tmp_path: Path) -> None:
     _, source = models[name]

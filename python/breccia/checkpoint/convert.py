@@ -110,6 +110,7 @@ class _Job:
             outputs.quantization_config(checkpoint, target, self.choices)  # may refuse, before any work
         if not target.float_dtype and not any(c.action in ("repack", "requantize", "cast") for c in self.choices):
             self.notes.append(f"no tensor is quantized: none of the source has a place in {target.spelled}")
+        self.notes += self._note_levels()
         self.files = self._files()
         total = sum(sum(_nbytes(d, s) for d, s in c.outputs.values()) for c in self.choices)
         self.progress = Progress(total, show)
@@ -122,6 +123,13 @@ class _Job:
             return
         self.left_out = [found.name for found in self.checkpoint.found if names.left_out(found.name)]
         self.notes += [f"{name}: left out: GGUF has no place for it" for name in self.left_out]
+
+    def _note_levels(self) -> list[str]:
+        names = self.target.names
+        nvfp4 = any(getattr(c.recipe, "name", "") == "nvfp4" for c in self.choices)
+        if names is None or names.second_scales or not nvfp4:
+            return []
+        return [f"NVFP4 has one level: programs do not apply all second scales of a {names.architecture} model"]
 
     def _dropped(self, name: str) -> bool:
         """Scales of activations belong to the format that was quantized for them."""

@@ -51,6 +51,8 @@ _ENCODER = {
 }
 _TABLES = {"llama": _DECODER, "qwen2": _DECODER, "qwen3": _DECODER, "bert": _ENCODER}
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "bert": "bert"}
+# Architectures whose programs multiply by the second scale of every NVFP4 matrix; others leave some out.
+_SECOND_SCALES = frozenset({"llama", "qwen3"})
 # What a model computes anew, and BERT's pooler, which embedding models do without: programs refuse these.
 _LEFT_OUT = re.compile(r".*(rotary_emb\.inv_freq|position_ids)$|(bert\.)?pooler\.dense\.(weight|bias)$")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -69,6 +71,11 @@ class ModelMap:
     architecture: str
     heads: dict[str, int] = field(default_factory=dict)
     prefix: str = ""
+
+    @property
+    def second_scales(self) -> bool:
+        """Whether a program applies the second scales of NVFP4."""
+        return self.architecture in _SECOND_SCALES
 
     def inside(self, name: str) -> str | None:
         """GGUF's name of a tensor, None where it has none."""

@@ -183,6 +183,14 @@ def wanted(found: Found, target: Target) -> bool:
     return weight and len(found.shape) >= 2 and min(found.shape[-2:]) >= 16
 
 
+def _recipe(target: Target) -> ScalingRecipe | None:
+    """What to quantize to: NVFP4 in one level where the model's program would not apply the second."""
+    recipe = target.recipe or target.default
+    if isinstance(recipe, recipes.NVFP4BlockScaling) and target.names is not None and not target.names.second_scales:
+        return dataclasses.replace(recipe, two_level=False)
+    return recipe
+
+
 def choose(found: Found, target: Target) -> Choice:
     """What to do with one tensor.
 
@@ -203,13 +211,13 @@ def choose(found: Found, target: Target) -> Choice:
             )
         return _as_bfloat16(found, target, why)
     if found.format == "plain":
-        recipe = target.recipe or target.default
+        recipe = _recipe(target)
         if not wanted(found, target) or recipe is None or not _takes(found, target):
             return _copy(found, target)
         return _quantize(found, "cast", recipe, target)
     if found.recipe is not None and _holds(found, target):
         return _outputs(found, "repack", found.ghost(), target)
-    recipe = target.recipe or target.default
+    recipe = _recipe(target)
     assert recipe is not None
     return _quantize(found, "requantize" if found.recipe is not None else "cast", recipe, target)
 
@@ -220,6 +228,8 @@ def _holds(found: Found, target: Target) -> bool:
     if target.recipe is not None and not same_grid(recipe, target.recipe):
         return False
     if not target.module.carries(recipe):
+        return False
+    if target.names is not None and not target.names.second_scales and "global_scale" in found.parts:
         return False
     knows = getattr(target.module, "model_knows", None)
     if knows is not None and not knows(recipe, target.model):
