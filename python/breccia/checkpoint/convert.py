@@ -254,10 +254,10 @@ class _Job:
         self, path: Path, choices: list[Choice], plan: dict[str, tuple[str, tuple[int, ...]]], resume: bool
     ) -> PlannedWriter:
         names = self.target.names
-        fields, trouble = outputs.gguf_fields(self.checkpoint, names, self.left_out)
+        kinds = {n: (d if d in gguf.TYPES else gguf_kind(d), s) for n, (d, s) in plan.items()}
+        fields, trouble = outputs.gguf_fields(self.checkpoint, names, self.left_out, kinds)
         if trouble:
             self.notes.append(trouble)
-        kinds = {n: (d if d in gguf.TYPES else gguf_kind(d), s) for n, (d, s) in plan.items()}
         orders = {}
         for choice in choices:
             rows = choice.found.shape[0] if choice.found.shape else 0
