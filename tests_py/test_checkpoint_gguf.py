@@ -151,7 +151,8 @@ def test_nvfp4_has_the_levels_that_programs_apply(
 def test_names_and_rows_survive_the_way_back(name: str, models: dict[str, tuple[Any, Path]], tmp_path: Path) -> None:
     _, source = models[name]
     convert(source, tmp_path / "a.gguf", "gguf:q8_0")
-    convert(tmp_path / "a.gguf", tmp_path / "b.safetensors", "fp32")
+    (note,) = convert(tmp_path / "a.gguf", tmp_path / "b.safetensors", "fp32")["notes"]
+    assert note.startswith("there is no config.json")
     convert(tmp_path / "a.gguf", tmp_path / "c.gguf", "gguf")  # GGUF to GGUF
     first = float_values(Checkpoint(tmp_path / "a.gguf"))
     assert first.keys() == {n for f in source.glob("*.safetensors") for n in SafetensorsFile(f)}
