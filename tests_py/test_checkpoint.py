@@ -60,6 +60,28 @@ def test_a_real_model_to_every_target_and_back(to: str, minilm: Path, tmp_path: 
     assert all(f.format == to.split(":", maxsplit=1)[0] for f in quantized if ":" in to)
 
 
+def test_folders_of_a_sentence_model_come_along(tmp_path: Path) -> None:
+    """How it pools, and the weights of its further layers; other programs' copies of the model do not."""
+    source = first_layer_of_minilm(tmp_path / "in")
+    files = {
+        "1_Pooling/config.json": "{}",
+        "2_Dense/model.safetensors": "weights",
+        "2_Dense/config.json": "{}",
+        "onnx/model.onnx": "the whole model once more",
+        "onnx/config.json": "{}",
+        ".git/config": "",
+        "modules.json": json.dumps([{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense"}]),
+    }
+    for name, text in files.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(text)
+    (source / "linked").symlink_to(tmp_path)
+    convert(source, tmp_path / "out", "mxfp8")
+    there = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    kept = set(files) - {"onnx/model.onnx", ".git/config"}
+    assert there == kept | {"model.safetensors", "config.json", "tokenizer.json"}
+
+
 def test_a_model_without_a_place_in_the_format_stays_and_is_told(minilm: Path, tmp_path: Path) -> None:
     """GPT-OSS' format has experts alone, DeepSeek's MXFP4 is V4's."""
     with pytest.raises(ValueError, match=r"MXFP4 is the form of DeepSeek V4's experts, .*, got 'bert'"):
@@ -162,7 +184,7 @@ def test_a_scale_of_the_input_is_not_lost(tmp_path: Path) -> None:
     parts = _parts.materialize(modelopt.lay_out(breccia.cast(weight(64, 256), breccia.NVFP4BlockScaling())))
     arrays = {f"a.{role}": array for role, array in parts.items()}
     save_arrays({**arrays, "a.pre_quant_scale": np.ones(256, np.float32)}, tmp_path / "a.safetensors")
-    with pytest.raises(ValueError, match=r"'a.pre_quant_scale' must be folded"):
+    with pytest.raises(ValueError, match=r"'a.pre_quant_scale' must be absent, or --to modelopt"):
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "bf16")
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
     convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "modelopt")

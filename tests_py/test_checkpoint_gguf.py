@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole models in GGUF: names, hyperparameters and tokenizers, by the programs that read them."""
 
+import inspect
 import json
 import re
 import shutil
@@ -49,11 +50,25 @@ SIZES = {
 }
 
 
-def byte_tokenizer() -> Any:
-    """A small byte-level BPE with special tokens at its end, as Llama 3's and Qwen's."""
+def split_patterns() -> dict[str, str]:
+    """How Llama 3's and Qwen's tokenizers split text, from the package that makes them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        qwen = pytest.importorskip("transformers.models.qwen2.tokenization_qwen2")
+        slow = pytest.importorskip("transformers.convert_slow_tokenizer")
+    llama = inspect.signature(slow.TikTokenConverter.__init__).parameters["pattern"].default
+    return {"llama-bpe": llama, "qwen2": qwen.PRETOKENIZE_REGEX}
+
+
+def byte_tokenizer(pattern: str | None = None) -> Any:
+    """A small byte-level BPE with special tokens at its end, which splits text by a pattern or as GPT-2's."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pattern is not None:
+        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, level])
     made.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, show_progress=False)
@@ -79,7 +94,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Pat
                     parameter.normal_(0, 0.02)
             path = tmp_path_factory.mktemp(name)
             model.save_pretrained(path)
-            byte_tokenizer().save(str(path / "tokenizer.json"))
+            pattern = split_patterns()["llama-bpe" if name == "Llama" else "qwen2"]
+            byte_tokenizer(pattern).save(str(path / "tokenizer.json"))
             made[name.lower()] = model, path
     return made
 
@@ -135,7 +151,8 @@ def test_nvfp4_has_the_levels_that_programs_apply(
 def test_names_and_rows_survive_the_way_back(name: str, models: dict[str, tuple[Any, Path]], tmp_path: Path) -> None:
     _, source = models[name]
     convert(source, tmp_path / "a.gguf", "gguf:q8_0")
-    convert(tmp_path / "a.gguf", tmp_path / "b.safetensors", "fp32")
+    (note,) = convert(tmp_path / "a.gguf", tmp_path / "b.safetensors", "fp32")["notes"]
+    assert note.startswith("there is no config.json")
     convert(tmp_path / "a.gguf", tmp_path / "c.gguf", "gguf")  # GGUF to GGUF
     first = float_values(Checkpoint(tmp_path / "a.gguf"))
     assert first.keys() == {n for f in source.glob("*.safetensors") for n in SafetensorsFile(f)}
@@ -178,7 +195,7 @@ def test_the_tokenizer_is_the_same(name: str, models: dict[str, tuple[Any, Path]
     assert said["model"] == "gpt2"
     assert said["pre"] == {"llama": "llama-bpe", "qwen2": "qwen2"}[name]
     assert len(said["tokens"]) == len(said["token_type"]) == SIZES["vocab_size"]
-    original = byte_tokenizer()
+    original = byte_tokenizer(split_patterns()[said["pre"]])
     made = tokenizers.Tokenizer(
         tokenizers.models.BPE(
             vocab={token: i for i, token in enumerate(said["tokens"])},
@@ -189,6 +206,69 @@ def test_the_tokenizer_is_the_same(name: str, models: dict[str, tuple[Any, Path]
     made.add_special_tokens([t for t, kind in zip(said["tokens"], said["token_type"], strict=True) if kind == 3])
     for text in ("the scale of a block", "naïve ☂ tensors<|end|>"):
         assert made.encode(text).ids == original.encode(text).ids
+
+
+@pytest.fixture
+def tokenizer_of(models: dict[str, tuple[Any, Path]], tmp_path: Path) -> Any:
+    """What GGUF says of a tokenizer, by the files beside a model; and the report's notes."""
+    reader_module = pytest.importorskip("gguf.gguf_reader")
+
+    def convert_with(files: dict[str, str], model: str = "llama") -> tuple[dict[str, Any], list[str]]:
+        shutil.copytree(models[model][1], tmp_path / "in")
+        for name, text in files.items():
+            (tmp_path / "in" / name).write_text(text)
+        report = convert(tmp_path / "in", tmp_path / "out.gguf", "gguf:q8_0")
+        fields = reader_module.GGUFReader(tmp_path / "out.gguf").fields
+        return {key: field.contents() for key, field in fields.items()}, report["notes"]
+
+    return convert_with
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "gpt-2"])
+def test_the_way_text_is_split_is_the_tokenizers_own(name: str, model: str, tokenizer_of: Any) -> None:
+    """Whatever the architecture: other programs' models take over each other's tokenizers."""
+    made = byte_tokenizer(split_patterns().get(name))
+    fields, notes = tokenizer_of({"tokenizer.json": made.to_str()}, model)
+    assert fields["tokenizer.ggml.pre"] == name
+    assert not notes
+
+
+def test_a_way_to_split_text_that_has_no_name_is_said(tokenizer_of: Any) -> None:
+    fields, notes = tokenizer_of({"tokenizer.json": byte_tokenizer(r"\p{L}+|\p{N}").to_str()})
+    assert "tokenizer.ggml.tokens" not in fields
+    assert notes == ["tokenizer.json splits text in a way that has no GGUF name here: the file has no tokenizer"]
+
+
+@pytest.mark.parametrize("form", [str, dict])
+def test_a_turn_ends_where_the_tokenizer_says(form: Any, tokenizer_of: Any) -> None:
+    """config.json's end of a text is not the end of a turn in a chat."""
+    token: Any = "<|end|>" if form is str else {"content": "<|end|>", "lstrip": False}
+    template = "{{ messages[0].content }}<|end|>"
+    said = {"eos_token": token, "bos_token": None, "chat_template": template}
+    fields, _ = tokenizer_of({"tokenizer_config.json": json.dumps(said)})
+    assert fields["tokenizer.ggml.tokens"][fields["tokenizer.ggml.eos_token_id"]] == "<|end|>"
+    assert fields["tokenizer.ggml.bos_token_id"] == 1  # config.json's: the tokenizer has none
+    assert fields["tokenizer.chat_template"] == template
+    assert fields["general.file_type"] == 7  # MOSTLY_Q8_0
+
+
+def test_chat_templates_in_a_file_and_in_a_list(tokenizer_of: Any) -> None:
+    several = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    fields, _ = tokenizer_of({"tokenizer_config.json": json.dumps({"chat_template": several})})
+    assert (fields["tokenizer.chat_template"], fields["tokenizer.chat_template.tool_use"]) == ("a", "b")
+    assert fields["tokenizer.chat_templates"] == ["tool_use"]
+
+
+@pytest.mark.parametrize(("kind", "number"), [("q8_0", 7), ("q4_0", 2), ("mxfp4", 38), ("nvfp4", 39)])
+def test_the_type_of_a_file_is_that_of_its_matrices(
+    kind: str, number: int, models: dict[str, tuple[Any, Path]], tmp_path: Path
+) -> None:
+    reader_module = pytest.importorskip("gguf.gguf_reader")
+    convert(models["llama"][1], tmp_path / "a.gguf", f"gguf:{kind}")
+    assert reader_module.GGUFReader(tmp_path / "a.gguf").fields["general.file_type"].contents() == number
+    convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "gguf:q8_0")
+    assert reader_module.GGUFReader(tmp_path / "b.gguf").fields["general.file_type"].contents() == 7
 
 
 def test_minilm_is_a_whole_model(tmp_path: Path) -> None:

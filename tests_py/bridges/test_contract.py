@@ -4,6 +4,7 @@
 import importlib
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import breccia
@@ -170,3 +171,22 @@ def test_swizzle_round_trip() -> None:
     r, c, tiles = 170, 6, 2
     at = ((r // 128) * tiles + c // 4) * 512 + (r % 32) * 16 + ((r % 128) // 32) * 4 + c % 4
     assert flat[at] == (r * 7 + c) % 256
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq"])
+def test_formats_of_matrices_say_so(name: str) -> None:
+    module = CHECKPOINT[name]
+    scaled = breccia.cast(weight((2, 64, 128)), next(iter(module.RECIPES.values())))
+    with pytest.raises(ValueError, match=rf"scaled must be a matrix for {name}, got shape \(2, 64, 128\)"):
+        module.lay_out(scaled)
+    with pytest.raises(ValueError, match="scaled must not be a transposed view"):
+        module.lay_out(breccia.cast(weight((128, 128)), next(iter(module.RECIPES.values()))).T)
+
+
+def test_reciprocals_of_extremes_warn_of_nothing() -> None:
+    extremes = np.array([0, 1e-45, 1e-38, 1, 3e38], np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = _common.reciprocal(extremes)
+    np.testing.assert_array_equal(result[:2], np.inf)
+    assert result[3] == 1

@@ -163,7 +163,7 @@ def reciprocal(x: Array) -> Array:
     """The float32 numbers whose own reciprocals are ``x``, so that the two forms of a global scale turn
     into each other; 1 / x where there is none (above a power of two and below the next, up to half of the
     numbers have none)."""
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):  # 1 / 0 and 1 / a subnormal number are infinite
         result: Array = np.float32(1) / x
         for other in (np.nextafter(result, np.float32(0)), np.nextafter(result, np.float32(np.inf))):
             better = (np.float32(1) / other == x) & (np.float32(1) / result != x)
@@ -187,6 +187,17 @@ def check_upright(scaled: ScaledTensor, argument: str = "scaled") -> None:
     """
     if _spec(scaled.layout).axis != -1:
         raise ValueError(f"{argument} must not be a transposed view: pass .mT of it")
+
+
+def check_matrix(scaled: ScaledTensor, bridge: str) -> None:
+    """Formats of words that run down the columns hold matrices alone.
+
+    Raises:
+        ValueError: the tensor is none, or a transposed view of one.
+    """
+    check_upright(scaled)
+    if scaled.ndim != 2:
+        raise ValueError(f"scaled must be a matrix for {bridge}, got shape {scaled.shape}")
 
 
 def float32(array: Array) -> Array:

@@ -13,6 +13,7 @@ from breccia.bridges._common import (
     STORED_SCALES,
     Array,
     as_numpy,
+    check_matrix,
     from_words,
     get,
     integer_zero_point,
@@ -88,6 +89,7 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     """`to_awq`, each tensor made when it is asked for."""
     if not carries(scaled.recipe):
         raise ValueError(f"scaled must be INT4Scaling, got {scaled.recipe}")
+    check_matrix(scaled, NAME)
     rows, columns = scaled.shape
     if rows % 8:
         raise ValueError(f"scaled must have a multiple of 8 rows, got shape {scaled.shape}")

@@ -17,6 +17,7 @@ from breccia.bridges._common import (
     STORED_SCALES,
     Array,
     as_numpy,
+    check_matrix,
     from_words,
     get,
     int4_from_offset,
@@ -139,6 +140,7 @@ def lay_out(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
         raise ValueError(f"scaled must be INT4Scaling, got {scaled.recipe}")
     if version == "gptq" and not carries(scaled.recipe):
         raise ValueError("scaled must be signed or have zero points: version 'gptq' cannot store zero points of 0")
+    check_matrix(scaled, NAME)
     rows, columns = scaled.shape
     scale = as_numpy(scaled.scale, "scale")
     groups = scale.shape[-1]

@@ -111,6 +111,8 @@ class _Job:
         if not target.float_dtype and not any(c.action in ("repack", "requantize", "cast") for c in self.choices):
             self.notes.append(f"no tensor is quantized: none of the source has a place in {target.spelled}")
         self.notes += self._note_levels()
+        if target.format != "gguf" and isinstance(checkpoint.files[0], GgufFile):
+            self.notes.append("there is no config.json: the names are the model's own, programs need its config beside")
         self.files = self._files()
         total = sum(sum(_nbytes(d, s) for d, s in c.outputs.values()) for c in self.choices)
         self.progress = Progress(total, show)
@@ -137,8 +139,8 @@ class _Job:
             return True
         if name.endswith(".pre_quant_scale") and self.target.format != "modelopt":
             raise ValueError(
-                f"tensor {name!r} must be folded into the layer before first: it scales the layer's input, "
-                f"and only --to modelopt keeps it"
+                f"tensor {name!r} must be absent, or --to modelopt: it scales the input of its layer, "
+                f"for which no other format has a place"
             )
         if not name.endswith((".input_scale", ".input_global_scale")):
             return False
@@ -254,10 +256,10 @@ class _Job:
         self, path: Path, choices: list[Choice], plan: dict[str, tuple[str, tuple[int, ...]]], resume: bool
     ) -> PlannedWriter:
         names = self.target.names
-        fields, trouble = outputs.gguf_fields(self.checkpoint, names, self.left_out)
+        kinds = {n: (d if d in gguf.TYPES else gguf_kind(d), s) for n, (d, s) in plan.items()}
+        fields, trouble = outputs.gguf_fields(self.checkpoint, names, self.left_out, kinds)
         if trouble:
             self.notes.append(trouble)
-        kinds = {n: (d if d in gguf.TYPES else gguf_kind(d), s) for n, (d, s) in plan.items()}
         orders = {}
         for choice in choices:
             rows = choice.found.shape[0] if choice.found.shape else 0
@@ -295,8 +297,3 @@ class _Job:
 
 def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     return outputs.stored_bytes(dtype, shape)
-
-
-def is_gguf(checkpoint: Checkpoint) -> bool:
-    """Whether the source is a GGUF file."""
-    return isinstance(checkpoint.files[0], GgufFile)

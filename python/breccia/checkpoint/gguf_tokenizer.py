@@ -8,28 +8,41 @@ from typing import Any
 
 from breccia.checkpoint.gguf_models import ARRAY, BOOL, STRING, UINT32, Fields
 
-__all__ = ["tokenizer_fields"]
+__all__ = ["chat_fields", "tokenizer_fields"]
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
-_PRE = {"llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "bert": "default"}
-_SPECIAL = {
-    "bos_token_id": "bos_token_id",
-    "eos_token_id": "eos_token_id",
-    "pad_token_id": "padding_token_id",
-    "unk_token": "unknown_token_id",
-    "[CLS]": "bos_token_id",
-    "[SEP]": "eos_token_id",
-    "[MASK]": "mask_token_id",
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+)
+# How a tokenizer splits text into words, by its regular expression → llama.cpp's name of that way.
+_PRE = {
+    _WORDS + r"\p{N}{1,3}" + _REST: "llama-bpe",
+    _WORDS + r"\p{N}" + _REST: "qwen2",
+    _CASED + r"\p{N}" + _REST.replace("[\\r\\n]*", "[\\r\\n/]*"): "tekken",
 }
+# Token of tokenizer_config.json → GGUF's key, and config.json's number of it.
+_SPECIAL = {
+    "bos_token": ("bos_token_id", "bos_token_id"),
+    "eos_token": ("eos_token_id", "eos_token_id"),
+    "pad_token": ("padding_token_id", "pad_token_id"),
+    "unk_token": ("unknown_token_id", ""),
+    "mask_token": ("mask_token_id", ""),
+}
+_WORDPIECE = {"[CLS]": "bos_token_id", "[SEP]": "eos_token_id", "[MASK]": "mask_token_id"}
 
 
-def tokenizer_fields(tokenizer: Mapping[str, Any], config: Mapping[str, Any], architecture: str) -> tuple[Fields, str]:
+def tokenizer_fields(
+    tokenizer: Mapping[str, Any], config: Mapping[str, Any], said_of_it: Mapping[str, Any]
+) -> tuple[Fields, str]:
     """The metadata of a tokenizer: byte-level BPE or WordPiece; none and the reason for others.
 
     Args:
         tokenizer: tokenizer.json.
         config: config.json.
-        architecture: GGUF's name of the model's.
+        said_of_it: tokenizer_config.json.
     """
     try:
         model = tokenizer["model"]
@@ -40,9 +53,11 @@ def tokenizer_fields(tokenizer: Mapping[str, Any], config: Mapping[str, Any], ar
         if size > 1 << 24 or min(vocabulary.values()) < 0:
             raise ValueError(f"ids must be from 0 to 2^24, got {size}")
         if kind == "WordPiece":
-            name = "bert"
+            name, pre = "bert", "default"
         elif kind == "BPE" and "ByteLevel" in str(tokenizer.get("pre_tokenizer")):
-            name = "gpt2"
+            name, pre = "gpt2", _split_name(tokenizer["pre_tokenizer"])
+            if not pre:
+                return {}, "tokenizer.json splits text in a way that has no GGUF name here: the file has no tokenizer"
         else:
             return (
                 {},
@@ -55,13 +70,15 @@ def tokenizer_fields(tokenizer: Mapping[str, Any], config: Mapping[str, Any], ar
             tokens[number] = _word(text, types[number]) if name == "bert" else text
         said: Fields = {
             "model": (STRING, name),
-            "pre": (STRING, _PRE[architecture]),
+            "pre": (STRING, pre),
             "tokens": (ARRAY, tokens),
             "token_type": (ARRAY, types),
         }
         if name == "gpt2":
             said["merges"] = (ARRAY, [m if isinstance(m, str) else " ".join(m) for m in model["merges"]])
-        said |= _special(config, vocabulary, str(model.get("unk_token")))
+        said |= _special(config, said_of_it, vocabulary, model.get("unk_token"))
+        if name == "bert":
+            said |= {key: (UINT32, vocabulary[token]) for token, key in _WORDPIECE.items() if token in vocabulary}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return {}, f"tokenizer.json must be a tokenizer's: {type(error).__name__} {error}"
     if name == "bert":
@@ -91,11 +108,42 @@ def _ends(processor: Any) -> tuple[bool, bool]:
     return False, False
 
 
-def _special(config: Mapping[str, Any], vocabulary: Mapping[str, int], unknown: str) -> Fields:
+def _split_name(splitter: Mapping[str, Any]) -> str:
+    """llama.cpp's name of a way to split text into words; "" where it is not known here, for another name would split
+    text otherwise than the model was trained with."""
+    parts = splitter.get("pretokenizers", [splitter])
+    patterns = [str(part["pattern"].get("Regex")) for part in parts if part.get("type") == "Split"]
+    own = any(part.get("type") == "ByteLevel" and part.get("use_regex", True) for part in parts)
+    others = any(part.get("type") not in ("Split", "ByteLevel") for part in parts)
+    if others or len(patterns) + own != 1:
+        return ""
+    return "gpt-2" if own else _PRE.get(patterns[0], "")
+
+
+def _special(
+    config: Mapping[str, Any], said_of_it: Mapping[str, Any], vocabulary: Mapping[str, int], unknown: Any
+) -> Fields:
+    """Numbers of special tokens: the tokenizer's own, which end a turn of a chat, before the model's."""
     said: Fields = {}
-    for key, name in _SPECIAL.items():
-        number = config.get(key) if key.endswith("_id") else vocabulary.get(unknown if key == "unk_token" else key)
+    for key, (name, number_key) in _SPECIAL.items():
+        token = said_of_it.get(key) or (unknown if key == "unk_token" else None)
+        token = token.get("content") if isinstance(token, Mapping) else token
+        number = vocabulary.get(token) if isinstance(token, str) else None
+        number = config.get(number_key) if number is None else number
         number = number[0] if isinstance(number, list) and number else number
         if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
             said[name] = (UINT32, number)
     return said
+
+
+def chat_fields(template: Any) -> Fields:
+    """The metadata of a chat template: a text, or several with names."""
+    if isinstance(template, str):
+        return {"tokenizer.chat_template": (STRING, template)}
+    fields: Fields = {}
+    for one in template if isinstance(template, list) else []:
+        if isinstance(one, Mapping) and isinstance(one.get("template"), str):
+            name = str(one.get("name"))
+            fields[f"tokenizer.chat_template{'' if name == 'default' else '.' + name}"] = (STRING, one["template"])
+    names = [key.removeprefix("tokenizer.chat_template.") for key in fields if key != "tokenizer.chat_template"]
+    return fields | ({"tokenizer.chat_templates": (ARRAY, names)} if names else {})

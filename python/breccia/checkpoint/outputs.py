@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from breccia.bridges._written import Written
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.gguf_file import GgufFile
 from breccia.checkpoint.gguf_models import ARRAY, STRING, UINT32, Fields, ModelMap, hyperparameters, model_map
-from breccia.checkpoint.gguf_tokenizer import tokenizer_fields
+from breccia.checkpoint.gguf_tokenizer import chat_fields, tokenizer_fields
 from breccia.checkpoint.models import tied_heads
 from breccia.checkpoint.source import LEFT_OUT, Checkpoint, read_json
 from breccia.checkpoint.targets import Choice, Target
@@ -51,10 +52,35 @@ def write_companions(
 
 
 def _copy_others(source: Path, work: Path) -> None:
+    """Copy what is not the model's weights: files beside them, and folders, in which sentence-transformers keeps how
+    it pools and further layers, weights included."""
+    parts = _modules(source / "modules.json")
     for path in sorted(source.iterdir()):
         skip = path.name.startswith(".") or path.name in _OTHERS or path.name.endswith(".index.json")
         if path.is_file() and not skip and path.suffix not in _WEIGHTS:
             shutil.copyfile(path, work / path.name)
+        if path.is_dir() and not path.is_symlink() and not skip:
+            _copy_folder(path, work / path.name, weights=path.name in parts)
+
+
+def _copy_folder(source: Path, target: Path, weights: bool) -> None:
+    for path in sorted(source.rglob("*")):
+        inside = path.relative_to(source)
+        hidden = any(part.startswith(".") for part in inside.parts)
+        linked = any((source / parent).is_symlink() for parent in inside.parents)
+        if path.is_file() and not hidden and not linked and (weights or path.suffix not in _WEIGHTS):
+            (target / inside).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / inside)
+
+
+def _modules(path: Path) -> set[str]:
+    """Folders of the modules of a sentence-transformers model."""
+    try:
+        said = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return set()
+    modules = said if isinstance(said, list) else []
+    return {str(module.get("path")) for module in modules if isinstance(module, dict)} - {""}
 
 
 def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -111,14 +137,29 @@ def gguf_model(checkpoint: Checkpoint) -> tuple[ModelMap | None, str]:
     return model_map(checkpoint.config, [found.name for found in checkpoint.found])
 
 
+# llama.cpp's numbers for what most matrices of a file are (its ftype).
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
+
+
 def gguf_fields(
-    checkpoint: Checkpoint, names: ModelMap | None, left_out: list[str]
+    checkpoint: Checkpoint, names: ModelMap | None, left_out: list[str], kinds: dict[str, tuple[str, tuple[int, ...]]]
 ) -> tuple[dict[str, tuple[int, Any]], str]:
-    """Metadata of a GGUF file, and what is missing from it: the source's own, or what config.json,
-    tokenizer.json and the pooling of a sentence model say."""
+    """Metadata of a GGUF file whose tensors have these types and shapes, and what is missing from it: the source's own,
+    or what config.json, the tokenizer's files and the pooling of a sentence model say."""
     first = checkpoint.files[0]
     if isinstance(first, GgufFile):
-        return {key: value for key, value in first.fields.items() if key != "general.alignment"}, ""
+        anew = ("general.alignment", "general.file_type")
+        return {key: value for key, value in first.fields.items() if key not in anew} | _file_type(kinds), ""
+    fields, trouble = _model_fields(checkpoint, names, left_out)
+    return fields | _file_type(kinds), trouble
+
+
+def _file_type(kinds: dict[str, tuple[str, tuple[int, ...]]]) -> Fields:
+    most = Counter(kind for kind, shape in kinds.values() if len(shape) > 1).most_common(1)
+    return {"general.file_type": (UINT32, _FILE_TYPES[most[0][0]])} if most and most[0][0] in _FILE_TYPES else {}
+
+
+def _model_fields(checkpoint: Checkpoint, names: ModelMap | None, left_out: list[str]) -> tuple[Fields, str]:
     fields: Fields = {
         "general.architecture": (STRING, names.architecture if names else str(checkpoint.config.get("model_type", ""))),
         "general.name": (STRING, checkpoint.path.stem),
@@ -136,9 +177,18 @@ def gguf_fields(
         for number, key in ((1, "pooling_mode_mean_tokens"), (2, "pooling_mode_cls_token")):
             if said.get(key) is True:
                 fields["bert.pooling_type"] = (UINT32, number)
-    if not (checkpoint.path / "tokenizer.json").is_file():
-        return fields, "there is no tokenizer.json: the file has no tokenizer"
-    more, trouble = tokenizer_fields(
-        read_json(checkpoint.path / "tokenizer.json"), checkpoint.config, names.architecture
-    )
+    more, trouble = _tokenizer(checkpoint)
     return fields | more, trouble
+
+
+def _tokenizer(checkpoint: Checkpoint) -> tuple[Fields, str]:
+    """What the tokenizer's files say, and what is missing from them."""
+    folder = checkpoint.path
+    if not (folder / "tokenizer.json").is_file():
+        return {}, "there is no tokenizer.json: the file has no tokenizer"
+    said = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    fields, trouble = tokenizer_fields(read_json(folder / "tokenizer.json"), checkpoint.config, said)
+    template = said.get("chat_template")
+    if (folder / "chat_template.jinja").is_file():
+        template = (folder / "chat_template.jinja").read_text("utf-8")
+    return fields | chat_fields(template), trouble
