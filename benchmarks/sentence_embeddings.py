@@ -17,7 +17,7 @@ from torchao import quantization
 from torchao.prototype.mx_formats import NVFP4WeightOnlyConfig
 from torchao.quantization.quant_primitives import _choose_qparams_and_quantize_affine_hqq as hqq
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests_py" / "frameworks"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import minilm
 
 RECIPES = (

@@ -13,7 +13,10 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("[0-9]*.py"))
 # Shorter runs than a reader would make.
-ARGUMENTS = {"02_recipe_portable_train": ["--steps", "3", "--batch", "4"]}
+ARGUMENTS = {
+    "02_recipe_portable_train": ["--steps", "2", "--batch", "4"],
+    "06_sentence_encoder": ["--pages", "3"],
+}
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=[path.stem for path in SCRIPTS])
