@@ -2,7 +2,7 @@
 """Every example runs as its reader would run it: a process of its own, in a folder of its own."""
 
 import ast
-import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -37,12 +37,27 @@ def test_example(path, tmp_path):
 
 
 def packages(source):
-    """The top-level packages a script imports, wherever it does, except those that come with Python or lie beside it."""
+    """The top-level packages a script imports, wherever it does, except those that come with Python."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             found.add(node.module)
-    top = {name.split(".")[0] for name in found} - set(sys.stdlib_module_names)
-    return sorted(name for name in top if importlib.util.find_spec(name) is None or name not in sys.modules)
+    top = {name.split(".")[0] for name in found}
+    return sorted(top - set(sys.stdlib_module_names) - {"breccia", "minilm"})
+
+
+def test_notebook(tmp_path, monkeypatch):
+    """Every code cell, in order, in one namespace."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pyplot, "show", lambda: None)
+    pyplot.switch_backend("agg")
+    cells = json.loads((EXAMPLES / "08_notebook.ipynb").read_text())["cells"]
+    namespace = {}
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), f"cell {number}", "exec"), namespace)
+    pyplot.close("all")
+    assert namespace["y"].shape == (4, 256)
