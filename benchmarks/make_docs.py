@@ -31,6 +31,7 @@ TABLES = {
     "cpu limits": speed.cpu_limits,
     "gpu": speed.gpu_summary,
     "gpu casts": speed.gpu_casts,
+    "gpu layers": speed.gpu_layers,
 }
 FILES = {
     "docs/images/accuracy.svg": pictures.accuracy,

@@ -71,6 +71,15 @@ def gpu_summary() -> str:
     return table(["work", "breccia", "against", "as fast"], rows, "lrlr")
 
 
+def gpu_layers() -> str:
+    rows = [
+        [r["name"], r["tokens"], f"{r['ms']:.2f} ms", f"{r['bf16_ms']:.2f} ms", times(r["times_bf16"])]
+        for r in load("gpu_eager_h100")["results"]
+        if r["group"] == "compiled decoder"
+    ]
+    return table(["weights", "tokens", "breccia", "bf16", "as fast"], rows, "lrrrr")
+
+
 def gpu_casts() -> str:
     rows = [
         [r["name"], r["group"], f"{r['us']:.1f}", f"{100 * r['of_copy']:.0f} %"]
