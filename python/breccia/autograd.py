@@ -51,9 +51,10 @@ def cast_ste_clipped(
     Args:
         x: float array, as for `breccia.cast`.
         recipe: what to quantize to.
-        clip_min, clip_max: the range whose gradients pass. By default that of each block: the values that
-            its scale can hold, half a unit in the last place past its largest code included (a value
-            that rounds to that code does not saturate).
+        clip_min: the least value whose gradient passes. By default that of each block: the least that its
+            scale can hold, half a unit in the last place past the outermost code included (a value that
+            rounds to that code does not saturate).
+        clip_max: the largest, likewise.
 
     Returns:
         Array of the shape, dtype and framework of ``x``.

@@ -94,7 +94,8 @@ def cast(
         x: float array of any shape with at least one axis.
         recipe: the format to quantize to.
         state: see `init` and `update`.
-        rounding, seed: as in `breccia.cast`.
+        rounding: as in `breccia.cast`.
+        seed: as in `breccia.cast`.
 
     Returns:
         (ScaledTensor, state). Values beyond the format's range at that scale saturate.

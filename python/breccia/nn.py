@@ -29,9 +29,13 @@ class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
     before it recorded, as TransformerEngine does between steps.
 
     Args:
-        in_features, out_features, bias, device, dtype: as ``torch.nn.Linear``.
+        in_features: K, the length of the input's last axis.
+        out_features: N, that of the output's.
+        bias: whether to add one.
         recipes: what to quantize to; `LinearRecipes.fp8` by default.
         algorithm: "max" or "most_recent", for `DelayedScaling`.
+        device: as ``torch.nn.Linear``.
+        dtype: as ``torch.nn.Linear``.
     """
 
     def __init__(

@@ -264,7 +264,7 @@ def test_linear_checks_its_arguments():
 def example():
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    path = Path(__file__).parents[2] / "examples" / "train_digits.py"
+    path = Path(__file__).parents[2] / "examples" / "02_recipe_portable_train.py"
     spec = importlib.util.spec_from_file_location("train_digits", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

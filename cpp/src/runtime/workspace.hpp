@@ -2,7 +2,7 @@
 //
 // Working memory of kernels. A thread keeps what it gave back for its next call: fresh pages cost a fault each, a
 // microsecond on virtual machines. Large blocks lie on huge pages where the system has them, so that walking through
-// megabytes does not wait for address translation (docs/kernels.md).
+// megabytes does not wait for address translation (docs/design/0005-cpu-kernel-log.md).
 #pragma once
 
 #include <cstddef>

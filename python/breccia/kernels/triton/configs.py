@@ -57,7 +57,8 @@ def fp8_tile(m: int, n: int, k: int, mode: str, sms: int = 132) -> Tile:
 
 
 def prefers_cublas(m: int, n: int, k: int, mode: str) -> bool:
-    """Where torch._scaled_mm was measured ahead of the Hopper kernel by more than the noise (docs/gpu.md)."""
+    """Where torch._scaled_mm was measured ahead of the Hopper kernel by more than the noise: see
+    docs/design/0006-gpu-kernel-log.md."""
     if mode == "fast" or m <= 128:
         return False
     return min(m, n, k) >= 8192 or (mode == "precise" and min(m, n) >= 2048 and k >= 4096)

@@ -276,7 +276,7 @@ def multiply(p, WHICH: gl.constexpr, base, AGAIN: gl.constexpr):
     ONCE: gl.constexpr = p.KIND == "nvfp4" or (p.ONCE and AGAIN == 0)
     BN: gl.constexpr = p.x_bufs.shape[1]
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
-    STREAM: gl.constexpr = BN > 128  # elsewhere no faster, or slower (docs/gpu.md)
+    STREAM: gl.constexpr = BN > 128  # elsewhere no faster, or slower (docs/design/0006-gpu-kernel-log.md)
     gl.static_assert(STREAM or not p.TMA_STORE)
     step: gl.constexpr = step_stream if STREAM else step_wide if p.X_UNITS == 1 else step_narrow
     FIRST: gl.constexpr = WHICH if p.SPLIT else 0

@@ -5,7 +5,7 @@ Two tasks: "draw" predicts each pixel from those before it, as a language model 
 digit. The forward and backward products of every linear layer in the blocks run through breccia; attention, norms, the
 embedding, the head and the optimizer stay in fp32. Needs torch and scikit-learn:
 
-    python examples/train_digits.py --task draw --steps 400 --seeds 3
+    python examples/02_recipe_portable_train.py --task draw --steps 400 --seeds 3
 """
 
 import argparse

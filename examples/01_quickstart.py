@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first five minutes: quantize, look, multiply, convert."""
+"""The first five minutes: quantize, look, multiply, convert. Needs NumPy alone."""
 
 import breccia
 import numpy as np
@@ -24,9 +24,15 @@ assert np.array_equal(y, breccia.matmul(a, q.T))
 w_kn = rng.standard_normal((256, 128), dtype=np.float32)
 print("(K, N) weight:", breccia.matmul(a, breccia.cast(w_kn, breccia.Float8BlockScaling(block_k=128))).shape)
 
-# Back to floats, in the dtype of your choice.
+# What fewer bits cost: the share of the bytes, and the error of the product with x as it is.
+for recipe in (breccia.INT8Scaling(), breccia.MXFP8BlockScaling(), breccia.NVFP4BlockScaling(), breccia.INT4Scaling()):
+    made = breccia.cast(w, recipe)
+    error = np.linalg.norm(breccia.linear(x, made) - exact) / np.linalg.norm(exact)
+    print(f"{recipe.name:6} {made.nbytes / w.nbytes:6.1%} of the bytes, {error:6.2%} error of the product")
+
+# Back to floats, in the dtype of your choice. A ScaledTensor is also an array of its values.
 back = breccia.dequantize(q, "float16")
-print(back.dtype, back.shape)
+print(back.dtype, back.shape, np.asarray(q)[0, :3])
 
 # Convert to another recipe without a float copy of the whole tensor.
 nvfp4 = breccia.requantize(q, breccia.NVFP4BlockScaling())

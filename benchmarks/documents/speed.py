@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of times on CPUs and GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from documents.markdown import load, number, table, times
+
+CPU = [  # group, name, what the reader is told, the peer
+    ("cast", "fp32 → FP8 1×128", "quantize 2048 × 2048 float32 to FP8, 1 × 128", "torch.compile"),
+    ("cast", "fp32 → NVFP4", "… to NVFP4", "NumPy"),
+    ("dequantize", "FP8 1×128 → fp32", "FP8 back to float32", "torch.compile"),
+    ("matmul M=1", "bf16 × FP8 1×128", "1 row of bf16 × FP8 weights 4096 × 4096", "torch bf16"),
+    ("matmul M=1", "bf16 × NVFP4", "… × NVFP4", "torch bf16"),
+    ("matmul M=1", "bf16 × INT4 g128", "… × INT4", "torch bf16"),
+    ("matmul M=16", "bf16 × NVFP4", "16 rows × NVFP4", "torch bf16"),
+    ("matmul M=512", "bf16 × NVFP4", "512 rows × NVFP4", "torch bf16"),
+    ("matmul M=512", "fp32 × INT4 g128, zero points", "512 rows of fp32 × INT4 with zero points", "torch fp32"),
+]
+GPU = [  # group, name, shape, further condition, what the reader is told
+    ("product", "1x128 by 128x128", "4096x4096x4096", "", "FP8 × FP8 in blocks, 4096³", "cuBLASLt FP8"),
+    ("product", "per tensor", "4096x4096x4096", "fast", "FP8 × FP8 per tensor, 4096³", "cuBLASLt FP8"),
+    (
+        "weight-only",
+        "NVFP4BlockScaling, L2 cold",
+        "1x7168x4096",
+        "",
+        "1 row of bf16 × NVFP4 weights 7168 × 4096",
+        "cuBLAS bf16",
+    ),
+    ("weight-only", "INT4Scaling, L2 cold", "1x7168x4096", "", "… × INT4", "cuBLAS bf16"),
+    ("weight-only", "NVFP4BlockScaling, L2 cold", "16x7168x4096", "", "16 rows × NVFP4", "cuBLAS bf16"),
+    ("weight-only", "NVFP4BlockScaling, L2 cold", "256x7168x4096", "", "256 rows × NVFP4", "cuBLAS bf16"),
+    (
+        "grouped",
+        "NVFP4BlockScaling by bf16",
+        "16 experts, 2048x4096x2048",
+        "",
+        "16 experts × NVFP4",
+        "torch._grouped_mm bf16",
+    ),
+]
+
+
+def cpu_summary(result: str = "cpu", threads: int = 1) -> str:
+    found = {(r["group"], r["name"]): r for r in load(result)["rows"] if r["threads"] == threads}
+    rows = []
+    for group, name, told, peer in CPU:
+        r = found[group, name]
+        rows.append([told, f"{r['ms']['breccia']:.2f} ms", peer, times(r["times_as_fast_as"][peer])])
+    return table(["work", "breccia", "against", "as fast"], rows, "lrlr")
+
+
+def cpu_machine(result: str = "cpu") -> str:
+    data = load(result)
+    return f"{data['cpu']['model'].replace('(R)', '')} with the backend `{data['cpu']['backend']}`, one thread"
+
+
+def gpu_summary() -> str:
+    rows = []
+    for group, name, shape, accumulate, told, peer in GPU:
+        r = next(
+            r
+            for r in load("gpu_h200")["results"]
+            if (r["group"], r["name"], r.get("shape")) == (group, name, shape)
+            and accumulate in r.get("accumulate", "")
+            and (accumulate or r.get("accumulate", "fp32 every 128") == "fp32 every 128")
+        )
+        rows.append([told, f"{r['us']:.1f} µs", peer, times(r["ratio"])])
+    return table(["work", "breccia", "against", "as fast"], rows, "lrlr")
+
+
+def gpu_layers() -> str:
+    rows = [
+        [r["name"], r["tokens"], f"{r['ms']:.2f} ms", f"{r['bf16_ms']:.2f} ms", times(r["times_bf16"])]
+        for r in load("gpu_eager_h100")["results"]
+        if r["group"] == "compiled decoder"
+    ]
+    return table(["weights", "tokens", "breccia", "bf16", "as fast"], rows, "lrrrr")
+
+
+def gpu_casts() -> str:
+    rows = [
+        [r["name"], r["group"], f"{r['us']:.1f}", f"{100 * r['of_copy']:.0f} %"]
+        for r in load("gpu_h200")["results"]
+        if r["group"] in ("cast", "dequantize") and "torch_operations_us" not in r
+    ]
+    return table(["bf16, 8192 × 8192", "", "µs", "of a copy's bandwidth"], rows, "llrr")
+
+
+def cpu_limits() -> str:
+    """Fractions of the machine's limits, of both machines."""
+    wanted = [
+        ("cast", "fp32 → FP8 1×128"),
+        ("cast", "fp32 → MXFP8"),
+        ("cast", "fp32 → NVFP4"),
+        ("cast", "fp32 → INT4 g128"),
+        ("dequantize", "FP8 1×128 → bf16"),
+        ("dequantize", "NVFP4 → bf16"),
+        ("matmul M=1", "bf16 × FP8 1×128"),
+        ("matmul M=1", "bf16 × NVFP4"),
+        ("matmul M=1", "bf16 × INT4 g128"),
+        ("matmul M=16", "bf16 × FP8 1×128"),
+        ("matmul M=512", "bf16 × FP8 1×128"),
+    ]
+    names = {"cast": "memcpy", "dequantize": "memcpy", "matmul M=1": "reading the weight"}
+    rows: list[list[Any]] = []
+    machines = [{(r["group"], r["name"]): r for r in load(m)["rows"] if r["threads"] == 1} for m in ("cpu", "cpu_zen4")]
+    for key in wanted:
+        shares = [f"{100 * machine[key]['of_limit']['breccia']:.0f} %" for machine in machines]
+        rows.append([key[0], key[1], names.get(key[0], "the bf16 peak"), *shares])
+    return table(["work", "", "share of", "Xeon, AMX", "EPYC, Zen 4"], rows, "lllrr")
+
+
+def gpu_full() -> str:
+    """The page benchmarks/results/gpu_h200.md."""
+    data = load("gpu_h200")
+    before, after, results = data["machine"]["before"], data["machine"]["after"], data["results"]
+    copy = next(row["gb_per_s"] for row in results if row["group"] == "copy")
+    accuracy = [
+        [row["name"], *(f"{row[key]:.1e}" for key in ("block", "tensor_promoted", "tensor_fast"))]
+        for row in results
+        if row["group"] == "accuracy"
+    ]
+    parts = [
+        f"{before['gpu']}, driver {before['driver_version']}, torch {before['torch']}, Triton {before['triton']}, CUDA"
+        f" {before['cuda']}; SM clock {before['clocks.sm']} before and {after['clocks.sm']} after the run (at most"
+        f" {before['clocks.max.sm']}), memory {before['clocks.mem']}, power limit {before['power.limit']}.",
+        "Times are medians of CUDA graph replays; ratios are the peer's time over ours, alternating in one run. Errors"
+        " are relative, against float64 of the dequantized operands; outputs are bfloat16, whose rounding alone is"
+        " 1.7e-3. L2 cold: eight weights in turn.",
+        f"### Casts\n\nA copy of the same tensor moves {copy:.0f} GB/s, read and written bytes counted.",
+        _bandwidths(results),
+        "### FP8 by FP8",
+        _products(results),
+        _against(results, "small", "few rows", "cuBLASLt", "cublas_us"),
+        "### bfloat16 by quantized weights",
+        _against(results, "weight-only", "weights", "bf16 cuBLAS", "bf16_cublas_us"),
+        "### Grouped",
+        _against(results, "grouped", "weights", "bf16 torch._grouped_mm", "bf16_grouped_us"),
+        "### Accumulation",
+        table(["error, float32 output", "1×128 by 128×128", "per tensor, fp32 every 128", "fast"], accuracy),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _bandwidths(results: list[dict[str, Any]]) -> str:
+    rows = [
+        [
+            row["name"],
+            group,
+            number(row["us"], 1),
+            round(row["gb_per_s"]),
+            number(row["of_copy"]),
+            number(row.get("torch_operations_us"), 0),
+        ]
+        for group in ("cast", "dequantize", "requantize", "search")
+        for row in results
+        if row["group"] == group
+    ]
+    return table(["bf16 8192×8192", "", "µs", "GB/s", "of copy", "whole-array operations, µs"], rows)
+
+
+def _products(results: list[dict[str, Any]]) -> str:
+    rows = [
+        [
+            row["name"],
+            row["shape"],
+            row["accumulate"],
+            number(row["us"], 1),
+            round(row["tflops"]),
+            number(row["cublas_us"], 1),
+            number(row["ratio"]),
+            f"{row['error']:.1e} / {row['cublas_error']:.1e}",
+        ]
+        for row in results
+        if row["group"] == "product" and "ratio" in row
+    ]
+    head = ["FP8 product", "M×N×K", "accumulate", "µs", "TFLOP/s", "cuBLASLt µs", "ratio", "error, ours / cuBLASLt"]
+    return table(head, rows)
+
+
+def _against(results: list[dict[str, Any]], group: str, title: str, peer: str, key: str) -> str:
+    rows = [
+        [
+            row["name"].replace("BlockScaling", "").replace("Scaling", ""),
+            row["shape"],
+            number(row["us"], 1),
+            number(row[key], 1),
+            number(row["ratio"]),
+            f"{row['error']:.1e}" if "error" in row else "",
+        ]
+        for row in results
+        if row["group"] == group
+    ]
+    return table([title, "M×N×K", "µs", f"{peer} µs", "ratio", "error"], rows)

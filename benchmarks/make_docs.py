@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write every table and picture of README and docs that comes from benchmarks/results.
+
+    python benchmarks/make_docs.py            # rewrite what has changed
+    python benchmarks/make_docs.py --check    # exit 1 where something would change
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a key of TABLES. Pictures and the full tables
+of a machine are whole files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from comparison import report
+from documents import accuracy, pictures, speed
+from documents.markdown import load
+
+ROOT = Path(__file__).parents[1]
+TABLES = {
+    "recipes": accuracy.recipes,
+    "accuracy": accuracy.every_recipe,
+    "accuracy of small values": accuracy.small_values,
+    "special values": accuracy.specials,
+    "sentences": accuracy.sentences,
+    "cpu": speed.cpu_summary,
+    "cpu limits": speed.cpu_limits,
+    "gpu": speed.gpu_summary,
+    "gpu casts": speed.gpu_casts,
+    "gpu layers": speed.gpu_layers,
+}
+FILES = {
+    "docs/images/accuracy.svg": pictures.accuracy,
+    "docs/images/gpu.svg": pictures.gpu,
+    "docs/images/cpu.svg": lambda: report.svg(load("cpu"), 1),
+    "benchmarks/results/cpu.md": lambda: report.markdown(load("cpu")),
+    "benchmarks/results/cpu_zen4.md": lambda: report.markdown(load("cpu_zen4")),
+    "benchmarks/results/gpu_h200.md": speed.gpu_full,
+}
+BLOCK = re.compile(r"(<!-- table: (?P<name>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every file with something generated in it, and its text as it should be."""
+    for name, make in FILES.items():
+        yield ROOT / name, make()
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        text = page.read_text()
+        yield page, BLOCK.sub(lambda found: f"{found[1]}{TABLES[found['name']]()}\n{found[3]}", text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    stale = 0
+    for path, text in pages():
+        if path.exists() and path.read_text() == text:
+            continue
+        stale += 1
+        print(f"{'stale' if check else 'wrote'}: {path.relative_to(ROOT)}")
+        if not check:
+            path.write_text(text)
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

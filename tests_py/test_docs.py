@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README and docs say what is true: their blocks run, their links lead somewhere, their tables are those of the
+results.
+
+Blocks of a page run in order: Python in one namespace, shell commands by bash, in one temporary folder that holds
+`model/`, a small checkpoint. A block with the title "needs …" is only compiled: it wants a GPU, a peer or a machine
+that a test cannot count on. A text block with the title "prints" is what the block above it prints.
+"""
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import breccia
+import make_docs
+import numpy as np
+import pytest
+from breccia import checkpoint
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+# The pages of the site; records of decisions and measurements in docs/design are for who reads the code.
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+LONG = {"numerics.md"}  # a reference of every rule; other pages are read in some minutes
+FENCE = re.compile(r"^(?P<indent> *)```(?P<head>[^`\n]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+SHELL = """
+set -euo pipefail
+breccia() { if [[ $1 != demo ]]; then "$PYTHON" -W error::SyntaxWarning -m breccia "$@"; fi; }
+python() { "$PYTHON" "$@"; }
+# What installs, builds or tests this repository is what continuous integration does by itself.
+for name in pip cmake git apt-get bash cibuildwheel; do eval "$name() { :; }"; done
+source() { :; }
+"""
+
+
+@dataclass
+class Block:
+    language: str
+    title: str
+    code: str
+    line: int
+
+
+def blocks(page):
+    text = page.read_text()
+    for found in FENCE.finditer(text):
+        language, _, rest = found["head"].strip().partition(" ")
+        title = re.search(r'title="([^"]*)"', rest)
+        yield Block(
+            language, title[1] if title else "", textwrap.dedent(found["body"]), text[: found.start()].count("\n") + 2
+        )
+
+
+def name_of(page):
+    return page.name
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """A checkpoint of four weights, an embedding and a norm, with the names a Llama has."""
+    folder = tmp_path_factory.mktemp("docs") / "model"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    arrays = {"model.embed_tokens.weight": rng.standard_normal((512, 256), dtype=np.float32) * 0.02}
+    for i in range(2):
+        for part, shape in (("self_attn.q_proj", (256, 256)), ("mlp.up_proj", (512, 256))):
+            arrays[f"model.layers.{i}.{part}.weight"] = rng.standard_normal(shape, dtype=np.float32) * 0.02
+    arrays["model.norm.weight"] = np.ones(256, np.float32)
+    checkpoint.save_arrays(arrays, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}\n')
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_run(page, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("model").symlink_to(model)
+    namespace, printed = {"__name__": "__main__"}, None
+    for block in blocks(page):
+        where = f"{page.name}:{block.line}"
+        if block.language == "python":
+            printed = run_python(block, where, namespace)
+        elif block.language == "sh":
+            run_shell(block, where)
+        elif block.title == "prints":
+            assert printed is not None, f"{where}: no Python block stands above it"
+            assert block.code.strip() == printed.strip(), where
+        else:
+            assert block.language in ("cpp", "cmake", "text", "json", "toml", "yaml"), f"{where}: {block.language!r}"
+
+
+def run_python(block, where, namespace):
+    # Lines count as on the page, so that a traceback points into it.
+    code = compile("\n" * (block.line - 1) + block.code, where, "exec")
+    if block.title.startswith("needs"):
+        return None
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            exec(code, namespace)
+        except ImportError as error:
+            if error.name is None or error.name.startswith("breccia"):
+                raise
+            pytest.skip(f"{where}: {error.name} is not installed")
+    return out.getvalue()
+
+
+def run_shell(block, where):
+    needs = block.title.startswith("needs")
+    command = ["bash", "-n"] if needs else ["bash"]
+    run = subprocess.run(
+        command,
+        input=block.code if needs else SHELL + block.code,
+        env={**os.environ, "PYTHON": sys.executable, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, f"{where}: {run.stderr}"
+
+
+def test_titles_are_known():
+    for page in PAGES:
+        for block in blocks(page):
+            known = block.title in ("", "prints") or block.title.startswith("needs") or block.language == "text"
+            assert known or Path(block.title).suffix, f"{page.name}:{block.line}: {block.title!r}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_pages_can_be_read(page):
+    """No line over 120 characters but in tables and pictures, no page that takes more than some minutes."""
+    inside = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        inside ^= line.lstrip().startswith("```")
+        table = not inside and line.startswith(("|", "![", "<"))
+        assert len(line) <= 120 or table, f"{page.name}:{number} has {len(line)} characters"
+    words = len(re.sub(r"^\|.*$", "", FENCE.sub("", page.read_text()), flags=re.MULTILINE).split())
+    assert words <= 1500 or page.name in LONG, f"{words} words"
+
+
+def test_tables_and_pictures_are_those_of_the_results():
+    stale = [path.name for path, text in make_docs.pages() if not path.exists() or path.read_text() != text]
+    assert not stale, "run python benchmarks/make_docs.py"
+
+
+LINK = re.compile(r"\]\((?P<to>[^)\s]+)\)")
+BASE = "https://github.com/breccia/breccia/"
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "docs/design").glob("*.md"))], ids=name_of)
+def test_links_lead_somewhere(page):
+    for found in LINK.finditer(FENCE.sub("", page.read_text())):
+        to, _, anchor = found["to"].partition("#")
+        if to.startswith(BASE):
+            path = ROOT / re.sub(r"^(blob|tree|raw)/main/", "", to.removeprefix(BASE))
+            path = ROOT if to.removeprefix(BASE) in ("", "issues") else path
+        elif "://" in to:
+            continue
+        else:
+            assert page != README, f"{found['to']}: links of README must be absolute, for package indexes show it too"
+            path = page.parent / to if to else page
+        assert path.exists(), f"{page.name}: {found['to']}"
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path), f"{page.name}: {found['to']}"
+
+
+def anchors(path):
+    heads = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+def test_every_public_name_is_in_the_reference():
+    text = (ROOT / "docs/api.md").read_text()
+    missing = [
+        name
+        for name in breccia.__all__
+        if not name.startswith("__") and not re.search(rf"^ *(::: |- )breccia\.([\w.]+\.)?{name}$", text, re.MULTILINE)
+    ]
+    modules = {"autograd", "delayed", "formats", "kernels", "layouts", "recipes"}
+    assert set(missing) <= modules, missing
