@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from breccia import _core, frameworks, layouts, recipes
+from breccia import _core, foreign, frameworks, identity, layouts, recipes
+from breccia.recipe_names import resolve
 
-__all__ = ["ScaledTensor", "from_buffer"]
+__all__ = ["ScaledTensor", "check_kernels", "from_buffer"]
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -25,6 +26,8 @@ class ScaledTensor:
         scale: dequantization scales in the shape ``layout`` demands; E8M0 and E4M3 scales as codes.
         recipe: what the codes and scales mean.
         layout: how scales map onto data.
+            A recipe or layout of another library is carried, compared and pickled as it is: its ``validate(data,
+            scale)`` is called where a layout has one. The verbs refuse such a tensor.
         zero_point: integer-coded recipes only; shaped like ``scale``.
         global_scale: float32 second-level scale, one element or one per matrix of a batch.
         shape: logical shape, where packed data leaves it open (an odd number of columns).
@@ -37,8 +40,8 @@ class ScaledTensor:
 
     data: Any
     scale: Any
-    recipe: recipes.ScalingRecipe
-    layout: layouts.Layout
+    recipe: Any
+    layout: Any
     zero_point: Any = None
     global_scale: Any = None
 
@@ -46,8 +49,8 @@ class ScaledTensor:
         self,
         data: Any,
         scale: Any,
-        recipe: recipes.ScalingRecipe,
-        layout: layouts.Layout,
+        recipe: Any,
+        layout: Any,
         zero_point: Any = None,
         *,
         global_scale: Any = None,
@@ -62,10 +65,14 @@ class ScaledTensor:
             raise ValueError("recipe is required (see breccia.recipes)")
         if layout is None:
             raise ValueError("layout is required (see breccia.layouts)")
-        if not isinstance(recipe, recipes.ScalingRecipe):
-            raise TypeError(f"recipe must be a ScalingRecipe, got {type(recipe).__name__}")
-        if not isinstance(layout, layouts.Layout):
-            raise TypeError(f"layout must be a Layout, got {type(layout).__name__}")
+        if isinstance(recipe, (str, type)):
+            recipe = resolve(recipe)
+        if isinstance(layout, (str, type)):
+            raise TypeError(f"layout must be a layout such as breccia.PerTensor(), got {layout!r}")
+        values = (data, scale, recipe, layout, zero_point, global_scale)
+        if not _has_kernels(recipe, layout):
+            _fill(self, values, foreign.packing(data, scale, layout, shape), original_dtype, None)
+            return
         core = _make_core(
             data,
             scale,
@@ -76,7 +83,6 @@ class ScaledTensor:
             None if shape is None else list(shape),
             original_dtype,
         )
-        values = (data, scale, recipe, layout, zero_point, global_scale)
         _fill(self, values, _packing_of(core, layout), original_dtype, core)
 
     @classmethod
@@ -99,6 +105,7 @@ class ScaledTensor:
         """The core's form, made when first asked for."""
         core: _core.ScaledTensor | None = self.__dict__["_made"]
         if core is None:
+            check_kernels(self)
             core = _make_core(
                 self.data,
                 self.scale,
@@ -201,10 +208,10 @@ class ScaledTensor:
         if self.ndim < 2:
             return self
         swap = frameworks.of(self.data).swap_last_axes
-        per_tensor = isinstance(self.layout, layouts.PerTensor)
+        layout = foreign.transposed(self.layout)
 
         def turn(array: Any) -> Any:
-            if array is None or per_tensor:
+            if array is None or len(array.shape) == 0:
                 return array
             if len(array.shape) < self.ndim:  # one scale per row, without its constant axis
                 array = array[..., None] if _axis(self.layout) == -1 else array[..., None, :]
@@ -216,7 +223,7 @@ class ScaledTensor:
             swap(self.data),
             turn(self.scale),
             self.recipe,
-            self.layout.T,
+            layout,
             turn(self.zero_point),
             self.global_scale,
         )
@@ -238,6 +245,15 @@ class ScaledTensor:
             f"scale_shape={tuple(self.scale.shape)}, recipe={type(self.recipe).__name__}, "
             f"layout={type(self.layout).__name__})"
         )
+
+    def __eq__(self, other: object) -> Any:
+        """Whether both hold the same bytes in one framework and on one device, under equal recipes and layouts."""
+        if self is other:
+            return True
+        return identity.equal(self, other) if isinstance(other, ScaledTensor) else NotImplemented
+
+    def __hash__(self) -> int:
+        return identity.key(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         pack = frameworks.of(self.data).to_pickle
@@ -262,8 +278,23 @@ def _fill(scaled: ScaledTensor, values: tuple[Any, ...], packing: str, original_
 
 
 def _axis(layout: layouts.Layout) -> int:
-    axis: int = layout.axis  # type: ignore[attr-defined]
+    axis: int = getattr(layout, "axis", -1)
     return axis
+
+
+def _has_kernels(recipe: Any, layout: Any) -> bool:
+    return isinstance(recipe, recipes.ScalingRecipe) and isinstance(layout, layouts.Layout)
+
+
+def check_kernels(scaled: Any) -> None:
+    """Refuse a ScaledTensor whose recipe or layout is another library's; anything else passes.
+
+    Raises:
+        TypeError: the message names the recipe or layout.
+    """
+    if isinstance(scaled, ScaledTensor) and not _has_kernels(scaled.recipe, scaled.layout):
+        part = "layout" if isinstance(scaled.recipe, recipes.ScalingRecipe) else "recipe"
+        raise TypeError(f"breccia has no kernels for {part} {type(getattr(scaled, part)).__name__}")
 
 
 def _packing_of(core: _core.ScaledTensor, layout: layouts.Layout) -> str:
@@ -336,8 +367,8 @@ def _unpickle(
 def from_buffer(
     data: Any,
     scale: Any,
-    recipe: recipes.ScalingRecipe,
-    layout: layouts.Layout,
+    recipe: Any,
+    layout: Any,
     zero_point: Any = None,
     *,
     global_scale: Any = None,

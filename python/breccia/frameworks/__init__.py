@@ -145,6 +145,8 @@ def convert(scaled: ScaledTensor, function: Callable[[Any, str], Any]) -> Scaled
     from breccia import recipes
     from breccia.scaled_tensor import ScaledTensor
 
+    if not isinstance(scaled.recipe, recipes.ScalingRecipe):  # another library's: its codes have no dtype known here
+        return scaled
     scale_format = recipes.scale_format(scaled.recipe)
     return ScaledTensor._unchecked(
         scaled.__dict__["_packing"],
