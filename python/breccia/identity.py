@@ -51,10 +51,7 @@ def _kind(array: Any) -> str:
 
 
 def _bytes(array: Any) -> Any:
-    exported = frameworks.of(array).to_dlpack(array)[0]
-    if hasattr(exported, "cpu"):
-        exported = exported.cpu()
-    return np.ascontiguousarray(np.asarray(exported)).reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(frameworks.on_host(array)[0]).reshape(-1).view(np.uint8)
 
 
 def key(scaled: ScaledTensor) -> int:

@@ -47,7 +47,7 @@ def quantize_(
         raise TypeError(f"model must be a torch.nn.Module that contains linear layers, got {type(model).__name__}")
     if type(model) is torch.nn.Linear:
         raise TypeError(
-            "model must contain linear layers, got one itself, which cannot be replaced in place: "
+            "model must be a module that contains linear layers, got one itself, which cannot be replaced in place: "
             "pass torch.nn.Sequential(layer), or make breccia.nn.QuantizedLinear(breccia.cast(layer.weight.detach(), "
             "recipe), layer.bias)"
         )

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from breccia import _core, foreign, frameworks, identity, layouts, recipes
 from breccia.recipe_names import resolve
@@ -135,6 +139,16 @@ class ScaledTensor:
         return len(self.data.shape)
 
     @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """dtype the values were cast from, as the framework of ``data`` has it (its name where it has none)."""
+        return frameworks.of(self.data).dtype(self.original_dtype)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of data, scale, zero point and global scale."""
         parts = (self.data, self.scale, self.zero_point, self.global_scale)
@@ -189,6 +203,52 @@ class ScaledTensor:
         framework has no dtype for them."""
         return frameworks.convert(self, frameworks.of(self.data).native)
 
+    def dequantize(self, dtype: Any = "float32", out: Any = None) -> Any:
+        """The values: see `breccia.dequantize`."""
+        from breccia import ops
+
+        return ops.dequantize(self, dtype, out)
+
+    def numpy(self) -> Any:
+        """The values as a NumPy array, float32, wherever the tensor lies."""
+        return self.__array__()
+
+    def reshape(self, *shape: Any) -> ScaledTensor:
+        """The values in another shape whose rows are whole blocks: see `breccia.pieces.reshape`."""
+        from breccia import pieces
+
+        return pieces.reshape(self, *shape)
+
+    def __getitem__(self, key: Any) -> ScaledTensor:
+        """Matrices of a batch, rows, or whole blocks: see `breccia.pieces.index`."""
+        from breccia import pieces
+
+        return pieces.index(self, key)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[ScaledTensor]:
+        if self.ndim < 3:
+            raise TypeError(
+                f"a ScaledTensor of shape {self.shape} has no parts to go through: a row alone has no blocks"
+            )
+        return (self[i] for i in range(len(self)))
+
+    def __matmul__(self, other: Any) -> Any:
+        """``breccia.matmul(self, other)`` in the dtype of ``other`` where that is an array, else float32."""
+        return _product(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return _product(other, self)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        # NumPy asks here before it multiplies: its own product would dequantize first.
+        if ufunc is np.matmul and method == "__call__" and not kwargs:
+            return _product(*inputs)
+        plain = [np.asarray(x) if isinstance(x, ScaledTensor) else x for x in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """The dequantized values as a NumPy array.
 
@@ -197,7 +257,7 @@ class ScaledTensor:
         """
         if copy is False:
             raise ValueError("copy=False cannot be met: the values of a ScaledTensor are made by dequantizing")
-        host = self.to("numpy")
+        host = (self.to("cpu") if str(self.device).startswith("cuda") else self).to("numpy")
         known = dtype is None or getattr(dtype, "name", dtype) in ("float32", "float64", "float16", "bfloat16")
         made = frameworks.of(host.data).dequantize(host, "float32" if dtype is None or not known else dtype, None)
         return made if known else made.astype(dtype)
@@ -238,6 +298,11 @@ class ScaledTensor:
         if self.ndim > 2:
             raise ValueError(f"T needs at most 2 axes, got shape {self.shape}; use mT for a batch of matrices")
         return self.mT
+
+    def _repr_html_(self) -> str:
+        from breccia import display
+
+        return display.html_of(self)
 
     def __repr__(self) -> str:
         return (
@@ -330,6 +395,16 @@ def _make_core(
         shape,
         original_dtype,
     )
+
+
+def _product(a: Any, b: Any) -> Any:
+    from breccia import ops
+
+    plain = b if isinstance(a, ScaledTensor) else a
+    framework = frameworks.of(a.data if isinstance(a, ScaledTensor) else b.data)
+    name = str(getattr(plain, "dtype", "")).rpartition(".")[2]
+    known = name in ("float64", "float16", "bfloat16") and not isinstance(plain, ScaledTensor)
+    return ops.matmul(a, b, framework.dtype(name if known else "float32"))
 
 
 def _parts(scaled: ScaledTensor) -> tuple[Any, Any, Any, Any]:

@@ -31,6 +31,13 @@ def place(array: Any) -> Any:
     return None
 
 
+def dtype(name: str) -> Any:
+    try:
+        return np.dtype(name)
+    except TypeError:  # bfloat16, before ml_dtypes is imported
+        return name
+
+
 def swap_last_axes(array: Any) -> Any:
     return np.swapaxes(array, -1, -2)
 
