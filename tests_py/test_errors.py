@@ -91,7 +91,11 @@ INVARIANTS = {
         lambda: ScaledTensor(u8(4, 8), ONE, breccia.Float8CurrentScaling, PerTensor()),
     ),
     "layout is a class": (TypeError, "layout", lambda: ScaledTensor(u8(4, 8), ONE, FP8, PerTensor)),
-    "recipe is a name": (TypeError, "recipe", lambda: ScaledTensor(u8(4, 8), ONE, "E4M3", PerTensor())),
+    "recipe is no recipe's name": (
+        ValueError,
+        "recipe must be the name of a recipe, got 'E4M3'",
+        lambda: ScaledTensor(u8(4, 8), ONE, "E4M3", PerTensor()),
+    ),
     "data of floats": (
         TypeError,
         "data must hold float8_e4m3fn codes",
@@ -194,7 +198,7 @@ def test_cast_refuses_what_is_not_an_array_of_real_numbers(x):
         cast(x, BLOCK)
 
 
-@pytest.mark.parametrize("recipe", [None, "E4M3", breccia.Float8BlockScaling, PerTensor(), 8])
+@pytest.mark.parametrize("recipe", [None, breccia.Float8BlockScaling, PerTensor(), 8])
 def test_cast_needs_a_recipe(recipe):
     with pytest.raises(TypeError, match="recipe"):
         cast(f32(4, 128), recipe)

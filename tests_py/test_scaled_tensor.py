@@ -59,7 +59,7 @@ def test_layout_and_scale_shape_follow_from_the_recipe():
         (breccia.Float8CurrentScaling(granularity="row"), PerChannel(), (6, 1), np.float32),
         (breccia.Float8BlockScaling(), PerBlockK(128), (6, 2), np.float32),
         (breccia.Float8BlockScaling(block_m=4, block_k=100), PerBlockMN(4, 100), (2, 3), np.float32),
-        (breccia.Float8BlockScaling(scale_format="bf16"), PerBlockK(128), (6, 2), np.uint16),
+        (breccia.Float8BlockScaling(scale_format="bf16"), PerBlockK(128), (6, 2), ml_dtypes.bfloat16),
         (breccia.Float8BlockScaling(scale_format="e8m0"), PerBlockK(128), (6, 2), np.uint8),
         (breccia.MXFP8BlockScaling(), PerBlockMN(1, 32), (6, 8), np.uint8),
         (breccia.NVFP4BlockScaling(), PerBlockMN(1, 16), (6, 16), np.uint8),

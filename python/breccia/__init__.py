@@ -13,6 +13,7 @@ from breccia.grouped import grouped_matmul
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
 from breccia.ops import cast, dequantize, linear, matmul, requantize
 from breccia.options import Hadamard
+from breccia.pieces import concatenate, stack
 from breccia.prepared import PreparedWeight, prepare
 from breccia.quantize_model import quantize_
 from breccia.recipes import (
@@ -53,6 +54,7 @@ __all__ = [
     "cast",
     "cast_ste",
     "cast_ste_clipped",
+    "concatenate",
     "cpu_info",
     "delayed",
     "dequantize",
@@ -71,6 +73,7 @@ __all__ = [
     "requantize",
     "set_backend",
     "set_num_threads",
+    "stack",
 ]
 
 frameworks.load_imported()

@@ -15,6 +15,7 @@ from breccia import frameworks, layouts
 from breccia.delayed import AmaxHistory
 from breccia.ops import matmul
 from breccia.options import CastOptions, Hadamard
+from breccia.recipe_names import resolve
 from breccia.recipes import (
     DelayedScaling,
     Float8CurrentScaling,
@@ -27,12 +28,12 @@ from breccia.scaled_tensor import ScaledTensor
 __all__ = ["LinearRecipes", "cast_ste", "cast_ste_clipped", "linear"]
 
 
-def cast_ste(x: Any, recipe: ScalingRecipe) -> Any:
+def cast_ste(x: Any, recipe: ScalingRecipe | str) -> Any:
     """``dequantize(cast(x, recipe))`` in the dtype of ``x``, with the gradient of the identity.
 
     Args:
         x: float array, as for `breccia.cast`.
-        recipe: what to quantize to.
+        recipe: what to quantize to, or its name.
 
     Returns:
         Array of the shape, dtype and framework of ``x``.
@@ -40,17 +41,17 @@ def cast_ste(x: Any, recipe: ScalingRecipe) -> Any:
     Raises:
         TypeError, ValueError: as `breccia.cast`.
     """
-    return frameworks.of(x).straight_through(x, recipe, None)
+    return frameworks.of(x).straight_through(x, resolve(recipe), None)
 
 
 def cast_ste_clipped(
-    x: Any, recipe: ScalingRecipe, clip_min: float | None = None, clip_max: float | None = None
+    x: Any, recipe: ScalingRecipe | str, clip_min: float | None = None, clip_max: float | None = None
 ) -> Any:
     """`cast_ste` with a gradient of zero where ``x`` saturates.
 
     Args:
         x: float array, as for `breccia.cast`.
-        recipe: what to quantize to.
+        recipe: what to quantize to, or its name.
         clip_min: the least value whose gradient passes. By default that of each block: the least that its
             scale can hold, half a unit in the last place past the outermost code included (a value that
             rounds to that code does not saturate).
@@ -59,7 +60,7 @@ def cast_ste_clipped(
     Returns:
         Array of the shape, dtype and framework of ``x``.
     """
-    return frameworks.of(x).straight_through(x, recipe, (clip_min, clip_max))
+    return frameworks.of(x).straight_through(x, resolve(recipe), (clip_min, clip_max))
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class LinearRecipes:
     """What `linear` quantizes its operands to, for its three products.
 
     Attributes:
-        x, w, grad: recipes of the input, the weight and the gradient of the output.
+        x, w, grad: recipes of the input, the weight and the gradient of the output, or their names.
         stochastic: round gradients stochastically.
         hadamard: transform both operands of the weight's gradient along the axis they are contracted over.
         square_weights: one scale per square of the weight, so that the forward product and the gradient of the
@@ -80,6 +81,10 @@ class LinearRecipes:
     stochastic: bool = False
     hadamard: Hadamard | None = None
     square_weights: bool = False
+
+    def __post_init__(self) -> None:
+        for role in ("x", "w", "grad"):
+            object.__setattr__(self, role, resolve(getattr(self, role), role))
 
     @staticmethod
     def fp8() -> LinearRecipes:

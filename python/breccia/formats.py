@@ -87,30 +87,37 @@ def decode(codes: Any, fmt: str) -> NDArray[np.float32]:
 
 
 def pack(codes: Any) -> NDArray[np.uint8]:
-    """Two 4-bit codes per byte along the last axis, element 2i in the low nibble. An odd last element
-    leaves its high nibble zero. Shape ``(..., n)`` becomes ``(..., (n + 1) // 2)``."""
+    """Two 4-bit codes per byte along the last axis, element 2i in the low nibble: shape ``(..., n)`` becomes
+    ``(..., n / 2)``.
+
+    Raises:
+        TypeError: ``codes`` is not an array of bytes.
+        ValueError: ``n`` is odd: add a column of zeros, and give `unpack` the number of codes.
+    """
     array = _bytes(codes, "codes")
     if array.ndim == 0:
         raise ValueError("codes must be at least 1-D, got 0-D")
     n = array.shape[-1]
     if n % 2:
-        array = np.concatenate([array, np.zeros((*array.shape[:-1], 1), np.uint8)], axis=-1)
-    return _core.pack(array).reshape(*array.shape[:-1], (n + 1) // 2)
+        raise ValueError(f"codes must have an even number of columns, got {n}: add one of zeros")
+    return _core.pack(array).reshape(*array.shape[:-1], n // 2)
 
 
-def unpack(packed: Any, n: int | None = None) -> NDArray[np.uint8]:
-    """The inverse of `pack`: ``n`` codes per row of packed bytes (default: two per byte).
+def unpack(packed: Any, n_values: int | None = None) -> NDArray[np.uint8]:
+    """The inverse of `pack`: ``n_values`` codes per row of packed bytes, two per byte or one fewer (default: two
+    per byte).
 
     Raises:
-        ValueError: ``n`` does not fit the number of bytes.
+        TypeError: ``packed`` is not an array of bytes.
+        ValueError: ``n_values`` does not fit the number of bytes.
     """
     array = _bytes(packed, "packed")
     if array.ndim == 0:
         raise ValueError("packed must be at least 1-D, got 0-D")
     stored = array.shape[-1]
-    n = 2 * stored if n is None else n
+    n = 2 * stored if n_values is None else n_values
     if (n + 1) // 2 != stored or n < 0:
-        raise ValueError(f"n must be {2 * stored} or {max(2 * stored - 1, 0)} for {stored} bytes a row, got {n}")
+        raise ValueError(f"n_values must be {2 * stored} or {max(2 * stored - 1, 0)} for {stored} bytes a row, got {n}")
     return _core.unpack(array, 2 * array.size).reshape(*array.shape[:-1], 2 * stored)[..., :n]
 
 

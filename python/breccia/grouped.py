@@ -10,7 +10,7 @@ import numpy as np
 
 from breccia import frameworks
 from breccia.ops import matmul
-from breccia.scaled_tensor import ScaledTensor
+from breccia.scaled_tensor import ScaledTensor, check_kernels
 
 __all__ = ["grouped_matmul"]
 
@@ -35,6 +35,8 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any =
     """
     if not isinstance(w_stack, ScaledTensor):
         raise TypeError(f"w_stack must be a ScaledTensor, got {type(w_stack).__name__}")
+    check_kernels(x)
+    check_kernels(w_stack)
     if len(w_stack.shape) != 3 or w_stack.shape[0] == 0:
         raise ValueError(f"w_stack must be (E, N, K) of one expert or more, got shape {w_stack.shape}")
     if len(x.shape) != 2 or x.shape[1] != w_stack.shape[2]:

@@ -62,7 +62,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class PerTensor(Layout):
-    """One scale for the whole tensor: shape ``()``, or any shape of one element."""
+    """One scale for the whole tensor: shape ``()``."""
 
     name: ClassVar[str] = "per_tensor"
     axis: int = field(default=-1, repr=False)

@@ -9,15 +9,16 @@ import numpy as np
 
 from breccia import frameworks
 from breccia.options import CastOptions, Hadamard
+from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
-from breccia.scaled_tensor import ScaledTensor
+from breccia.scaled_tensor import ScaledTensor, check_kernels
 
 __all__ = ["cast", "dequantize", "linear", "matmul", "requantize"]
 
 
 def cast(
     x: Any,
-    recipe: ScalingRecipe,
+    recipe: ScalingRecipe | str,
     *,
     rounding: str = "nearest",
     seed: Any = None,
@@ -30,7 +31,7 @@ def cast(
         x: float32, float64, float16 or bfloat16 array of any strides. Block recipes need
             ``x.ndim >= 2`` and ``x.shape[-1]`` divisible by the block size (tiles of
             ``Float8BlockScaling(block_m > 1)`` may be short at the edges).
-        recipe: what to quantize to.
+        recipe: what to quantize to, or its name: "nvfp4", "fp8-block", "int4:mse" (`breccia.recipe_names`).
         rounding: "nearest" (ties to even), or "stochastic": up or down with the probabilities that make
             the expected value of a code exact. Scales are those of "nearest".
         seed: integer (for JAX also a traced one), with "stochastic": the same seed gives the same codes
@@ -46,12 +47,12 @@ def cast(
 
     Raises:
         TypeError: ``x`` is not an array of floats, or ``recipe`` is not a recipe.
-        ValueError: the shape does not suit the recipe.
+        ValueError: the shape does not suit the recipe, or there is no recipe of that name.
 
     Special values: the scale follows from the finite elements of a block. NaN stays NaN where the
     format has one; elsewhere the block's scale becomes NaN. Infinities saturate.
     """
-    _recipe(recipe, "recipe")
+    recipe = resolve(recipe)
     if rounding == "nearest" and seed is None and hadamard is None and not square_blocks:
         return frameworks.of(x).cast(x, recipe)
     return frameworks.of(x).cast_with(x, recipe, CastOptions(rounding, seed, hadamard, square_blocks))
@@ -96,6 +97,8 @@ def matmul(a: Any, b: Any, out_dtype: Any = np.float32, *, precision: str = "exa
     """
     if precision not in ("exact", "fast"):
         raise ValueError(f"precision must be 'exact' or 'fast', got {precision!r}")
+    check_kernels(a)
+    check_kernels(b)
     return frameworks.common(a, b).matmul(a, b, out_dtype, precision)
 
 
@@ -112,6 +115,8 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, pre
     Returns:
         Array ``(..., N)``.
     """
+    check_kernels(x)
+    check_kernels(w)
     y = _launched(x, w, out_dtype) if precision == "exact" else None
     if y is None:
         y = _linear(x, w, out_dtype, precision)
@@ -134,31 +139,30 @@ def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
     return y[0] if vector else y
 
 
-def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
+def requantize(scaled: ScaledTensor, new_recipe: ScalingRecipe | str) -> ScaledTensor:
     """Convert to another recipe, block by block, without a float copy of the whole tensor.
 
     Each target block keeps a scale that loses nothing when there is one (the source's own where the
     target's blocks refine it, or a power of two); otherwise the bytes equal
-    ``cast(dequantize(scaled), recipe)``. Already of that recipe and layout: returned as it is.
+    ``cast(dequantize(scaled), new_recipe)``. Already of that recipe and layout: returned as it is.
+
+    Args:
+        scaled: a ScaledTensor.
+        new_recipe: what to convert to, or its name (see `cast`).
 
     Raises:
-        TypeError: ``scaled`` is not a ScaledTensor, or ``recipe`` is not a recipe.
-        ValueError: the shape does not suit the recipe.
+        TypeError: ``scaled`` is not a ScaledTensor, or ``new_recipe`` is not a recipe.
+        ValueError: the shape does not suit the recipe, or there is no recipe of that name.
     """
-    _recipe(recipe, "recipe")
+    recipe = resolve(new_recipe, "new_recipe")
     _scaled(scaled, "scaled")
     if scaled.recipe == recipe and scaled.layout == recipe.layout:
         return scaled
     return frameworks.of(scaled.data).requantize(scaled, recipe)
 
 
-def _recipe(recipe: Any, argument: str) -> ScalingRecipe:
-    if not isinstance(recipe, ScalingRecipe):
-        raise TypeError(f"{argument} must be a ScalingRecipe (see breccia.recipes), got {type(recipe).__name__}")
-    return recipe
-
-
 def _scaled(scaled: Any, argument: str) -> ScaledTensor:
     if not isinstance(scaled, ScaledTensor):
         raise TypeError(f"{argument} must be a ScaledTensor, got {type(scaled).__name__}")
+    check_kernels(scaled)
     return scaled

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from breccia.ops import cast
+from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ __all__ = ["quantize_"]
 
 def quantize_(
     model: torch.nn.Module,
-    recipe: ScalingRecipe,
+    recipe: ScalingRecipe | str,
     filter: Callable[[torch.nn.Module, str], bool] | None = None,  # noqa: A002
     *,
     activations: ScalingRecipe | None = None,
@@ -28,7 +29,7 @@ def quantize_(
     Args:
         model: changed in place. Subclasses of ``torch.nn.Linear`` are left alone: whoever wrote one expects
             its weight to be a tensor.
-        recipe: what to quantize weights ``(out_features, in_features)`` to.
+        recipe: what to quantize weights ``(out_features, in_features)`` to, or its name.
         filter: ``filter(module, name)`` says whether a linear layer is quantized; default: all are.
         activations, exact_rows: what inputs are quantized to before each product, and up to how many rows they are
             not: see `breccia.nn.QuantizedLinear`.
@@ -39,14 +40,22 @@ def quantize_(
 
     Raises:
         TypeError: ``model`` is not a module, or is itself a linear layer.
-        ValueError: a weight's shape does not suit the recipe; nothing has been changed then.
+        ValueError: a weight's shape does not suit the recipe, or there is no recipe of that name; nothing has
+            been changed then.
     """
     import torch
 
     from breccia.nn import QuantizedLinear
 
-    if not isinstance(model, torch.nn.Module) or type(model) is torch.nn.Linear:
+    recipe = resolve(recipe)
+    if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module that contains linear layers, got {type(model).__name__}")
+    if type(model) is torch.nn.Linear:
+        raise TypeError(
+            "model must be a module that contains linear layers, got one itself, which cannot be replaced in place: "
+            "pass torch.nn.Sequential(layer), or make breccia.nn.QuantizedLinear(breccia.cast(layer.weight.detach(), "
+            "recipe), layer.bias)"
+        )
     made: list[tuple[Any, str, Any]] = []
     replaced: dict[int, Any] = {}  # a layer used in two places stays one
     for path, parent in model.named_modules():

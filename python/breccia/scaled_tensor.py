@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from breccia import _core, frameworks, layouts, recipes
+import numpy as np
 
-__all__ = ["ScaledTensor", "from_buffer"]
+from breccia import _core, foreign, frameworks, identity, layouts, recipes
+from breccia.recipe_names import resolve
+
+__all__ = ["ScaledTensor", "check_kernels", "from_buffer"]
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -25,6 +30,8 @@ class ScaledTensor:
         scale: dequantization scales in the shape ``layout`` demands; E8M0 and E4M3 scales as codes.
         recipe: what the codes and scales mean.
         layout: how scales map onto data.
+            A recipe or layout of another library is carried, compared and pickled as it is: its ``validate(data,
+            scale)`` is called where a layout has one. The verbs refuse such a tensor.
         zero_point: integer-coded recipes only; shaped like ``scale``.
         global_scale: float32 second-level scale, one element or one per matrix of a batch; required where
             the recipe has two levels (1.0 where the block scales are all there is).
@@ -38,8 +45,8 @@ class ScaledTensor:
 
     data: Any
     scale: Any
-    recipe: recipes.ScalingRecipe
-    layout: layouts.Layout
+    recipe: Any
+    layout: Any
     zero_point: Any = None
     global_scale: Any = None
 
@@ -47,8 +54,8 @@ class ScaledTensor:
         self,
         data: Any,
         scale: Any,
-        recipe: recipes.ScalingRecipe,
-        layout: layouts.Layout,
+        recipe: Any,
+        layout: Any,
         zero_point: Any = None,
         *,
         global_scale: Any = None,
@@ -63,10 +70,14 @@ class ScaledTensor:
             raise ValueError("recipe is required (see breccia.recipes)")
         if layout is None:
             raise ValueError("layout is required (see breccia.layouts)")
-        if not isinstance(recipe, recipes.ScalingRecipe):
-            raise TypeError(f"recipe must be a ScalingRecipe, got {type(recipe).__name__}")
-        if not isinstance(layout, layouts.Layout):
-            raise TypeError(f"layout must be a Layout, got {type(layout).__name__}")
+        if isinstance(recipe, (str, type)):
+            recipe = resolve(recipe)
+        if isinstance(layout, (str, type)):
+            raise TypeError(f"layout must be a layout such as breccia.PerTensor(), got {layout!r}")
+        values = (data, scale, recipe, layout, zero_point, global_scale)
+        if not _has_kernels(recipe, layout):
+            _fill(self, values, foreign.packing(data, scale, layout, shape), original_dtype, None)
+            return
         core = _make_core(
             data,
             scale,
@@ -77,7 +88,6 @@ class ScaledTensor:
             None if shape is None else list(shape),
             original_dtype,
         )
-        values = (data, scale, recipe, layout, zero_point, global_scale)
         _fill(self, values, _packing_of(core, layout), original_dtype, core)
 
     @classmethod
@@ -100,6 +110,7 @@ class ScaledTensor:
         """The core's form, made when first asked for."""
         core: _core.ScaledTensor | None = self.__dict__["_made"]
         if core is None:
+            check_kernels(self)
             core = _make_core(
                 self.data,
                 self.scale,
@@ -127,6 +138,16 @@ class ScaledTensor:
     def ndim(self) -> int:
         """Number of axes."""
         return len(self.data.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """dtype the values were cast from, as the framework of ``data`` has it (its name where it has none)."""
+        return frameworks.of(self.data).dtype(self.original_dtype)
 
     @property
     def nbytes(self) -> int:
@@ -183,6 +204,52 @@ class ScaledTensor:
         framework has no dtype for them."""
         return frameworks.convert(self, frameworks.of(self.data).native)
 
+    def dequantize(self, dtype: Any = "float32", out: Any = None) -> Any:
+        """The values: see `breccia.dequantize`."""
+        from breccia import ops
+
+        return ops.dequantize(self, dtype, out)
+
+    def numpy(self) -> Any:
+        """The values as a NumPy array, float32, wherever the tensor lies."""
+        return self.__array__()
+
+    def reshape(self, *shape: Any) -> ScaledTensor:
+        """The values in another shape whose rows are whole blocks: see `breccia.pieces.reshape`."""
+        from breccia import pieces
+
+        return pieces.reshape(self, *shape)
+
+    def __getitem__(self, key: Any) -> ScaledTensor:
+        """Matrices of a batch, rows, or whole blocks: see `breccia.pieces.index`."""
+        from breccia import pieces
+
+        return pieces.index(self, key)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[ScaledTensor]:
+        if self.ndim < 3:
+            raise TypeError(
+                f"a ScaledTensor of shape {self.shape} has no parts to go through: a row alone has no blocks"
+            )
+        return (self[i] for i in range(len(self)))
+
+    def __matmul__(self, other: Any) -> Any:
+        """``breccia.matmul(self, other)`` in the dtype of ``other`` where that is an array, else float32."""
+        return _product(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return _product(other, self)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        # NumPy asks here before it multiplies: its own product would dequantize first.
+        if ufunc is np.matmul and method == "__call__" and not kwargs:
+            return _product(*inputs)
+        plain = [np.asarray(x) if isinstance(x, ScaledTensor) else x for x in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """The dequantized values as a NumPy array.
 
@@ -191,7 +258,7 @@ class ScaledTensor:
         """
         if copy is False:
             raise ValueError("copy=False cannot be met: the values of a ScaledTensor are made by dequantizing")
-        host = self.to("numpy")
+        host = (self.to("cpu") if str(self.device).startswith("cuda") else self).to("numpy")
         known = dtype is None or getattr(dtype, "name", dtype) in ("float32", "float64", "float16", "bfloat16")
         made = frameworks.of(host.data).dequantize(host, "float32" if dtype is None or not known else dtype, None)
         return made if known else made.astype(dtype)
@@ -202,10 +269,10 @@ class ScaledTensor:
         if self.ndim < 2:
             return self
         swap = frameworks.of(self.data).swap_last_axes
-        per_tensor = isinstance(self.layout, layouts.PerTensor)
+        layout = foreign.transposed(self.layout)
 
         def turn(array: Any) -> Any:
-            if array is None or per_tensor:
+            if array is None or len(array.shape) == 0:
                 return array
             if len(array.shape) < self.ndim:  # one scale per row, without its constant axis
                 array = array[..., None] if _axis(self.layout) == -1 else array[..., None, :]
@@ -217,7 +284,7 @@ class ScaledTensor:
             swap(self.data),
             turn(self.scale),
             self.recipe,
-            self.layout.T,
+            layout,
             turn(self.zero_point),
             self.global_scale,
         )
@@ -233,12 +300,26 @@ class ScaledTensor:
             raise ValueError(f"T needs at most 2 axes, got shape {self.shape}; use mT for a batch of matrices")
         return self.mT
 
+    def _repr_html_(self) -> str:
+        from breccia import display
+
+        return display.html_of(self)
+
     def __repr__(self) -> str:
         return (
             f"breccia.ScaledTensor(shape={self.shape}, data_dtype={self.data_dtype}, "
             f"scale_shape={tuple(self.scale.shape)}, recipe={type(self.recipe).__name__}, "
             f"layout={type(self.layout).__name__})"
         )
+
+    def __eq__(self, other: object) -> Any:
+        """Whether both hold the same bytes in one framework and on one device, under equal recipes and layouts."""
+        if self is other:
+            return True
+        return identity.equal(self, other) if isinstance(other, ScaledTensor) else NotImplemented
+
+    def __hash__(self) -> int:
+        return identity.key(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         pack = frameworks.of(self.data).to_pickle
@@ -263,8 +344,23 @@ def _fill(scaled: ScaledTensor, values: tuple[Any, ...], packing: str, original_
 
 
 def _axis(layout: layouts.Layout) -> int:
-    axis: int = layout.axis  # type: ignore[attr-defined]
+    axis: int = getattr(layout, "axis", -1)
     return axis
+
+
+def _has_kernels(recipe: Any, layout: Any) -> bool:
+    return isinstance(recipe, recipes.ScalingRecipe) and isinstance(layout, layouts.Layout)
+
+
+def check_kernels(scaled: Any) -> None:
+    """Refuse a ScaledTensor whose recipe or layout is another library's; anything else passes.
+
+    Raises:
+        TypeError: the message names the recipe or layout.
+    """
+    if isinstance(scaled, ScaledTensor) and not _has_kernels(scaled.recipe, scaled.layout):
+        part = "layout" if isinstance(scaled.recipe, recipes.ScalingRecipe) else "recipe"
+        raise TypeError(f"breccia has no kernels for {part} {type(getattr(scaled, part)).__name__}")
 
 
 def _packing_of(core: _core.ScaledTensor, layout: layouts.Layout) -> str:
@@ -302,6 +398,16 @@ def _make_core(
     )
 
 
+def _product(a: Any, b: Any) -> Any:
+    from breccia import ops
+
+    plain = b if isinstance(a, ScaledTensor) else a
+    framework = frameworks.of(a.data if isinstance(a, ScaledTensor) else b.data)
+    name = str(getattr(plain, "dtype", "")).rpartition(".")[2]
+    known = name in ("float64", "float16", "bfloat16") and not isinstance(plain, ScaledTensor)
+    return ops.matmul(a, b, framework.dtype(name if known else "float32"))
+
+
 def _parts(scaled: ScaledTensor) -> tuple[Any, Any, Any, Any]:
     """The arrays: data, scale, zero_point, global_scale."""
     return scaled.data, scaled.scale, scaled.zero_point, scaled.global_scale
@@ -337,8 +443,8 @@ def _unpickle(
 def from_buffer(
     data: Any,
     scale: Any,
-    recipe: recipes.ScalingRecipe,
-    layout: layouts.Layout,
+    recipe: Any,
+    layout: Any,
     zero_point: Any = None,
     *,
     global_scale: Any = None,

@@ -37,8 +37,8 @@ struct RecipeRow {
 
 std::span<const RecipeRow> catalogue();
 
-/// Builds a recipe by name; fields left out take their defaults. Throws Error, naming the field, its value and what
-/// it must be.
+/// Builds a recipe by its name or short name, capitals or not; fields left out take their defaults. Throws Error,
+/// naming the field, its value and what it must be, or the names close to one that is not known.
 Recipe make_recipe(std::string_view name, const Fields& fields = {});
 
 }  // namespace breccia

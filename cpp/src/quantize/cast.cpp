@@ -52,9 +52,12 @@ CastPlan plan_cast(const Shape& shape, const Recipe& recipe) {
     if (layout.kind != LayoutKind::per_tensor && shape.size() < 2)
         throw_value(name + " requires x.ndim >= 2, got " + std::to_string(shape.size()));
     const BlockGrid grid = layout.grid(shape);
-    if (!recipe.ragged && grid.cols % grid.block_cols != 0)
+    if (!recipe.ragged && grid.cols % grid.block_cols != 0) {
+        const bool other_axis = grid.rows % grid.block_cols == 0;
         throw_value(name + " requires x.shape[-1] to be divisible by " + std::to_string(grid.block_cols) +
-                    ", got x.shape " + to_string(shape));
+                    ", got x.shape " + to_string(shape) +
+                    (other_axis ? ": where the product runs along axis -2, cast w.T and multiply by q.T" : ""));
+    }
     element_count(shape, sizeof(double));
     CastPlan plan;
     plan.data_shape = shape;

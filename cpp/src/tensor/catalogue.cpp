@@ -2,6 +2,9 @@
 #include "breccia/catalogue.hpp"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "breccia/error.hpp"
 
@@ -214,6 +217,37 @@ void check(const FieldSpec& spec, const FieldValue& value) {
     }
 }
 
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+bool same_letters(std::string_view a, std::string_view b) { return std::ranges::equal(a, b, {}, lower, lower); }
+
+// Letters to insert, delete or replace to make one name of the other (Levenshtein).
+std::size_t edits(std::string_view a, std::string_view b) {
+    std::vector<std::size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), std::size_t{0});
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        std::size_t diagonal = std::exchange(row[0], i + 1);
+        for (std::size_t j = 0; j < b.size(); ++j) {
+            const std::size_t replaced = diagonal + (lower(a[i]) == lower(b[j]) ? 0 : 1);
+            diagonal = row[j + 1];
+            row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+        }
+    }
+    return row.back();
+}
+
+std::string suggestion(std::string_view name) {
+    const std::string_view compared = name.substr(0, 64);
+    std::string close, all;
+    for (const RecipeRow& row : rows) {
+        const std::string quoted = "'" + std::string(row.short_name) + "'";
+        all += (all.empty() ? "" : ", ") + quoted;
+        if (edits(row.short_name, compared) <= 1 || edits(row.name, compared) <= 3)
+            close += (close.empty() ? "" : " or ") + quoted;
+    }
+    return close.empty() ? ": known are " + all : ": did you mean " + close + "?";
+}
+
 }  // namespace
 
 FieldValue FieldSpec::default_value() const {
@@ -228,8 +262,9 @@ FieldValue FieldSpec::default_value() const {
 std::span<const RecipeRow> catalogue() { return rows; }
 
 Recipe make_recipe(std::string_view name, const Fields& fields) {
-    const auto* row = std::ranges::find(rows, name, &RecipeRow::name);
-    if (row == std::end(rows)) throw_value("there is no recipe named '" + std::string(name) + "'");
+    const auto* row = std::ranges::find_if(
+        rows, [&](const RecipeRow& r) { return same_letters(r.name, name) || same_letters(r.short_name, name); });
+    if (row == std::end(rows)) throw_value("there is no recipe named '" + std::string(name) + "'" + suggestion(name));
     Fields all;
     for (const FieldSpec& spec : row->fields) {
         const auto given = fields.find(spec.name);

@@ -82,14 +82,15 @@ Shape Layout::scale_shape(const Shape& logical_shape) const {
 void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) const {
     const std::string who(name_of(kind));
     if (kind == LayoutKind::per_tensor) {
-        if (element_count(scale_shape) != 1)
+        if (!scale_shape.empty())
             throw_value("PerTensor requires a scalar scale (ndim=0), got ndim=" + std::to_string(scale_shape.size()) +
-                        " with shape=" + to_string(scale_shape));
+                        " with shape=" + to_string(scale_shape) +
+                        (element_count(scale_shape) == 1 ? ": pass scale.reshape(())" : ""));
         return;
     }
-    if (logical_shape.empty() || (logical_shape.size() < 2 && kind != LayoutKind::per_block_k))
-        throw_value(who + ": data must be at least 2-D, got " + std::to_string(logical_shape.size()) + "-D");
-    if (axis == -2 && logical_shape.size() < 2) throw_value(who + ": axis=-2 needs data of at least 2-D");
+    if (logical_shape.size() < 2)
+        throw_value(who + ": data must be at least 2-D (M, K), got ndim=" + std::to_string(logical_shape.size()) +
+                    " with shape=" + to_string(logical_shape));
     if (kind == LayoutKind::per_block_k) {
         const std::int64_t extent = storage_shape(logical_shape, axis).back();
         if (extent % block_n != 0)
@@ -106,7 +107,11 @@ void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) cons
         throw_value("PerChannel: scale.shape must be one of [" + to_string(dropped) + ", " + to_string(expected) +
                     "], got " + to_string(scale_shape));
     }
-    throw_value(who + ": scale.shape must be " + to_string(expected) + ", got " + to_string(scale_shape));
+    const std::string blocks = kind == LayoutKind::per_block_mn
+                                   ? "block_m=" + std::to_string(block_m) + ", block_n=" + std::to_string(block_n)
+                                   : "block_size=" + std::to_string(block_n);
+    throw_value(who + ": scale.shape must be " + to_string(expected) + ", got " + to_string(scale_shape) +
+                ", for data of shape " + to_string(logical_shape) + " and " + blocks);
 }
 
 }  // namespace breccia

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor, _spec
+from breccia.recipe_names import resolve
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, INT4Scaling, ScalingRecipe, global_divides
-from breccia.scaled_tensor import ScaledTensor
+from breccia.scaled_tensor import ScaledTensor, check_kernels
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -23,16 +24,22 @@ SCALE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "uint16": "bf16", "float32
 STORED_SCALES = {"float16": "F16", "bfloat16": "BF16", "uint16": "BF16", "float32": "F32"}
 
 
+# Peers whose own name is not that of their module.
+_PEERS = {"transformer_engine": "TransformerEngine"}
+
+
 def require(module: str, extra: str) -> Any:
     """Import a peer.
 
     Raises:
-        ImportError: it is not installed; the message names the extra that installs it.
+        ImportError: it is not installed, or only in part; the message names the extra that installs it.
     """
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{module} is needed here: pip install breccia[{extra}] ({error})") from error
+    except (ImportError, RuntimeError) as error:  # an empty TransformerEngine raises RuntimeError
+        name = _PEERS.get(module.partition(".")[0])
+        peer = module if name is None else f"{name} ({module})"
+        raise ImportError(f"{peer} is needed here: pip install breccia[{extra}] ({error})") from error
 
 
 def as_numpy(x: Any, argument: str) -> Array:
@@ -85,14 +92,14 @@ def to_torch(array: Array, dtype: str | None = None) -> Any:
     return torch.from_numpy(array.reshape(-1).view(width)).view(getattr(torch, name)).reshape(array.shape)
 
 
-def in_torch(made: ScaledTensor, device: Any, recipe: ScalingRecipe | None) -> ScaledTensor:
+def in_torch(made: ScaledTensor, device: Any, recipe: ScalingRecipe | str | None) -> ScaledTensor:
     """A tensor read from torch's buffers, back in torch and on their device, with another recipe's name if
     one is given."""
     if recipe is not None:
         made = ScaledTensor(
             made.data,
             made.scale,
-            recipe,
+            resolve(recipe),
             made.layout,
             made.zero_point,
             global_scale=made.global_scale,
@@ -183,8 +190,10 @@ def check_upright(scaled: ScaledTensor, argument: str = "scaled") -> None:
     """Checkpoints store rows.
 
     Raises:
+        TypeError: the recipe or layout is another library's.
         ValueError: the tensor is a transposed view.
     """
+    check_kernels(scaled)
     if _spec(scaled.layout).axis != -1:
         raise ValueError(f"{argument} must not be a transposed view: pass .mT of it")
 
@@ -259,7 +268,7 @@ def fp8_recipe(
     """
     rows, columns = (shape[-2], shape[-1]) if len(shape) > 1 else (1, shape[-1])
     if math.prod(scale_shape) == 1 and rows * columns != 1:
-        return Float8CurrentScaling(fp8_format=fp8_format), PerTensor(), scale_shape
+        return Float8CurrentScaling(fp8_format=fp8_format), PerTensor(), ()
     batch = shape[:-2]
     scale_format = SCALE_NAMES.get(scale_dtype, "e8m0")
     scale_format = "fp32" if scale_format == "fp16" else scale_format

@@ -64,11 +64,11 @@ store, config = _torchao_files.store, _torchao_files.config
 __all__ = ["from_torchao", "to_torchao"]
 
 
-def from_torchao(tensor: Any, recipe: ScalingRecipe | None = None) -> ScaledTensor | OutsideTensor:
+def from_torchao(aqt: Any, recipe: ScalingRecipe | str | None = None) -> ScaledTensor | OutsideTensor:
     """Wrap a torchao tensor's buffers; tiled (swizzled) scales are put in row order.
 
     Args:
-        tensor: Float8Tensor, Int8Tensor, IntxUnpackedToInt8Tensor, Int4Tensor, MXTensor or NVFP4Tensor.
+        aqt: Float8Tensor, Int8Tensor, IntxUnpackedToInt8Tensor, Int4Tensor, MXTensor or NVFP4Tensor.
         recipe: recorded instead of the one the buffers say, where the caller knows more.
 
     Returns:
@@ -77,24 +77,24 @@ def from_torchao(tensor: Any, recipe: ScalingRecipe | None = None) -> ScaledTens
     Raises:
         TypeError: not a torchao tensor, or one whose bytes are opaque; the message names the way out.
     """
-    kind = type(tensor).__name__
+    kind = type(aqt).__name__
     if kind in _OPAQUE:
         raise TypeError(
-            f"tensor is {kind}, whose data is {_OPAQUE[kind]}: quantize to a plain class "
+            f"aqt is {kind}, whose data is {_OPAQUE[kind]}: quantize to a plain class "
             f"(int4: IntxWeightOnlyConfig; else dequantize it) first"
         )
-    names = getattr(tensor, "tensor_data_names", None)
+    names = getattr(aqt, "tensor_data_names", None)
     if names is None:
-        raise TypeError(f"tensor must be one of torchao's tensor classes, got {kind}")
-    names = [*names, *getattr(tensor, "optional_tensor_data_names", [])]
-    parts = {n: getattr(tensor, n) for n in names if getattr(tensor, n, None) is not None}
+        raise TypeError(f"aqt must be one of torchao's tensor classes, got {kind}")
+    names = [*names, *getattr(aqt, "optional_tensor_data_names", [])]
+    parts = {n: getattr(aqt, n) for n in names if getattr(aqt, n, None) is not None}
     attributes: dict[str, Any] = {}
-    for n in [*tensor.tensor_attribute_names, *getattr(tensor, "optional_tensor_attribute_names", [])]:
-        attributes[n] = getattr(tensor, n, None)
-    attributes["shape"] = tuple(tensor.shape)
+    for n in [*aqt.tensor_attribute_names, *getattr(aqt, "optional_tensor_attribute_names", [])]:
+        attributes[n] = getattr(aqt, n, None)
+    attributes["shape"] = tuple(aqt.shape)
     made = from_parts(kind, parts, attributes)
     if not isinstance(made, OutsideTensor):
-        return in_torch(made, tensor.device, recipe)
+        return in_torch(made, aqt.device, recipe)
     if recipe is not None:
         raise ValueError(f"recipe must be None for {kind}: its float zero points have no recipe")
     return made

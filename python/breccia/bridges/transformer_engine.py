@@ -54,7 +54,7 @@ RECIPES: dict[str, ScalingRecipe] = {
 __all__ = ["from_transformer_engine", "to_transformer_engine"]
 
 
-def from_transformer_engine(te_t: Any, recipe: ScalingRecipe | None = None) -> ScaledTensor:
+def from_transformer_engine(te_t: Any, recipe: ScalingRecipe | str | None = None) -> ScaledTensor:
     """Wrap a TransformerEngine tensor's buffers.
 
     Args:

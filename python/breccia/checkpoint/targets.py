@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from types import ModuleType
 from typing import Any
 
-from breccia import bridges, recipes
+from breccia import bridges, recipe_names, recipes
 from breccia.bridges import gguf
 from breccia.bridges._parts import Found, Part, ghost
 from breccia.bridges._written import same_grid
@@ -115,7 +115,7 @@ class Choice:
 
 def target_names() -> list[str]:
     """Everything `parse_target` understands, formats with their recipes."""
-    names = [*FLOATS, *(r.name for r in recipes.all_recipes())]
+    names = [*FLOATS, *recipe_names.names()]
     for name, module in bridges.modules().items():
         if hasattr(module, "lay_out") or name == "torchao":
             names += [name, *(f"{name}:{key}" for key in module.RECIPES)]
@@ -130,29 +130,29 @@ def parse_target(
     include: tuple[str, ...] = (),
     exclude: tuple[str, ...] = (),
 ) -> Target:
-    """A target as the command line spells it: ``bf16``, ``nvfp4``, ``modelopt`` or ``modelopt:fp8``.
+    """A target as the command line spells it: ``bf16``, ``nvfp4:mse``, ``modelopt`` or ``modelopt:fp8``.
 
     Raises:
         ValueError: there is none of that name, or it has no such option.
     """
     patterns: dict[str, Any] = {"include": include, "exclude": exclude}
+    spelled = spelled.strip().lower()
     if spelled in FLOATS:
         return Target(spelled, float_dtype=FLOATS[spelled], **patterns)
-    name, _, key = spelled.partition(":")
+    name, *keys = spelled.split(":")
     options = {"scale_search": scale_search, "group_size": group_size}
-    for kind in recipes.all_recipes():
-        if name == kind.name and not key:
-            base = kind()
-            if name == "block":
-                base = recipes.Float8BlockScaling(block_m=128)
-            return Target(spelled, format="breccia", recipe=_with(base, options), **patterns)
+    if name in recipe_names.names():
+        base = recipe_names.recipe_of(spelled)
+        return Target(spelled, format="breccia", recipe=_with(base, options), **patterns)
     module = bridges.modules().get(name)
     if module is None or not (hasattr(module, "lay_out") or name in ("torchao", "breccia")):
-        raise ValueError(f"--to must be one of {', '.join(target_names())}, got {spelled!r}")
-    if key and key not in module.RECIPES:
-        raise ValueError(f"--to {name}: must be followed by one of {', '.join(module.RECIPES)}, got {key!r}")
+        names = recipe_names.suggestion(spelled, target_names())
+        raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {names}")
+    if keys and keys[0] not in module.RECIPES:
+        names = ", ".join(module.RECIPES) or "nothing"
+        raise ValueError(f"--to {name}: must be followed by one of {names}, got {keys[0]!r}")
     default = next(iter(module.RECIPES.values()), recipes.NVFP4BlockScaling())
-    recipe = module.RECIPES[key] if key else None
+    recipe = recipe_names.with_options(module.RECIPES[keys[0]], keys[1:], f"--to {name}:{keys[0]}") if keys else None
     if recipe is None and any(v is not None for v in options.values()):
         recipe = default
     return Target(

@@ -11,6 +11,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,6 +37,9 @@ class Framework(Protocol):
 
     def place(self, array: Any) -> Any:
         """The device, comparable with ``==``; None where there is but one."""
+
+    def dtype(self, name: str) -> Any:
+        """The dtype of a name, or the name where there is none."""
 
     def swap_last_axes(self, array: Any) -> Any:
         """A view with the last two axes swapped."""
@@ -140,11 +145,25 @@ def same_place(data: Any, **others: Any) -> None:
             raise TypeError(f"{argument} must be on the device of data, {home}, got {place}")
 
 
+def on_host(array: Any) -> tuple[Any, str]:
+    """An array of any framework and device as a NumPy array of a plain dtype, and the name of its own dtype.
+
+    Raises:
+        TypeError: it is traced.
+    """
+    exported, name = of(array).to_dlpack(array)
+    if hasattr(exported, "cpu"):
+        exported = exported.cpu()
+    return np.asarray(exported), name
+
+
 def convert(scaled: ScaledTensor, function: Callable[[Any, str], Any]) -> ScaledTensor:
     """The tensor with ``function(array, format)`` in place of its data and of coded scales."""
     from breccia import recipes
     from breccia.scaled_tensor import ScaledTensor
 
+    if not isinstance(scaled.recipe, recipes.ScalingRecipe):  # another library's: its codes have no dtype known here
+        return scaled
     scale_format = recipes.scale_format(scaled.recipe)
     return ScaledTensor._unchecked(
         scaled.__dict__["_packing"],

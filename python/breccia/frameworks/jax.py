@@ -46,6 +46,10 @@ def place(array: Any) -> Any:
     return array.devices() if is_concrete(array) else None
 
 
+def dtype(name: str) -> Any:
+    return jnp.dtype(name)
+
+
 def swap_last_axes(array: Any) -> Any:
     return jnp.swapaxes(array, -1, -2)
 

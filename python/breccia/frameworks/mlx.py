@@ -60,6 +60,10 @@ def place(array: Any) -> Any:
     return None  # one memory for all devices
 
 
+def dtype(name: str) -> Any:
+    return _DTYPES.get(name, name)
+
+
 def swap_last_axes(array: Any) -> Any:
     return mx.swapaxes(array, -1, -2)
 

@@ -31,6 +31,13 @@ def place(array: Any) -> Any:
     return None
 
 
+def dtype(name: str) -> Any:
+    try:
+        return np.dtype(name)
+    except TypeError:  # bfloat16, before ml_dtypes is imported
+        return name
+
+
 def swap_last_axes(array: Any) -> Any:
     return np.swapaxes(array, -1, -2)
 
@@ -91,7 +98,7 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
 
 def _cast(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
     core, data, scale, zero_point, global_scale = _core.cast(_floats(x, "x"), _spec(recipe), **options)
-    return ScaledTensor._from_core(core, data, scale, recipe, recipe.layout, zero_point, global_scale)
+    return ScaledTensor._from_core(core, data, _scale(scale), recipe, recipe.layout, zero_point, global_scale)
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
@@ -105,7 +112,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     core, data, scale, zero_point, global_scale = _core.requantize(_tensor(scaled), _spec(recipe))
-    return ScaledTensor._from_core(core, data, scale, recipe, recipe.layout, zero_point, global_scale)
+    return ScaledTensor._from_core(core, data, _scale(scale), recipe, recipe.layout, zero_point, global_scale)
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
@@ -123,6 +130,17 @@ def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
 
 def _operand(x: Any, argument: str) -> Any:
     return _tensor(x) if isinstance(x, ScaledTensor) else _floats(x, argument)
+
+
+def _scale(scale: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Half-words as the bfloat16 numbers they are, where ml_dtypes has that type for NumPy."""
+    if scale.dtype != np.uint16:
+        return scale
+    try:
+        import ml_dtypes
+    except ImportError:
+        return scale
+    return scale.view(ml_dtypes.bfloat16)
 
 
 def _tensor(scaled: ScaledTensor) -> _core.ScaledTensor:

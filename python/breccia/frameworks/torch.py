@@ -44,6 +44,10 @@ def place(array: Any) -> Any:
     return array.device
 
 
+def dtype(name: str) -> Any:
+    return getattr(torch, name)
+
+
 def swap_last_axes(array: Any) -> Any:
     return array.transpose(-1, -2)
 

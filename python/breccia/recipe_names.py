@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes by name: the one table behind every argument ``recipe`` and behind the command line's ``--to``.
+
+A name is a recipe's short name (``nvfp4``) or one of the field's names for FP8, with options after colons:
+``nvfp4:mse``, ``int4:asym:32``. Capitals do not matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, INT4Scaling, ScalingRecipe, all_recipes
+
+__all__ = ["names", "recipe_of", "resolve", "suggestion", "with_options"]
+
+# Each name and its recipe. A weight's blocks are tiles of 128 × 128; those of activations are of one row.
+_NAMED: dict[str, ScalingRecipe] = {
+    **{kind.name: kind() for kind in all_recipes()},
+    "block": Float8BlockScaling(block_m=128),
+    "fp8": Float8CurrentScaling(),
+    "fp8-row": Float8CurrentScaling(granularity="row"),
+    "fp8-block": Float8BlockScaling(block_m=128),
+    "fp8-row-block": Float8BlockScaling(),
+}
+# Each option and the fields it sets. A number sets the group or block size.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "mse": {"scale_search": "mse"},
+    "asym": {"symmetric": False},
+    "e5m2": {"fp8_format": "E5M2"},
+}
+_SIZES = ("group_size", "block_k")
+
+
+def names() -> list[str]:
+    """Every name, without options."""
+    return list(_NAMED)
+
+
+@functools.cache
+def recipe_of(name: str) -> ScalingRecipe:
+    """The recipe of a name.
+
+    Args:
+        name: one of `names`, perhaps with options; or the name of a class.
+
+    Raises:
+        ValueError: there is no such recipe, or it has no such option; the message has the names close to it.
+    """
+    base, *options = name.strip().lower().split(":")
+    for kind in all_recipes():
+        if base == kind.__name__.lower():
+            return with_options(kind(), options, base)
+    if base not in _NAMED:
+        raise ValueError(f"recipe must be the name of a recipe, got {name!r}: {suggestion(base, _NAMED)}")
+    return with_options(_NAMED[base], options, base)
+
+
+def with_options(recipe: ScalingRecipe, options: Iterable[str], name: str) -> ScalingRecipe:
+    """A recipe changed by the options that followed its name.
+
+    Raises:
+        ValueError: it has no such option.
+    """
+    fields = {field.name for field in dataclasses.fields(recipe)}
+    for option in options:
+        if option.isdecimal():
+            changed: dict[str, Any] = {size: int(option) for size in _SIZES if size in fields}
+        else:
+            changed = {k: v for k, v in _OPTIONS.get(option, {}).items() if k in fields}
+        if "symmetric" in changed and isinstance(recipe, INT4Scaling):
+            changed["signed"] = False
+        if not changed:
+            raise ValueError(f"{name}: must be followed by {_options_of(fields)}, got {option!r}")
+        recipe = dataclasses.replace(recipe, **changed)
+    return recipe
+
+
+def _options_of(fields: set[str]) -> str:
+    found = [name for name, changed in _OPTIONS.items() if set(changed) <= fields]
+    found += ["a block size"] if fields & set(_SIZES) else []
+    return " or ".join(found) or "nothing"
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The part of a message that helps: "did you mean nvfp4?" with the close names only, else all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)
+    if close:
+        best = difflib.SequenceMatcher(None, name.lower(), close[0]).ratio()
+        close = [c for c in close if difflib.SequenceMatcher(None, name.lower(), c).ratio() > best - 0.03]
+    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
+
+
+def resolve(recipe: Any, argument: str = "recipe") -> ScalingRecipe:
+    """The recipe that a public function was given, as itself or by name.
+
+    Raises:
+        TypeError: it is neither; a class is told from a recipe.
+        ValueError: there is none of that name.
+    """
+    if isinstance(recipe, ScalingRecipe):
+        return recipe
+    if isinstance(recipe, str):
+        known = _NAMED.get(recipe)  # as it is spelled almost always
+        return recipe_of(recipe) if known is None else known
+    if isinstance(recipe, type) and issubclass(recipe, ScalingRecipe):
+        raise TypeError(f"{argument} must be a recipe, got the class {recipe.__name__}: add (), {recipe.__name__}()")
+    raise TypeError(
+        f"breccia has no kernels for recipe {type(recipe).__name__}: {argument} must be a ScalingRecipe such as "
+        f"breccia.NVFP4BlockScaling(), or the name of one such as 'nvfp4'"
+    )
