@@ -219,6 +219,7 @@ const KernelTable* find_backend(std::string_view name, const std::string& who) {
     throw_value(who + " must be one of " + known + ", got '" + std::string(name) + "'");
 }
 
+// Read with acquire and written with release: a table that was filled at run time comes with what is in it.
 std::atomic<const KernelTable*> chosen{nullptr};
 thread_local const KernelTable* chosen_here = nullptr;
 
@@ -226,11 +227,11 @@ thread_local const KernelTable* chosen_here = nullptr;
 
 const KernelTable& kernels() {
     if (chosen_here != nullptr) return *chosen_here;
-    const KernelTable* table = chosen.load(std::memory_order_relaxed);
+    const KernelTable* table = chosen.load(std::memory_order_acquire);
     if (table == nullptr) {
         const char* forced = std::getenv("BRECCIA_CPU");
         table = forced != nullptr && *forced != '\0' ? find_backend(forced, "BRECCIA_CPU") : best_backend();
-        chosen.store(table, std::memory_order_relaxed);
+        chosen.store(table, std::memory_order_release);
     }
     return *table;
 }
@@ -241,7 +242,7 @@ BackendScope::BackendScope(std::string_view name) : previous_(chosen_here) {
 BackendScope::~BackendScope() { chosen_here = static_cast<const KernelTable*>(previous_); }
 
 void set_backend(std::string_view name) {
-    chosen.store(name.empty() ? best_backend() : find_backend(name, "backend"), std::memory_order_relaxed);
+    chosen.store(name.empty() ? best_backend() : find_backend(name, "backend"), std::memory_order_release);
 }
 
 CpuInfo cpu_info() {
