@@ -12,18 +12,13 @@
 #include "runtime/kernel_table.hpp"
 #include "runtime/threads.hpp"
 
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
 #define BRECCIA_X86 1
-#if !defined(_MSC_VER)
+#if !defined(_WIN32)
 #define BRECCIA_AMX 1
 #endif
-#if defined(_MSC_VER)
-#include <immintrin.h>
-#include <intrin.h>
-#else
 #include <cpuid.h>
-#endif
-#elif defined(__aarch64__) || defined(_M_ARM64)
+#elif defined(__aarch64__)
 #define BRECCIA_ARM64 1
 #endif
 
@@ -73,26 +68,15 @@ struct Registers {
 
 Registers cpuid(std::uint32_t leaf, std::uint32_t subleaf) {
     Registers r;
-#if defined(_MSC_VER)
-    int values[4];
-    __cpuidex(values, static_cast<int>(leaf), static_cast<int>(subleaf));
-    r = {static_cast<std::uint32_t>(values[0]), static_cast<std::uint32_t>(values[1]),
-         static_cast<std::uint32_t>(values[2]), static_cast<std::uint32_t>(values[3])};
-#else
     __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
-#endif
     return r;
 }
 
 // The register files the operating system saves on a context switch.
 std::uint64_t enabled_state() {
-#if defined(_MSC_VER)
-    return _xgetbv(0);
-#else
     std::uint32_t low = 0, high = 0;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return static_cast<std::uint64_t>(high) << 32 | low;
-#endif
 }
 
 bool has(std::uint32_t word, int bit) { return (word >> bit & 1U) != 0; }
