@@ -141,4 +141,4 @@ def _fields(layout: Layout) -> dict[str, Any]:
 
 def _check_axis(axis: int) -> None:
     if axis not in (-1, -2):
-        raise ValueError(f"axis must be -1 or -2, got {axis}")
+        raise ValueError(f"axis must be -1 or -2, got {axis!r}")

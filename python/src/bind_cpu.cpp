@@ -1,30 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ieee_arithmetic.hpp"
 #include "register.hpp"
 
 namespace breccia::python {
 namespace {
 
-// `with IeeeArithmetic():` around core calls.
-class PyIeeeArithmetic {
-public:
-    void enter() { scope_.emplace(); }
-    void exit() { scope_.reset(); }
-
-private:
-    std::optional<IeeeArithmetic> scope_;
-};
-
-// `with BackendScope(name):` around core calls of this thread.
+// `with BackendScope(name):` around core calls of this thread. May be entered again before it is left.
 class PyBackendScope {
 public:
     explicit PyBackendScope(std::string name) : name_(std::move(name)) {}
-    void enter() { scope_ = std::make_unique<BackendScope>(name_); }
-    void exit() { scope_.reset(); }
+    ~PyBackendScope() {
+        while (!scopes_.empty()) scopes_.pop_back();
+    }
+    PyBackendScope(const PyBackendScope&) = delete;
+    PyBackendScope& operator=(const PyBackendScope&) = delete;
+    void enter() { scopes_.push_back(std::make_unique<BackendScope>(name_)); }
+    void exit() {
+        if (scopes_.empty()) throw_value("BackendScope must be entered before it is left");
+        scopes_.pop_back();
+    }
 
 private:
     std::string name_;
-    std::unique_ptr<BackendScope> scope_;
+    std::vector<std::unique_ptr<BackendScope>> scopes_;
 };
 
 }  // namespace
@@ -42,7 +39,7 @@ void register_cpu(py::module_& m) {
     m.def("matmul_kernels", [] {
         std::vector<MatmulKernel> found;
         {
-            const py::gil_scoped_release release;
+            const Released release;
             found = matmul_kernels();
         }
         py::list result;
@@ -51,17 +48,20 @@ void register_cpu(py::module_& m) {
                 py::make_tuple(kernel.recipe, kernel.activations, kernel.prepared, kernel.rows, kernel.kernel));
         return result;
     });
-    m.def("set_backend", &set_backend, py::arg("name"));
-    m.def("set_num_threads", &set_num_threads, py::arg("count"));
+    m.def("set_backend", [](py::handle name) { set_backend(to_text(name, "name")); }, py::arg("name"));
+    m.def(
+        "set_num_threads",
+        [](py::handle count) {
+            constexpr std::int64_t most = std::numeric_limits<int>::max();
+            set_num_threads(static_cast<int>(std::clamp<std::int64_t>(to_integer(count, "count"), -1, most)));
+        },
+        py::arg("count"));
     m.def("num_threads", &num_threads);
     py::class_<PyBackendScope>(m, "BackendScope")
-        .def(py::init<std::string>(), py::arg("name"))
+        .def(py::init([](py::handle name) { return std::make_unique<PyBackendScope>(to_text(name, "name")); }),
+             py::arg("name"))
         .def("__enter__", &PyBackendScope::enter)
         .def("__exit__", [](PyBackendScope& scope, const py::args&) { scope.exit(); });
-    py::class_<PyIeeeArithmetic>(m, "IeeeArithmetic")
-        .def(py::init<>())
-        .def("__enter__", &PyIeeeArithmetic::enter)
-        .def("__exit__", [](PyIeeeArithmetic& scope, const py::args&) { scope.exit(); });
 }
 
 }  // namespace breccia::python

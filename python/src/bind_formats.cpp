@@ -20,6 +20,8 @@ py::array_t<To, py::array::c_style> empty_like(const From& array) {
     return py::array_t<To, py::array::c_style>(std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()));
 }
 
+Format to_format(py::handle name) { return parse_format(to_text(name, "format")); }
+
 }  // namespace
 
 void register_formats(py::module_& m) {
@@ -28,8 +30,8 @@ void register_formats(py::module_& m) {
         for (const FormatInfo& format : format_table) names.append(format.name);
         return names;
     });
-    m.def("format_info", [](std::string_view name) {
-        const FormatInfo& f = info(parse_format(name));
+    m.def("format_info", [](py::handle name) {
+        const FormatInfo& f = info(to_format(name));
         py::dict result;
         result["name"] = f.name;
         result["bits"] = f.bits;
@@ -41,21 +43,21 @@ void register_formats(py::module_& m) {
         result["max_exponent"] = f.max_exponent;
         return result;
     });
-    m.def("encode", [](const Floats& x, std::string_view name) {
-        const Format format = parse_format(name);
+    m.def("encode", [](const Floats& x, py::handle name) {
+        const Format format = to_format(name);
         auto codes = empty_like<std::uint8_t>(x);
         const auto from = span_of(x);
         const auto to = mutable_span(codes);
-        const py::gil_scoped_release release;
+        const Released release;
         encode(from, format, to);
         return codes;
     });
-    m.def("decode", [](const Bytes& codes, std::string_view name) {
-        const Format format = parse_format(name);
+    m.def("decode", [](const Bytes& codes, py::handle name) {
+        const Format format = to_format(name);
         auto x = empty_like<float>(codes);
         const auto from = span_of(codes);
         const auto to = mutable_span(x);
-        const py::gil_scoped_release release;
+        const Released release;
         decode(from, format, to);
         return x;
     });
@@ -64,8 +66,9 @@ void register_formats(py::module_& m) {
         pack(span_of(codes), mutable_span(packed));
         return packed;
     });
-    m.def("unpack", [](const Bytes& packed, std::int64_t n) {
-        if (n < 0 || (n + 1) / 2 != packed.size())
+    m.def("unpack", [](const Bytes& packed, py::handle count) {
+        const std::int64_t n = to_integer(count, "n");
+        if (n < 0 || n / 2 + n % 2 != packed.size())
             throw_value("n must be the number of codes in " + std::to_string(packed.size()) + " packed bytes, got " +
                         std::to_string(n));
         Bytes codes(n);

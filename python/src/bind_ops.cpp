@@ -78,7 +78,7 @@ CastOptions options_of(py::handle seed, py::handle hadamard, py::handle factor, 
     if (!seed.is_none()) options.seed = low_bits(seed);
     if (!hadamard.is_none()) {
         const auto pair = hadamard.cast<py::tuple>();
-        options.hadamard_block = pair[0].cast<std::int64_t>();
+        options.hadamard_block = to_integer(pair[0], "hadamard_block");
         options.hadamard_seed = low_bits(pair[1]);
     }
     if (!factor.is_none()) options.factor = factor.cast<float>();
@@ -111,8 +111,8 @@ Precision parse_precision(std::string_view name) {
 }
 
 void register_ops(py::module_& m) {
-    m.def("plan_cast", [](const Shape& shape, const Recipe& recipe) {
-        const CastPlan plan = plan_cast(shape, recipe);
+    m.def("plan_cast", [](py::handle shape, const Recipe& recipe) {
+        const CastPlan plan = plan_cast(to_shape(shape, "shape"), recipe);
         py::dict result;
         result["data"] = py::make_tuple(plan.data_shape, plan.data_type.name());
         result["scale"] = py::make_tuple(plan.scale_shape, plan.scale_type.name());
@@ -135,7 +135,7 @@ void register_ops(py::module_& m) {
                 throw_type("x must be a float32, float64, float16 or bfloat16 array, got dtype " + array.type.name());
             NumpyCast result(array.shape, recipe);
             {
-                const py::gil_scoped_release release;
+                const Released release;
                 cast_into(array, recipe, result.out(), options);
             }
             return result.finish(array.type.dtype());
@@ -150,7 +150,7 @@ void register_ops(py::module_& m) {
             const Array array = to_array(x, "x");
             const CastOutput out = outputs(data, scale, zero_point, global_scale);
             const CastOptions options = options_of(seed, hadamard, factor, square_blocks);
-            const py::gil_scoped_release release;
+            const Released release;
             cast_into(array, recipe, out, options);
         },
         py::arg("x"), py::arg("recipe"), py::arg("data"), py::arg("scale"), py::arg("zero_point"),
@@ -162,16 +162,16 @@ void register_ops(py::module_& m) {
            const Addresses& addresses, py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks) {
             const Array x = borrow_elements(pointer, std::move(shape), std::move(strides), dtype);
             const CastOptions options = options_of(seed, hadamard, factor, square_blocks);
-            const py::gil_scoped_release release;
+            const Released release;
             cast_into(x, recipe, outputs_at(plan_cast(x.shape, recipe), addresses), options);
         },
         py::arg("pointer"), py::arg("shape"), py::arg("strides"), py::arg("dtype"), py::arg("recipe"),
         py::arg("addresses"), none("seed"), none("hadamard"), none("factor"), py::arg("square_blocks") = false);
 
-    m.def("dequantize", [](const ScaledTensor& scaled, std::string_view dtype) {
-        auto [array, view] = allocate_numpy(parse_dtype(dtype), scaled.shape());
+    m.def("dequantize", [](const ScaledTensor& scaled, py::handle dtype) {
+        auto [array, view] = allocate_numpy(parse_dtype(to_text(dtype, "dtype")), scaled.shape());
         {
-            const py::gil_scoped_release release;
+            const Released release;
             dequantize_into(scaled, view);
         }
         return array;
@@ -179,14 +179,14 @@ void register_ops(py::module_& m) {
 
     m.def("dequantize_into", [](const ScaledTensor& scaled, py::handle out) {
         const Array view = to_output(out, "out");
-        const py::gil_scoped_release release;
+        const Released release;
         dequantize_into(scaled, view);
     });
 
     m.def("requantize", [](const ScaledTensor& scaled, const Recipe& recipe) {
         NumpyCast result(scaled.shape(), recipe);
         {
-            const py::gil_scoped_release release;
+            const Released release;
             requantize_into(scaled, recipe, result.out());
         }
         return result.finish(scaled.original_dtype());
@@ -195,26 +195,29 @@ void register_ops(py::module_& m) {
     m.def("requantize_into", [](const ScaledTensor& scaled, const Recipe& recipe, py::handle data, py::handle scale,
                                 py::handle zero_point, py::handle global_scale) {
         const CastOutput out = outputs(data, scale, zero_point, global_scale);
-        const py::gil_scoped_release release;
+        const Released release;
         requantize_into(scaled, recipe, out);
     });
 
     m.def("requantize_at", [](const ScaledTensor& scaled, const Recipe& recipe, const Addresses& addresses) {
-        const py::gil_scoped_release release;
+        const Released release;
         requantize_into(scaled, recipe, outputs_at(plan_cast(scaled.shape(), recipe), addresses));
     });
 
-    m.def("matmul_shape", [](const Shape& a, const Shape& b) { return py::tuple(py::cast(matmul_shape(a, b))); });
+    m.def("matmul_shape", [](py::handle a, py::handle b) {
+        return py::tuple(py::cast(matmul_shape(to_shape(a, "a.shape"), to_shape(b, "b.shape"))));
+    });
 
     m.def(
         "matmul",
-        [](py::handle a, py::handle b, std::string_view out_dtype, std::string_view precision) {
-            const Precision allowed = parse_precision(precision);
+        [](py::handle a, py::handle b, py::handle out_dtype, py::handle precision) {
+            const Precision allowed = parse_precision(to_text(precision, "precision"));
             const PyOperand left(a, "a"), right(b, "b");
             const Operand lhs = left.get(), rhs = right.get();
-            auto [array, view] = allocate_numpy(parse_dtype(out_dtype), matmul_shape(lhs.shape(), rhs.shape()));
+            auto [array, view] =
+                allocate_numpy(parse_dtype(to_text(out_dtype, "out_dtype")), matmul_shape(lhs.shape(), rhs.shape()));
             {
-                const py::gil_scoped_release release;
+                const Released release;
                 matmul_into(lhs, rhs, view, allowed);
             }
             return array;
@@ -223,12 +226,12 @@ void register_ops(py::module_& m) {
 
     m.def(
         "matmul_into",
-        [](py::handle a, py::handle b, py::handle out, std::string_view precision) {
-            const Precision allowed = parse_precision(precision);
+        [](py::handle a, py::handle b, py::handle out, py::handle precision) {
+            const Precision allowed = parse_precision(to_text(precision, "precision"));
             const PyOperand left(a, "a"), right(b, "b");
             const Operand lhs = left.get(), rhs = right.get();
             const Array view = to_output(out, "out");
-            const py::gil_scoped_release release;
+            const Released release;
             matmul_into(lhs, rhs, view, allowed);
         },
         py::arg("a"), py::arg("b"), py::arg("out"), py::arg("precision") = "exact");

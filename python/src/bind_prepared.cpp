@@ -8,7 +8,7 @@ void register_prepared(py::module_& m) {
     m.def(
         "prepare",
         [](const ScaledTensor& weight) {
-            const py::gil_scoped_release release;
+            const Released release;
             return PreparedWeight(weight).tensor();
         },
         py::arg("weight"));

@@ -13,12 +13,17 @@ FieldValue field_value(const std::string& name, py::handle value) {
         const auto number = PyLong_AsLongLong(value.ptr());
         if (number == -1 && PyErr_Occurred() != nullptr) {
             PyErr_Clear();
-            throw_value(name + " must fit in 64 bits, got " + py::str(value).cast<std::string>());
+            throw_value(name + " must fit in 64 bits, got " + quoted(value));
         }
         return std::int64_t{number};
     }
     // Anything else is quoted back by the check that refuses it.
-    return py::str(value).cast<std::string>();
+    return quoted(value);
+}
+
+int to_axis(py::handle axis) {
+    const std::int64_t value = to_integer(axis, "axis");
+    return static_cast<int>(std::clamp<std::int64_t>(value, -1000, 1000));  // any but -1 and -2 is refused
 }
 
 py::object to_python(const FieldValue& value) {
@@ -37,27 +42,46 @@ py::object to_python(const FieldValue& value) {
 void register_recipes(py::module_& m) {
     py::class_<Layout>(m, "Layout")
         .def_static("per_tensor", &Layout::per_tensor)
-        .def_static("per_block_k", &Layout::per_block_k, py::arg("block_size"), py::arg("axis") = -1)
-        .def_static("per_channel", &Layout::per_channel, py::arg("axis") = -1)
-        .def_static("per_block_mn", &Layout::per_block_mn, py::arg("block_m"), py::arg("block_n"), py::arg("axis") = -1)
+        .def_static(
+            "per_block_k",
+            [](py::handle block_size, py::handle axis) {
+                return Layout::per_block_k(to_integer(block_size, "block_size"), to_axis(axis));
+            },
+            py::arg("block_size"), py::arg("axis") = -1)
+        .def_static(
+            "per_channel", [](py::handle axis) { return Layout::per_channel(to_axis(axis)); }, py::arg("axis") = -1)
+        .def_static(
+            "per_block_mn",
+            [](py::handle block_m, py::handle block_n, py::handle axis) {
+                return Layout::per_block_mn(to_integer(block_m, "block_m"), to_integer(block_n, "block_n"),
+                                            to_axis(axis));
+            },
+            py::arg("block_m"), py::arg("block_n"), py::arg("axis") = -1)
         .def_property_readonly("kind", [](const Layout& l) { return name_of(l.kind); })
         .def_readonly("block_m", &Layout::block_m)
         .def_readonly("block_n", &Layout::block_n)
         .def_readonly("axis", &Layout::axis)
         .def_property_readonly("T", &Layout::transposed)
         .def("scale_shape",
-             [](const Layout& l, const Shape& shape) { return py::tuple(py::cast(l.scale_shape(shape))); })
-        .def("validate", &Layout::validate, py::arg("shape"), py::arg("scale_shape"))
+             [](const Layout& l, py::handle shape) {
+                 return py::tuple(py::cast(l.scale_shape(to_shape(shape, "shape"))));
+             })
+        .def(
+            "validate",
+            [](const Layout& l, py::handle shape, py::handle scale_shape) {
+                l.validate(to_shape(shape, "data.shape"), to_shape(scale_shape, "scale.shape"));
+            },
+            py::arg("shape"), py::arg("scale_shape"))
         .def(py::self == py::self);
 
     py::class_<Recipe>(m, "Recipe")
-        .def(py::init([](std::string_view name, const py::dict& fields) {
+        .def(py::init([](py::handle name, const py::dict& fields) {
                  Fields values;
                  for (const auto& [key, value] : fields) {
-                     const auto field = py::str(key).cast<std::string>();
+                     const std::string field = quoted(key);
                      values.emplace(field, field_value(field, value));
                  }
-                 return make_recipe(name, values);
+                 return make_recipe(to_text(name, "name"), values);
              }),
              py::arg("name"), py::arg("fields"))
         .def_readonly("name", &Recipe::name)

@@ -20,13 +20,14 @@ void register_tensors(py::module_& m) {
 
     py::class_<ScaledTensor>(m, "ScaledTensor")
         .def(py::init([](py::handle data, py::handle scale, const Recipe& recipe, const Layout& layout,
-                         py::handle zero_point, py::handle global_scale, std::optional<Shape> shape,
-                         std::string_view original_dtype) {
+                         py::handle zero_point, py::handle global_scale, py::handle shape, py::handle original_dtype) {
+                 std::optional<Shape> logical;
+                 if (!shape.is_none()) logical = to_shape(shape, "shape");
                  return ScaledTensor(to_array(data, "data", true), to_array(scale, "scale", true), recipe, layout,
                                      {.zero_point = to_optional_array(zero_point, "zero_point", true),
                                       .global_scale = to_optional_array(global_scale, "global_scale", true),
-                                      .shape = std::move(shape),
-                                      .original_dtype = parse_dtype(original_dtype)});
+                                      .shape = std::move(logical),
+                                      .original_dtype = parse_dtype(to_text(original_dtype, "original_dtype"))});
              }),
              py::arg("data"), py::arg("scale"), py::arg("recipe"), py::arg("layout"), py::arg("zero_point"),
              py::arg("global_scale"), py::arg("shape"), py::arg("original_dtype"))

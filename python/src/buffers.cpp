@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "buffers.hpp"
 
+#include "interpreter.hpp"
+
 namespace breccia::python {
 namespace {
 
@@ -28,6 +30,7 @@ py::dtype numpy_dtype(ElementType type) {
 std::shared_ptr<const void> hold(py::handle object) {
     auto* reference = new py::object(py::reinterpret_borrow<py::object>(object));
     return {reference, [](const py::object* held) {
+                if (is_finalizing() && PyGILState_Check() == 0) return;  // nobody will miss it
                 const py::gil_scoped_acquire gil;
                 delete held;
             }};
@@ -37,19 +40,15 @@ Array from_numpy(const py::array& array, const char* argument) {
     const py::dtype dtype = array.dtype();
     const char order = dtype.byteorder();
     if (order != '=' && order != '|') throw_type(std::string(argument) + " must have the machine's byte order");
-    Array result;
-    result.type = element_type(dtype);
-    if (result.type.is_unknown())
+    const ElementType type = element_type(dtype);
+    if (type.is_unknown())
         throw_type(std::string(argument) +
                    " must be an array of dtype float32, float64, float16, bfloat16, uint8, int8 or one of ml_dtypes' "
                    "formats, got "
                    "dtype " +
                    py::str(dtype).cast<std::string>());
-    result.data = const_cast<void*>(array.data());
-    const auto rank = static_cast<std::size_t>(array.ndim());
-    result.shape.assign(array.shape(), array.shape() + rank);
-    result.strides.assign(array.strides(), array.strides() + rank);
-    return result;
+    return {const_cast<void*>(array.data()), type, Shape(array.shape(), array.shape() + array.ndim()),
+            Shape(array.strides(), array.strides() + array.ndim())};
 }
 
 }  // namespace
@@ -73,18 +72,20 @@ std::optional<Array> to_optional_array(py::handle object, const char* argument, 
 }
 
 Array borrow(std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype) {
-    Array array{reinterpret_cast<void*>(pointer), ElementType::parse(dtype), std::move(shape), std::move(strides),
-                nullptr};
-    if (array.type.is_unknown()) throw_type("dtype '" + std::string(dtype) + "' is not supported");
-    if (array.strides.size() != array.rank())
-        throw_value("strides must have one entry per axis, got " + to_string(array.strides));
-    return array;
+    const ElementType type = ElementType::parse(dtype);
+    if (type.is_unknown()) throw_type("dtype '" + std::string(dtype) + "' is not supported");
+    return {reinterpret_cast<void*>(pointer), type, std::move(shape), std::move(strides)};
 }
 
 Array borrow_elements(std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype) {
-    Array array = borrow(pointer, std::move(shape), std::move(strides), dtype);
-    for (std::int64_t& stride : array.strides) stride *= static_cast<std::int64_t>(array.type.size());
-    return array;
+    const auto item = static_cast<std::int64_t>(ElementType::parse(dtype).size());
+    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+    for (std::int64_t& stride : strides) {
+        if (stride > most / item || stride < -most / item)
+            throw_value("strides must be below 2^63 bytes, got " + to_string(strides));
+        stride *= item;
+    }
+    return borrow(pointer, std::move(shape), std::move(strides), dtype);
 }
 
 Array to_output(py::handle object, const char* argument) {

@@ -28,6 +28,7 @@ Array borrow_elements(std::uintptr_t pointer, Shape shape, Shape strides, std::s
 /// An uninitialised NumPy array of an element type, and a core array over its memory.
 std::pair<py::array, Array> allocate_numpy(ElementType type, const Shape& shape);
 
+/// Throws Error(type) unless it is the name of a type of numbers.
 DType parse_dtype(std::string_view name);
 
 }  // namespace breccia::python

@@ -10,9 +10,10 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
             if (thrown) std::rethrow_exception(thrown);
         } catch (const breccia::Error& error) {
             py::set_error(error.kind() == breccia::Error::Kind::type ? PyExc_TypeError : PyExc_ValueError,
-                          error.what());
+                          breccia::python::printable(error.what()).c_str());
         }
     });
+    breccia::python::watch_signals();
     breccia::python::register_tensors(m);
     breccia::python::register_recipes(m);
     breccia::python::register_ops(m);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "arguments.hpp"
 #include "buffers.hpp"
+#include "interpreter.hpp"
 
 namespace breccia::python {
 

@@ -61,13 +61,19 @@ std::string to_string(const Shape& shape);
 std::int64_t element_count(const Shape& shape, std::size_t item_size = 1);
 
 /// Strides are in bytes and may be zero or negative. `owner` keeps the memory alive; a borrowed array has none and
-/// must not outlive what it borrows. An array on another device has shape and type but a null pointer.
+/// must not outlive what it borrows. An array on another device has shape and type but a null pointer: a ScaledTensor
+/// can be made of such arrays, and the verbs refuse them.
 struct Array {
     void* data = nullptr;
     ElementType type;
     Shape shape;
     Shape strides;
     std::shared_ptr<const void> owner;
+
+    /// One number that is nowhere; no verb takes it.
+    Array() = default;
+    /// Throws Error where validate() would.
+    Array(void* data, ElementType type, Shape shape, Shape strides, std::shared_ptr<const void> owner = nullptr);
 
     static Array allocate(ElementType type, Shape shape);
     /// Borrows C-contiguous memory.
@@ -83,6 +89,10 @@ struct Array {
         return static_cast<T*>(data);
     }
 };
+
+/// Throws Error, calling the array `name`, unless its type is one there is, it has one stride for each axis, no extent
+/// is negative, and each of its elements has an address. A null pointer is let through.
+void validate(const Array& array, std::string_view name = "array");
 
 /// C-contiguous byte strides.
 Shape contiguous_strides(const Shape& shape, std::size_t item_size);

@@ -50,4 +50,8 @@ private:
 void set_num_threads(int count);
 int num_threads();
 
+/// While a verb works for long, calls `check` on the thread that called the verb, every 50 ms or less often. What
+/// `check` throws ends the verb, whose outputs are then unspecified. Null, as at first, for no such calls.
+void set_interrupt_check(void (*check)());
+
 }  // namespace breccia

@@ -50,4 +50,8 @@ struct Layout {
     friend bool operator==(const Layout&, const Layout&) = default;
 };
 
+/// Throws Error unless the functions above could have made it: a kind there is, an axis of -1 or -2, and block sizes
+/// from 1 to 2^48 where the kind has them.
+void validate(const Layout& layout);
+
 }  // namespace breccia

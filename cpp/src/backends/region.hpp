@@ -17,7 +17,6 @@
 #elif defined(__GNUC__)
 #define BRECCIA_TARGET_BEGIN(isa) BRECCIA_PRAGMA(GCC push_options) BRECCIA_PRAGMA(GCC target(isa))
 #define BRECCIA_TARGET_END BRECCIA_PRAGMA(GCC pop_options)
-#else  // per-file flags instead (MSVC)
-#define BRECCIA_TARGET_BEGIN(isa)
-#define BRECCIA_TARGET_END
+#else
+#error "breccia needs gcc or clang (on Windows clang-cl): its kernels are written with their vector types"
 #endif

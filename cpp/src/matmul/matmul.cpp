@@ -4,22 +4,12 @@
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
 #include "matmul/paths/paths.hpp"
+#include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
+#include "tensor/checks.hpp"
 
 namespace breccia {
 namespace {
-
-void check_operand(const Operand& operand, const char* name) {
-    const Array* array = operand.array();
-    if (array != nullptr && !array->type.is_number())
-        throw_type(std::string(name) +
-                   " must be a ScaledTensor or a float32, float64, float16 or bfloat16 array, got dtype " +
-                   array->type.name());
-}
-
-void check_overlap(const Array& out, const Operand& operand) {
-    check_no_overlap(out, operand.scaled() != nullptr ? operand.scaled()->data() : *operand.array());
-}
 
 // The paths, in the order in which they are tried: the first that returns true has multiplied.
 struct Path {
@@ -91,11 +81,12 @@ void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision
     check_operand(b, "b");
     const Shape shape = matmul_shape(a.shape(), b.shape());
     check_output(out, shape);
-    check_overlap(out, a);
-    check_overlap(out, b);
+    check_no_overlap(out, a);
+    check_no_overlap(out, b);
+    if (element_count(shape) == 0) return;
+    const IeeeArithmetic arithmetic;
     const Shape batch = batch_shape(shape);
     const std::int64_t members = element_count(batch);
-    if (element_count(shape) == 0) return;
     const KernelTable& table = kernels();
     const auto product_of = [&](std::int64_t begin, std::int64_t end) {
         Product product{.table = table,

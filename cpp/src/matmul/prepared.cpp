@@ -2,6 +2,8 @@
 #include "breccia/prepared.hpp"
 
 #include "matmul/interleaved.hpp"
+#include "runtime/ieee_arithmetic.hpp"
+#include "tensor/checks.hpp"
 
 namespace breccia {
 namespace {
@@ -91,7 +93,9 @@ ScaledTensor ready(const ScaledTensor& w) {
 }  // namespace
 
 PreparedWeight::PreparedWeight(const ScaledTensor& weight) : tensor_(weight) {
-    if (weight.interleaved_ != nullptr) return;
+    check_memory(weight, "weight");
+    if (weight.interleaved_ != nullptr || element_count(weight.shape()) == 0) return;
+    const IeeeArithmetic arithmetic;
     if (weight.data().rank() < 2 || !is_in_order(weight)) tensor_ = ready(weight);
     tensor_.interleaved_ = interleave(kernels(), tensor_);
     if (tensor_.interleaved_ == nullptr) tensor_ = ready(weight);

@@ -6,7 +6,9 @@
 #include "breccia/ops.hpp"
 #include "quantize/hadamard.hpp"
 #include "quantize/quantizer.hpp"
+#include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
+#include "tensor/checks.hpp"
 
 namespace breccia {
 namespace {
@@ -43,9 +45,16 @@ void check_hadamard(std::int64_t block, const Shape& shape) {
                     to_string(shape));
 }
 
+void check_format(Format format) {
+    if (static_cast<std::size_t>(format) >= format_table.size())
+        throw_value("format must be one of the core's formats, got Format{" + std::to_string(static_cast<int>(format)) +
+                    "}");
+}
+
 }  // namespace
 
 CastPlan plan_cast(const Shape& shape, const Recipe& recipe) {
+    validate(recipe);
     const std::string name(recipe.name);
     const Layout& layout = recipe.layout;
     if (shape.empty()) throw_value(name + " requires x.ndim >= 1, got 0");
@@ -82,8 +91,9 @@ CastOutput allocate(const CastPlan& plan) {
 }
 
 void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out, const CastOptions& options) {
-    if (!x.type.is_number())
-        throw_type("x must be a float32, float64, float16 or bfloat16 array, got dtype " + x.type.name());
+    check_numbers(x, "x");
+    check_output(out, plan_cast(x.shape, recipe), recipe);
+    check_no_overlap(out, x);
     check_options(options, recipe, recipe.layout.grid(x.shape));
     const NumberSource source(x);
     if (options.hadamard_block == 0) return quantize(source, x.shape, recipe, out, options);
@@ -92,6 +102,7 @@ void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out, cons
 }
 
 ScaledTensor cast(const Array& x, const Recipe& recipe, const CastOptions& options) {
+    check_numbers(x, "x");
     CastOutput out = allocate(plan_cast(x.shape, recipe));
     cast_into(x, recipe, out, options);
     return assemble(std::move(out), recipe, x.shape, x.type.dtype());
@@ -101,6 +112,8 @@ void encode(std::span<const float> x, Format format, std::span<std::uint8_t> cod
     if (x.size() != codes.size())
         throw_value("codes must have the length of x, " + std::to_string(x.size()) + ", got " +
                     std::to_string(codes.size()));
+    check_format(format);
+    const IeeeArithmetic arithmetic;
     const auto& kernel = kernels()[format];
     parallel_for(static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
         const BlockScale unit{.multiply = true};
@@ -112,6 +125,8 @@ void decode(std::span<const std::uint8_t> codes, Format format, std::span<float>
     if (x.size() != codes.size())
         throw_value("x must have the length of codes, " + std::to_string(codes.size()) + ", got " +
                     std::to_string(x.size()));
+    check_format(format);
+    const IeeeArithmetic arithmetic;
     const auto& kernel = kernels()[format];
     parallel_for(static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
         const float unit = 1;

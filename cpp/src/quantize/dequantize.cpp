@@ -5,18 +5,20 @@
 #include "breccia/error.hpp"
 #include "breccia/ops.hpp"
 #include "quantize/quantizer.hpp"
+#include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
+#include "tensor/checks.hpp"
 #include "tensor/output.hpp"
 
 namespace breccia {
 
 void dequantize_into(const ScaledTensor& scaled, const Array& out) {
     const Shape& shape = scaled.shape();
+    check_memory(scaled, "scaled");
     check_output(out, shape);
-    check_no_overlap(out, scaled.data());
-    check_no_overlap(out, scaled.scale());
-    if (scaled.zero_point()) check_no_overlap(out, *scaled.zero_point());
-    if (scaled.global_scale()) check_no_overlap(out, *scaled.global_scale());
+    check_no_overlap(out, scaled);
+    if (element_count(shape) == 0) return;
+    const IeeeArithmetic arithmetic;
     const KernelTable& table = kernels();
     const Shape batch = batch_shape(shape);
     const BlockGrid grid = scaled.layout().grid(shape);

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "quantize/scale_choice.hpp"
+#include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
 #include "runtime/workspace.hpp"
 
@@ -45,7 +46,9 @@ public:
 private:
     [[nodiscard]] bool in_rows() const {
         const bool whole_bytes = !packed_ || grid_.block_cols % 2 == 0;
-        return grid_.block_rows == 1 && grid_.cols > 0 && grid_.block_cols <= 2 * piece_cols && whole_bytes && !key_;
+        const bool whole_blocks = grid_.cols % grid_.block_cols == 0;
+        return grid_.block_rows == 1 && grid_.cols > 0 && whole_blocks && grid_.block_cols <= 2 * piece_cols &&
+               whole_bytes && !key_;
     }
     [[nodiscard]] std::uint8_t* row_codes(std::int64_t matrix, std::int64_t row) const {
         return out_.data.as<std::uint8_t>() + (matrix * grid_.rows + row) * row_bytes_;
@@ -62,7 +65,8 @@ private:
 
     template <class F>
     void for_each_row(F body) const {
-        const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid_.cols, 1));
+        if (grid_.cols == 0) return;  // of any number of rows
+        const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / grid_.cols);
         parallel_for(matrices_ * grid_.rows, grain, [&](std::int64_t begin, std::int64_t end) {
             Scratch scratch;
             for (std::int64_t i = begin; i < end; ++i)
@@ -230,6 +234,7 @@ private:
     void quantize_tiles() const {
         constexpr std::int64_t cached_cols = 4096;
         const std::int64_t grid_rows = grid_.grid_rows(), grid_cols = grid_.grid_cols();
+        if (grid_cols == 0) return;  // of any number of rows
         const std::int64_t per_unit = std::max<std::int64_t>(1, std::min(grid_.block_rows, grid_.rows) * grid_.cols);
         const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / per_unit);
         const std::int64_t step = std::max<std::int64_t>(1, cached_cols / std::max<std::int64_t>(1, grid_.block_cols));
@@ -335,6 +340,7 @@ ScaledTensor assemble(CastOutput out, const Recipe& recipe, const Shape& shape, 
 
 void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out,
               const CastOptions& options) {
+    const IeeeArithmetic arithmetic;
     Quantizer(source, shape, recipe, out, options).run();
 }
 

@@ -2,6 +2,7 @@
 #include "breccia/error.hpp"
 #include "breccia/ops.hpp"
 #include "quantize/quantizer.hpp"
+#include "tensor/checks.hpp"
 
 namespace breccia {
 namespace {
@@ -10,6 +11,7 @@ class ScaledSource final : public RowSource {
 public:
     ScaledSource(const ScaledTensor& scaled, const Recipe& recipe) : axis_(scaled.layout().axis), kernels_(kernels()) {
         const Shape batch = batch_shape(scaled.shape());
+        if (element_count(scaled.shape()) == 0) return;  // of any number of matrices, none of which will be read
         for (std::int64_t i = 0; i < element_count(batch); ++i) stored_.push_back(scaled_matrix(scaled, batch, i));
         const FormatInfo &from = info(scaled.recipe().element), &to = info(recipe.element);
         const bool integers = from.family == CodecFamily::integer && to.family == CodecFamily::integer;
@@ -60,6 +62,9 @@ private:
 }  // namespace
 
 void requantize_into(const ScaledTensor& scaled, const Recipe& recipe, const CastOutput& out) {
+    check_memory(scaled, "scaled");
+    check_output(out, plan_cast(scaled.shape(), recipe), recipe);
+    check_no_overlap(out, scaled);
     quantize(ScaledSource(scaled, recipe), scaled.shape(), recipe, out);
 }
 

@@ -12,18 +12,13 @@
 #include "runtime/kernel_table.hpp"
 #include "runtime/threads.hpp"
 
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
 #define BRECCIA_X86 1
-#if !defined(_MSC_VER)
+#if !defined(_WIN32)
 #define BRECCIA_AMX 1
 #endif
-#if defined(_MSC_VER)
-#include <immintrin.h>
-#include <intrin.h>
-#else
 #include <cpuid.h>
-#endif
-#elif defined(__aarch64__) || defined(_M_ARM64)
+#elif defined(__aarch64__)
 #define BRECCIA_ARM64 1
 #endif
 
@@ -73,26 +68,15 @@ struct Registers {
 
 Registers cpuid(std::uint32_t leaf, std::uint32_t subleaf) {
     Registers r;
-#if defined(_MSC_VER)
-    int values[4];
-    __cpuidex(values, static_cast<int>(leaf), static_cast<int>(subleaf));
-    r = {static_cast<std::uint32_t>(values[0]), static_cast<std::uint32_t>(values[1]),
-         static_cast<std::uint32_t>(values[2]), static_cast<std::uint32_t>(values[3])};
-#else
     __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
-#endif
     return r;
 }
 
 // The register files the operating system saves on a context switch.
 std::uint64_t enabled_state() {
-#if defined(_MSC_VER)
-    return _xgetbv(0);
-#else
     std::uint32_t low = 0, high = 0;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return static_cast<std::uint64_t>(high) << 32 | low;
-#endif
 }
 
 bool has(std::uint32_t word, int bit) { return (word >> bit & 1U) != 0; }
@@ -219,6 +203,7 @@ const KernelTable* find_backend(std::string_view name, const std::string& who) {
     throw_value(who + " must be one of " + known + ", got '" + std::string(name) + "'");
 }
 
+// Read with acquire and written with release: a table that was filled at run time comes with what is in it.
 std::atomic<const KernelTable*> chosen{nullptr};
 thread_local const KernelTable* chosen_here = nullptr;
 
@@ -226,11 +211,11 @@ thread_local const KernelTable* chosen_here = nullptr;
 
 const KernelTable& kernels() {
     if (chosen_here != nullptr) return *chosen_here;
-    const KernelTable* table = chosen.load(std::memory_order_relaxed);
+    const KernelTable* table = chosen.load(std::memory_order_acquire);
     if (table == nullptr) {
         const char* forced = std::getenv("BRECCIA_CPU");
         table = forced != nullptr && *forced != '\0' ? find_backend(forced, "BRECCIA_CPU") : best_backend();
-        chosen.store(table, std::memory_order_relaxed);
+        chosen.store(table, std::memory_order_release);
     }
     return *table;
 }
@@ -241,7 +226,7 @@ BackendScope::BackendScope(std::string_view name) : previous_(chosen_here) {
 BackendScope::~BackendScope() { chosen_here = static_cast<const KernelTable*>(previous_); }
 
 void set_backend(std::string_view name) {
-    chosen.store(name.empty() ? best_backend() : find_backend(name, "backend"), std::memory_order_relaxed);
+    chosen.store(name.empty() ? best_backend() : find_backend(name, "backend"), std::memory_order_release);
 }
 
 CpuInfo cpu_info() {

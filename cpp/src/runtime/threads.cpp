@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +15,7 @@
 
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
+#include "runtime/ieee_arithmetic.hpp"
 
 #if defined(__linux__)
 #include <sched.h>
@@ -48,6 +50,31 @@ std::atomic<int>& thread_limit() {
     return limit;
 }
 
+std::atomic<void (*)()> interrupt_check{nullptr};
+
+using Clock = std::chrono::steady_clock;
+
+// How long a range may be. Between ranges the caller's thread looks whether it was interrupted, so none should take
+// more than some milliseconds, and nobody knows beforehand what an element costs: a few grains first, then twice as
+// much for as long as that was quick.
+class RangeLength {
+public:
+    RangeLength(std::int64_t count, std::int64_t grain) : count_(count), most_(grain < count / 4 ? 4 * grain : count) {
+        if (most_ < count) began_ = Clock::now();
+    }
+    [[nodiscard]] std::int64_t most() const { return most_; }
+    void next() {
+        constexpr std::chrono::milliseconds quick{5};
+        const Clock::time_point now = Clock::now();
+        if (now - began_ < quick) most_ = most_ < count_ / 2 ? 2 * most_ : count_;
+        began_ = now;
+    }
+
+private:
+    std::int64_t count_, most_;
+    Clock::time_point began_;
+};
+
 // Lives as long as the process. One job at a time: ranges are handed out by an atomic counter to whoever is awake,
 // smaller and smaller ones, so that all threads end at about the same time.
 class Pool {
@@ -56,7 +83,7 @@ public:
              const std::function<void(std::int64_t, std::int64_t)>& body) {
         {
             const std::lock_guard lock(mutex_);
-            for (; workers_ < threads - 1; ++workers_) std::thread([this] { work(); }).detach();
+            while (workers_ < threads - 1 && start_worker()) ++workers_;
             body_ = &body;
             count_ = count;
             grain_ = grain;
@@ -67,7 +94,7 @@ public:
             ++job_;
         }
         wake_.notify_all();
-        take_ranges();
+        take_ranges(check_interrupt);
         std::unique_lock lock(mutex_);
         seats_ = 0;  // a worker that has not started by now has nothing left to do
         done_.wait(lock, [this] { return busy_ == 0; });
@@ -76,7 +103,18 @@ public:
     }
 
 private:
+    // False where the system has no thread to give; the caller's own does the work then.
+    bool start_worker() {
+        try {
+            std::thread([this] { work(); }).detach();
+            return true;
+        } catch (const std::exception&) {
+            return false;
+        }
+    }
+
     [[noreturn]] void work() {
+        const IeeeArithmetic arithmetic;  // for good: a new thread has the modes of the one that started it
         std::uint64_t seen = 0;
         std::unique_lock lock(mutex_);
         while (true) {
@@ -85,16 +123,19 @@ private:
             --seats_;
             ++busy_;
             lock.unlock();
-            take_ranges();
+            take_ranges([] {});
             lock.lock();
             if (--busy_ == 0) done_.notify_one();
         }
     }
 
-    void take_ranges() {
-        for (;;) {
-            const auto end_of = [this](std::int64_t begin) {
-                return std::min(begin + std::max(grain_, (count_ - begin) / (2 * threads_)), count_);
+    template <class Check>
+    void take_ranges(Check check_between) {
+        RangeLength length(count_, grain_);
+        for (;; length.next()) {
+            const auto end_of = [&](std::int64_t begin) {
+                const std::int64_t share = std::max(grain_, (count_ - begin) / (2 * threads_));
+                return begin + std::min({share, length.most(), count_ - begin});
             };
             std::int64_t begin = next_.load(std::memory_order_relaxed);
             do {
@@ -102,6 +143,7 @@ private:
             } while (!next_.compare_exchange_weak(begin, end_of(begin), std::memory_order_relaxed));
             try {
                 (*body_)(begin, end_of(begin));
+                check_between();
             } catch (...) {
                 const std::lock_guard lock(mutex_);
                 error_ = std::current_exception();
@@ -120,33 +162,21 @@ private:
     int workers_ = 0, seats_ = 0, busy_ = 0;
 };
 
-// Held by the call that uses the pool; whoever finds it held runs serially, which also covers nested calls.
-std::mutex& pool_in_use() {
-    static auto* mutex = new std::mutex;
-    return *mutex;
-}
+struct SharedPool {
+    std::mutex in_use;  // held by the call that uses the pool; whoever finds it held runs on its own thread alone
+    Pool pool;
+};
 
-// A forked child has none of its parent's threads, so
-// it starts a pool of its own.
-Pool*& pool_slot() {
-    static Pool* pool = nullptr;
-    return pool;
-}
-
-Pool& pool() {
+// A forked child has none of its parent's threads, so it starts a pool of its own, under a mutex of its own: the
+// parent's may be held by a thread that the child does not have. Nothing waits for the parent's work before a fork,
+// which may itself wait for the forking thread, in Python for the lock that it holds.
+std::atomic<SharedPool*>& shared_pool() {
+    static std::atomic<SharedPool*> shared{new SharedPool};
 #if !defined(_WIN32)
-    static const bool registered = [] {
-        pthread_atfork([] { pool_in_use().lock(); }, [] { pool_in_use().unlock(); },
-                       [] {
-                           pool_slot() = nullptr;
-                           pool_in_use().unlock();
-                       });
-        return true;
-    }();
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { shared = new SharedPool; });
     static_cast<void>(registered);
 #endif
-    if (pool_slot() == nullptr) pool_slot() = new Pool;
-    return *pool_slot();
+    return shared;
 }
 
 thread_local bool inside_parallel = false;
@@ -162,14 +192,15 @@ int num_threads() { return thread_limit(); }
 
 void parallel_for(std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body) {
     if (count <= 0) return;
-    const std::int64_t pieces = (count + grain - 1) / std::max<std::int64_t>(grain, 1);
-    const int threads = static_cast<int>(std::min<std::int64_t>(num_threads(), pieces));
+    grain = std::clamp<std::int64_t>(grain, 1, count);
+    const int threads = static_cast<int>(std::min<std::int64_t>(num_threads(), (count - 1) / grain + 1));
     if (threads > 1 && !inside_parallel) {
-        const std::unique_lock lock(pool_in_use(), std::try_to_lock);
+        SharedPool& shared = *shared_pool();
+        const std::unique_lock lock(shared.in_use, std::try_to_lock);
         if (lock) {
             inside_parallel = true;
             try {
-                pool().run(threads, count, std::max<std::int64_t>(grain, 1), body);
+                shared.pool.run(threads, count, grain, body);
             } catch (...) {
                 inside_parallel = false;
                 throw;
@@ -178,7 +209,28 @@ void parallel_for(std::int64_t count, std::int64_t grain, const std::function<vo
             return;
         }
     }
-    body(0, count);
+    RangeLength length(count, grain);
+    for (std::int64_t begin = 0;;) {
+        const std::int64_t end = begin + std::min(length.most(), count - begin);
+        body(begin, end);
+        if (end == count) return;
+        check_interrupt();
+        length.next();
+        begin = end;
+    }
+}
+
+void set_interrupt_check(void (*check)()) { interrupt_check = check; }
+
+void check_interrupt() {
+    void (*const check)() = interrupt_check;
+    if (check == nullptr) return;
+    constexpr std::chrono::milliseconds between{50};
+    static thread_local Clock::time_point last;
+    const Clock::time_point now = Clock::now();
+    if (now - last < between) return;
+    last = now;
+    check();
 }
 
 }  // namespace breccia

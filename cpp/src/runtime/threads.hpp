@@ -8,7 +8,12 @@ namespace breccia {
 
 /// Calls body(begin, end) over [0, count) split into contiguous ranges of at least `grain`, in parallel where that
 /// pays. The caller's thread takes part. An exception thrown by a body is rethrown here. Nested calls, and calls made
-/// while another thread's is under way, run on the calling thread alone.
+/// while another thread's is under way, run on the calling thread alone. Where the system refuses threads, those that
+/// there are do the work.
 void parallel_for(std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
+
+/// Calls what set_interrupt_check() was given, unless it did so within the last 50 ms. parallel_for does between
+/// ranges.
+void check_interrupt();
 
 }  // namespace breccia

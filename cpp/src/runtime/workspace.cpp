@@ -50,9 +50,9 @@ WorkBlock take_work_block(std::size_t bytes) {
         kept.bytes -= block.bytes;
         return block;
     }
-    const WorkBlock block{.data = ::operator new(bytes, alignment_of(bytes)), .bytes = bytes};
-    // Room to be given back in, so that giving back cannot fail.
+    // Room to be given back in, so that giving back cannot fail; first, as it may throw.
     kept.blocks.reserve(kept.blocks.size() + 16);
+    const WorkBlock block{.data = ::operator new(bytes, alignment_of(bytes)), .bytes = bytes};
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     if (bytes >= huge_page) madvise(block.data, bytes, MADV_HUGEPAGE);  // advice: it may be refused
 #endif

@@ -2,12 +2,64 @@
 #include "breccia/array.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <new>
 
 #include "breccia/error.hpp"
 
 namespace breccia {
+
+namespace {
+
+// A kind of number or a format from beyond their lists, whose size and name nobody can tell.
+bool is_listed(ElementType type) {
+    if (type.is_number()) return static_cast<int>(type.dtype()) < dtype_count;
+    if (type.is_codes() || type.is_packed_codes()) return static_cast<std::size_t>(type.format()) < format_table.size();
+    return !type.is_unknown();
+}
+
+void check_type(ElementType type, std::string_view name) {
+    if (!is_listed(type)) throw_type(std::string(name) + " must have one of the core's types, got an unknown one");
+}
+
+// Throws Error unless offsets from the first element, and addresses where there is memory, fit in 63 bits.
+void check_reach(const Array& array, std::string_view name) {
+    if (array.size() == 0) return;
+    const auto fail = [&] {
+        throw_value(std::string(name) + " must have elements within 2^63 bytes, got shape " + to_string(array.shape) +
+                    " with strides " + to_string(array.strides));
+    };
+    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+    std::int64_t low = 0, high = static_cast<std::int64_t>(array.type.size());
+    for (std::size_t i = 0; i < array.rank(); ++i) {
+        const std::int64_t steps = array.shape[i] - 1, stride = array.strides[i];
+        if (steps == 0 || stride == 0) continue;
+        if (stride < -most || steps > most / std::abs(stride)) fail();
+        const std::int64_t reach = steps * stride;
+        if (reach < 0 ? low < -most - reach : high > most - reach) fail();
+        (reach < 0 ? low : high) += reach;
+    }
+    if (array.data == nullptr) return;
+    const auto first = reinterpret_cast<std::uintptr_t>(array.data);
+    if (first < static_cast<std::uintptr_t>(-low) || first + static_cast<std::uintptr_t>(high) < first) fail();
+}
+
+}  // namespace
+
+void validate(const Array& array, std::string_view name) {
+    check_type(array.type, name);
+    if (array.strides.size() != array.rank())
+        throw_value(std::string(name) + " must have one stride for each axis, got shape " + to_string(array.shape) +
+                    " and strides " + to_string(array.strides));
+    element_count(array.shape, array.type.size());
+    check_reach(array, name);
+}
+
+Array::Array(void* memory, ElementType element, Shape extents, Shape steps, std::shared_ptr<const void> holder)
+    : data(memory), type(element), shape(std::move(extents)), strides(std::move(steps)), owner(std::move(holder)) {
+    validate(*this);
+}
 
 Format parse_format(std::string_view name) {
     if (const auto format = find_format(name)) return *format;
@@ -54,6 +106,9 @@ std::string to_string(const Shape& shape) {
 std::int64_t element_count(const Shape& shape, std::size_t item_size) {
     if (std::ranges::any_of(shape, [](std::int64_t n) { return n < 0; }))
         throw_value("shape " + to_string(shape) + " must not have a negative extent");
+    constexpr std::int64_t longest = std::int64_t{1} << 60;  // twice as much is a number still
+    if (std::ranges::any_of(shape, [](std::int64_t n) { return n > longest; }))
+        throw_value("shape " + to_string(shape) + " must not have an extent above 2^60");
     if (std::ranges::find(shape, 0) != shape.end()) return 0;
     std::int64_t count = 1;
     for (const std::int64_t extent : shape) {
@@ -75,6 +130,7 @@ Shape contiguous_strides(const Shape& shape, std::size_t item_size) {
 }
 
 Array Array::allocate(ElementType type, Shape shape) {
+    check_type(type, "array");
     const auto bytes = static_cast<std::size_t>(element_count(shape, type.size())) * type.size();
     constexpr std::align_val_t cache_line{64};
     std::shared_ptr<void> memory(::operator new(bytes, cache_line), [](void* p) { ::operator delete(p, cache_line); });
@@ -84,15 +140,17 @@ Array Array::allocate(ElementType type, Shape shape) {
 }
 
 Array Array::borrow(void* data, ElementType type, Shape shape) {
+    check_type(type, "array");
+    element_count(shape, type.size());
     Shape strides = contiguous_strides(shape, type.size());
     return {data, type, std::move(shape), std::move(strides), nullptr};
 }
 
 bool Array::is_contiguous() const {
     if (size() == 0) return true;
-    const Shape expected = contiguous_strides(shape, type.size());
-    for (std::size_t i = 0; i < shape.size(); ++i)
-        if (shape[i] != 1 && strides[i] != expected[i]) return false;
+    auto expected = static_cast<std::int64_t>(type.size());
+    for (std::size_t i = shape.size(); i-- > 0; expected *= shape[i])
+        if (shape[i] != 1 && strides[i] != expected) return false;
     return true;
 }
 

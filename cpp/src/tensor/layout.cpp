@@ -19,12 +19,35 @@ Shape storage_shape(const Shape& logical, int axis) {
     return shape;
 }
 
+// The axes a scale array of that kind needs to be laid out along.
+void check_rank(const Layout& layout, const Shape& logical_shape) {
+    const std::size_t least = layout.kind == LayoutKind::per_block_k && layout.axis == -1 ? 1 : 2;
+    if (logical_shape.size() < least)
+        throw_value(std::string(name_of(layout.kind)) + ": data must be at least " + std::to_string(least) +
+                    "-D, got " + std::to_string(logical_shape.size()) + "-D");
+}
+
 }  // namespace
+
+void validate(const Layout& layout) {
+    constexpr std::int64_t largest = std::int64_t{1} << 48;  // more than memory holds; sums of a few fit in 63 bits
+    if (layout.kind > LayoutKind::per_block_mn)
+        throw_value("layout.kind must be one of LayoutKind's, got " + std::to_string(static_cast<int>(layout.kind)));
+    check_axis(layout.axis);
+    const auto check_block = [](const char* name, std::int64_t size) {
+        if (size < 1 || size > largest)
+            throw_value("layout." + std::string(name) + " must be between 1 and 2^48, got " + std::to_string(size));
+    };
+    const bool tiles = layout.kind == LayoutKind::per_block_mn;
+    if (tiles) check_block("block_m", layout.block_m);
+    if (tiles || layout.kind == LayoutKind::per_block_k) check_block("block_n", layout.block_n);
+}
 
 Layout Layout::per_block_k(std::int64_t block_size, int axis) {
     if (block_size <= 0) throw_value("block_size must be > 0, got " + std::to_string(block_size));
-    check_axis(axis);
-    return {LayoutKind::per_block_k, 1, block_size, axis};
+    const Layout layout{LayoutKind::per_block_k, 1, block_size, axis};
+    breccia::validate(layout);
+    return layout;
 }
 
 Layout Layout::per_channel(int axis) {
@@ -36,8 +59,9 @@ Layout Layout::per_block_mn(std::int64_t block_m, std::int64_t block_n, int axis
     if (block_m <= 0 || block_n <= 0)
         throw_value("block_m and block_n must be > 0, got (" + std::to_string(block_m) + ", " +
                     std::to_string(block_n) + ")");
-    check_axis(axis);
-    return {LayoutKind::per_block_mn, block_m, block_n, axis};
+    const Layout layout{LayoutKind::per_block_mn, block_m, block_n, axis};
+    breccia::validate(layout);
+    return layout;
 }
 
 Layout Layout::transposed() const {
@@ -48,6 +72,7 @@ Layout Layout::transposed() const {
 }
 
 BlockGrid Layout::grid(const Shape& logical_shape) const {
+    breccia::validate(*this);
     const Shape shape = storage_shape(logical_shape, axis);
     BlockGrid grid;
     grid.cols = shape.empty() ? 1 : shape.back();
@@ -71,7 +96,10 @@ BlockGrid Layout::grid(const Shape& logical_shape) const {
 }
 
 Shape Layout::scale_shape(const Shape& logical_shape) const {
+    breccia::validate(*this);
+    element_count(logical_shape);
     if (kind == LayoutKind::per_tensor) return {};
+    check_rank(*this, logical_shape);
     const BlockGrid blocks = grid(logical_shape);
     Shape shape = storage_shape(logical_shape, axis);
     shape.back() = blocks.grid_cols();
@@ -80,6 +108,7 @@ Shape Layout::scale_shape(const Shape& logical_shape) const {
 }
 
 void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) const {
+    breccia::validate(*this);
     const std::string who(name_of(kind));
     if (kind == LayoutKind::per_tensor) {
         if (!scale_shape.empty())

@@ -7,12 +7,6 @@
 
 namespace breccia {
 
-/// Throws Error unless `out` is an array of numbers of that shape.
-void check_output(const Array& out, const Shape& shape);
-
-/// Throws Error when the memory two arrays span overlaps.
-void check_no_overlap(const Array& out, const Array& operand);
-
 struct OutputMatrix {
     std::byte* data = nullptr;
     DType dtype = DType::float32;

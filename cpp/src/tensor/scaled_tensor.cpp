@@ -2,6 +2,7 @@
 #include "breccia/scaled_tensor.hpp"
 
 #include "breccia/error.hpp"
+#include "tensor/checks.hpp"
 
 namespace breccia {
 namespace {
@@ -15,6 +16,12 @@ std::int64_t bytes_of(const Array& array) { return array.size() * static_cast<st
 
 ScaledTensor::ScaledTensor(Array data, Array scale, Recipe recipe, Layout layout, Extras extras)
     : data_(std::move(data)), scale_(std::move(scale)), recipe_(recipe), layout_(layout), extras_(std::move(extras)) {
+    check_enumerators(recipe_);
+    validate(layout_);
+    validate(data_, "data");
+    validate(scale_, "scale");
+    if (extras_.zero_point) validate(*extras_.zero_point, "zero_point");
+    if (extras_.global_scale) validate(*extras_.global_scale, "global_scale");
     check_data();
     check_scale();
     resolve_shape();
@@ -73,6 +80,7 @@ void ScaledTensor::resolve_shape() {
 
     if (extras_.shape) {
         const Shape& wanted = *extras_.shape;
+        element_count(wanted, 2);
         Shape stored = wanted;
         if (may_pack && stored.size() == data_.rank()) stored[pack_axis] = packed_extent(stored[pack_axis]);
         packed_ = may_pack && stored == data_.shape;

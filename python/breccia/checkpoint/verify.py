@@ -122,7 +122,8 @@ def compare(name: str, reference: Any, tensor: Any) -> Difference:
         raise ValueError(f"tensor {name!r}: shape must be {shape}, got {tuple(tensor.shape)}")
     sums = _Sums()
     if len(shape) == 2 and _rows(reference, 0, 0) is not None and _rows(tensor, 0, 0) is not None:
-        for start in range(0, shape[0], _ROWS):
+        rows = shape[0] if shape[1] else 0  # of any number of rows without columns there is nothing to compare
+        for start in range(0, rows, _ROWS):
             stop = min(start + _ROWS, shape[0])
             sums.add(_rows(reference, start, stop), _rows(tensor, start, stop))
     else:

@@ -147,12 +147,7 @@ def dequantize_method(scaled: ScaledTensor) -> str:
 
 
 def _callback(call: Any, results: Any, *operands: Any, vmap_method: str) -> Any:
-    def exactly(*operands: Any) -> Any:
-        # XLA calls back from threads that flush subnormals to zero.
-        with _core.IeeeArithmetic():
-            return call(*operands)
-
-    return jax.pure_callback(exactly, results, *operands, vmap_method=vmap_method)
+    return jax.pure_callback(call, results, *operands, vmap_method=vmap_method)
 
 
 def _host(scaled: ScaledTensor) -> ScaledTensor:

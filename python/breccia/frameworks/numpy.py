@@ -173,7 +173,7 @@ def _dtype_name(dtype: Any) -> str:
         return dtype
     try:
         name = np.dtype(dtype).name
-    except TypeError:
+    except (TypeError, UnicodeError):
         name = str(dtype)
     if name not in _FLOATS:
         raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")

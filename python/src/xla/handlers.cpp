@@ -10,7 +10,6 @@
 
 #include <xla/ffi/api/ffi.h>
 
-#include "../ieee_arithmetic.hpp"
 #include "../register.hpp"
 #include "breccia/catalogue.hpp"
 #include "breccia/error.hpp"
@@ -114,10 +113,8 @@ CastOutput outputs(const Recipe& recipe, const ffi::RemainingRets& results) {
     return out;
 }
 
-// XLA's threads flush subnormals to zero; the core does not.
 template <class Body>
 ffi::Error guarded(Body body) {
-    const IeeeArithmetic arithmetic;
     try {
         body();
         return ffi::Error::Success();

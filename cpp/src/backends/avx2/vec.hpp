@@ -236,7 +236,8 @@ BRECCIA_INLINE __m256 decode_eight(__m256i codes) {
             return value;
         return _mm256_mask_i32gather_ps(value, table, codes, _mm256_castsi256_ps(special), 4);
     } else {
-        return _mm256_i32gather_ps(table, codes, 4);
+        // What is above a code's bits must not count: it would gather from beyond the table.
+        return _mm256_i32gather_ps(table, _mm256_and_si256(codes, _mm256_set1_epi32((1 << C::bits) - 1)), 4);
     }
 }
 template <class C>

@@ -17,7 +17,7 @@ BRECCIA_INLINE V load_as_is(const T* p) {
     return v;
 }
 
-BRECCIA_INLINE F f_set(float x) { return F{} + x; }
+BRECCIA_INLINE F f_set(float x) { return x - F{}; }  // 0 + x would turn -0 into 0
 BRECCIA_INLINE I i_set(std::int32_t x) { return I{} + x; }
 BRECCIA_INLINE F f_load(const float* p) { return load_as_is<F>(p); }
 BRECCIA_INLINE F f_load_n(const float* p, std::int64_t n) {

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "breccia/recipe.hpp"
+
+#include "breccia/error.hpp"
+#include "tensor/checks.hpp"
+
+namespace breccia {
+namespace {
+
+bool is_mx(ScaleRule rule) {
+    switch (rule) {
+        case ScaleRule::mx_rceil:
+        case ScaleRule::mx_floor:
+        case ScaleRule::mx_ceil:
+        case ScaleRule::mx_even: return true;
+        default: return false;
+    }
+}
+bool is_nvfp4(ScaleRule rule) { return rule == ScaleRule::nvfp4_te || rule == ScaleRule::nvfp4_torchao; }
+
+[[noreturn]] void reject(const std::string& field, const std::string& requirement, const std::string& value) {
+    throw_value("recipe." + field + " must be " + requirement + ", got " + value);
+}
+
+}  // namespace
+
+void check_enumerators(const Recipe& recipe) {
+    const auto check = [](const char* field, auto value, auto last) {
+        if (value > last)
+            reject(field, "at most " + std::to_string(static_cast<int>(last)), std::to_string(static_cast<int>(value)));
+    };
+    check("element", recipe.element, Format{static_cast<std::uint8_t>(format_table.size() - 1)});
+    check("scale", recipe.scale, ScaleType::e4m3);
+    check("rule", recipe.rule, ScaleRule::asymmetric);
+    check("search", recipe.search, ScaleSearch::mse);
+}
+
+namespace {
+
+void check_element(const Recipe& recipe) {
+    const FormatInfo& element = info(recipe.element);
+    const std::string name = "'" + std::string(element.name) + "'";
+    if (element.family == CodecFamily::exponent) reject("element", "a format of numbers, not of scales", name);
+    if (is_nvfp4(recipe.rule) && recipe.element != format_of<Float4E2M1FN>)
+        reject("element", "'float4_e2m1fn' for a rule of NVFP4", name);
+    if ((is_mx(recipe.rule) || recipe.rule == ScaleRule::multiply) && element.family != CodecFamily::minifloat)
+        reject("element", "a floating-point format for this rule", name);
+    if (recipe.rule == ScaleRule::asymmetric && element.family != CodecFamily::integer)
+        reject("element", "an integer format for a rule with zero points", name);
+}
+
+void check_scale(const Recipe& recipe) {
+    if (recipe.scale == ScaleType::float64)
+        reject("scale", "float32, float16, bfloat16, e8m0 or e4m3", "float64: scales are worked out in float32");
+    if (is_mx(recipe.rule) != (recipe.scale == ScaleType::e8m0))
+        reject("scale", "e8m0 for the rules of MX and for no other", "another pair");
+    if (is_nvfp4(recipe.rule) != (recipe.scale == ScaleType::e4m3))
+        reject("scale", "e4m3 for the rules of NVFP4 and for no other", "another pair");
+    if (recipe.two_level && !is_nvfp4(recipe.rule))
+        reject("two_level", "false unless the rule is one of NVFP4", "true");
+    if (recipe.global_divides && !recipe.two_level) reject("global_divides", "false without a global scale", "true");
+    if (recipe.margin < -126 || recipe.margin > 126)
+        reject("margin", "between -126 and 126", std::to_string(recipe.margin));
+}
+
+void check_layout(const Recipe& recipe) {
+    validate(recipe.layout);
+    if (recipe.layout.axis != -1) reject("layout.axis", "-1: a cast packs codes along the last axis", "-2");
+    if (recipe.ragged && recipe.layout.kind != LayoutKind::per_block_mn)
+        reject("ragged", "false unless the layout is PerBlockMN", "true");
+}
+
+}  // namespace
+
+void validate(const Recipe& recipe) {
+    check_enumerators(recipe);
+    check_element(recipe);
+    check_scale(recipe);
+    check_layout(recipe);
+}
+
+}  // namespace breccia
