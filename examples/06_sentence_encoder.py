@@ -61,7 +61,7 @@ def main():
 
             stored = torch.stack([embed(page) for page in pages])
             asked = torch.stack([embed(sentence) for sentence, _ in queries])
-        nearest = (asked @ stored.T).topk(5).indices
+        nearest = (asked @ stored.T).topk(min(5, len(pages))).indices
         hits = nearest == home[:, None]
         print(f"{name:20} {nbytes:>11,} {hits[:, 0].float().mean():>12.1%} {hits.any(1).float().mean():>11.1%}")
 

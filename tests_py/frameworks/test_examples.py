@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("[0-9]*.py"))
 # Shorter runs than a reader would make.
 ARGUMENTS = {
-    "02_recipe_portable_train": ["--steps", "2", "--batch", "4"],
+    "02_recipe_portable_train": ["--steps", "2", "--batch", "4", "--recipe", "fp32", "--recipe", "nvfp4"],
     "06_sentence_encoder": ["--pages", "3"],
 }
 
