@@ -8,6 +8,7 @@ from breccia import autograd, delayed, formats, frameworks, kernels, layouts, re
 from breccia._version import __version__
 from breccia.autograd import cast_ste, cast_ste_clipped
 from breccia.cpu import cpu_info, num_threads, set_backend, set_num_threads
+from breccia.files import load, open, save  # noqa: A004 (breccia.open)
 from breccia.gpu import gpu_info
 from breccia.grouped import grouped_matmul
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
@@ -65,12 +66,15 @@ __all__ = [
     "kernels",
     "layouts",
     "linear",
+    "load",
     "matmul",
     "num_threads",
+    "open",
     "prepare",
     "quantize_",
     "recipes",
     "requantize",
+    "save",
     "set_backend",
     "set_num_threads",
     "stack",

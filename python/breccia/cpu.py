@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TypedDict
 
 from breccia import _core
@@ -54,8 +55,13 @@ def set_num_threads(count: int) -> None:
     ``BRECCIA_NUM_THREADS`` or the number of processors the process may run on.
 
     Raises:
+        TypeError: ``count`` is not an integer.
         ValueError: ``count`` is less than 1.
     """
+    try:
+        count = operator.index(count)
+    except TypeError:
+        raise TypeError(f"count must be an integer, got {count!r}") from None
     _core.set_num_threads(count)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,6 +26,10 @@ class Layout:
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
+        for name, value in _fields(self).items():
+            if not hasattr(value, "__index__"):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+            self.__dict__[name] = operator.index(value)
         spec = self._make_spec()
         twin = object.__new__(type(self))
         swapped = {**_fields(self), "axis": spec.T.axis}

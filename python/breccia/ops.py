@@ -114,6 +114,10 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, pre
 
     Returns:
         Array ``(..., N)``.
+
+    Raises:
+        TypeError: an operand has an unsupported dtype, or they are of different frameworks.
+        ValueError: the shapes do not match.
     """
     check_kernels(x)
     check_kernels(w)
@@ -132,6 +136,13 @@ def _launched(x: Any, w: Any, out_dtype: Any) -> Any:
 def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
     if len(w.shape) != 2:
         raise ValueError(f"w must be 2-D (N, K), got shape {tuple(w.shape)}")
+    if not hasattr(x, "shape") or len(x.shape) < 1 or x.shape[-1] != w.shape[1]:
+        found = getattr(x, "shape", None)
+        got = type(x).__name__ if found is None else f"shape {tuple(found)}"
+        raise ValueError(f"x must be (..., {w.shape[1]}) for w of shape {tuple(w.shape)}, got {got}")
+    if bias is not None and tuple(getattr(bias, "shape", ())) != (w.shape[0],):
+        got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
+        raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
     vector = len(x.shape) == 1
     if vector and isinstance(x, ScaledTensor):
         raise ValueError(f"x must be at least 2-D where it is a ScaledTensor, got shape {x.shape}")

@@ -14,6 +14,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from breccia import _core, layouts
 
 __all__ = [
@@ -43,6 +45,9 @@ class ScalingRecipe:
     def __post_init__(self) -> None:
         if type(self) is ScalingRecipe:
             raise TypeError("ScalingRecipe is abstract: use one of breccia.recipes.all_recipes()")
+        for field, value in _fields(self).items():
+            if isinstance(value, np.integer):  # which JSON does not know
+                object.__setattr__(self, field, int(value))
         # Not fields: the core's form of the recipe, and what a compiler that cannot look into it may need of it.
         spec = _core.Recipe(type(self).__name__, _fields(self))
         object.__setattr__(self, "_spec", spec)
@@ -207,8 +212,8 @@ class INT8Scaling(ScalingRecipe):
 
 
 def all_recipes() -> list[type[ScalingRecipe]]:
-    """Every recipe class."""
-    return ScalingRecipe.__subclasses__()
+    """Every recipe class of this module."""
+    return [kind for kind in ScalingRecipe.__subclasses__() if kind.__module__ == __name__]
 
 
 def from_dict(fields: dict[str, Any]) -> ScalingRecipe:

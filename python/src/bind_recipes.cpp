@@ -9,8 +9,11 @@ namespace {
 FieldValue field_value(const std::string& name, py::handle value) {
     if (value.is_none()) return std::monostate{};
     if (py::isinstance<py::bool_>(value)) return value.cast<bool>();
-    if (py::isinstance<py::int_>(value)) {
-        const auto number = PyLong_AsLongLong(value.ptr());
+    if (py::isinstance<py::float_>(value)) return value.cast<double>();
+    if (PyIndex_Check(value.ptr()) != 0) {
+        const auto integer = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
+        if (!integer) throw py::error_already_set();
+        const auto number = PyLong_AsLongLong(integer.ptr());
         if (number == -1 && PyErr_Occurred() != nullptr) {
             PyErr_Clear();
             throw_value(name + " must fit in 64 bits, got " + quoted(value));

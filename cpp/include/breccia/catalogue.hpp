@@ -12,8 +12,9 @@
 
 namespace breccia {
 
-/// A field's value. An absent optional integer is std::monostate.
-using FieldValue = std::variant<std::monostate, bool, std::int64_t, std::string>;
+/// A field's value. An absent optional integer is std::monostate. No field takes a double: it is there to be named in
+/// the message that refuses it.
+using FieldValue = std::variant<std::monostate, bool, std::int64_t, std::string, double>;
 using Fields = std::map<std::string, FieldValue, std::less<>>;
 
 struct FieldSpec {

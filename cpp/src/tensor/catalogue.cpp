@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -173,6 +174,11 @@ std::string to_string(const FieldValue& value) {
     if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "True" : "False";
     if (const auto* number = std::get_if<std::int64_t>(&value)) return std::to_string(*number);
     if (const auto* string = std::get_if<std::string>(&value)) return "'" + *string + "'";
+    if (const auto* real = std::get_if<double>(&value)) {
+        std::ostringstream text;
+        text << *real;
+        return text.str() + (text.str().find_first_not_of("-0123456789") == std::string::npos ? ".0" : "");
+    }
     return "None";
 }
 

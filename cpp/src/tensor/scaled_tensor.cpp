@@ -106,6 +106,12 @@ void ScaledTensor::resolve_shape() {
     odd[pack_axis] -= 1;
     if (!fits(as_packed) && odd[pack_axis] > 0 && fits(odd)) shape_ = odd;
     if (!fits(shape_)) {
+        const bool rows = layout_.kind == LayoutKind::per_block_k && data_.shape[pack_axis] % layout_.block_n == 0;
+        if (rows || layout_.kind == LayoutKind::per_block_mn)
+            throw_value(std::string(name_of(layout_.kind)) + ": scale.shape must be " +
+                        to_string(layout_.scale_shape(as_packed)) + " for data of shape " + to_string(data_.shape) +
+                        " with two codes per byte, or " + to_string(layout_.scale_shape(data_.shape)) +
+                        " with one, got " + to_string(scale_.shape));
         packed_ = false;  // so that the layout's message speaks of the shape the user passed
         shape_ = data_.shape;
     }

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia import layouts, recipes
+from breccia import frameworks, layouts, recipes
 from breccia.bridges._common import (
     FP8_CODES,
     STORED_SCALES,
@@ -61,6 +61,8 @@ def save_safetensors(
         TypeError: a value is not a ScaledTensor, or metadata is not strings.
         ValueError: a tensor is a transposed view, or a name of ``extra_metadata`` is taken.
     """
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors must map names to ScaledTensors, as {{'weight': q}}, got {type(tensors).__name__}")
     metadata = dict(extra_metadata or {})
     for key, text in metadata.items():
         if not isinstance(key, str) or not isinstance(text, str):
@@ -152,8 +154,9 @@ def load_safetensors(path: str | os.PathLike[str], framework: str = "numpy") -> 
             its pages where they can until they are written to, which changes no file.
 
     Raises:
-        ValueError: the file is not valid, or metadata and tensors do not fit.
+        ValueError: the file is not valid, has tensors of other formats only, or metadata and tensors do not fit.
     """
+    frameworks.named(framework)
     file = SafetensorsFile(path)
     read = file.__getitem__ if framework == "numpy" else file.private
     result = {}
@@ -167,6 +170,11 @@ def load_safetensors(path: str | os.PathLike[str], framework: str = "numpy") -> 
         except (ValueError, TypeError) as error:
             raise type(error)(f"{file.path}: tensor {name!r}: {error}") from None
         result[name] = scaled if framework == "numpy" else scaled.to(framework)
+    if file.entries and not result:
+        raise ValueError(
+            f"{file.path}: file must have tensors that save_safetensors wrote, its {len(file.entries)} are others: "
+            f"breccia.open(path) reads those of every format"
+        )
     return result
 
 

@@ -337,7 +337,7 @@ def _dtype_name(dtype: Any) -> str:
     try:
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     except TypeError:
-        name = str(dtype)
+        name = str(dtype).rpartition(".")[2]  # another framework's dtype
     if name not in _FLOATS:
         raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
     if name == "float64" and not jax.config.jax_enable_x64:

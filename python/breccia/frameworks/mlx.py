@@ -251,7 +251,7 @@ def _floats(x: Any, argument: str) -> Any:
 def _dtype_name(dtype: Any) -> str:
     name = dtype if isinstance(dtype, str) else _NAMES.get(dtype) if isinstance(dtype, mx.Dtype) else None
     if name is None:
-        name = getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
+        name = getattr(dtype, "name", getattr(dtype, "__name__", str(dtype).rpartition(".")[2]))
     if name not in _FLOATS:
         raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
     return str(name)

@@ -80,7 +80,7 @@ def from_pickle(array: Any, name: str) -> Any:
 
 def to_device(array: Any, device: Any) -> Any:
     if device != "cpu":
-        raise ValueError(f"target must be a framework or 'cpu' for NumPy arrays, got {device!r}")
+        raise ValueError(f"target must be 'numpy', 'torch', 'jax', 'mlx' or 'cpu' for NumPy arrays, got {device!r}")
     return array
 
 
@@ -174,7 +174,7 @@ def _dtype_name(dtype: Any) -> str:
     try:
         name = np.dtype(dtype).name
     except (TypeError, UnicodeError):
-        name = str(dtype)
+        name = str(dtype).rpartition(".")[2]  # another framework's dtype
     if name not in _FLOATS:
         raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
     return str(name)

@@ -253,7 +253,7 @@ def _dtype(dtype: Any) -> torch.dtype:
         found = dtype
     else:
         name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
-        found = DTYPES.get(str(name), torch.bool)
+        found = DTYPES.get(str(name).rpartition(".")[2], torch.bool)
     if found not in _FLOATS:
         raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
     return found

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors to and from files, in one word each: `save`, `load`, and `open` for one tensor at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from breccia import frameworks
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["OpenCheckpoint", "load", "open", "save"]
+
+
+def save(
+    tensors: Mapping[str, ScaledTensor],
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write ScaledTensors to a safetensors file: see `breccia.bridges.save_safetensors`."""
+    from breccia import bridges
+
+    bridges.save_safetensors(tensors, path, metadata)
+
+
+def load(path: str | os.PathLike[str], framework: str = "numpy") -> dict[str, Any]:
+    """Every tensor of a file or checkpoint, of any format breccia reads.
+
+    Args:
+        path: a safetensors file, a directory of them, or a GGUF file.
+        framework: "numpy", "torch", "jax" or "mlx".
+
+    Returns:
+        Name → ScaledTensor; arrays where the file has plain ones, and in NumPy what no ScaledTensor can say.
+
+    Raises:
+        ValueError: the checkpoint is not valid, or there is no such framework.
+        FileNotFoundError: there is no such file.
+    """
+    with open(path, framework) as checkpoint:
+        return dict(checkpoint)
+
+
+def open(  # noqa: A001 (breccia.open)
+    path: str | os.PathLike[str], framework: str = "numpy", *, progress: bool = False
+) -> OpenCheckpoint:
+    """A checkpoint of any format breccia reads, as a mapping that reads a tensor when it is asked for.
+
+    Args:
+        path: a safetensors file, a directory of them, or a GGUF file.
+        framework: "numpy", "torch", "jax" or "mlx".
+        progress: draw a line on the terminal while the tensors are gone through.
+
+    Returns:
+        Its iterator gives pairs, as in ``for name, tensor in breccia.open(path)``.
+
+    Raises:
+        ValueError: the checkpoint is not valid, or there is no such framework.
+        FileNotFoundError: there is no such file.
+    """
+    return OpenCheckpoint(path, framework, progress)
+
+
+class OpenCheckpoint:
+    """What `open` returns. Use it in a ``with``, or let go of it: arrays keep the file's memory."""
+
+    def __init__(self, path: str | os.PathLike[str], framework: str, progress: bool) -> None:
+        from breccia.checkpoint import Checkpoint
+
+        frameworks.named(framework)
+        self._checkpoint = Checkpoint(path)
+        self._found = {found.name: found for found in self._checkpoint.found}
+        self._framework, self._progress = framework, progress
+
+    def keys(self) -> list[str]:
+        """Names of the tensors, in the order of the files."""
+        return list(self._found)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._found:
+            from breccia.recipe_names import suggestion
+
+            raise KeyError(f"{self._checkpoint.path} has no tensor {name!r}: {suggestion(name, self.keys()[:100])}")
+        found = self._checkpoint.refined(self._found[name])
+        tensor = self._checkpoint.load(found)
+        if self._framework == "numpy":
+            return tensor
+        if isinstance(tensor, ScaledTensor):
+            return tensor.to(self._framework)
+        if hasattr(tensor, "scaled"):  # one thing more than a ScaledTensor can say: read in NumPy
+            return tensor
+        source: Any = frameworks.of(tensor)
+        return frameworks.named(self._framework).from_dlpack(*source.to_dlpack(tensor))
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        from breccia.checkpoint.progress import Progress
+
+        sizes = {name: self._checkpoint.nbytes(found) for name, found in self._found.items()}
+        line = Progress(sum(sizes.values()), self._progress)
+        for name, nbytes in sizes.items():
+            yield name, self[name]
+            line.add(nbytes)
+        line.finish()
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """The same pairs."""
+        return iter(self)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found
+
+    def __enter__(self) -> OpenCheckpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files; arrays that view them stay."""
+        self._checkpoint.close()
+
+    def __repr__(self) -> str:
+        return f"breccia.open({str(self._checkpoint.path)!r}): {len(self)} tensors"
