@@ -100,8 +100,7 @@ void encode(std::span<const float> x, Format format, std::span<std::uint8_t> cod
                     std::to_string(codes.size()));
     const auto& kernel = kernels()[format];
     parallel_for(static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
-        const BlockScale unit{.multiply = true};
-        kernel.encode(x.data() + begin, end - begin, unit, codes.data() + begin, 0, false);
+        kernel.encode_unscaled(x.data() + begin, end - begin, codes.data() + begin);
     });
 }
 
@@ -109,15 +108,15 @@ void decode(std::span<const std::uint8_t> codes, Format format, std::span<float>
     if (x.size() != codes.size())
         throw_value("x must have the length of codes, " + std::to_string(codes.size()) + ", got " +
                     std::to_string(x.size()));
-    const auto& kernel = kernels()[format];
+    const DequantizeKernels& kernels_here = kernels().dequantize;
     parallel_for(static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
         const float unit = 1;
-        kernel.dequantize({.codes = codes.data() + begin,
-                           .begin = 0,
-                           .count = end - begin,
-                           .block = end - begin,
-                           .scales = &unit,
-                           .out = x.data() + begin});
+        kernels_here.row(format, {.codes = codes.data() + begin,
+                                  .begin = 0,
+                                  .count = end - begin,
+                                  .block = end - begin,
+                                  .scales = &unit,
+                                  .out = x.data() + begin});
     });
 }
 
