@@ -6,6 +6,12 @@ venv=$PWD/build/venv
 jobs=$(nproc)
 export PATH=$venv/bin:$PATH CMAKE_BUILD_PARALLEL_LEVEL=$jobs CTEST_PARALLEL_LEVEL=$jobs
 
+# Where there is ccache, the library that the C++ tests link, that of the Python package and the parts of the emulated
+# build that are not emulated are compiled once.
+if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-} ]] && command -v ccache >/dev/null; then
+    export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD
+fi
+
 stage_lines=()
 failed_stages=0
 

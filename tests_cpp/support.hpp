@@ -14,26 +14,34 @@
 
 namespace breccia {
 
-/// Every recipe of the catalogue with default fields, and the variants whose code differs.
+/// What a field of the catalogue may be set to besides its default: other choices, the other truth value.
+inline std::vector<FieldValue> other_values(const FieldSpec& spec) {
+    std::vector<FieldValue> values;
+    if (spec.kind == FieldSpec::Kind::boolean) values.emplace_back(spec.number == 0);
+    if (spec.kind != FieldSpec::Kind::choice) return values;
+    std::string_view rest = spec.text;
+    while (rest.find('|') != std::string_view::npos) {
+        rest.remove_prefix(rest.find('|') + 1);
+        values.emplace_back(std::string(rest.substr(0, rest.find('|'))));
+    }
+    return values;
+}
+
+/// Every recipe of the catalogue: with default fields, with one field set to something else, and the combinations of
+/// fields whose code differs.
 inline std::vector<Recipe> all_recipes() {
-    std::vector<Recipe> recipes;
-    for (const RecipeRow& row : catalogue()) recipes.push_back(make_recipe(row.name));
-    const auto add = [&](const char* name, const Fields& fields) { recipes.push_back(make_recipe(name, fields)); };
     using namespace std::string_literals;
-    add("Float8CurrentScaling", {{"fp8_format", "E5M2"s}});
-    add("Float8CurrentScaling", {{"granularity", "row"s}});
-    add("Float8CurrentScaling", {{"scale_rule", "transformer_engine"s}});
+    std::vector<Recipe> recipes;
+    const auto add = [&](std::string_view name, const Fields& fields) { recipes.push_back(make_recipe(name, fields)); };
+    for (const RecipeRow& row : catalogue()) {
+        add(row.name, {});
+        for (const FieldSpec& spec : row.fields)
+            for (const FieldValue& value : other_values(spec))
+                if (row.name != "INT4Scaling" || spec.name != "symmetric")  // a zero point needs unsigned codes, below
+                    add(row.name, {{std::string(spec.name), value}});
+    }
     add("Float8BlockScaling", {{"block_m", std::int64_t{128}}});
-    add("Float8BlockScaling", {{"scale_format", "bf16"s}});
     add("Float8BlockScaling", {{"scale_format", "e8m0"s}, {"scale_search", "mse"s}});
-    for (const char* rounding : {"floor", "ceil", "even"})
-        add("MXFP8BlockScaling", {{"scale_rounding", std::string(rounding)}});
-    add("MXFP6BlockScaling", {{"fp6_format", "E3M2"s}});
-    add("MXFP4BlockScaling", {{"scale_search", "mse"s}});
-    add("NVFP4BlockScaling", {{"two_level", false}});
-    add("NVFP4BlockScaling", {{"scale_rule", "torchao"s}});
-    add("NVFP4BlockScaling", {{"scale_search", "mse"s}});
-    add("NVFP4BlockScaling", {{"global_scale_form", "divisor"s}});
     add("INT4Scaling", {{"signed", false}, {"symmetric", false}});
     add("INT4Scaling", {{"scale_search", "mse"s}, {"scale_dtype", "bf16"s}});
     add("INT4Scaling", {{"group_size", std::int64_t{32}}, {"signed", false}});

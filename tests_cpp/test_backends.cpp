@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every backend this machine supports against the portable one, byte for byte.
+#include <algorithm>
+
 #include "support.hpp"
 
 namespace breccia {
@@ -94,7 +96,16 @@ TEST(Backends, RequantizedBytesEqualPortable) {
     constexpr std::int64_t rows = 130, cols = 640;
     std::vector<float> x = heavy_tailed(rows, cols);
     const Array array = array_of(x, {rows, cols});
-    for (const Recipe& from : all_recipes()) {
+    std::vector<Recipe> sources;  // how scales were chosen makes no other kind of source
+    for (const Recipe& recipe : all_recipes()) {
+        const auto alike = [&](const Recipe& r) {
+            return r.element == recipe.element && r.scale == recipe.scale && r.layout == recipe.layout &&
+                   r.two_level == recipe.two_level && r.global_divides == recipe.global_divides &&
+                   r.has_zero_point() == recipe.has_zero_point();
+        };
+        if (std::ranges::none_of(sources, alike)) sources.push_back(recipe);
+    }
+    for (const Recipe& from : sources) {
         const ScaledTensor source = portable_cast(array, from);
         for (const Recipe& to : all_recipes()) {
             SCOPED_TRACE(describe(from) + " to " + describe(to));

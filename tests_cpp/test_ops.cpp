@@ -4,6 +4,21 @@
 namespace breccia {
 namespace {
 
+// Nobody has kernels that choose scales for them, see Codec::is_target.
+TEST(Cast, FormatsThatAreNoTargetsAreRefused) {
+    std::vector<float> x = heavy_tailed(2, 128);
+    for (std::size_t f = 0; f < format_table.size(); ++f) {
+        Recipe recipe = make_recipe("Float8CurrentScaling");
+        recipe.element = Format{static_cast<std::uint8_t>(f)};
+        const FormatInfo& format = info(recipe.element);
+        const auto cast_x = [&] { cast(array_of(x, {2, 128}), recipe); };
+        if (format.is_target)
+            EXPECT_NO_THROW(cast_x()) << format.name;
+        else
+            EXPECT_THAT(message_of(Error::Kind::value, cast_x), testing::HasSubstr(std::string(format.name)));
+    }
+}
+
 TEST(Cast, EveryRecipeStaysWithinItsStep) {
     constexpr std::int64_t rows = 130, cols = 256;
     std::vector<float> x = heavy_tailed(rows, cols, 1, 3);  // within the range of float16 scales

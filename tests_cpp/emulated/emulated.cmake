@@ -7,9 +7,10 @@ if(NOT SIMDE_INCLUDE_DIR)
   set(SIMDE_INCLUDE_DIR ${simde_SOURCE_DIR})
 endif()
 
-target_compile_definitions(breccia PRIVATE BRECCIA_EMULATE_AVX512)
+# Other sources are compiled as without emulation, so that a compiler cache has them.
+set_source_files_properties(cpp/src/runtime/dispatch.cpp PROPERTIES COMPILE_DEFINITIONS BRECCIA_EMULATE_AVX512)
 foreach(backend avx512 avx512_bf16 amx)
-  set_source_files_properties(cpp/src/backends/${backend}/backend.cpp PROPERTIES
+  set_source_files_properties(${units_of_${backend}} PROPERTIES
     COMPILE_DEFINITIONS BRECCIA_EMULATED_BACKEND
     # -I goes before the compiler's own headers; SIMDe, as a system's header, is spared our warnings. It adds signed
     # lanes that wrap.

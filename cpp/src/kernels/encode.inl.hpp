@@ -3,7 +3,6 @@
 // Encoding with vectors: every minifloat and integer format by the same few instructions, equal to C::encode bit for
 // bit. Written over the vocabulary of vec.hpp: F is 16 floats, I is 16 32-bit integers.
 
-inline constexpr std::int64_t lanes = 16, wide = 4 * lanes;
 inline constexpr float integer_magic = 12582912.0F;  // 1.5 * 2^23: adding it rounds to the nearest integer
 
 // A minifloat's grid around a value: the value's power of two, and the number whose multiple of it has the grid's
@@ -95,9 +94,6 @@ BRECCIA_INLINE B encode_wide(const float* x, const Scale& s0, const Scale& s1, c
         B sign = b_and(b_shr<8 - C::bits>(high), b_set(C::sign_mask));
         if constexpr (!C::has_negative_zero) sign = b_zero_where_zero(sign, code);
         return b_or(code, sign);
-    } else if constexpr (C::family == CodecFamily::exponent) {
-        return b_low_bytes(encode<C, false>(scaled[0], scaled[0], 0.0F), encode<C, false>(scaled[1], scaled[1], 0.0F),
-                           encode<C, false>(scaled[2], scaled[2], 0.0F), encode<C, false>(scaled[3], scaled[3], 0.0F));
     } else {
         const I zero = i_set(static_cast<int>(zero_point));
         const B code = b_low_bytes(i_add(as_bits(round_integer<C, Saturate>(scaled[0], zero_point)), zero),
@@ -202,21 +198,19 @@ static inline void fill_zero(std::uint8_t* bytes, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) bytes[i] = 0;
 }
 
+// A scale that FastDivide does not take is so rare that the one loop that also knows NaNs does for it.
+template <class Body>
+BRECCIA_INLINE void with_scaler_and_nans(const BlockScale& s, Body body) {
+    with_scaler(s, [&](auto scale) BRECCIA_INLINE_LAMBDA {
+        if constexpr (!std::is_same_v<decltype(scale), Divide>)
+            if (s.all_finite) return body(scale, std::false_type{});
+        body(scale, std::true_type{});
+    });
+}
+
 template <class C>
-static void encode_run(const float* x, std::int64_t n, const BlockScale& s, std::uint8_t* codes, std::int64_t offset,
-                       bool packed) {
-    if (n <= 0) return;
-    if (!packed) {
-        codes += offset;
-        if (s.poisoned) return fill_zero(codes, n);
-        with_scaler(s, [&](auto scale) BRECCIA_INLINE_LAMBDA {
-            if (s.all_finite)
-                encode_bytes<C, false>(x, n, scale, s.zero_point, codes);
-            else
-                encode_bytes<C, true>(x, n, scale, s.zero_point, codes);
-        });
-        return;
-    }
+static void encode_packed(const float* x, std::int64_t n, const BlockScale& s, std::uint8_t* codes,
+                          std::int64_t offset) {
     codes += offset / 2;
     if (offset % 2 != 0) {  // the high nibble of a byte whose low nibble is written
         std::uint8_t code = 0;
@@ -227,12 +221,29 @@ static void encode_run(const float* x, std::int64_t n, const BlockScale& s, std:
         ++codes, ++x, --n;
     }
     if (s.poisoned) return fill_zero(codes, (n + 1) / 2);
-    with_scaler(s, [&](auto scale) BRECCIA_INLINE_LAMBDA {
-        if (s.all_finite)
-            encode_nibbles<C, false>(x, n, scale, s.zero_point, codes);
-        else
-            encode_nibbles<C, true>(x, n, scale, s.zero_point, codes);
+    with_scaler_and_nans(s, [&](auto scale, auto may_be_nan) BRECCIA_INLINE_LAMBDA {
+        encode_nibbles<C, decltype(may_be_nan)::value>(x, n, scale, s.zero_point, codes);
     });
+}
+
+template <class C>
+static void encode_run(const float* x, std::int64_t n, const BlockScale& s, std::uint8_t* codes, std::int64_t offset,
+                       bool packed) {
+    if (n <= 0) return;
+    if constexpr (C::bits == 4)
+        if (packed) return encode_packed<C>(x, n, s, codes, offset);
+    codes += offset;
+    if (s.poisoned) return fill_zero(codes, n);
+    with_scaler_and_nans(s, [&](auto scale, auto may_be_nan) BRECCIA_INLINE_LAMBDA {
+        encode_bytes<C, decltype(may_be_nan)::value>(x, n, scale, s.zero_point, codes);
+    });
+}
+
+// The codes of numbers as they are.
+template <class C>
+static void encode_unscaled(const float* x, std::int64_t n, std::uint8_t* codes) {
+    const auto one = [](F value) BRECCIA_INLINE_LAMBDA { return value; };
+    encode_bytes<C, true>(x, n, one, 0.0F, codes);
 }
 
 // The order of addition is part of the definition: lane i sums elements i, i + 16, …, then halves are added.
@@ -269,7 +280,6 @@ BRECCIA_INLINE bool same(F x, F scaled, F decoded) {
 
 template <class C>
 static bool keeps(const float* x, std::int64_t n, const BlockScale& s) {
-    if constexpr (C::family == CodecFamily::exponent) return false;
     bool kept = true;
     const F decoded = f_set(s.decoded);
     with_scaler(s, [&](auto scale) BRECCIA_INLINE_LAMBDA {

@@ -3,11 +3,26 @@
 // Up to sixteen blocks at a time: their amaxes, scales (group_scales.inl.hpp) and codes. Bytes equal those of one block
 // at a time; groups with anything unusual in them (specials, zeros, extreme magnitudes) are left to that.
 
+// Rules whose scales are chosen sixteen at a time.
+constexpr bool has_groups(ScaleRule rule) {
+    switch (rule) {
+        case ScaleRule::divide:
+        case ScaleRule::mx_rceil:
+        case ScaleRule::mx_floor:
+        case ScaleRule::mx_ceil:
+        case ScaleRule::mx_even:
+        case ScaleRule::nvfp4_te:
+        case ScaleRule::nvfp4_torchao: return true;
+        case ScaleRule::multiply:    // of whole tensors: its blocks are long
+        case ScaleRule::asymmetric:  // takes the range, not the amax
+            break;
+    }
+    return false;
+}
+
 static inline bool can_group(const QuantizeRow& row) {
-    constexpr std::int64_t longest = 256;  // the turned group stays in the first-level cache
-    const ScaleRule rule = row.params.rule;
-    if (rule == ScaleRule::asymmetric || rule == ScaleRule::multiply) return false;
-    return row.block % lanes == 0 && row.block <= longest;
+    constexpr std::int64_t longest = 256;  // the transposed group stays in the first-level cache
+    return has_groups(row.params.rule) && row.block % lanes == 0 && row.block <= longest;
 }
 
 BRECCIA_INLINE void write_scales(void* scales, std::int64_t first, std::int64_t count, I stored, ScaleType type) {
@@ -119,12 +134,21 @@ static void encode_group(const float* x, std::int64_t block, std::int64_t count,
 template <class C>
 BRECCIA_INLINE bool may_saturate(I stored, const ScaleParams& p) {
     if (p.search != ScaleSearch::amax || C::lowest >= 0) return true;
-    if (p.type == ScaleType::e4m3) {
-        const int largest = p.two_level ? Float8E4M3FN::max_code : Float8E4M3FN::max_code - 1;
-        return !i_none(m_or(i_less(stored, i_set(8)), i_less(i_set(largest), stored)));
+    switch (p.rule) {
+        case ScaleRule::nvfp4_te:
+        case ScaleRule::nvfp4_torchao: {
+            const int largest = p.two_level ? Float8E4M3FN::max_code : Float8E4M3FN::max_code - 1;
+            return !i_none(m_or(i_less(stored, i_set(8)), i_less(i_set(largest), stored)));
+        }
+        case ScaleRule::mx_rceil: return false;
+        case ScaleRule::divide: return p.margin_factor < 1.0F;
+        case ScaleRule::mx_floor:
+        case ScaleRule::mx_ceil:
+        case ScaleRule::mx_even:
+        case ScaleRule::multiply:
+        case ScaleRule::asymmetric: break;
     }
-    if (p.rule == ScaleRule::mx_rceil) return false;
-    return p.rule != ScaleRule::divide || p.margin_factor < 1.0F;
+    return true;
 }
 
 // Bits of the largest magnitude in each lane of a block.
@@ -184,13 +208,12 @@ BRECCIA_INLINE void choose_group(const QuantizeRow& row, Group g, GroupFactors& 
     const I amax_bits = i_load(group.amax_bits);
     group.ordinary = ordinary(amax_bits, row.params.type);
     if (!group.ordinary) return;
-    const GroupScale s =
-        row.params.search == ScaleSearch::amax
-            ? group_scales<C>(amax_bits, row.params, 0)
-            : search_group<C>(row.x + g.first * row.block, row.block, amax_bits, row.params, is_coded(row.params.type));
-    group.saturate = may_saturate<C>(s.stored_i32x16, row.params);
-    write_scales(row.scales, g.first, g.count, s.stored_i32x16, row.params.type);
-    f_store(group.factor, s.factor_f32x16);
+    const GroupScale s = row.params.search == ScaleSearch::amax
+                             ? scale_of_amax<C, SixteenLanes>(amax_bits, row.params, 0)
+                             : search_group<C>(row.x + g.first * row.block, row.block, amax_bits, row.params);
+    group.saturate = may_saturate<C>(s.stored, row.params);
+    write_scales(row.scales, g.first, g.count, s.stored, row.params.type);
+    f_store(group.factor, s.factor);
 }
 
 template <class C, class Scales>
@@ -214,6 +237,14 @@ BRECCIA_INLINE void encode_products(const QuantizeRow& row, Group g, GroupFactor
     encode_group<C>(row, g, group.saturate, GroupMultiply{group.factor});
 }
 
+// Codes of integers are made by division alone: no rule that multiplies has groups of them.
+template <class C>
+BRECCIA_INLINE void encode_scaled(const QuantizeRow& row, Group g, GroupFactors& group) {
+    if constexpr (C::family == CodecFamily::minifloat)
+        if (multiplies(row.params.rule)) return encode_products<C>(row, g, group);
+    encode_group<C>(row, g, group.saturate, GroupDivide(f_load(group.factor)));
+}
+
 // The scales of a few groups before their codes: one group's scales are a long chain of dependent instructions, and
 // several run side by side. Together they stay in the first-level cache. Returns how many blocks were quantized.
 template <class C>
@@ -235,10 +266,8 @@ static std::int64_t quantize_groups(const QuantizeRow& row) {
         each([&](Group g, GroupFactors& f) BRECCIA_INLINE_LAMBDA {
             if (!f.ordinary)
                 for (std::int64_t b = g.first; b < g.first + g.count; ++b) quantize_block<C>(row, b);
-            else if (is_coded(row.params.type))
-                encode_products<C>(row, g, f);
             else
-                encode_group<C>(row, g, f.saturate, GroupDivide(f_load(f.factor)));
+                encode_scaled<C>(row, g, f);
         });
     }
     return blocks;
@@ -247,7 +276,6 @@ static std::int64_t quantize_groups(const QuantizeRow& row) {
 template <class C>
 static void quantize_row(const QuantizeRow& row) {
     std::int64_t i = 0;
-    if constexpr (C::family != CodecFamily::exponent)
-        if (can_group(row)) i = quantize_groups<C>(row);
+    if (can_group(row)) i = quantize_groups<C>(row);
     for (; i < row.blocks; ++i) quantize_block<C>(row, i);
 }

@@ -1,44 +1,263 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scale rules: from a block's statistics to its stored scale and the factor its codes are made with. Plain scalar
-// code, visited once per block. Oracles and their arithmetic: docs/numerics.md.
+// The scale rules: from the amax of a block to its stored scale and the factor its codes are made with. Each rule is
+// written once, over a lane type L: OneLane for a block at a time and any amax, SixteenLanes for groups of blocks whose
+// amaxes are ordinary. Oracles and their arithmetic: docs/numerics.md.
 //
-// Included inside a backend's namespace, so that no symbol is shared between targets.
+// No switch over ScaleRule has a default, and CMake makes a missing case an error: a new rule is decided everywhere.
 
 inline constexpr float f32_max = std::numeric_limits<float>::max();
 
-static inline float minimum(float a, float b) { return a < b ? a : b; }
+// The scales of as many blocks as L has lanes.
+template <class L>
+struct LaneScale {
+    typename L::Int stored;             // as in memory, in the low bits
+    typename L::Float factor, decoded;  // codes are x times the factor, or x divided by it: see multiplies()
+};
+
+/// Whether codes are made by multiplying with the factor rather than by dividing.
+constexpr bool multiplies(ScaleRule rule) {
+    switch (rule) {
+        case ScaleRule::mx_rceil:
+        case ScaleRule::mx_floor:
+        case ScaleRule::mx_ceil:
+        case ScaleRule::mx_even:
+        case ScaleRule::nvfp4_te:
+        case ScaleRule::nvfp4_torchao:
+        case ScaleRule::multiply: return true;
+        case ScaleRule::divide:
+        case ScaleRule::asymmetric: break;
+    }
+    return false;
+}
+
+// Candidates of the search by squared error. Number 0 is the amax rule's own scale and wins ties.
+inline constexpr int e4m3_offsets[] = {0, 1, -1, 2, -2, 3, 4, 5, 6};  // code * 1.5 is 4 or 5 up: "four over six"
+inline constexpr int e8m0_offsets[] = {0, 1, -1};
+// Scales that are numbers are multiplied by one of these. Larger ones visit, over one binade, every alignment of a
+// minifloat's grid, and nothing saturates. Smaller ones saturate the outliers of integers.
+inline constexpr int number_candidates = 16;
+constexpr float larger(int candidate) { return 1.0F + 0.0625F * static_cast<float>(candidate); }
+constexpr float smaller(int candidate) { return 1.0F - 0.02F * static_cast<float>(candidate); }
+
+// A negative scale gives the larger side of the data the extra code of a signed integer: the same candidates again.
+template <class C>
+inline constexpr bool has_extra_code = C::family == CodecFamily::integer && C::lowest < 0;
+
+template <class C>
+static inline int candidate_count(const ScaleParams& p) {
+    if (p.search == ScaleSearch::amax) return 1;
+    switch (p.rule) {
+        case ScaleRule::mx_rceil:
+        case ScaleRule::mx_floor:
+        case ScaleRule::mx_ceil:
+        case ScaleRule::mx_even: return static_cast<int>(std::size(e8m0_offsets));
+        case ScaleRule::nvfp4_te:
+        case ScaleRule::nvfp4_torchao: return static_cast<int>(std::size(e4m3_offsets));
+        case ScaleRule::divide:
+        case ScaleRule::multiply: return has_extra_code<C> ? 2 * number_candidates : number_candidates;
+        case ScaleRule::asymmetric: break;
+    }
+    return number_candidates;
+}
+
+// ---- Powers of two: the MX rules ----
+
+// E8M0 of the amax over the format's largest number, or over the power of two in that.
+template <class C, class L>
+BRECCIA_INLINE typename L::Int mx_code(typename L::Int amax_bits, ScaleRule rule) {
+    if constexpr (C::family != CodecFamily::minifloat) {
+        return L::set(0);
+    } else {
+        // Added to a float's bits, this makes the exponent that of the next power of two.
+        const auto almost_one = L::set(0x007F'FFFF);
+        auto bits = amax_bits;
+        switch (rule) {
+            case ScaleRule::mx_rceil: {
+                // As PTX cvt.rp.satfinite.ue8m0x2.f32: 2^-127 and less give 0.
+                const auto ratio = as_bits(f_div(as_float(amax_bits), L::set(C::max)));
+                auto code = i_shr<23>(i_add(ratio, almost_one));
+                if constexpr (!L::ordinary)
+                    code = i_select(i_less(L::set(0x0040'0000), ratio), i_min(code, L::set(254)), L::set(0));
+                return code;
+            }
+            case ScaleRule::mx_ceil: bits = i_add(bits, almost_one); break;
+            case ScaleRule::mx_even: bits = i_add(bits, L::set(1 << (22 - C::mantissa_bits))); break;
+            case ScaleRule::mx_floor: break;
+            case ScaleRule::divide:
+            case ScaleRule::multiply:
+            case ScaleRule::nvfp4_te:
+            case ScaleRule::nvfp4_torchao:
+            case ScaleRule::asymmetric: return L::set(0);  // no powers of two
+        }
+        auto code = i_sub(i_shr<23>(bits), L::set(C::max_exponent));
+        if constexpr (!L::ordinary) code = i_min(i_max(code, L::set(0)), L::set(254));
+        return code;
+    }
+}
+
+// 2^(code - 127). Of code 0 that is a subnormal float.
+template <class L>
+BRECCIA_INLINE typename L::Float power_of_two(typename L::Int code) {
+    const auto power = as_float(i_shl<23>(code));
+    if constexpr (L::ordinary)
+        return power;
+    else
+        return f_select(i_less(code, L::set(1)), L::set(exp2i(-127)), power);
+}
+
+template <class C, class L>
+BRECCIA_INLINE LaneScale<L> mx_scale(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
+    const auto own = mx_code<C, L>(amax_bits, p.rule);
+    auto code = i_add(own, L::set(e8m0_offsets[candidate]));
+    if constexpr (!L::ordinary)
+        code = i_select(i_less(code, L::set(1)), own, i_select(i_less(L::set(254), code), own, code));
+    LaneScale<L> s{code, power_of_two<L>(i_sub(L::set(254), code)), power_of_two<L>(code)};
+    // At code 0 the oracles part from 2^127: torchao and TransformerEngine multiply by 1 where they round up, and
+    // torchao divides by 2^-126 in its other modes.
+    if constexpr (!L::ordinary) {
+        const float at_zero = p.rule == ScaleRule::mx_rceil ? 1.0F : exp2i(126);
+        s.factor = f_select(i_less(code, L::set(1)), L::set(at_zero), s.factor);
+    }
+    return s;
+}
+
+// ---- E4M3 scales, under a global scale or without: the NVFP4 rules ----
+
+// A block's scale before it is rounded to E4M3.
+template <class L>
+BRECCIA_INLINE typename L::Float nvfp4_ratio(typename L::Float amax, const ScaleParams& p) {
+    if (!p.two_level) return f_div(amax, L::set(6.0F));
+    if (p.rule == ScaleRule::nvfp4_torchao) return f_div(f_div(amax, L::set(6.0F)), L::set(p.global_scale));
+    return f_mul(amax, L::set(p.global_encode * (1.0F / 6.0F)));
+}
+
+template <class L>
+BRECCIA_INLINE typename L::Float nvfp4_factor(typename L::Float value, const ScaleParams& p) {
+    if (!p.two_level) return f_div(L::set(1.0F), value);
+    if (p.rule == ScaleRule::nvfp4_torchao) return f_div(L::set(1.0F / p.global_scale), value);
+    return f_div(L::set(1.0F), f_mul(value, L::set(1.0F / p.global_encode)));
+}
+
+template <class L>
+BRECCIA_INLINE LaneScale<L> nvfp4_scale(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
+    const bool torchao = p.rule == ScaleRule::nvfp4_torchao;
+    auto ratio = nvfp4_ratio<L>(as_float(amax_bits), p);
+    if (torchao) ratio = f_max(L::set(Float8E4M3FN::smallest_normal), ratio);
+    const auto own = e4m3_code(ratio);
+    const auto moved = i_add(own, L::set(e4m3_offsets[candidate]));
+    const auto lowest = L::set(torchao ? 8 : 1), highest = L::set(std::int32_t{Float8E4M3FN::max_code});
+    LaneScale<L> s;
+    s.stored = i_select(i_less(moved, lowest), own, i_select(i_less(highest, moved), own, moved));
+    const auto value = e4m3_value(s.stored);
+    s.factor = f_min(nvfp4_factor<L>(value, p), L::set(f32_max));
+    s.decoded = f_mul(value, L::set(p.global_scale));
+    return s;
+}
+
+// ---- Scales that are numbers ----
+
+// `largest` and less, and not zero.
+template <class T, class L>
+BRECCIA_INLINE LaneScale<L> stored_as_half(typename L::Float scale, std::int32_t largest) {
+    auto bits = half_bits<T>(scale);
+    if constexpr (!L::ordinary) bits = i_max(i_min(bits, L::set(largest)), L::set(1));
+    const auto decoded = half_value<T>(bits);
+    return {bits, decoded, decoded};
+}
+
+// A positive scale rounded to its type, kept finite and above zero.
+template <class L>
+BRECCIA_INLINE LaneScale<L> stored_as(typename L::Float scale, ScaleType type) {
+    if constexpr (!L::ordinary) scale = f_min(scale, L::set(f32_max));
+    switch (type) {
+        case ScaleType::float16: return stored_as_half<Float16, L>(scale, 0x7BFF);
+        case ScaleType::bfloat16: return stored_as_half<BFloat16, L>(scale, 0x7F7F);
+        case ScaleType::float32:
+        case ScaleType::float64:  // no recipe has these three
+        case ScaleType::e8m0:
+        case ScaleType::e4m3: break;
+    }
+    auto bits = as_bits(scale);
+    if constexpr (!L::ordinary) bits = i_max(bits, L::set(1));
+    return {bits, as_float(bits), as_float(bits)};
+}
+
+template <class L>
+BRECCIA_INLINE LaneScale<L> minus(const LaneScale<L>& s, ScaleType type) {
+    const auto sign = L::set(type == ScaleType::float32 ? std::numeric_limits<std::int32_t>::min() : 0x8000);
+    const auto zero = L::set(0.0F);
+    return {i_xor(s.stored, sign), f_sub(zero, s.factor), f_sub(zero, s.decoded)};
+}
+
+// `one` where the amax is zero.
+template <class L>
+BRECCIA_INLINE typename L::Float one_of_zero(typename L::Int amax_bits, typename L::Float x) {
+    if constexpr (L::ordinary)
+        return x;
+    else
+        return f_select(i_less(amax_bits, L::set(1)), L::set(1.0F), x);
+}
+
+template <class C, class L>
+BRECCIA_INLINE LaneScale<L> divide_scale(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
+    const int step = candidate % number_candidates;
+    const float moved = C::family == CodecFamily::minifloat ? larger(step) : smaller(step);
+    auto scale = f_mul(f_div(as_float(amax_bits), L::set(C::max)), L::set(p.margin_factor));
+    scale = one_of_zero<L>(amax_bits, f_mul(scale, L::set(moved)));
+    const LaneScale<L> s = stored_as<L>(scale, p.type);
+    return candidate < number_candidates ? s : minus(s, p.type);
+}
+
+template <class C, class L>
+BRECCIA_INLINE LaneScale<L> multiply_scale(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
+    const auto most = L::set(f32_max);
+    const auto ratio = f_min(f_div(L::set(C::max), as_float(amax_bits)), most);
+    const auto factor =
+        one_of_zero<L>(amax_bits, f_min(f_div(ratio, L::set(p.margin_factor * larger(candidate))), most));
+    LaneScale<L> s = stored_as<L>(f_div(L::set(1.0F), factor), p.type);
+    s.factor = factor;
+    return s;
+}
+
+// Every rule that an amax decides.
+template <class C, class L>
+BRECCIA_INLINE LaneScale<L> scale_of_amax(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
+    switch (p.rule) {
+        case ScaleRule::mx_rceil:
+        case ScaleRule::mx_floor:
+        case ScaleRule::mx_ceil:
+        case ScaleRule::mx_even: return mx_scale<C, L>(amax_bits, p, candidate);
+        case ScaleRule::nvfp4_te:
+        case ScaleRule::nvfp4_torchao: return nvfp4_scale<L>(amax_bits, p, candidate);
+        case ScaleRule::divide: return divide_scale<C, L>(amax_bits, p, candidate);
+        case ScaleRule::multiply: return multiply_scale<C, L>(amax_bits, p, candidate);
+        case ScaleRule::asymmetric: break;  // takes the range, see asymmetric_scale
+    }
+    return {L::set(0), L::set(1.0F), L::set(1.0F)};
+}
+
+// ---- One block ----
+
 static inline float clamp(float x, float low, float high) { return x < low ? low : (x > high ? high : x); }
 
-// A positive or negative scale rounded to its storage type, kept finite and non-zero.
-static inline BlockScale store_scale(float s, ScaleType type) {
-    const std::uint32_t sign = bits_of(s) & f32_sign_bit;
-    const float magnitude = minimum(abs(s), f32_max);
+static inline BlockScale block_scale(const LaneScale<OneLane>& s) {
     BlockScale result;
-    switch (type) {
-        case ScaleType::float16: {
-            std::uint32_t bits = to_float16(magnitude).bits;
-            if (bits >= 0x7C00U) bits = 0x7BFFU;
-            if (bits == 0) bits = 1;
-            result.stored = bits | sign >> 16;
-            result.decoded = to_float(Float16{static_cast<std::uint16_t>(result.stored)});
-            break;
-        }
-        case ScaleType::bfloat16: {
-            std::uint32_t bits = to_bfloat16(magnitude).bits;
-            if (bits >= 0x7F80U) bits = 0x7F7FU;
-            if (bits == 0) bits = 1;
-            result.stored = bits | sign >> 16;
-            result.decoded = to_float(BFloat16{static_cast<std::uint16_t>(result.stored)});
-            break;
-        }
-        default: {
-            const std::uint32_t bits = bits_of(magnitude) == 0 ? 1U : bits_of(magnitude);
-            result.stored = bits | sign;
-            result.decoded = float_from_bits(result.stored);
-        }
-    }
-    result.factor = result.decoded;
+    result.stored = static_cast<std::uint32_t>(s.stored);
+    result.factor = s.factor;
+    result.decoded = s.decoded;
+    return result;
+}
+
+// s = (max - min) / levels over a range that contains zero, and the code zero maps to.
+template <class C>
+static inline BlockScale asymmetric_scale(float min, float max, const ScaleParams& p) {
+    // Halved first: the range of two finite floats can be infinite.
+    const float levels = C::max - C::lowest;
+    const float s = (max * 0.5F - min * 0.5F) / levels * 2.0F;
+    BlockScale result = block_scale(stored_as<OneLane>(s == 0 ? 1.0F : s, p.type));
+    const float zero = C::lowest - min / result.decoded;
+    result.zero_point = (clamp(zero, C::lowest, C::max) + integer_magic) - integer_magic;
     return result;
 }
 
@@ -57,140 +276,14 @@ static inline BlockScale poisoned_scale(ScaleType type) {
     return result;
 }
 
-// E8M0 of a positive float rounded up, as PTX cvt.rp.satfinite.ue8m0x2.f32: 2^-127 and less give 0.
-static inline std::uint32_t e8m0_round_up(float x) {
-    const std::uint32_t b = bits_of(x);
-    if (b <= 0x0040'0000U) return 0;
-    const std::uint32_t code = (b + 0x007F'FFFFU) >> 23;
-    return code > 254 ? 254 : code;
-}
-
-template <class C>
-static inline std::uint32_t mx_exponent(float amax, ScaleRule rule) {
-    if constexpr (C::family == CodecFamily::minifloat) {
-        if (rule == ScaleRule::mx_rceil) return e8m0_round_up(amax / C::max);
-        std::uint32_t b = bits_of(amax);
-        if (rule == ScaleRule::mx_even) b += 1U << (22 - C::mantissa_bits);
-        int exponent = static_cast<int>(b >> 23);
-        if (rule == ScaleRule::mx_ceil && (b & 0x007F'FFFFU) != 0) ++exponent;
-        exponent -= C::max_exponent;
-        return exponent < 0 ? 0U : static_cast<std::uint32_t>(exponent);
-    }
-    return 0;
-}
-
-static inline BlockScale mx_scale(std::uint32_t code, ScaleRule rule) {
-    BlockScale result;
-    result.stored = code;
-    result.decoded = exp2i(static_cast<int>(code) - 127);
-    result.multiply = true;
-    // At code 0 the oracles part from 2^127: torchao and TransformerEngine multiply by 1 where they round up, and
-    // torchao divides by 2^-126 in its other modes.
-    result.factor = code == 0 ? (rule == ScaleRule::mx_rceil ? 1.0F : exp2i(126)) : exp2i(127 - static_cast<int>(code));
-    return result;
-}
-
-static inline BlockScale nvfp4_scale(std::uint32_t code, const ScaleParams& p) {
-    BlockScale result;
-    result.stored = code;
-    const float b = Float8E4M3FN::decode(static_cast<std::uint8_t>(code));
-    result.multiply = true;
-    if (!p.two_level)
-        result.factor = minimum(1.0F / b, f32_max);
-    else if (p.rule == ScaleRule::nvfp4_torchao)
-        result.factor = minimum((1.0F / p.global_scale) / b, f32_max);
-    else
-        result.factor = minimum(1.0F / (b * (1.0F / p.global_encode)), f32_max);
-    result.decoded = b * p.global_scale;
-    return result;
-}
-
-static inline std::uint32_t nvfp4_code(float amax, const ScaleParams& p) {
-    float b = 0;
-    if (!p.two_level)
-        b = amax / 6.0F;
-    else if (p.rule == ScaleRule::nvfp4_torchao)
-        b = (amax / 6.0F) / p.global_scale;
-    else
-        b = amax * (p.global_encode * (1.0F / 6.0F));
-    const float lowest = p.rule == ScaleRule::nvfp4_torchao ? Float8E4M3FN::smallest_normal : 0.0F;
-    return Float8E4M3FN::encode(clamp(b, lowest, 448.0F));
-}
-
-// s = (max - min) / levels over a range that contains zero, and the code zero maps to.
-template <class C>
-static inline BlockScale asymmetric_scale(float min, float max, const ScaleParams& p) {
-    // Halved first: the range of two finite floats can be infinite.
-    const float levels = C::max - C::lowest;
-    const float s = (max * 0.5F - min * 0.5F) / levels * 2.0F;
-    BlockScale result = store_scale(s == 0 ? 1.0F : s, p.type);
-    const float zero = C::lowest - min / result.decoded;
-    constexpr float magic = 12582912.0F;  // 1.5 * 2^23: adding it rounds to the nearest integer
-    result.zero_point = (clamp(zero, C::lowest, C::max) + magic) - magic;
-    return result;
-}
-
-// Candidates of the search by squared error. Number 0 is the amax rule's own scale and wins ties.
-inline constexpr int e4m3_offsets[] = {0, 1, -1, 2, -2, 3, 4, 5, 6};  // code * 1.5 is 4 or 5 up: "four over six"
-inline constexpr int e8m0_offsets[] = {0, 1, -1};
-
-template <class C>
-static inline int candidate_count(const ScaleParams& p) {
-    if (p.search == ScaleSearch::amax) return 1;
-    if (p.type == ScaleType::e4m3) return static_cast<int>(std::size(e4m3_offsets));
-    if (p.type == ScaleType::e8m0) return static_cast<int>(std::size(e8m0_offsets));
-    const bool symmetric_integer =
-        C::family == CodecFamily::integer && C::lowest < 0 && p.rule != ScaleRule::asymmetric;
-    return symmetric_integer ? 32 : 16;
-}
-
 template <class C>
 static inline BlockScale scale_of_rule(const BlockStats& stats, const ScaleParams& p, int candidate) {
-    const float amax = float_from_bits(stats.amax_bits);
-    switch (p.rule) {
-        case ScaleRule::mx_rceil:
-        case ScaleRule::mx_floor:
-        case ScaleRule::mx_ceil:
-        case ScaleRule::mx_even: {
-            const std::uint32_t code = mx_exponent<C>(amax, p.rule);
-            const int moved = static_cast<int>(code) + e8m0_offsets[candidate];
-            return mx_scale(moved < 1 || moved > 254 ? code : static_cast<std::uint32_t>(moved), p.rule);
-        }
-        case ScaleRule::nvfp4_te:
-        case ScaleRule::nvfp4_torchao: {
-            const std::uint32_t code = nvfp4_code(amax, p);
-            const int moved = static_cast<int>(code) + e4m3_offsets[candidate];
-            const int lowest = p.rule == ScaleRule::nvfp4_torchao ? 8 : 1;
-            const bool outside = moved < lowest || moved > Float8E4M3FN::max_code;
-            return nvfp4_scale(outside ? code : static_cast<std::uint32_t>(moved), p);
-        }
-        case ScaleRule::asymmetric: {
-            // Values beyond a shrunken range saturate.
-            const float shrink = 1.0F - 0.02F * static_cast<float>(candidate);
-            return asymmetric_scale<C>(stats.min * shrink, stats.max * shrink, p);
-        }
-        case ScaleRule::multiply: {
-            if (amax == 0) return store_scale(1.0F, p.type);
-            const float stretch = p.margin_factor * (1.0F + 0.0625F * static_cast<float>(candidate));
-            const float m = minimum(minimum(C::max / amax, f32_max) / stretch, f32_max);
-            BlockScale result = store_scale(1.0F / m, p.type);
-            result.factor = m;
-            result.multiply = true;
-            return result;
-        }
-        case ScaleRule::divide: break;
-    }
-    if (amax == 0) return store_scale(1.0F, p.type);
-    float s = amax / C::max * p.margin_factor;
-    if constexpr (C::family == CodecFamily::minifloat) {
-        // One binade of larger scales visits every alignment of the float grid, and nothing saturates.
-        s *= 1.0F + 0.0625F * static_cast<float>(candidate);
-    } else {
-        // Smaller scales saturate the outliers. A negative one gives the larger side of the data the extra code.
-        s *= 1.0F - 0.02F * static_cast<float>(candidate & 15);
-        if (candidate >= 16) s = -s;
-    }
-    return store_scale(s, p.type);
+    if (p.rule == ScaleRule::asymmetric)  // values beyond a shrunken range saturate
+        return asymmetric_scale<C>(stats.min * smaller(candidate), stats.max * smaller(candidate), p);
+    BlockScale result =
+        block_scale(scale_of_amax<C, OneLane>(static_cast<std::int32_t>(stats.amax_bits), p, candidate));
+    result.multiply = multiplies(p.rule);
+    return result;
 }
 
 template <class C>

@@ -90,11 +90,3 @@ static void encode_stochastic(const float* x, std::int64_t n, const BlockScale& 
             __builtin_memcpy(codes + offset + begin, run, static_cast<std::size_t>(count));
     }
 }
-
-template <class C>
-static consteval auto stochastic_encoder() {
-    if constexpr (C::family == CodecFamily::exponent)
-        return nullptr;
-    else
-        return encode_stochastic<C>;
-}

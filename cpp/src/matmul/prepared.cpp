@@ -62,7 +62,7 @@ Array widened(const Array& scale) {
     const DType dtype = scale.type.dtype();
     if (dtype == DType::float32) return scale;
     Array to = Array::allocate(DType::float32, scale.shape);
-    kernels().load[static_cast<std::size_t>(dtype)](scale.data, scale.size(), to.as<float>());
+    kernels().dequantize.load[static_cast<std::size_t>(dtype)](scale.data, scale.size(), to.as<float>());
     return to;
 }
 

@@ -13,7 +13,7 @@ Array ones(DType dtype, Shape shape) {
     std::fill_n(one.as<float>(), one.size(), 1.0F);
     if (dtype == DType::float32) return one;
     Array rounded = Array::allocate(dtype, one.shape);
-    kernels().store[static_cast<std::size_t>(dtype)](one.as<float>(), one.size(), rounded.data);
+    kernels().dequantize.store[static_cast<std::size_t>(dtype)](one.as<float>(), one.size(), rounded.data);
     return rounded;
 }
 

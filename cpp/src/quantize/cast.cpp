@@ -116,8 +116,7 @@ void encode(std::span<const float> x, Format format, std::span<std::uint8_t> cod
     const IeeeArithmetic arithmetic;
     const auto& kernel = kernels()[format];
     parallel_for(static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
-        const BlockScale unit{.multiply = true};
-        kernel.encode(x.data() + begin, end - begin, unit, codes.data() + begin, 0, false);
+        kernel.encode_unscaled(x.data() + begin, end - begin, codes.data() + begin);
     });
 }
 
@@ -127,15 +126,15 @@ void decode(std::span<const std::uint8_t> codes, Format format, std::span<float>
                     std::to_string(x.size()));
     check_format(format);
     const IeeeArithmetic arithmetic;
-    const auto& kernel = kernels()[format];
+    const DequantizeKernels& kernels_here = kernels().dequantize;
     parallel_for(static_cast<std::int64_t>(x.size()), parallel_grain, [&](std::int64_t begin, std::int64_t end) {
         const float unit = 1;
-        kernel.dequantize({.codes = codes.data() + begin,
-                           .begin = 0,
-                           .count = end - begin,
-                           .block = end - begin,
-                           .scales = &unit,
-                           .out = x.data() + begin});
+        kernels_here.row(format, {.codes = codes.data() + begin,
+                                  .begin = 0,
+                                  .count = end - begin,
+                                  .block = end - begin,
+                                  .scales = &unit,
+                                  .out = x.data() + begin});
     });
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "breccia/error.hpp"
 #include "quantize/scale_choice.hpp"
 #include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
@@ -91,11 +92,12 @@ private:
         BlockStats total;
         std::mutex mutex;
         for_each_run([&](const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) {
-            const std::int32_t most = kernels_.block_amax(
+            const std::int32_t most = kernels_.quantize.block_amax(
                 x, count, grid_.block_cols, amax_bits_.data() + block_index(row.matrix, row.begin_row) + block);
             const auto bits = static_cast<std::uint32_t>(most);
-            const BlockStats stats = bits < f32_infinity_bits ? BlockStats{.amax_bits = bits}
-                                                              : kernels_.stats(x, count * grid_.block_cols, false);
+            const BlockStats stats = bits < f32_infinity_bits
+                                         ? BlockStats{.amax_bits = bits}
+                                         : kernels_.quantize.stats(x, count * grid_.block_cols, false);
             const std::lock_guard lock(mutex);
             merge(total, stats);
         });
@@ -213,7 +215,7 @@ private:
             const float* values = x + j * size;
             const std::int64_t col = (first + j) * size;
             const auto amax_bits = [&]() -> std::optional<std::uint32_t> {
-                const BlockStats stats = kernels_.stats(values, size, false);
+                const BlockStats stats = kernels_.quantize.stats(values, size, false);
                 return stats.has_nan || stats.has_infinity ? std::nullopt : std::optional(stats.amax_bits);
             };
             const auto kept =
@@ -278,8 +280,8 @@ private:
             const BlockRange b = range_of(matrix, block_row, block, count);
             for (std::int64_t row = b.begin_row; row < b.end_row; ++row) {
                 const std::int64_t n = b.end_col - b.begin_col;
-                kernels_.fold_amax(source_.read(matrix, row, b.begin_col, n, scratch), n, grid_.block_cols,
-                                   amax.data());
+                kernels_.quantize.fold_amax(source_.read(matrix, row, b.begin_col, n, scratch), n, grid_.block_cols,
+                                            amax.data());
             }
         }
         for (std::int64_t j = 0; j < count; ++j) {
@@ -340,6 +342,9 @@ ScaledTensor assemble(CastOutput out, const Recipe& recipe, const Shape& shape, 
 
 void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out,
               const CastOptions& options) {
+    if (!info(recipe.element).is_target)
+        throw_value("recipe.element must be a format that recipes quantize to, got '" +
+                    std::string(info(recipe.element).name) + "'");
     const IeeeArithmetic arithmetic;
     Quantizer(source, shape, recipe, out, options).run();
 }

@@ -31,7 +31,7 @@ public:
     BlockStats stats_of(const BlockRange& b, Scratch& scratch) const {
         BlockStats stats;
         source_.for_each_piece(b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) {
-            merge(stats, kernels_.stats(x, n, needs_range()));
+            merge(stats, kernels_.quantize.stats(x, n, needs_range()));
         });
         return stats;
     }

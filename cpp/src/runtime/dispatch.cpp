@@ -14,7 +14,10 @@
 
 #if defined(__x86_64__)
 #define BRECCIA_X86 1
-#if !defined(_WIN32)
+#if !defined(BRECCIA_NO_AVX512)
+#define BRECCIA_AVX512 1
+#endif
+#if defined(BRECCIA_AVX512) && !defined(_WIN32)
 #define BRECCIA_AMX 1
 #endif
 #include <cpuid.h>
@@ -35,15 +38,17 @@ extern constinit const KernelTable kernels;
 namespace avx2 {
 extern constinit const KernelTable kernels;
 }
+#ifdef BRECCIA_AVX512
 namespace avx512 {
 extern constinit const KernelTable kernels;
 }
 namespace avx512_bf16 {
 extern constinit const KernelTable kernels;
 }
+#endif
 #ifdef BRECCIA_AMX
 namespace amx {
-extern constinit const ProductKernels products;
+extern constinit const ProductKernels matmul_kernels;
 }
 #endif
 #endif
@@ -121,7 +126,7 @@ const Features& features() {
     return found;
 }
 
-#ifdef BRECCIA_X86
+#ifdef BRECCIA_AVX512
 bool has_avx512_bf16() { return features().avx512_bf16 && features().avx512_vbmi && features().avx512_vnni; }
 #endif
 
@@ -144,16 +149,19 @@ bool tiles_permitted() {
 const KernelTable* amx_kernels() {
     static const BF16Kernels bf16 = [] {
         BF16Kernels kernels = *avx512_bf16::kernels.matmul.bf16;
-        static_cast<ProductKernels&>(kernels) = amx::products;
-        kernels.gemv[static_cast<std::size_t>(format_of<Float8E4M3FN>)] = amx::products.gemv_e4m3;
+        static_cast<ProductKernels&>(kernels) = amx::matmul_kernels;
+        kernels.gemv[static_cast<std::size_t>(format_of<Float8E4M3FN>)] = amx::matmul_kernels.gemv_e4m3;
         return kernels;
     }();
-    static const KernelTable table = [] {
-        KernelTable kernels = avx512_bf16::kernels;
-        kernels.name = "amx";
-        kernels.matmul.bf16 = &bf16;
+    static const MatmulKernels matmul = [] {
+        MatmulKernels kernels = avx512_bf16::kernels.matmul;
+        kernels.bf16 = &bf16;
         return kernels;
     }();
+    static const KernelTable table{.name = "amx",
+                                   .quantize = avx512_bf16::kernels.quantize,
+                                   .dequantize = avx512_bf16::kernels.dequantize,
+                                   .matmul = matmul};
     return &table;
 }
 #endif
@@ -173,8 +181,10 @@ constexpr Backend backends[] = {
     {"portable", table_of<&portable::kernels>, [] { return true; }},
 #ifdef BRECCIA_X86
     {"avx2", table_of<&avx2::kernels>, [] { return features().avx2; }},
+#ifdef BRECCIA_AVX512
     {"avx512", table_of<&avx512::kernels>, [] { return features().avx512; }},
     {"avx512_bf16", table_of<&avx512_bf16::kernels>, has_avx512_bf16},
+#endif
 #ifdef BRECCIA_AMX
     {"amx", amx_kernels, [] { return has_avx512_bf16() && features().gfni && tiles_permitted(); }},
 #endif

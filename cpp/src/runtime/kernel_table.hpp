@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a CPU backend provides: one table of function pointers, filled by folding over the codec list. Every kernel is
+// What a CPU backend provides: tables of function pointers, filled by folding over the codec list. Every kernel is
 // written once in kernels/ over the vector vocabulary of the backend's vec.hpp; a backend may override any entry.
 //
 // Buffers: a kernel reads and writes exactly the elements it is told of, at any alignment.
@@ -87,42 +87,57 @@ struct DequantizeRow {
     void* out = nullptr;  ///< `count` elements of the kernel's type, aligned to it
 };
 
+/// All but the first are null for a format that is no target of quantization.
 struct FormatKernels {
-    BlockScale (*choose_scale)(const BlockStats&, const ScaleParams&, int candidate);
-    int (*candidates)(const ScaleParams&);
+    void (*encode_unscaled)(const float* x, std::int64_t n, std::uint8_t* codes) = nullptr;
+    BlockScale (*choose_scale)(const BlockStats&, const ScaleParams&, int candidate) = nullptr;
+    int (*candidates)(const ScaleParams&) = nullptr;
     void (*encode)(const float* x, std::int64_t n, const BlockScale&, std::uint8_t* codes, std::int64_t offset,
-                   bool packed);  ///< writes codes [offset, offset + n)
-    /// The same, rounding stochastically by draws first, first + 1, …; null for scale formats.
+                   bool packed) = nullptr;  ///< writes codes [offset, offset + n); only 4-bit codes can be packed
+    /// The same, rounding stochastically by draws first, first + 1, ….
     void (*encode_stochastic)(const float* x, std::int64_t n, const BlockScale&, RandomKey, std::uint32_t first,
-                              std::uint8_t* codes, std::int64_t offset, bool packed);
-    float (*squared_error)(const float* x, std::int64_t n, const BlockScale&);  ///< of quantizing x so
+                              std::uint8_t* codes, std::int64_t offset, bool packed) = nullptr;
+    float (*squared_error)(const float* x, std::int64_t n, const BlockScale&) = nullptr;  ///< of quantizing x so
     /// Whether x, which is finite, is what its codes stand for; the sign of a zero counts where the format has it.
-    bool (*keeps)(const float* x, std::int64_t n, const BlockScale&);
-    void (*quantize_row)(const QuantizeRow&);
-    std::array<void (*)(const DequantizeRow&), dtype_count> dequantize_row;  ///< by type of output; float64 has none
-
-    void dequantize(const DequantizeRow& row, DType out = DType::float32) const {
-        dequantize_row[static_cast<std::size_t>(out)](row);
-    }
+    bool (*keeps)(const float* x, std::int64_t n, const BlockScale&) = nullptr;
+    void (*quantize_row)(const QuantizeRow&) = nullptr;
 };
 
 /// Lanes in which fold_amax keeps a block's largest magnitudes.
 inline constexpr std::int64_t amax_lanes = 16;
 
-struct KernelTable {
-    std::string_view name;
+struct QuantizeKernels {
     BlockStats (*stats)(const float* x, std::int64_t n, bool range);
     /// Raises amax[16 i ... 16 i + 15] to the bits of magnitudes in the i-th `block` elements of a row.
     void (*fold_amax)(const float* x, std::int64_t n, std::int64_t block, std::int32_t* amax);
     /// Bits of the largest magnitude of each of `blocks` blocks, a multiple of 16 long, NaNs and infinities included.
     /// Returns the largest.
     std::int32_t (*block_amax)(const float* x, std::int64_t blocks, std::int64_t block, std::int32_t* amax_bits);
+    std::array<FormatKernels, Codecs::size> formats;
+};
+
+using DequantizeKernel = void (*)(const DequantizeRow&);
+
+struct DequantizeKernels {
     std::array<void (*)(const void* x, std::int64_t n, float* out), dtype_count> load;
     std::array<void (*)(const float* x, std::int64_t n, void* out), dtype_count> store;
-    std::array<FormatKernels, Codecs::size> formats;
-    MatmulKernels matmul;
+    std::array<std::array<DequantizeKernel, dtype_count>, Codecs::size> rows;  ///< by type of output; float64 has none
 
-    [[nodiscard]] const FormatKernels& operator[](Format f) const { return formats[static_cast<std::size_t>(f)]; }
+    void row(Format format, const DequantizeRow& row, DType out = DType::float32) const {
+        rows[static_cast<std::size_t>(format)][static_cast<std::size_t>(out)](row);
+    }
+};
+
+/// Each part is a translation unit of its own, so that two of them compile at once.
+struct KernelTable {
+    std::string_view name;
+    const QuantizeKernels& quantize;
+    const DequantizeKernels& dequantize;
+    const MatmulKernels& matmul;
+
+    [[nodiscard]] const FormatKernels& operator[](Format f) const {
+        return quantize.formats[static_cast<std::size_t>(f)];
+    }
 };
 
 /// The backend in use.

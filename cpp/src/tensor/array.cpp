@@ -75,7 +75,10 @@ ElementType ElementType::parse(std::string_view name) {
     if (name == "uint8") return uint8();
     if (name == "int8") return int8();
     if (name == "uint16") return uint16();
-    if (name == "float4_e2m1fn_x2") return packed_codes(format_of<Float4E2M1FN>);
+    constexpr std::string_view two = "_x2";
+    if (name.ends_with(two))
+        if (const auto format = find_format(name.substr(0, name.size() - two.size())); format && is_packed(*format))
+            return packed_codes(*format);
     if (const auto format = find_format(name)) return codes(*format);
     return {};
 }

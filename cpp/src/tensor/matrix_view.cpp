@@ -105,7 +105,7 @@ const float* NumberMatrix::read(const KernelTable& kernels, std::int64_t row, st
     if (contiguous && aligned && dtype == DType::float32) return reinterpret_cast<const float*>(first);
     if (scratch.size() < static_cast<std::size_t>(n)) scratch.resize(static_cast<std::size_t>(n));
     if (contiguous && aligned)
-        kernels.load[static_cast<std::size_t>(dtype)](first, n, scratch.data());
+        kernels.dequantize.load[static_cast<std::size_t>(dtype)](first, n, scratch.data());
     else
         for (std::int64_t i = 0; i < n; ++i)
             scratch[static_cast<std::size_t>(i)] = read_number(first + i * col_stride, dtype);
@@ -182,16 +182,16 @@ void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t
         m.scale_col_stride == static_cast<std::int64_t>(size) && reinterpret_cast<std::uintptr_t>(p) % size == 0;
     if (contiguous && coded) {
         const float one = 1;
-        kernels[format_of_scale(m.scale_type)].dequantize({.codes = reinterpret_cast<const std::uint8_t*>(p),
-                                                           .begin = 0,
-                                                           .count = n,
-                                                           .block = std::max<std::int64_t>(n, 1),
-                                                           .scales = &one,
-                                                           .zero_points = nullptr,
-                                                           .packed = false,
-                                                           .out = out});
+        kernels.dequantize.row(format_of_scale(m.scale_type), {.codes = reinterpret_cast<const std::uint8_t*>(p),
+                                                               .begin = 0,
+                                                               .count = n,
+                                                               .block = std::max<std::int64_t>(n, 1),
+                                                               .scales = &one,
+                                                               .zero_points = nullptr,
+                                                               .packed = false,
+                                                               .out = out});
     } else if (contiguous) {
-        kernels.load[static_cast<std::size_t>(m.scale_type)](p, n, out);
+        kernels.dequantize.load[static_cast<std::size_t>(m.scale_type)](p, n, out);
     } else {
         ScaledMatrix plain = m;
         plain.global_scale = 1;
@@ -235,15 +235,16 @@ void ScaledMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64
         for (std::int64_t i = 0; i < blocks; ++i)
             scratch.zero_points[static_cast<std::size_t>(i)] = zero_point_at(block_row, first_block + i);
     }
-    kernels[element].dequantize({.codes = codes,
-                                 .begin = begin,
-                                 .count = n,
-                                 .block = grid.block_cols,
-                                 .scales = scratch.scales.data(),
-                                 .zero_points = zero_point != nullptr ? scratch.zero_points.data() : nullptr,
-                                 .packed = packed,
-                                 .out = out},
-                                dtype);
+    kernels.dequantize.row(element,
+                           {.codes = codes,
+                            .begin = begin,
+                            .count = n,
+                            .block = grid.block_cols,
+                            .scales = scratch.scales.data(),
+                            .zero_points = zero_point != nullptr ? scratch.zero_points.data() : nullptr,
+                            .packed = packed,
+                            .out = out},
+                           dtype);
 }
 
 }  // namespace breccia

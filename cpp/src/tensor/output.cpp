@@ -37,7 +37,7 @@ void* OutputMatrix::in_place(std::int64_t row, std::int64_t begin, std::int64_t 
 
 void OutputMatrix::write(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                          const float* x) const {
-    if (is_run(row, begin, n)) return kernels.store[static_cast<std::size_t>(dtype)](x, n, at(row, begin));
+    if (is_run(row, begin, n)) return kernels.dequantize.store[static_cast<std::size_t>(dtype)](x, n, at(row, begin));
     for (std::int64_t i = 0; i < n; ++i) write_number(at(row, begin + i), dtype, x[i]);
 }
 

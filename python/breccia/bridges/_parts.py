@@ -12,6 +12,7 @@ import numpy as np
 
 from breccia import _core
 from breccia.bridges._common import Array, check_upright, float_dtype
+from breccia.formats import finfo
 from breccia.layouts import Layout
 from breccia.recipes import INT8Scaling, ScalingRecipe
 from breccia.recipes import _spec as recipe_spec
@@ -127,7 +128,7 @@ def ghost(
         scale_dtype = str(plan["scale"][1])
         global_scale = plan["global_scale"] is not None
         scale_dtype = "uint8" if scale_dtype.startswith("float8") else scale_dtype
-    four = recipe.element in ("float4_e2m1fn", "int4", "uint4")
+    four = finfo(recipe.element).bits == 4
     stored = (*shape[:-1], (shape[-1] + 1) // 2) if four else shape
     scale_shape = layout.scale_shape(shape)
     width = {"bfloat16": "uint16"}.get(scale_dtype, scale_dtype)

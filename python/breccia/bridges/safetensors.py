@@ -30,6 +30,7 @@ from breccia.bridges._parts import Found, Part, part
 from breccia.bridges._written import Written
 from breccia.checkpoint.dtypes import numpy_dtype
 from breccia.checkpoint.safetensors_file import SafetensorsFile, SafetensorsWriter
+from breccia.formats import finfo
 from breccia.layouts import Layout
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -86,7 +87,7 @@ def store(name: str, scaled: ScaledTensor) -> tuple[dict[str, Part], str]:
     """Stored tensors of a logical one, by full name, and its entry in the header's metadata."""
     check_upright(scaled, f"tensors[{name!r}]")
     element = scaled.recipe.element
-    four = element in ("float4_e2m1fn", "int4", "uint4")
+    four = finfo(element).bits == 4
     data = packed_codes(scaled) if four else codes(scaled.data, f"tensors[{name!r}].data")
     stored = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}.get(element, "U8")
     parts = {f"{name}.data": part(np.ascontiguousarray(data), stored)}
@@ -214,7 +215,7 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
         findings: tuple[str, ...] = ()
         if shape is None:
             shape = data.shape
-            if recipe.element in ("float4_e2m1fn", "int4", "uint4"):
+            if finfo(recipe.element).bits == 4:
                 findings = ("4-bit codes are one per byte, as breccia 0.1.3 wrote them",)
         found.append(
             Found(

@@ -39,6 +39,9 @@ concept Codec = requires(float x, std::uint8_t code) {
     { C::lowest } -> std::convertible_to<float>;    // most negative finite value
     { C::smallest } -> std::convertible_to<float>;  // smallest positive value
     { C::has_nan } -> std::convertible_to<bool>;
+    // Whether recipes quantize to it. Any format can be encoded, decoded, dequantized and multiplied; for the others
+    // there are no kernels that choose scales.
+    { C::is_target } -> std::convertible_to<bool>;
     { C::family } -> std::convertible_to<CodecFamily>;
     { C::decode(code) } -> std::same_as<float>;
     { C::encode(x) } -> std::same_as<std::uint8_t>;  // round to nearest even, saturating

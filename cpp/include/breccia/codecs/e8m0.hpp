@@ -10,6 +10,7 @@ namespace breccia {
 struct Float8E8M0FNU {
     static constexpr std::string_view name = "float8_e8m0fnu";
     static constexpr CodecFamily family = CodecFamily::exponent;
+    static constexpr bool is_target = false;
     static constexpr int bits = 8;
     static constexpr int bias = 127;
     static constexpr bool has_nan = true;

@@ -21,11 +21,13 @@ static_assert(Float8E5M2::nan_code == 0b0'11111'10);
 
 struct Float8E4M3FNUZ : Minifloat<4, 3, 8, Specials::nan_zero> {
     static constexpr std::string_view name = "float8_e4m3fnuz";
+    static constexpr bool is_target = false;
 };
 static_assert(Float8E4M3FNUZ::decode(0b0'1111'111) == 240.0F);
 
 struct Float8E5M2FNUZ : Minifloat<5, 2, 16, Specials::nan_zero> {
     static constexpr std::string_view name = "float8_e5m2fnuz";
+    static constexpr bool is_target = false;
 };
 static_assert(Float8E5M2FNUZ::decode(0b0'11111'11) == 57344.0F);
 

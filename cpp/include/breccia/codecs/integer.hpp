@@ -10,6 +10,7 @@ namespace breccia {
 template <int Bits, bool Signed>
 struct Integer {
     static constexpr CodecFamily family = CodecFamily::integer;
+    static constexpr bool is_target = true;
     static constexpr int bits = Bits;
     static constexpr bool has_nan = false;
     static constexpr int max_integer = Signed ? (1 << (Bits - 1)) - 1 : (1 << Bits) - 1;

@@ -19,6 +19,7 @@ enum class Specials {
 template <int ExponentBits, int MantissaBits, int Bias, Specials Kind>
 struct Minifloat {
     static constexpr CodecFamily family = CodecFamily::minifloat;
+    static constexpr bool is_target = true;
     static constexpr int exponent_bits = ExponentBits;
     static constexpr int mantissa_bits = MantissaBits;
     static constexpr int bias = Bias;

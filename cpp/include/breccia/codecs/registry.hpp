@@ -59,7 +59,7 @@ struct FormatInfo {
     int bits;
     CodecFamily family;
     float max, lowest, smallest;
-    bool has_nan;
+    bool has_nan, is_target;
     int mantissa_bits;  // explicit ones; 0 for integers and E8M0
     int max_exponent;   // exponent of `max`
     float (*decode)(std::uint8_t);
@@ -69,10 +69,10 @@ struct FormatInfo {
 inline constexpr auto format_table = Codecs::map([]<Codec C>() {
     int mantissa_bits = 0;
     if constexpr (C::family == CodecFamily::minifloat) mantissa_bits = C::mantissa_bits;
-    return FormatInfo{C::name,    C::bits,       C::family,
-                      C::max,     C::lowest,     C::smallest,
-                      C::has_nan, mantissa_bits, static_cast<int>(bits_of(C::max) >> 23) - 127,
-                      &C::decode, &C::encode};
+    return FormatInfo{
+        C::name,     C::bits,    C::family,    C::max,        C::lowest,
+        C::smallest, C::has_nan, C::is_target, mantissa_bits, static_cast<int>(bits_of(C::max) >> 23) - 127,
+        &C::decode,  &C::encode};
 });
 
 constexpr const FormatInfo& info(Format format) { return format_table[static_cast<std::size_t>(format)]; }

@@ -1,22 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <immintrin.h>
+#include "runtime/kernel_table.hpp"
 
-#include "backends/begin.hpp"
-#include "backends/region.hpp"
-
-BRECCIA_TARGET_BEGIN("avx2,fma,f16c,bmi2")
 namespace breccia::avx2 {
-namespace {
-// clang-format off: sorting would break the order
-#include "kernels/decode_table.inl.hpp"
-#include "backends/avx2/vec.hpp"
-#include "kernels/transpose.inl.hpp"
-#include "kernels/all.inl.hpp"
-// clang-format on
-}  // namespace
+
+extern constinit const QuantizeKernels quantize_kernels;
+extern constinit const DequantizeKernels dequantize_kernels;
+extern constinit const MatmulKernels matmul_kernels;
 
 extern constinit const KernelTable kernels;
-constinit const KernelTable kernels = make_table("avx2");
+constinit const KernelTable kernels{
+    .name = "avx2", .quantize = quantize_kernels, .dequantize = dequantize_kernels, .matmul = matmul_kernels};
 
 }  // namespace breccia::avx2
-BRECCIA_TARGET_END

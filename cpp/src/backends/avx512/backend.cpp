@@ -1,24 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// AVX-512 as every processor that has it offers it (F, BW, DQ, VL).
-#include <immintrin.h>
+#include "runtime/kernel_table.hpp"
 
-#include "backends/begin.hpp"
-#include "backends/region.hpp"
-
-BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2")
 namespace breccia::avx512 {
-namespace {
-// clang-format off: sorting would break the order
-#include "kernels/decode_table.inl.hpp"
-#include "backends/avx512/vec.hpp"
-#include "backends/avx512/transpose.inl.hpp"
-#include "kernels/all.inl.hpp"
-// clang-format on
-}  // namespace
+
+extern constinit const QuantizeKernels quantize_kernels;
+extern constinit const DequantizeKernels dequantize_kernels;
+extern constinit const MatmulKernels matmul_kernels;
 
 extern constinit const KernelTable kernels;
-constinit const KernelTable kernels = make_table("avx512");
+constinit const KernelTable kernels{
+    .name = "avx512", .quantize = quantize_kernels, .dequantize = dequantize_kernels, .matmul = matmul_kernels};
 
 }  // namespace breccia::avx512
-BRECCIA_TARGET_END

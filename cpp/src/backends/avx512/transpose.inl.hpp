@@ -33,7 +33,8 @@ BRECCIA_INLINE void transpose_16x16(I (&row)[16]) {
     }
 }
 
-static void transpose_16x16(const float* in, std::int64_t in_stride, float* out, std::int64_t out_stride) {
+[[maybe_unused]] static void transpose_16x16(const float* in, std::int64_t in_stride, float* out,
+                                             std::int64_t out_stride) {
     I row[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) row[i] = _mm512_loadu_si512(in + i * in_stride);

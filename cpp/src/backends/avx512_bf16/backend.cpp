@@ -1,78 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// AVX-512 with byte permutations (VBMI), bfloat16 and integer (VNNI) dot products: Zen 4, Sapphire Rapids and later.
-#include <immintrin.h>
+#include "runtime/kernel_table.hpp"
 
-#include "backends/begin.hpp"
-#include "backends/region.hpp"
-
-#define BRECCIA_VBMI
-
-BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx512vnni,avx2,fma,f16c,bmi2")
 namespace breccia::avx512_bf16 {
-namespace {
-// clang-format off: sorting would break the order
-#include "kernels/decode_table.inl.hpp"
-#include "backends/avx512/vec.hpp"
-#include "backends/avx512/transpose.inl.hpp"
-#include "kernels/all.inl.hpp"
 
-#include "backends/avx512_bf16/vec.hpp"
-#include "backends/avx512_bf16/transpose.inl.hpp"
-#include "backends/avx512_bf16/decode.inl.hpp"
-#include "backends/avx512_bf16/gemm.inl.hpp"
-#include "backends/avx512_bf16/row_scales.inl.hpp"
-#include "backends/avx512_bf16/gemv.inl.hpp"
-#include "backends/avx512_bf16/lanes.inl.hpp"
-#include "backends/avx512_bf16/integer_gemv.inl.hpp"
-#include "backends/avx512_bf16/integer_lanes.inl.hpp"
-// clang-format on
-
-static consteval BF16Kernels make_bf16_kernels(const ProductKernels& product) {
-    BF16Kernels kernels{product};
-    kernels.pack = pack_bf16;
-    kernels.pack_words = pack_words;
-    kernels.pack_lanes = pack_lanes;
-    kernels.transpose = transpose_32x16;
-    kernels.decode = Codecs::map([]<Codec C>() -> void (*)(const DecodeBF16&) {
-        if constexpr (has_bf16<C>) return decode_bf16<C>;
-        return nullptr;
-    });
-    kernels.gemv = Codecs::map([]<Codec C>() -> void (*)(const Gemv&) {
-        if constexpr (has_bf16<C>) return gemv_bf16<C>;
-        return nullptr;
-    });
-    kernels.lanes = Codecs::map([]<Codec C>() -> void (*)(const LaneProduct&) {
-        if constexpr (has_bf16<C>) return lane_product<C>;
-        return nullptr;
-    });
-    kernels.pack_digits = Codecs::map([]<Codec C>() -> bool (*)(const PackDigits&) {
-        if constexpr (has_code_bytes<C>) return pack_digits<C>;
-        return nullptr;
-    });
-    kernels.gemv_integers = Codecs::map([]<Codec C>() -> void (*)(const IntegerGemv&) {
-        if constexpr (has_code_bytes<C>) return integer_gemv<C>;
-        return nullptr;
-    });
-    kernels.integer_lanes = Codecs::map([]<Codec C>() -> void (*)(const IntegerLanes&) {
-        if constexpr (has_code_bytes<C>) return integer_lanes<C>;
-        return nullptr;
-    });
-    return kernels;
-}
-
-// Two products of pairs take the time of one float32 product.
-constexpr BF16Kernels bf16 = make_bf16_kernels({.gemm = gemm_bf16,
-                                                .tile_rows = 24,
-                                                .panel = {.rows = 192, .activations = 512, .k = panel_k},
-                                                .panel_of_terms = {.rows = 384, .activations = 256, .k = panel_k},
-                                                .max_terms = 2,
-                                                .lane_vectors = 24,
-                                                .prepared_lane_vectors = 48});
-}  // namespace
+extern constinit const QuantizeKernels quantize_kernels;
+extern constinit const DequantizeKernels dequantize_kernels;
+extern constinit const MatmulKernels matmul_kernels;
 
 extern constinit const KernelTable kernels;
-constinit const KernelTable kernels = make_table("avx512_bf16", &bf16);
+constinit const KernelTable kernels{
+    .name = "avx512_bf16", .quantize = quantize_kernels, .dequantize = dequantize_kernels, .matmul = matmul_kernels};
 
 }  // namespace breccia::avx512_bf16
-BRECCIA_TARGET_END

@@ -1,21 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Every 64-bit Arm processor has NEON, so no target region opens.
-#include <arm_neon.h>
-
-#include "backends/begin.hpp"
+#include "runtime/kernel_table.hpp"
 
 namespace breccia::neon {
-namespace {
-// clang-format off: sorting would break the order
-#include "kernels/decode_table.inl.hpp"
-#include "backends/neon/vec.hpp"
-#include "kernels/transpose.inl.hpp"
-#include "kernels/all.inl.hpp"
-// clang-format on
-}  // namespace
+
+extern constinit const QuantizeKernels quantize_kernels;
+extern constinit const DequantizeKernels dequantize_kernels;
+extern constinit const MatmulKernels matmul_kernels;
 
 extern constinit const KernelTable kernels;
-constinit const KernelTable kernels = make_table("neon");
+constinit const KernelTable kernels{
+    .name = "neon", .quantize = quantize_kernels, .dequantize = dequantize_kernels, .matmul = matmul_kernels};
 
 }  // namespace breccia::neon

@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The reference backend: the shared kernels over plain C++, for every machine.
-#include "backends/begin.hpp"
+#include "runtime/kernel_table.hpp"
 
 namespace breccia::portable {
-namespace {
-// clang-format off: sorting would break the order
-#include "kernels/decode_table.inl.hpp"
-#include "backends/portable/vec.hpp"
-#include "kernels/transpose.inl.hpp"
-#include "kernels/all.inl.hpp"
-// clang-format on
-}  // namespace
+
+extern constinit const QuantizeKernels quantize_kernels;
+extern constinit const DequantizeKernels dequantize_kernels;
+extern constinit const MatmulKernels matmul_kernels;
 
 extern constinit const KernelTable kernels;
-constinit const KernelTable kernels = make_table("portable");
+constinit const KernelTable kernels{
+    .name = "portable", .quantize = quantize_kernels, .dequantize = dequantize_kernels, .matmul = matmul_kernels};
 
 }  // namespace breccia::portable

@@ -36,7 +36,7 @@ int split(const KernelTable& table, std::vector<float>& x, bool packed, int most
         std::uint32_t any = 0;
         for (const float value : x) any |= bits_of(value);
         if (t > 0 && (t == most || (any & f32_abs_mask) == 0)) return t;
-        table.store[static_cast<std::size_t>(DType::bfloat16)](x.data(), n, term.data());
+        table.dequantize.store[static_cast<std::size_t>(DType::bfloat16)](x.data(), n, term.data());
         for (std::size_t i = 0; i < x.size(); ++i) x[i] -= float_from_bits(static_cast<std::uint32_t>(term[i]) << 16);
         for (std::int64_t k = 0; k < n; k += step) reorder(term.data() + k, packed, terms + t * n + k);
     }

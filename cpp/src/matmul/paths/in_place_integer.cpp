@@ -23,8 +23,8 @@ struct IntegerActivation {
 // What `fast` multiplies.
 void round_to_bfloat16(const KernelTable& table, std::vector<float>& x) {
     std::vector<BFloat16> rounded(x.size());
-    table.store[static_cast<std::size_t>(DType::bfloat16)](x.data(), static_cast<std::int64_t>(x.size()),
-                                                           rounded.data());
+    table.dequantize.store[static_cast<std::size_t>(DType::bfloat16)](x.data(), static_cast<std::int64_t>(x.size()),
+                                                                      rounded.data());
     std::transform(rounded.begin(), rounded.end(), x.begin(), [](BFloat16 value) { return to_float(value); });
 }
 

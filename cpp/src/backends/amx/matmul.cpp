@@ -26,8 +26,8 @@ namespace {
 // clang-format on
 }  // namespace
 
-extern constinit const ProductKernels products;
-constinit const ProductKernels products{
+extern constinit const ProductKernels matmul_kernels;
+constinit const ProductKernels matmul_kernels{
     .gemm = gemm_amx,
     .first_level_cache = 48 * 1024,
     .tile_rows = 16,

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/avx512/target.hpp"
+
+BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
+namespace breccia::avx512 {
+namespace {
+#include "backends/avx512/vocabulary.inl.hpp"
+#include "kernels/matmul_kernels.inl.hpp"
+}  // namespace
+
+extern constinit const MatmulKernels matmul_kernels;
+constinit const MatmulKernels matmul_kernels = make_matmul_kernels();
+
+}  // namespace breccia::avx512
+BRECCIA_TARGET_END

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/avx512_bf16/target.hpp"
+
+BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
+namespace breccia::avx512_bf16 {
+namespace {
+// clang-format off: sorting would break the order
+#include "backends/avx512_bf16/vocabulary.inl.hpp"
+#include "kernels/bfloat16.inl.hpp"
+#include "kernels/matmul_kernels.inl.hpp"
+
+#include "backends/avx512_bf16/vec.hpp"
+#include "backends/avx512_bf16/transpose.inl.hpp"
+#include "backends/avx512_bf16/decode.inl.hpp"
+#include "backends/avx512_bf16/gemm.inl.hpp"
+#include "backends/avx512_bf16/row_scales.inl.hpp"
+#include "backends/avx512_bf16/gemv.inl.hpp"
+#include "backends/avx512_bf16/lanes.inl.hpp"
+#include "backends/avx512_bf16/integer_gemv.inl.hpp"
+#include "backends/avx512_bf16/integer_lanes.inl.hpp"
+// clang-format on
+
+static consteval BF16Kernels make_bf16_kernels(const ProductKernels& product) {
+    BF16Kernels kernels{product};
+    kernels.pack = pack_bf16;
+    kernels.pack_words = pack_words;
+    kernels.pack_lanes = pack_lanes;
+    kernels.transpose = transpose_32x16;
+    kernels.decode = Codecs::map([]<Codec C>() -> void (*)(const DecodeBF16&) {
+        if constexpr (has_bf16<C>) return decode_bf16<C>;
+        return nullptr;
+    });
+    kernels.gemv = Codecs::map([]<Codec C>() -> void (*)(const Gemv&) {
+        if constexpr (has_bf16<C>) return gemv_bf16<C>;
+        return nullptr;
+    });
+    kernels.lanes = Codecs::map([]<Codec C>() -> void (*)(const LaneProduct&) {
+        if constexpr (has_bf16<C>) return lane_product<C>;
+        return nullptr;
+    });
+    kernels.pack_digits = Codecs::map([]<Codec C>() -> bool (*)(const PackDigits&) {
+        if constexpr (has_code_bytes<C>) return pack_digits<C>;
+        return nullptr;
+    });
+    kernels.gemv_integers = Codecs::map([]<Codec C>() -> void (*)(const IntegerGemv&) {
+        if constexpr (has_code_bytes<C>) return integer_gemv<C>;
+        return nullptr;
+    });
+    kernels.integer_lanes = Codecs::map([]<Codec C>() -> void (*)(const IntegerLanes&) {
+        if constexpr (has_code_bytes<C>) return integer_lanes<C>;
+        return nullptr;
+    });
+    return kernels;
+}
+
+// Two products of pairs take the time of one float32 product.
+constexpr BF16Kernels bf16 = make_bf16_kernels({.gemm = gemm_bf16,
+                                                .tile_rows = 24,
+                                                .panel = {.rows = 192, .activations = 512, .k = panel_k},
+                                                .panel_of_terms = {.rows = 384, .activations = 256, .k = panel_k},
+                                                .max_terms = 2,
+                                                .lane_vectors = 24,
+                                                .prepared_lane_vectors = 48});
+}  // namespace
+
+extern constinit const MatmulKernels matmul_kernels;
+constinit const MatmulKernels matmul_kernels = make_matmul_kernels(&bf16);
+
+}  // namespace breccia::avx512_bf16
+BRECCIA_TARGET_END

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/avx512_bf16/target.hpp"
+
+BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
+namespace breccia::avx512_bf16 {
+namespace {
+#include "backends/avx512_bf16/vocabulary.inl.hpp"
+#include "kernels/quantize_kernels.inl.hpp"
+}  // namespace
+
+extern constinit const QuantizeKernels quantize_kernels;
+constinit const QuantizeKernels quantize_kernels = make_quantize_kernels();
+
+}  // namespace breccia::avx512_bf16
+BRECCIA_TARGET_END

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What every unit of this backend is written with.
+// clang-format off: sorting would break the order
+#include "kernels/decode_table.inl.hpp"
+#include "backends/avx512/vec.hpp"
+#include "backends/avx512/transpose.inl.hpp"
+// clang-format on

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/neon/target.hpp"
+
+namespace breccia::neon {
+namespace {
+#include "backends/neon/vocabulary.inl.hpp"
+#include "kernels/matmul_kernels.inl.hpp"
+}  // namespace
+
+extern constinit const MatmulKernels matmul_kernels;
+constinit const MatmulKernels matmul_kernels = make_matmul_kernels();
+
+}  // namespace breccia::neon

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/portable/target.hpp"
+
+namespace breccia::portable {
+namespace {
+#include "backends/portable/vocabulary.inl.hpp"
+#include "kernels/quantize_kernels.inl.hpp"
+}  // namespace
+
+extern constinit const QuantizeKernels quantize_kernels;
+constinit const QuantizeKernels quantize_kernels = make_quantize_kernels();
+
+}  // namespace breccia::portable

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The unit that multiplies, in float32 for every backend. Included as quantize_kernels.inl.hpp is.
+// clang-format off: sorting would break the order
+#include "kernels/lanes.inl.hpp"
+#include "kernels/gemm.inl.hpp"
+// clang-format on
+
+static consteval MatmulKernels make_matmul_kernels(const BF16Kernels* bf16 = nullptr) {
+    return {.pack = pack_f32, .gemm = gemm_f32, .transpose = transpose_16x16, .dot = dot, .bf16 = bf16};
+}

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cpp/README.md is the map of the core: what it names exists, and what exists it names."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MAP = (ROOT / "cpp/README.md").read_text(encoding="utf-8")
+ENDINGS = (".hpp", ".cpp", ".inl.hpp")
+
+
+def folders():
+    """Each folder of the map's tree, and the names that stand after it."""
+    tree = MAP.split("## Map")[1].split("```")[1]
+    above = []
+    for line in tree.strip("\n").splitlines():
+        folder, names = line.split("\u2014")[0].split(maxsplit=1)
+        depth = (len(line) - len(line.lstrip())) // 2
+        above = [*above[:depth], folder]
+        yield ROOT / "cpp" / "".join(above), set(names.split())
+
+
+def test_every_path_in_the_text_exists():
+    named = re.findall(r"`((?:include|src|python|tests_cpp|benchmarks|docs|examples)/[^`\s]*)`", MAP)
+    assert len(named) > 20
+    for path in named:
+        for cpu in ("portable", "avx2", "avx512", "neon") if "<cpu>" in path else ("",):
+            here = path.replace("<cpu>", cpu)
+            assert (ROOT / "cpp" / here).exists() or (ROOT / here).exists(), path
+
+
+def test_the_tree_is_that_of_the_folders():
+    seen = list(folders())
+    assert len(seen) > 8
+    for folder, names in seen:
+        files = {path.name.split(".")[0] for path in folder.iterdir() if path.name.endswith(ENDINGS)}
+        inside = {f"{path.name}/" for path in folder.iterdir() if path.is_dir()}
+        assert names == files | inside, folder
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", MAP):
+        assert (ROOT / "cpp" / target).exists(), target
