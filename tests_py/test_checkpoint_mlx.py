@@ -8,7 +8,7 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.checkpoint import Checkpoint, convert, save_arrays
+from breccia.checkpoint import Checkpoint, convert, save_arrays, verify
 from breccia.checkpoint.verify import values
 from checkpoints import weight
 
@@ -88,3 +88,75 @@ def test_eight_bits_are_written(tmp_path: Path) -> None:
     assert found.kind == "affine 8 bits"
     scaled = breccia.cast(weight(64, 256), breccia.INT8Scaling(group_size=64, symmetric=False, scale_dtype="fp16"))
     np.testing.assert_allclose(values(checkpoint.load(found)), breccia.dequantize(scaled), rtol=1e-6, atol=1e-7)
+
+
+def experts(path: Path, block: str, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """Twelve experts in tensors of their own, numbers of two digits among them."""
+    path.mkdir()
+    names = [f"model.layers.0.{block}.experts.{e}.{kind}.weight" for e in range(12) for kind in kinds]
+    arrays = {name: weight(32, 64 if i % 3 else 128) * (1 + i) for i, name in enumerate(names)}
+    arrays["model.layers.0.self_attn.kv_b_proj.weight"] = weight(64, 128)
+    save_arrays(arrays, path / "model.safetensors", {"format": "pt"})
+    (path / "config.json").write_text(json.dumps({"model_type": "test"}))
+    return arrays
+
+
+BLOCKS = {"mlp": ("gate_proj", "up_proj", "down_proj"), "block_sparse_moe": ("w1", "w2", "w3")}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("to", ["mlx:mxfp4", "mlx:mxfp8", "mlx:int4", "mlx:int8", "mlx:nvfp4"])
+def test_experts_are_one_tensor_and_come_apart_again(to: str, block: str, tmp_path: Path) -> None:
+    arrays = experts(tmp_path / "in", block, BLOCKS[block])
+    convert(tmp_path / "in", tmp_path / "q", to)
+    stored = Checkpoint(tmp_path / "q").entries
+    for kind in ("gate_proj", "up_proj", "down_proj"):
+        assert stored[f"model.layers.0.{block}.switch_mlp.{kind}.weight"].shape[0] == 12
+        assert stored[f"model.layers.0.{block}.switch_mlp.{kind}.scales"].shape[:2] == (12, 32)
+    assert not any("experts." in name for name in stored)
+    assert stored["model.layers.0.self_attn.kv_b_proj.weight"].dtype == "F32"  # which mlx-lm takes apart
+    assert {f.name for f in Checkpoint(tmp_path / "q").found} == arrays.keys()
+    assert verify(tmp_path / "in", tmp_path / "q", min_sqnr_db=15)["ok"]
+    convert(tmp_path / "q", tmp_path / "floats", "fp32")
+    assert all(t["equal"] for t in verify(tmp_path / "q", tmp_path / "floats", min_sqnr_db=1e9)["tensors"])
+    convert(tmp_path / "q", tmp_path / "again", "mlx")
+    if to in ("mlx:mxfp4", "mlx:mxfp8", "mlx:nvfp4"):
+        one, two = (tmp_path / name / "model.safetensors" for name in ("q", "again"))
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_experts_of_two_levels_have_a_number_each(tmp_path: Path) -> None:
+    """MLX decodes each expert with its own largest magnitude."""
+    experts(tmp_path / "in", "mlp", BLOCKS["mlp"])
+    convert(tmp_path / "in", tmp_path / "two", "compressed-tensors:nvfp4")
+    report = convert(tmp_path / "two", tmp_path / "q", "mlx")
+    assert report["tensors"]["repack"] == 3
+    tensors = mx.load(str(tmp_path / "q" / "model.safetensors"))
+    source = Checkpoint(tmp_path / "two")
+    wanted = {found.name: values(source.load(found)) for found in source.found}
+    for kind in ("gate_proj", "up_proj", "down_proj"):
+        base = f"model.layers.0.mlp.switch_mlp.{kind}"
+        largest = tensors[f"{base}.global_scale"]
+        assert largest.shape == (12,)
+        for e in range(12):
+            theirs = mx.dequantize(
+                tensors[f"{base}.weight"][e],
+                tensors[f"{base}.scales"][e],
+                mode="nvfp4",
+                global_scale=largest[e],
+                dtype=mx.float32,
+            )
+            ours = wanted[f"model.layers.0.mlp.experts.{e}.{kind}.weight"]
+            np.testing.assert_allclose(np.array(theirs), ours, rtol=1e-6)
+    result = verify(tmp_path / "two", tmp_path / "q", min_sqnr_db=100)
+    assert result["failed"] == ["model.layers.0.self_attn.kv_b_proj.weight"]  # in bfloat16, as mlx-lm wants it
+    assert not result["missing"]
+
+
+def test_experts_that_are_not_alike_stay_apart(tmp_path: Path) -> None:
+    experts(tmp_path / "in", "mlp", BLOCKS["mlp"])
+    report = convert(tmp_path / "in", tmp_path / "q", "mlx:mxfp4", exclude=["*.experts.3.up_proj.weight"])
+    formats = {f.name: f.format for f in Checkpoint(tmp_path / "q").found}
+    assert {formats[f"model.layers.0.mlp.experts.{e}.up_proj.weight"] for e in range(12)} == {"plain"}
+    assert {formats[f"model.layers.0.mlp.experts.{e}.gate_proj.weight"] for e in range(12)} == {"mlx"}
+    assert report["tensors"] == {"cast": 2, "copy": 2}

@@ -39,7 +39,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "intermediate_size": 128,
-            "layer_types": ["full_attention"] * 2,
+            "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
 }

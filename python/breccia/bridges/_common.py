@@ -202,9 +202,8 @@ def check_matrix(scaled: ScaledTensor, bridge: str) -> None:
     """Formats of words that run down the columns hold matrices alone.
 
     Raises:
-        ValueError: the tensor is none, or a transposed view of one.
+        ValueError: the tensor is none.
     """
-    check_upright(scaled)
     if scaled.ndim != 2:
         raise ValueError(f"scaled must be a matrix for {bridge}, got shape {scaled.shape}")
 

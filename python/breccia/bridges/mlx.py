@@ -18,7 +18,6 @@ from breccia.bridges._common import (
     STORED_SCALES,
     Array,
     as_numpy,
-    check_upright,
     codes,
     float32,
     from_words,
@@ -47,6 +46,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "mlx"
 PEER = "mlx.core"
 EXTRA = "mlx"
+EXPERTS_TOGETHER = True  # its readers want all experts of a layer in one tensor
 FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {
     "mxfp4": MXFP4BlockScaling(),
@@ -92,7 +92,8 @@ def from_mlx(parts: Mapping[str, Any], *, mode: str | None = None, bits: int = 4
         raise ValueError(f"mode must be 'affine', 'mxfp4', 'mxfp8' or 'nvfp4', got {mode!r}")
     second = None
     if "global_scale" in parts:  # MLX keeps the tensor's amax
-        second = np.asarray(get(parts, "global_scale", NAME), np.float32).reshape(()) / np.float32(448 * 6)
+        amax = np.asarray(get(parts, "global_scale", NAME), np.float32)
+        second = amax.reshape(() if amax.size == 1 else (*amax.shape, 1, 1)) / np.float32(448 * 6)
     recipe = NVFP4BlockScaling(two_level=second is not None)
     return ScaledTensor(raw, scale, recipe, PerBlockMN(1, 16), global_scale=second, shape=shape)
 
@@ -189,7 +190,8 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
             "scales": part(codes(scaled.scale, "scale"), "U8"),
         }
         if scaled.global_scale is not None:
-            result["global_scale"] = Part("F32", (), lambda: _amax(scaled))
+            number = () if scaled.ndim < 3 else scaled.shape[:-2]
+            result["global_scale"] = Part("F32", number, lambda: _amax(scaled).reshape(number))
         return result
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 
@@ -197,13 +199,14 @@ def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
 def _amax(scaled: ScaledTensor) -> Array:
     second = global_scale(scaled, "multiplier")
     assert second is not None
-    second = second.reshape(())
     exact = np.float32(448 * 6)
     first = np.asarray(second * exact, np.float32)
-    for candidate in (first, np.nextafter(first, np.float32(0)), np.nextafter(first, np.float32(np.inf))):
-        if candidate / exact == second:
-            return np.asarray(candidate, np.float32)
-    return first
+    for candidate in (np.nextafter(first, np.float32(0)), np.nextafter(first, np.float32(np.inf))):
+        better = (candidate / exact == second) & (first / exact != second)
+        first = np.where(better, candidate, first)
+    if scaled.ndim < 3:
+        return np.asarray(first.reshape(()), np.float32)
+    return np.asarray(np.broadcast_to(first.reshape(-1), (first.size,)), np.float32)
 
 
 def _words_shape(scaled: ScaledTensor) -> tuple[int, ...]:
@@ -223,7 +226,6 @@ def _counts_from_zero(scaled: ScaledTensor) -> bool:
 
 
 def _to_affine(scaled: ScaledTensor) -> dict[str, Part]:
-    check_upright(scaled)
     scale = as_numpy(scaled.scale, "scale")
     middle = {"int4": 8.0, "int8": 128.0}.get(scaled.recipe.element, 0.0)
 
@@ -274,6 +276,13 @@ def _affine_bits(row_bytes: int, groups: int, said: Mapping[str, Any], name: str
     if "bits" not in said and size != 64:
         raise ValueError(f"{name}: config.json must say bits and group_size: shapes alone fit several")
     return bits, size
+
+
+def why_not(name: str) -> str:
+    """Why a weight must not be quantized though the format could hold it."""
+    if name.endswith("kv_b_proj.weight"):
+        return "mlx-lm takes kv_b_proj apart and knows it in floats, or in 4 bits with biases"
+    return ""
 
 
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:

@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from breccia import bridges
 from breccia.bridges import gguf
 from breccia.checkpoint import outputs
 from breccia.checkpoint.execute import execute
+from breccia.checkpoint.experts import together
 from breccia.checkpoint.gguf_file import GgufFile, GgufWriter
 from breccia.checkpoint.gguf_models import ModelMap
 from breccia.checkpoint.planned_file import PlannedWriter, sync_directory
@@ -101,9 +103,10 @@ class _Job:
         self.target = target
         self._quantized = {f.name for f in checkpoint.found if f.format != "plain"}
         self.work = destination.parent / f".{destination.name}.partial"
-        self.choices = [
-            choose(checkpoint.refined(found), target) for found in checkpoint.found if not self._dropped(found.name)
-        ]
+        found = [checkpoint.refined(one) for one in checkpoint.found if not self._dropped(one.name)]
+        if getattr(bridges.modules().get(target.format), "EXPERTS_TOGETHER", False):
+            found = together(found)
+        self.choices = [choose(one, target) for one in found]
         if not target.float_dtype:
             self.choices, notes = share(self.choices, target, checkpoint)
             self.notes += notes

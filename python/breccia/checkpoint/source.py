@@ -17,6 +17,7 @@ from breccia.bridges import gguf
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.dtypes import typed
+from breccia.checkpoint.experts import apart, stack
 from breccia.checkpoint.gguf_file import GgufFile
 from breccia.checkpoint.models import is_turned, models_name
 from breccia.checkpoint.safetensors_file import Entry, SafetensorsFile
@@ -172,7 +173,7 @@ class Checkpoint:
                     )
                 )
         order = {name: i for i, name in enumerate(self.entries)}
-        found = [replace(f, name=models_name(f.name, f.shape)) for f in found]
+        found = apart([replace(f, name=models_name(f.name, f.shape)) for f in found])
         return sorted(found, key=lambda f: min(order[p] for p in f.parts.values()))
 
     def _find_gguf(self, file: GgufFile, taken: set[str]) -> list[Found]:
@@ -206,7 +207,8 @@ class Checkpoint:
 
     def nbytes(self, found: Found) -> int:
         """Stored bytes of a logical tensor."""
-        return sum(self.entries[name].nbytes for name in set(found.parts.values()))
+        stored = sum(self.entries[name].nbytes for name in set(found.parts.values()))
+        return stored // int(found.options.get("experts", 1))
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """A stored tensor, viewing its file."""
@@ -219,11 +221,15 @@ class Checkpoint:
         Raises:
             ValueError: its bytes do not fit; the message names the tensor.
         """
+        if "members" in found.options:
+            batch: ScaledTensor | np.ndarray[Any, Any] = stack([self.load(one) for one in found.options["members"]])
+            return batch
         try:
             if found.format == "plain":
-                array = self._in_order(found, self.array(found.parts["weight"]))
+                array = self._in_order(found, self._one(found, found.parts["weight"]))
                 return np.swapaxes(array, -1, -2) if found.options.get("turned") else array
-            parts = {role: self.array(name) for role, name in found.parts.items()}
+            parts = {role: self._one(found, name) for role, name in found.parts.items()}
+            options = {key: value for key, value in found.options.items() if key not in ("expert", "experts")}
             module = bridges.modules()[found.format]
             if found.format == "gguf":
                 kind = found.kind
@@ -234,17 +240,24 @@ class Checkpoint:
             if list(found.parts.values()).count(found.parts.get("global_scale", "")) > 1:
                 del parts["global_scale"]  # a second name for a role of the format's own
             reader = getattr(module, "load", None) or getattr(module, f"from_{module.__name__.rpartition('.')[2]}")
-            result: ScaledTensor | OutsideTensor | np.ndarray[Any, Any] = reader(parts, **found.options)
+            result: ScaledTensor | OutsideTensor | np.ndarray[Any, Any] = reader(parts, **options)
             return result
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self.path}: tensor {found.name!r}: {error}") from error
 
     def raw(self, found: Found) -> np.ndarray[Any, Any]:
         """A plain tensor's bytes, flat."""
+        if "members" in found.options or "expert" in found.options:
+            return np.ascontiguousarray(self.load(found)).reshape(-1).view(np.uint8)
         name = found.parts["weight"]
         if "row_order" not in found.options:
             return self.home[name].raw(name)
         return np.ascontiguousarray(self._in_order(found, self.array(name))).reshape(-1).view(np.uint8)
+
+    def _one(self, found: Found, name: str) -> np.ndarray[Any, Any]:
+        """A stored tensor, or what is one expert's of it."""
+        array, expert = self.array(name), found.options.get("expert")
+        return array if expert is None else array[expert]
 
     def _in_order(self, found: Found, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         order = found.options.get("row_order")
@@ -258,6 +271,8 @@ class Checkpoint:
 
     def refined(self, found: Found) -> Found:
         """What only small tensors tell, such as whether zero points are all the same, looked at."""
+        if "members" in found.options or "expert" in found.options:
+            return found
         refine = getattr(bridges.modules().get(found.format), "refine", None)
         if refine is None:
             return found

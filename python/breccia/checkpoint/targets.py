@@ -171,11 +171,12 @@ def _with(recipe: ScalingRecipe, options: Mapping[str, Any]) -> ScalingRecipe:
 
 def wanted(found: Found, target: Target) -> bool:
     """Whether patterns and shape let a tensor be quantized."""
-    if target.include and not any(fnmatchcase(found.name, p) for p in target.include):
+    names = [found.name, *(member.name for member in found.options.get("members", ()))]
+    if target.include and not any(fnmatchcase(name, p) for name in names for p in target.include):
         return False
     if target.left_alone and not target.include:
         return False
-    if any(fnmatchcase(found.name, p) for p in target.exclude):
+    if any(fnmatchcase(name, p) for name in names for p in target.exclude):
         return False
     if not target.include and any(fnmatchcase(found.name.lower(), p) for p in EXCLUDED):
         return False
@@ -248,6 +249,8 @@ def _without_a_place(found: Found, target: Target) -> str:
             return f"weights with inputs before outputs have no form in {target.format} that a program loads"
         if len(found.shape) == 3 and not getattr(target.module, "FUSED_EXPERTS", False):
             return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
+    if why := getattr(target.module, "why_not", lambda _: "")(found.name):
+        return str(why)
     if is_one_expert(found.name) and not getattr(target.module, "SINGLE_EXPERTS", True):
         return f"experts in tensors of their own have no form in {target.format} that a program loads"
     return ""
