@@ -3,6 +3,7 @@
 with the quantized weights' values in bfloat16."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,24 @@ def test_shared_output_layers_are_in_the_lists_of_what_is_left_alone(to: str, mo
     if to.startswith("modelopt"):
         own = json.loads((tmp_path / "q" / "hf_quant_config.json").read_text())["quantization"]
         assert "lm_head" in own["exclude_modules"]
+
+
+def test_gptqs_exclusions_name_what_servers_fuse(models: Any, tmp_path: Path) -> None:
+    """GPTQModel looks for a module's own name, servers for that of the layer they make of several."""
+    alone = ["*.layers.0.self_attn.*", "*.layers.1.mlp.up_proj.weight"]
+    convert(models("llama-tied"), tmp_path / "q", "gptq:int4", exclude=alone)
+    said = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]["dynamic"]
+    assert all(name.startswith("-:^") and value == {} for name, value in said.items())
+
+    def is_alone(module: str) -> bool:
+        return any(re.match(pattern.removeprefix("-:"), module) for pattern in said)
+
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"):
+        assert is_alone(f"model.layers.0.self_attn.{name}")
+        assert not is_alone(f"model.layers.1.self_attn.{name}")
+    assert is_alone("model.layers.1.mlp.up_proj")
+    assert not is_alone("model.layers.1.mlp.gate_up_proj")
+    assert not is_alone("model.layers.0.mlp.up_proj")
 
 
 def test_torchao_in_shards(models: Any, tmp_path: Path) -> None:

@@ -270,5 +270,16 @@ def config(written: Written) -> dict[str, Any]:
         "modules_in_block_to_quantize": None,
     }
     if written.ignored:
-        said["dynamic"] = {f"-:^{re.escape(module)}$": {} for module in written.ignored}
+        names = [*written.ignored, *_fused(written.ignored)]
+        said["dynamic"] = {f"-:^{re.escape(name)}$": {} for name in names}
     return {"quantization_config": said}
+
+
+def _fused(modules: list[str]) -> list[str]:
+    """The layers that servers make of parts which are all left alone: they look for those names."""
+    there = set(modules)
+    names = []
+    for whole, parts in (("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("gate_up_proj", ("gate_proj", "up_proj"))):
+        prefixes = (module.removesuffix(parts[0]) for module in modules if module.endswith(f".{parts[0]}"))
+        names += [prefix + whole for prefix in prefixes if all(prefix + part in there for part in parts)]
+    return names
