@@ -13,7 +13,7 @@ constexpr bool has_groups(ScaleRule rule) {
         case ScaleRule::mx_even:
         case ScaleRule::nvfp4_te:
         case ScaleRule::nvfp4_torchao: return true;
-        case ScaleRule::multiply:    // of whole tensors: its blocks are long
+        case ScaleRule::multiply:    // of tensors or rows: its blocks are long
         case ScaleRule::asymmetric:  // takes the range, not the amax
             break;
     }

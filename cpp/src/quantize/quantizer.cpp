@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <mutex>
 
-#include "breccia/error.hpp"
 #include "quantize/scale_choice.hpp"
 #include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
@@ -342,9 +341,6 @@ ScaledTensor assemble(CastOutput out, const Recipe& recipe, const Shape& shape, 
 
 void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out,
               const CastOptions& options) {
-    if (!info(recipe.element).is_target)
-        throw_value("recipe.element must be a format that recipes quantize to, got '" +
-                    std::string(info(recipe.element).name) + "'");
     const IeeeArithmetic arithmetic;
     Quantizer(source, shape, recipe, out, options).run();
 }

@@ -13,8 +13,13 @@ bool is_mx(ScaleRule rule) {
         case ScaleRule::mx_floor:
         case ScaleRule::mx_ceil:
         case ScaleRule::mx_even: return true;
-        default: return false;
+        case ScaleRule::divide:
+        case ScaleRule::multiply:
+        case ScaleRule::nvfp4_te:
+        case ScaleRule::nvfp4_torchao:
+        case ScaleRule::asymmetric: break;
     }
+    return false;
 }
 bool is_nvfp4(ScaleRule rule) { return rule == ScaleRule::nvfp4_te || rule == ScaleRule::nvfp4_torchao; }
 
@@ -40,7 +45,7 @@ namespace {
 void check_element(const Recipe& recipe) {
     const FormatInfo& element = info(recipe.element);
     const std::string name = "'" + std::string(element.name) + "'";
-    if (element.family == CodecFamily::exponent) reject("element", "a format of numbers, not of scales", name);
+    if (!element.is_target) reject("element", "a format that recipes quantize to", name);
     if (is_nvfp4(recipe.rule) && recipe.element != format_of<Float4E2M1FN>)
         reject("element", "'float4_e2m1fn' for a rule of NVFP4", name);
     if ((is_mx(recipe.rule) || recipe.rule == ScaleRule::multiply) && element.family != CodecFamily::minifloat)
