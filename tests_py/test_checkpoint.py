@@ -221,7 +221,7 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", code, str(source), str(tmp_path / "out")], check=False)
     assert run.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
-    assert len((tmp_path / ".out.partial" / "journal").read_text().splitlines()) == 5
+    assert (tmp_path / ".out.partial" / "journal").read_bytes().count(b'["tensor"') == 4
     import breccia.checkpoint.execute as execute_module
 
     calls = []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``breccia`` command.
 
-Exit codes: 0 done, 1 a check did not pass, 2 a wrong argument or input, 130 interrupted.
+Exit codes: 0 done, 1 a check did not pass, 2 a wrong argument or input, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from breccia._command_errors import Terminated, one_line, said, terminable
 from breccia._version import __version__
 
 __all__ = ["main"]
@@ -23,18 +24,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = _parser("demo" in words).parse_args(words)
     try:
-        code: int = args.run(args)
-        sys.stdout.flush()
+        with terminable():
+            code: int = args.run(args)
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
         return 1
-    except KeyboardInterrupt:
-        print("breccia: interrupted", file=sys.stderr)
-        return 130
-    except (ValueError, TypeError, ImportError, OSError) as error:
+    except KeyboardInterrupt as error:
+        more = ": the same command goes on where this one was" if args.command == "convert" else ""
+        print(f"breccia: interrupted{more}", file=sys.stderr)
+        return 143 if isinstance(error, Terminated) else 130
+    except Exception as error:
         if args.json:
-            print(json.dumps({"error": str(error), "kind": type(error).__name__}))
-        print(f"breccia {args.command}: {error}", file=sys.stderr)
+            print(json.dumps({"error": said(error), "kind": type(error).__name__}))
+        print(f"breccia {args.command}: {said(error)}", file=sys.stderr)
         return 2
     return code
 
@@ -64,9 +67,12 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     inspect = _command(commands, "inspect", _inspect, "what a checkpoint holds, from its headers")
     inspect.add_argument("path", metavar="PATH")
 
-    verify = _command(commands, "verify", _verify, "compare a checkpoint with its reference")
-    verify.add_argument("a", metavar="A", help="the reference")
-    verify.add_argument("b", metavar="B", help="the checkpoint to judge")
+    verify = _command(
+        commands, "verify", _verify, "compare a checkpoint with its reference, or look whether it is whole"
+    )
+    verify.add_argument("a", metavar="A", help="the reference; with --complete, the checkpoint to judge")
+    verify.add_argument("b", metavar="B", nargs="?", help="the checkpoint to judge")
+    verify.add_argument("--complete", action="store_true", help="every tensor is there, every scale is a number")
     verify.add_argument(
         "--min-sqnr", type=float, default=12.0, metavar="DB", help="a tensor below fails (default: %(default)s dB)"
     )
@@ -97,7 +103,12 @@ def _command(commands: Any, name: str, run: Any, text: str) -> argparse.Argument
 
 
 def _print(args: argparse.Namespace, report: Any, text: str) -> None:
-    print(json.dumps(report, indent=2, default=str) if args.json else text)
+    if not args.json:
+        print(text)
+        return
+    for piece in json.JSONEncoder(indent=2, default=str).iterencode(report):  # whole, it can be gigabytes
+        sys.stdout.write(piece)
+    print()
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -118,7 +129,7 @@ def _convert(args: argparse.Namespace) -> int:
         threads=args.threads,
     )
     tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
-    lines = [f"! {note}" for note in report["notes"]]
+    lines = [f"! {one_line(note)}" for note in report["notes"]]
     lines.append(
         f"{report['destination']}: {report['bytes_written']:,} bytes from {report['bytes_read']:,} "
         f"in {report['seconds']} s ({tensors})"
@@ -138,8 +149,22 @@ def _inspect(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     from breccia.checkpoint.verify import render, verify
 
+    if args.complete:
+        return _complete(args)
+    if args.b is None:
+        raise ValueError("B must be given: the checkpoint to compare with A")
     report = verify(args.a, args.b, min_sqnr_db=args.min_sqnr)
     _print(args, report, "" if args.json else render(report, args.all))
+    return 0 if report["ok"] else 1
+
+
+def _complete(args: argparse.Namespace) -> int:
+    from breccia.checkpoint.complete import complete, render
+
+    if args.b is not None:
+        raise ValueError(f"B must be left out with --complete, got {args.b}")
+    report = complete(args.a)
+    _print(args, report, "" if args.json else render(report))
     return 0 if report["ok"] else 1
 
 

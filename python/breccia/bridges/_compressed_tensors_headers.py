@@ -140,11 +140,14 @@ def refine(found: Found, array: Any) -> Found:
     if "weight_shape" not in found.parts or found.recipe is None:
         return found
     shape = tuple(int(n) for n in array(found.parts["weight_shape"]).reshape(-1))
-    cols = array(found.parts["weight_packed"]).shape[-1]
+    packed = array(found.parts["weight_packed"])
+    cols = packed.shape[-1]
     scale = array(found.parts["weight_scale"])
     symmetric = "weight_zero_point" not in found.parts
     if len(shape) < 2 or min(shape) <= 0:
         raise ValueError(f"weight_shape must be a matrix's, got {shape}")
+    if shape[:-1] != packed.shape[:-1] or cols not in (-(-shape[-1] // 8), -(-shape[-1] // 4)):
+        raise ValueError(f"weight_shape must be that of {packed.shape} words of 8 or 4 integers, got {shape}")
     if -(-shape[-1] * 4 // 32) != cols:
         recipe, layout = int8_recipe(shape, scale.shape, scale.dtype.name, symmetric)
         return replace(found, shape=shape, recipe=recipe, layout=layout)

@@ -63,7 +63,7 @@ def rows_only(lay_out: LayOut) -> LayOut:
     return checked
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Found:
     """One logical tensor of a checkpoint, known from headers alone.
 

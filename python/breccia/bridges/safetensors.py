@@ -130,9 +130,12 @@ def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int
         fields = {"name": config["recipe"]["name"], **config["recipe"]["fields"]}
         if fields["name"] == "nvfp4":  # breccia 0.1.3 had one level, and no field to say so
             fields.setdefault("two_level", False)
+        known = {name: kind for kind in recipes.all_recipes() for name in (kind.name, kind.__name__)}
+        _check_fields(known[fields["name"]], config["recipe"]["fields"])
         recipe = recipes.from_dict(fields)
-        kinds = {kind.name: kind for kind in layouts.Layout.__subclasses__()}
-        layout = kinds[config["layout"]["name"]](**config["layout"]["fields"])
+        layout_kind = {kind.name: kind for kind in layouts.Layout.__subclasses__()}[config["layout"]["name"]]
+        _check_fields(layout_kind, config["layout"]["fields"])
+        layout = layout_kind(**config["layout"]["fields"])
         shape = config.get("shape")
         if shape is not None and not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)):
             raise ValueError(f"shape must be a list of numbers, got {shape!r}")
@@ -144,6 +147,24 @@ def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"metadata {name + '.config'!r} must describe a recipe and a layout: {error}") from None
+
+
+def _check_fields(kind: type[Any], said: Any) -> None:
+    """Whether a dataclass has such fields: JSON can have any.
+
+    Raises:
+        ValueError: one is not.
+    """
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    for key, value in dict(said).items():
+        if key not in known:
+            raise ValueError(f"{kind.name} has no field {key!r}")
+        usual = known[key].default
+        wanted = int if usual is dataclasses.MISSING else type(usual)
+        if type(value) is not wanted and value is not None and usual is not None:
+            raise ValueError(f"{key} must be of type {wanted.__name__}, got {value!r}")
+        if type(value) is int and not -(2**31) < value < 2**31:
+            raise ValueError(f"{key} must be below 2^31, got {value}")
 
 
 def load_safetensors(path: str | os.PathLike[str], framework: str = "numpy") -> dict[str, ScaledTensor]:

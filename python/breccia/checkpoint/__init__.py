@@ -6,6 +6,7 @@ No model code is run and nothing is unpickled: files are JSON and raw bytes, che
 
 from __future__ import annotations
 
+from breccia.checkpoint.complete import complete
 from breccia.checkpoint.convert import convert
 from breccia.checkpoint.doctor import doctor
 from breccia.checkpoint.inspect import inspect
@@ -19,6 +20,7 @@ __all__ = [
     "Checkpoint",
     "SafetensorsFile",
     "SafetensorsWriter",
+    "complete",
     "convert",
     "doctor",
     "inspect",

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converting a whole checkpoint: planned from headers, one tensor at a time, there when complete.
 
-All work is done in ``.NAME.partial`` beside the output, with a journal of what is on disk: a killed
+All work is done in ``.NAME.partial`` beside the output (`Work`), with a journal of what is on disk: a killed
 conversion goes on where it was when the same command runs again. An error removes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,18 +18,21 @@ from typing import Any
 
 from breccia import bridges
 from breccia.bridges import gguf
+from breccia.bridges._parts import Found
 from breccia.checkpoint import outputs
 from breccia.checkpoint.execute import execute
 from breccia.checkpoint.experts import together
 from breccia.checkpoint.gguf_file import GgufFile, GgufWriter
 from breccia.checkpoint.gguf_models import ModelMap
-from breccia.checkpoint.planned_file import PlannedWriter, sync_directory
+from breccia.checkpoint.identity import identity_of
+from breccia.checkpoint.planned_file import PlannedWriter
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.shared_scales import share
-from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.source import Checkpoint, naming
 from breccia.checkpoint.targets import Choice, Target, choose, gguf_kind, parse_target
 from breccia.checkpoint.unread import check_all_is_read
+from breccia.checkpoint.work import Work, partial_of
 from breccia.checkpoint.workers import Workers
 
 __all__ = ["convert"]
@@ -69,18 +71,18 @@ def convert(
     Raises:
         ValueError: the source is not valid, or the target unknown.
         FileExistsError: the destination is there.
+        BlockingIOError: another conversion to the destination is at work.
         OSError: the disk is full or the like; nothing is left behind.
     """
     target = parse_target(
         to, scale_search=scale_search, group_size=group_size, include=tuple(include), exclude=tuple(exclude)
     )
     destination = Path(destination)
-    if destination.exists():
+    if os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
         raise FileExistsError(f"destination must not be there, {destination} is")
-    checkpoint = Checkpoint(source)
-    job = _Job(checkpoint, destination, target, progress, threads)
+    checkpoint = Checkpoint(source, mapped=False)
     try:
-        return job.run()
+        return _Job(checkpoint, destination, target, progress, threads).run()
     finally:
         checkpoint.close()
 
@@ -102,11 +104,10 @@ class _Job:
         target = dataclasses.replace(target, left_alone=quantized, model=checkpoint.config, inputs=frozenset(inputs))
         self.target = target
         self._quantized = {f.name for f in checkpoint.found if f.format != "plain"}
-        self.work = destination.parent / f".{destination.name}.partial"
         found = [checkpoint.refined(one) for one in checkpoint.found if not self._dropped(one.name)]
         if getattr(bridges.modules().get(target.format), "EXPERTS_TOGETHER", False):
             found = together(found)
-        self.choices = [choose(one, target) for one in found]
+        self.choices = [self._choose(one) for one in found]
         if not target.float_dtype:
             self.choices, notes = share(self.choices, target, checkpoint)
             self.notes += notes
@@ -116,11 +117,16 @@ class _Job:
         self.notes += self._note_levels()
         if target.format != "gguf" and isinstance(checkpoint.files[0], GgufFile):
             self.notes.append("there is no config.json: the names are the model's own, programs need its config beside")
+        self._check_names()
         self.files = self._files()
-        total = sum(sum(_nbytes(d, s) for d, s in c.outputs.values()) for c in self.choices)
+        total = sum(_nbytes(c) for c in self.choices)
         self.progress = Progress(total, show)
         self.threads = threads
         self.into_directory = checkpoint.path.is_dir() and target.format != "gguf"
+
+    def _choose(self, found: Found) -> Choice:
+        with naming(self.checkpoint.path, found.name):
+            return choose(found, self.target)
 
     def _note_model(self, names: ModelMap | None, reason: str) -> None:
         if names is None:
@@ -150,6 +156,14 @@ class _Job:
         weight = name.rpartition(".")[0] + ".weight"
         return weight in self._quantized and self.target.format != "modelopt"
 
+    def _check_names(self) -> None:
+        seen: set[str] = set()
+        for choice in self.choices:
+            for name in choice.outputs:
+                if name in seen:
+                    raise ValueError(f"tensor {name!r} must be written once: {choice.found.name!r} gives it too")
+                seen.add(name)
+
     def _files(self) -> list[tuple[str, list[Choice]]]:
         """Output files and what goes into each: as the source's, where it has several."""
         if not self.checkpoint.path.is_dir() or self.target.format == "gguf":
@@ -162,87 +176,64 @@ class _Job:
 
     def run(self) -> dict[str, Any]:
         begin = time.monotonic()
-        self.destination.parent.mkdir(parents=True, exist_ok=True)
-        done = self._start()
-        workers = Workers(self.threads)
+        identity = identity_of(self.checkpoint, self.target)
+        work = Work(self.destination, identity, directory=self.into_directory)
         try:
-            for name, choices in self.files:
-                self._write(name, choices, done, workers)
-            self._finish()
-        except BaseException as error:
-            if not isinstance(error, KeyboardInterrupt):
-                shutil.rmtree(self.work, ignore_errors=True)
+            if not work.finished:
+                with contextlib.closing(Workers(self.threads)) as workers:
+                    for name, choices in self.files:
+                        self._write(name, choices, work, workers)
+                if self.into_directory:
+                    outputs.write_companions(self.checkpoint, work.out, self.target, self.choices, dict(self.files))
+                self.checkpoint.check_unchanged()
+            self.notes += work.finish()
+        except Exception:
+            work.abandon()
             raise
-        finally:
-            workers.close()
+        except BaseException:  # interrupted: the next run goes on
+            work.close()
+            raise
         self.progress.finish()
         return self._report(time.monotonic() - begin)
 
-    def _start(self) -> set[str]:
-        """Tensors that are on disk from an earlier run of the same conversion."""
-        identity = [self.target.spelled, repr(self.target)]
-        for file in self.checkpoint.files:
-            stat = file.path.stat()
-            identity += [str(file.path.resolve()), str(stat.st_size), str(stat.st_mtime_ns)]
-        mark = hashlib.sha256("\0".join(identity).encode()).hexdigest()
-        journal = self.work / "journal"
-        if journal.is_file():
-            lines = journal.read_text("utf-8").split("\n")[:-1]  # the last line may be half a line
-            if lines and lines[0] == mark:
-                return set(lines[1:])
-        shutil.rmtree(self.work, ignore_errors=True)
-        self.work.mkdir()
-        journal.write_text(mark + "\n", "utf-8")
-        return set()
+    def _write(self, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
+        writer = self._writer(work.out / name, choices)
+        try:
+            if writer.complete:
+                self.progress.skip(sum(_nbytes(c) for c in choices))
+                return
+            if not writer.resumed:
+                work.restart(name)
+            self._fill(writer, name, choices, work, workers)
+            writer.commit()
+        finally:
+            writer.close()
 
-    def _write(self, name: str, choices: list[Choice], done: set[str], workers: Workers) -> None:
-        path = self.work / name
-        if path.exists() and f"file {name}" in done:
-            self.progress.skip(sum(sum(_nbytes(d, s) for d, s in c.outputs.values()) for c in choices))
-            return
-        writer = self._writer(path, choices, resume=bool(done))
+    def _fill(self, writer: PlannedWriter, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
+        """Write tensors, and say now and then which are on disk."""
+        done = work.done(name)
         pending: list[str] = []
         written = 0
-
-        def record() -> None:
-            writer.sync()
-            with (self.work / "journal").open("a", encoding="utf-8") as journal:
-                journal.writelines(line + "\n" for line in pending)
-                journal.flush()
-                os.fsync(journal.fileno())
-            pending.clear()
-
-        try:
-            for choice in choices:
-                nbytes = sum(_nbytes(d, s) for d, s in choice.outputs.values())
-                if f"tensor {choice.found.name}" in done:
-                    for output in choice.outputs:
-                        writer.skip(output)
-                    self.progress.skip(nbytes)
-                    continue
-                execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add)
-                pending.append(f"tensor {choice.found.name}")
-                written += nbytes
-                if written >= _SYNC_EVERY:
-                    record()
-                    written = 0
-            writer.commit()
-        except BaseException:
-            writer.close()
-            raise
-        pending.append(f"file {name}")
-        with (self.work / "journal").open("a", encoding="utf-8") as journal:
-            journal.writelines(line + "\n" for line in pending)
-
-    def _writer(self, path: Path, choices: list[Choice], resume: bool) -> PlannedWriter:
-        plan: dict[str, tuple[str, tuple[int, ...]]] = {}
         for choice in choices:
-            for name, spec in choice.outputs.items():
-                if name in plan:
-                    raise ValueError(f"tensor {name!r} must be written once: {choice.found.name!r} gives it too")
-                plan[name] = spec
+            name_of = next(iter(choice.outputs))  # of which there is one in a file
+            if name_of in done:
+                for output in choice.outputs:
+                    writer.skip(output)
+                self.progress.skip(_nbytes(choice))
+                continue
+            with naming(self.checkpoint.path, choice.found.name):
+                execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add)
+            pending.append(name_of)
+            written += _nbytes(choice)
+            if written >= _SYNC_EVERY:
+                writer.sync()
+                work.record(name, pending)
+                pending, written = [], 0
+
+    def _writer(self, path: Path, choices: list[Choice]) -> PlannedWriter:
+        plan = {name: spec for choice in choices for name, spec in choice.outputs.items()}
         if self.target.format == "gguf":
-            return self._gguf_writer(path, choices, plan, resume)
+            return self._gguf_writer(path, choices, plan)
         metadata = {"format": "pt"}
         whole = self.target.format == "torchao"  # whose readers take the last shard's header for that of all
         for choice in self.choices if whole else choices:
@@ -253,10 +244,10 @@ class _Job:
             said = outputs.quantization_config(self.checkpoint, self.target, self.choices)
             if said:
                 metadata["quantization_config"] = json.dumps(said)
-        return SafetensorsWriter(path, plan, metadata, resume=resume)
+        return SafetensorsWriter(path, plan, metadata, resume=True)
 
     def _gguf_writer(
-        self, path: Path, choices: list[Choice], plan: dict[str, tuple[str, tuple[int, ...]]], resume: bool
+        self, path: Path, choices: list[Choice], plan: dict[str, tuple[str, tuple[int, ...]]]
     ) -> PlannedWriter:
         names = self.target.names
         kinds = {n: (d if d in gguf.TYPES else gguf_kind(d), s) for n, (d, s) in plan.items()}
@@ -269,17 +260,7 @@ class _Job:
             order = None if names is None else names.row_order(choice.found.name, rows)
             if order is not None:
                 orders[self.target.spell(choice.found.name)] = order
-        return GgufWriter(path, kinds, fields, row_orders=orders, resume=resume)
-
-    def _finish(self) -> None:
-        if self.into_directory:
-            outputs.write_companions(self.checkpoint, self.work, self.target, self.choices, dict(self.files))
-            (self.work / "journal").unlink()
-            self.work.replace(self.destination)
-        else:
-            (self.work / self.destination.name).replace(self.destination)
-            shutil.rmtree(self.work)
-        sync_directory(self.destination.parent)
+        return GgufWriter(path, kinds, fields, row_orders=orders, resume=True)
 
     def _report(self, seconds: float) -> dict[str, Any]:
         actions: dict[str, int] = {}
@@ -298,5 +279,5 @@ class _Job:
         }
 
 
-def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return outputs.stored_bytes(dtype, shape)
+def _nbytes(choice: Choice) -> int:
+    return sum(outputs.stored_bytes(dtype, shape) for dtype, shape in choice.outputs.values())

@@ -13,6 +13,8 @@ import numpy as np
 from breccia import _core, ops
 from breccia.bridges._common import bfloat16_bits, float32
 from breccia.bridges._outside import OutsideTensor
+from breccia.bridges._parts import Found
+from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.planned_file import PlannedWriter
 from breccia.checkpoint.repack import cut, repack
 from breccia.checkpoint.shared_scales import cast_shared
@@ -30,6 +32,7 @@ _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 
 Array = Any
 Done = Callable[[int], None]
+Read = Callable[[int, int], Array]
 
 
 def execute(
@@ -44,11 +47,14 @@ def execute(
     match choice.action:
         case "copy":
             (name,) = choice.outputs
-            _copy(checkpoint.raw(found), name, writer, workers, done)
+            _copy(*_bytes_of(checkpoint, found), name, writer, workers, done)
         case "float":
             ((name, (dtype, _)),) = choice.outputs.items()
-            write = _turned_floats if choice.turned else _floats
-            write(checkpoint.load(found), name, dtype, writer, workers, done)
+            if found.format == "plain" and not choice.turned and not found.options:
+                _convert(*_bytes_of(checkpoint, found), found.dtype, name, dtype, writer, workers, done)
+            else:
+                write = _turned_floats if choice.turned else _floats
+                write(checkpoint.load(found), name, dtype, writer, workers, done)
         case "repack":
             loaded = checkpoint.load(found)
             assert isinstance(loaded, (ScaledTensor, OutsideTensor))
@@ -99,29 +105,49 @@ def _cast(values: Any, recipe: ScalingRecipe, target: Target) -> ScaledTensor:
     return ScaledTensor(made.data.reshape(shape), scale.reshape(()), recipe, PerTensor())
 
 
-def _copy(raw: Array, name: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
+def _bytes_of(checkpoint: Checkpoint, found: Found) -> tuple[Read, int]:
+    """How to read a plain tensor's bytes, and how many there are."""
+    if found.options.keys() & {"row_order", "members", "expert"}:
+        raw = checkpoint.raw(found)
+        return lambda start, stop: raw[start:stop], raw.size
+    name = found.parts["weight"]
+    return lambda start, stop: checkpoint.span(name, start, stop), checkpoint.entries[name].nbytes
+
+
+def _copy(read: Read, nbytes: int, name: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
     def work(at: int, _: Array) -> None:
-        piece = raw[at : at + 4 * PIECE]
+        piece = read(at, min(at + 4 * PIECE, nbytes))
         writer.write(name, piece, at)
         done(piece.nbytes)
 
-    workers.each(work, iter(range(0, max(raw.size, 1), 4 * PIECE)))
+    workers.each(work, iter(range(0, nbytes, 4 * PIECE)))
+
+
+def _convert(
+    read: Read, nbytes: int, source: str, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done
+) -> None:
+    """A plain tensor's floats as others."""
+    width, size = _SIZES[source], _SIZES[dtype]
+    step = PIECE // 4 * width
+
+    def convert(at: int, _: Array) -> None:
+        stop = min(at + step, nbytes)
+        piece = _as_dtype(typed(read(at, stop), source, ((stop - at) // width,)), dtype)
+        writer.write(name, piece, at // width * size)
+        done(piece.nbytes)
+
+    workers.each(convert, iter(range(0, nbytes, step)))
 
 
 def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
+    """Dequantized values."""
     size = _SIZES[dtype]
     if isinstance(values, OutsideTensor):
         values = values.dequantize()
     if not isinstance(values, ScaledTensor):
-        flat = values.reshape(-1)
-        count = PIECE // 4
-
-        def convert(at: int, memory: Array) -> None:
-            piece = _as_dtype(flat[at : at + count], dtype)
-            writer.write(name, piece, at * size)
-            done(piece.nbytes)
-
-        workers.each(convert, iter(range(0, max(flat.size, 1), count)))
+        flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        source = {"float32": "F32", "float16": "F16", "float64": "F64"}.get(values.dtype.name, "BF16")
+        _convert(lambda start, stop: flat[start:stop], flat.size, source, name, dtype, writer, workers, done)
         return
 
     def decode(piece: tuple[int, ScaledTensor], memory: Array) -> None:

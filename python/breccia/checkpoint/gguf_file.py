@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,9 @@ import numpy as np
 
 from breccia.bridges.gguf import NUMBERS, TYPES
 from breccia.checkpoint.gguf_models import model_of
+from breccia.checkpoint.input_file import InputFile
 from breccia.checkpoint.planned_file import PlannedWriter
-from breccia.checkpoint.safetensors_file import Entry
+from breccia.checkpoint.safetensors_header import Entry
 
 __all__ = ["GgufFile", "GgufWriter"]
 
@@ -25,27 +24,55 @@ _MAGIC = b"GGUF"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _INT32, _STRING, _ARRAY = 5, 8, 9
 _MAX_NAME = 65_536
+_MAX_ITEMS = 1 << 21  # strings in arrays: the largest vocabularies have a quarter of that
+_ARRAY_COST = 32  # strings that an array in an array counts as
+_MAX_FIELDS = 1 << 16
+_CHUNK = 1 << 20
 
 
-class TypedList(list[Any]):
-    """An array of metadata, which remembers the type number of its items."""
+class TypedArray(Sequence[Any]):
+    """An array of metadata as its bytes in the file, which take no more memory than there; items are made when
+    they are asked for."""
 
-    def __init__(self, inner: int, items: Iterable[Any]) -> None:
-        super().__init__(items)
-        self.inner = inner
+    def __init__(self, inner: int, length: int, raw: bytes) -> None:
+        self.inner, self.length, self.raw = inner, length, raw
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.inner in _SCALARS:
+            return iter(value for (value,) in struct.iter_unpack(_SCALARS[self.inner], self.raw))
+        return self._others()
+
+    def _others(self) -> Iterator[Any]:
+        cursor = _Cursor(self.raw, "array")
+        for _ in range(self.length):
+            yield cursor.value(self.inner)
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
 
 
 class _Cursor:
-    """Reads numbers from a buffer and never past its end."""
+    """Reads numbers from a file or bytes and never past its end."""
 
-    def __init__(self, buffer: mmap.mmap, where: str) -> None:
-        self.buffer, self.at, self.where = buffer, 0, where
+    def __init__(self, source: InputFile | bytes, where: str) -> None:
+        self.source, self.at, self.where = source, 0, where
+        self.size = len(source) if isinstance(source, bytes) else source.size
+        self._chunk, self._begin = (source, 0) if isinstance(source, bytes) else (b"", 0)
+        self.items = 0  # of arrays that are not numbers, all together
 
     def take(self, count: int) -> bytes:
-        if count < 0 or self.at + count > len(self.buffer):
+        if count < 0 or self.at + count > self.size:
             raise ValueError(f"{self.where}: file must have {self.at + count} bytes, as its header says")
+        begin = self.at - self._begin
+        if begin + count > len(self._chunk):
+            assert isinstance(self.source, InputFile)
+            self._chunk = self.source.read(self.at, min(max(count, _CHUNK), self.size - self.at))
+            self._begin, begin = self.at, 0
         self.at += count
-        return self.buffer[self.at - count : self.at]
+        return self._chunk[begin : begin + count]
 
     def number(self, code: str) -> Any:
         return struct.unpack(code, self.take(struct.calcsize(code)))[0]
@@ -64,18 +91,23 @@ class _Cursor:
             return self.text()
         if kind != _ARRAY or depth > 4:
             raise ValueError(f"{self.where}: metadata types must be 0 to 12, got {kind}")
-        inner, count = self.number("<I"), self.number("<Q")
+        inner, count = self.number("<I"), _bounded(self, self.number("<Q"))
         if inner in _SCALARS:
-            code = _SCALARS[inner]
-            raw = self.take(_bounded(self, count) * struct.calcsize(code))
-            return TypedList(inner, struct.unpack(f"<{count}{code[1]}", raw))
-        return TypedList(inner, [self.value(inner, depth + 1) for _ in range(_bounded(self, count))])
+            return TypedArray(inner, count, self.take(count * struct.calcsize(_SCALARS[inner])))
+        self.items += count if inner == _STRING else count * _ARRAY_COST
+        if self.items > _MAX_ITEMS:
+            raise ValueError(f"{self.where}: metadata must have at most {_MAX_ITEMS} strings in arrays, it has more")
+        begin = self.at
+        for _ in range(count):
+            self.value(inner, depth + 1)
+        end, self.at = self.at, begin
+        return TypedArray(inner, count, self.take(end - begin))
 
 
 def _bounded(cursor: _Cursor, count: int) -> int:
-    if count > len(cursor.buffer):  # each item takes a byte at least
+    if count > cursor.size:  # each item takes a byte at least
         raise ValueError(f"{cursor.where}: counts must fit in the file, got {count}")
-    return count
+    return int(count)
 
 
 class GgufFile:
@@ -95,29 +127,34 @@ class GgufFile:
         self.kinds: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.fields: dict[str, tuple[int, Any]] = {}
-        where = str(self.path)
-        with self.path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < 24 or file.read(4) != _MAGIC:
-                raise ValueError(f"{where}: file must begin with GGUF and have at least 24 bytes")
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        cursor = _Cursor(self._map, where)
-        cursor.take(4)
+        self.file = InputFile(self.path)
+        try:
+            self._read(str(self.path), self.file.size)
+        except BaseException:
+            self.file.close()
+            raise
+
+    def _read(self, where: str, size: int) -> None:
+        cursor = _Cursor(self.file, where)
+        if size < 24 or cursor.take(4) != _MAGIC:
+            raise ValueError(f"{where}: file must begin with GGUF and have at least 24 bytes")
         version = cursor.number("<I")
         if version not in (2, 3):
             raise ValueError(f"{where}: version must be 2 or 3, got {version}")
         tensors, fields = _bounded(cursor, cursor.number("<Q")), _bounded(cursor, cursor.number("<Q"))
+        if fields > _MAX_FIELDS:
+            raise ValueError(f"{where}: metadata must have at most {_MAX_FIELDS} fields, got {fields}")
         for _ in range(fields):
             key = cursor.text()
             if key in self.fields:
-                raise ValueError(f"{where}: metadata {key!r} must appear once")
+                raise ValueError(f"{where}: metadata {key[:200]!r} must appear once")
             kind = cursor.number("<I")
             self.fields[key] = (kind, cursor.value(kind))
         self.model = model_of(self.fields)
         table = [self._info(cursor) for _ in range(tensors)]
         alignment = self.fields.get("general.alignment", (4, 32))[1]
         if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
-            raise ValueError(f"{where}: general.alignment must be a multiple of 8, got {alignment!r}")
+            raise ValueError(f"{where}: general.alignment must be a multiple of 8, got {str(alignment)[:80]}")
         start = -(-cursor.at // alignment) * alignment
         for name, kind_name, shape, offset in table:
             self._add(name, kind_name, shape, start + offset, size)
@@ -146,7 +183,7 @@ class GgufFile:
             raise ValueError(f"{where} must appear once")
         _, block, nbytes = TYPES[kind]
         columns = shape[-1] if shape else 1
-        if columns % block:
+        if columns % block or (block > 1 and not math.prod(shape)):
             raise ValueError(f"{where}: rows must be whole {kind} blocks of {block}, got shape {shape}")
         total = math.prod(shape) // block * nbytes
         if start + total > size:
@@ -160,15 +197,16 @@ class GgufFile:
     def raw(self, name: str) -> np.ndarray[Any, Any]:
         """A tensor's bytes, flat."""
         entry = self.entries[name]
-        return np.frombuffer(self._map, np.uint8, entry.nbytes, entry.start)
+        return self.file.view(entry.start, entry.stop)
 
     def release(self, name: str) -> None:
-        """Nothing to do: GGUF conversions read one tensor at a time."""
+        """Tell the system that a tensor's pages are not needed any more."""
+        entry = self.entries[name]
+        self.file.release(entry.start, entry.stop)
 
     def close(self) -> None:
-        """Let go of the mapping."""
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        """Let go of the file."""
+        self.file.close()
 
 
 class GgufWriter(PlannedWriter):
@@ -241,5 +279,7 @@ def _value(kind: int, value: Any) -> bytes:
         return struct.pack(_SCALARS[kind], value)
     if kind == _STRING:
         return _text(value)
-    inner = value.inner if isinstance(value, TypedList) else _STRING if value and isinstance(value[0], str) else _INT32
+    if isinstance(value, TypedArray):
+        return struct.pack("<IQ", value.inner, len(value)) + value.raw
+    inner = _STRING if value and isinstance(value[0], str) else _INT32
     return struct.pack("<IQ", inner, len(value)) + b"".join(_value(inner, item) for item in value)

@@ -120,7 +120,7 @@ def model_of(fields: Fields) -> ModelMap | None:
         return None
     heads = fields.get(f"{architecture}.attention.head_count", (UINT32, 0))[1]
     key_heads = fields.get(f"{architecture}.attention.head_count_kv", (UINT32, heads))[1]
-    if not isinstance(heads, int) or not isinstance(key_heads, int):
+    if not isinstance(heads, int) or not isinstance(key_heads, int) or min(heads, key_heads) < 0:
         return None
     return ModelMap(architecture, _heads(architecture, heads, key_heads))
 
@@ -132,15 +132,15 @@ def model_map(config: Mapping[str, Any], names: Iterable[str]) -> tuple[ModelMap
     if kind not in _ARCHITECTURES:
         return None, f"model_type {kind!r} has no GGUF names here, which are {', '.join(_ARCHITECTURES)}'s"
     architecture = _ARCHITECTURES[kind]
-    scaling = _rope(config).get("rope_type", "default")
-    if scaling not in ("default", "linear", "yarn"):
-        return None, f"rope_type {scaling!r} has no GGUF form here"
     try:
+        scaling = _rope(config).get("rope_type", "default")
+        if scaling not in ("default", "linear", "yarn"):
+            return None, f"rope_type {scaling!r} has no GGUF form here"
         heads = int(config["num_attention_heads"])
         prefix = "bert." if any(name.startswith("bert.") for name in names) else ""
         known = ModelMap(architecture, _heads(architecture, heads, int(_key_heads(config))), prefix)
-        hyperparameters(config, known)
-    except (KeyError, TypeError, ValueError) as error:
+        _check(hyperparameters(config, known))
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         return None, f"config.json lacks what GGUF must say: {error}"
     strange = next((n for n in names if known.inside(n) is None and not known.left_out(n)), None)
     if strange is not None:
@@ -148,8 +148,22 @@ def model_map(config: Mapping[str, Any], names: Iterable[str]) -> tuple[ModelMap
     return known, ""
 
 
+def _check(said: Fields) -> None:
+    """Numbers must be ones that their types hold: config.json can have any."""
+    for key, (kind, value) in said.items():
+        if kind == UINT32 and not 0 < value < 2**32:
+            raise ValueError(f"{key} must be from 1 to 2^32 - 1, got {value}")
+        if kind == FLOAT32 and not abs(value) < 3.4e38:
+            raise ValueError(f"{key} must be a number of 32 bits, got {value}")
+        if kind == STRING and not isinstance(value, str):
+            raise ValueError(f"{key} must be a string, got {value!r}")
+
+
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    said = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"rope_scaling must be an object, got {given!r}")
+    said = dict(given)
     said.setdefault("rope_type", said.get("type") or "default")
     said.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     return said

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from breccia.checkpoint.gguf_models import ARRAY, BOOL, STRING, UINT32, Fields
+from breccia.checkpoint.gguf_models import ARRAY, STRING, UINT32, Fields
 
 __all__ = ["chat_fields", "tokenizer_fields"]
 
@@ -79,14 +79,9 @@ def tokenizer_fields(
         said |= _special(config, said_of_it, vocabulary, model.get("unk_token"))
         if name == "bert":
             said |= {key: (UINT32, vocabulary[token]) for token, key in _WORDPIECE.items() if token in vocabulary}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        "".join([*tokens, *said.get("merges", (ARRAY, []))[1]]).encode()  # half a surrogate pair is no character
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         return {}, f"tokenizer.json must be a tokenizer's: {type(error).__name__} {error}"
-    if name == "bert":
-        said["seperator_token_id"] = said.get("eos_token_id", (UINT32, 0))  # GGUF's spelling
-        said["token_type_count"] = (UINT32, int(config.get("type_vocab_size", 1)))
-    else:
-        begin, end = _ends(tokenizer.get("post_processor"))
-        said |= {"add_bos_token": (BOOL, begin), "add_eos_token": (BOOL, end)}
     return {f"tokenizer.ggml.{key}": value for key, value in said.items()}, ""
 
 
@@ -131,7 +126,7 @@ def _special(
         number = vocabulary.get(token) if isinstance(token, str) else None
         number = config.get(number_key) if number is None else number
         number = number[0] if isinstance(number, list) and number else number
-        if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
+        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**32:
             said[name] = (UINT32, number)
     return said
 

@@ -8,7 +8,8 @@ import os
 from collections import Counter
 from typing import Any
 
-from breccia.checkpoint.source import Checkpoint
+from breccia._command_errors import one_line
+from breccia.checkpoint.source import Checkpoint, without_collection
 
 __all__ = ["inspect", "render"]
 
@@ -20,6 +21,11 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: the checkpoint is not valid.
     """
     checkpoint = Checkpoint(path)
+    with without_collection():
+        return _report(checkpoint)
+
+
+def _report(checkpoint: Checkpoint) -> dict[str, Any]:
     tensors: list[dict[str, Any]] = []
     for found in checkpoint.found:
         nbytes, count = checkpoint.nbytes(found), math.prod(found.shape)
@@ -66,10 +72,11 @@ def render(report: dict[str, Any]) -> str:
     lines = []
     width = min(max((len(t["name"]) for t in report["tensors"]), default=4), 72)
     for t in report["tensors"]:
+        name = one_line(t["name"])
         shape = "×".join(map(str, t["shape"])) or "scalar"
         what = t["kind"] if t["format"] == "plain" else f"{t['format']} {t['kind']}"
         scales = "" if t["scales"] is None else t["scales"]["layout"]
-        lines.append(f"{t['name']:<{width}}  {shape:>16}  {t['bits_per_weight']:>7.3f}  {what:<28} {scales}".rstrip())
+        lines.append(f"{name:<{width}}  {shape:>16}  {t['bits_per_weight']:>7.3f}  {what:<28} {scales}".rstrip())
     total = report["total"]
     lines.append("")
     lines.append(
@@ -77,5 +84,5 @@ def render(report: dict[str, Any]) -> str:
         f"{total['nbytes']:,} bytes, {total['bits_per_weight']} bits per weight"
     )
     lines += [f"  {count:>6} × {kind}" for kind, count in total["formats"].items()]
-    lines += [f"! {text}" for text in report["findings"]]
+    lines += [f"! {one_line(text)}" for text in report["findings"]]
     return "\n".join(lines)

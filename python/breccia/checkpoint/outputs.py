@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from breccia.bridges import gguf
 from breccia.bridges._written import Written
+from breccia.checkpoint import disk
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.gguf_file import GgufFile
 from breccia.checkpoint.gguf_models import ARRAY, STRING, UINT32, Fields, ModelMap, hyperparameters, model_map
 from breccia.checkpoint.gguf_tokenizer import chat_fields, tokenizer_fields
+from breccia.checkpoint.input_file import read_bounded
 from breccia.checkpoint.models import tied_heads
-from breccia.checkpoint.source import LEFT_OUT, Checkpoint, read_json
+from breccia.checkpoint.source import LEFT_OUT, MAX_JSON, Checkpoint, read_json
 from breccia.checkpoint.targets import Choice, Target
 
 __all__ = ["gguf_fields", "gguf_model", "stored_bytes", "write_companions"]
@@ -39,7 +39,7 @@ def write_companions(
     checkpoint: Checkpoint, work: Path, target: Target, choices: list[Choice], files: dict[str, list[Choice]]
 ) -> None:
     """Write the index and config.json, and copy tokenizer and the like."""
-    _copy_others(checkpoint.path, work)
+    _copy_others(checkpoint.path, work, set(files))
     if checkpoint.index is not None:
         weights = {name: file for file, kept in files.items() for c in kept for name in c.outputs}
         total = sum(stored_bytes(d, s) for c in choices for d, s in c.outputs.values())
@@ -51,14 +51,15 @@ def write_companions(
             _write(work / f"{name}.json", value)
 
 
-def _copy_others(source: Path, work: Path) -> None:
+def _copy_others(source: Path, work: Path, files: set[str]) -> None:
     """Copy what is not the model's weights: files beside them, and folders, in which sentence-transformers keeps how
     it pools and further layers, weights included."""
     parts = _modules(source / "modules.json")
     for path in sorted(source.iterdir()):
         skip = path.name.startswith(".") or path.name in _OTHERS or path.name.endswith(".index.json")
+        skip = skip or path.name in files
         if path.is_file() and not skip and path.suffix not in _WEIGHTS:
-            shutil.copyfile(path, work / path.name)
+            disk.copy_file(path, work / path.name)
         if path.is_dir() and not path.is_symlink() and not skip:
             _copy_folder(path, work / path.name, weights=path.name in parts)
 
@@ -69,14 +70,16 @@ def _copy_folder(source: Path, target: Path, weights: bool) -> None:
         hidden = any(part.startswith(".") for part in inside.parts)
         linked = any((source / parent).is_symlink() for parent in inside.parents)
         if path.is_file() and not hidden and not linked and (weights or path.suffix not in _WEIGHTS):
-            (target / inside).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target / inside)
+            for folder in [target, *reversed((target / inside).parents)]:
+                if folder.is_relative_to(target):
+                    disk.make_directory(folder)
+            disk.copy_file(path, target / inside)
 
 
 def _modules(path: Path) -> set[str]:
     """Folders of the modules of a sentence-transformers model."""
     try:
-        said = json.loads(path.read_text("utf-8"))
+        said = json.loads(read_bounded(path, MAX_JSON)[0].decode("utf-8"))
     except (OSError, ValueError, RecursionError):
         return set()
     modules = said if isinstance(said, list) else []
@@ -122,11 +125,7 @@ def _ignored(checkpoint: Checkpoint, choices: list[Choice]) -> list[str]:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    disk.write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def gguf_model(checkpoint: Checkpoint) -> tuple[ModelMap | None, str]:
@@ -190,5 +189,5 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[Fields, str]:
     fields, trouble = tokenizer_fields(read_json(folder / "tokenizer.json"), checkpoint.config, said)
     template = said.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
-        template = (folder / "chat_template.jinja").read_text("utf-8")
+        template = read_bounded(folder / "chat_template.jinja", MAX_JSON)[0].decode("utf-8")
     return fields | chat_fields(template), trouble

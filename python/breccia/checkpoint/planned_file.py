@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PlannedWriter", "sync_directory"]
+from breccia.checkpoint import disk
+
+__all__ = ["PlannedWriter"]
 
 
 class PlannedWriter:
@@ -24,10 +26,17 @@ class PlannedWriter:
         header: the first bytes.
         spans: name → (begin, end) in the file.
         size: of the file.
-        resume: keep what an earlier, killed writer of the same plan left in ``partial``.
+        resume: keep what an earlier, killed writer of the same plan left in ``partial``, or under its name.
+
+    Attributes:
+        resumed: whether spans of an earlier writer are there, in ``partial``.
+        complete: whether the file is there under its name: nothing is to be written.
 
     Space is reserved on construction, so that a full disk is found before any work. Leaving the ``with``
     block by an exception removes the partial file.
+
+    Raises:
+        BlockingIOError: another writer of this file is at work.
     """
 
     def __init__(
@@ -44,17 +53,27 @@ class PlannedWriter:
         self._spans = dict(spans)
         self._left = {name: end - begin for name, (begin, end) in spans.items()}
         self._lock = threading.Lock()
-        fits = resume and self.partial.is_file() and self.partial.stat().st_size == size
-        self._fd = os.open(self.partial, os.O_RDWR | os.O_CREAT | (0 if fits else os.O_TRUNC), 0o644)
+        self._fd = -1
+        self.complete = resume and _fits(self.path, header, size)
+        self.resumed = resume and not self.complete and _fits(self.partial, header, size)
+        if self.complete:
+            return
+        fd = disk.lock(self.partial)
+        if fd is None:
+            raise BlockingIOError(f"{self.path} must be written by one writer at a time: {self.partial} is locked")
+        self._fd = fd
         try:
-            if size and hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._fd, 0, size)
-            else:
-                os.ftruncate(self._fd, size)
-            _pwrite(self._fd, memoryview(header), 0)
+            if not self.resumed:
+                self._begin(header, size)
         except BaseException:
             self.abort()
             raise
+
+    def _begin(self, header: bytes, size: int) -> None:
+        """The header comes last: a file that has it has its size and space."""
+        disk.truncate(self._fd, 0, self.partial)
+        disk.reserve(self._fd, size, self.partial)
+        disk.write(self._fd, header, 0, self.partial)
 
     def __enter__(self) -> PlannedWriter:
         return self
@@ -71,7 +90,7 @@ class PlannedWriter:
         view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         if begin + at + len(view) > end:
             raise ValueError(f"tensor {name!r} must have {end - begin} bytes, got {at + len(view)}")
-        _pwrite(self._fd, view, begin + at)
+        disk.write(self._fd, view, begin + at, self.partial)
         with self._lock:
             self._left[name] -= len(view)
 
@@ -81,7 +100,7 @@ class PlannedWriter:
 
     def sync(self) -> None:
         """Put what is written so far on disk."""
-        os.fsync(self._fd)
+        disk.sync(self._fd, self.partial)
 
     def commit(self) -> None:
         """Give the complete file its name.
@@ -93,10 +112,14 @@ class PlannedWriter:
         if missing:
             self.abort()
             raise ValueError(f"{self.path}: tensor {missing[0]!r} must be written in full, {len(missing)} are not")
-        os.fsync(self._fd)
+        try:
+            disk.sync(self._fd, self.partial)
+            disk.rename(self.partial, self.path)
+        except BaseException:
+            self.abort()
+            raise
         self.close()
-        self.partial.replace(self.path)
-        sync_directory(self.path.parent)
+        disk.sync_directory(self.path.parent)
 
     def close(self) -> None:
         """Stop without removing the partial file."""
@@ -106,20 +129,17 @@ class PlannedWriter:
 
     def abort(self) -> None:
         """Stop and remove the partial file."""
-        self.close()
-        self.partial.unlink(missing_ok=True)
+        if self._fd < 0:
+            return
+        try:
+            disk.remove(self.partial)  # while it is locked: another writer's is not touched
+        finally:
+            self.close()
 
 
-def _pwrite(fd: int, view: memoryview, at: int) -> None:
-    while len(view):
-        written = os.pwrite(fd, view[: 1 << 30], at)
-        view, at = view[written:], at + written
-
-
-def sync_directory(path: Path) -> None:
-    """Make a rename last."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _fits(path: Path, header: bytes, size: int) -> bool:
+    """Whether a file is there that has this size and begins with this header."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size != size:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(header)) == header

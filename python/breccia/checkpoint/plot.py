@@ -19,7 +19,7 @@ from breccia.checkpoint.verify import compare, values
 from breccia.formats import decode
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["measure", "plot"]
+__all__ = ["measure", "plot", "scales_of"]
 
 _BINS = 24
 
@@ -27,8 +27,8 @@ _BINS = 24
 def measure(path: str | os.PathLike[str], reference: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
     """Per quantized tensor: histogram of log2 of its scales and, against a reference checkpoint, SQNR and
     histogram of its errors in units of the reference's root mean square. JSON types only."""
-    checkpoint = Checkpoint(path)
-    known = None if reference is None else Checkpoint(reference)
+    checkpoint = Checkpoint(path, mapped=False)
+    known = None if reference is None else Checkpoint(reference, mapped=False)
     originals = {} if known is None else {f.name: f for f in known.found}
     rows = []
     for found in checkpoint.found:
@@ -38,7 +38,7 @@ def measure(path: str | os.PathLike[str], reference: str | os.PathLike[str] | No
         scaled = tensor.scaled if isinstance(tensor, OutsideTensor) else tensor
         row: dict[str, Any] = {"name": found.name, "format": f"{found.format} {found.kind}", "sqnr_db": None}
         if isinstance(scaled, ScaledTensor):
-            scales = np.abs(_scales(scaled)).reshape(-1)
+            scales = np.abs(scales_of(scaled)).reshape(-1)
             logs = np.log2(scales[np.isfinite(scales) & (scales > 0)])
             low, high = (math.floor(logs.min()), math.ceil(logs.max())) if logs.size else (0, 1)
             counts, _ = np.histogram(logs, bins=_BINS, range=(low, max(high, low + 1)))
@@ -69,7 +69,8 @@ def _errors(wanted: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> dict[str
     return {"errors": counts.tolist(), "largest_error": most}
 
 
-def _scales(scaled: ScaledTensor) -> np.ndarray[Any, Any]:
+def scales_of(scaled: ScaledTensor) -> np.ndarray[Any, Any]:
+    """Block scales as floats, the global scale in them."""
     scale = np.asarray(scaled.scale)
     if scale.dtype.itemsize == 1:
         scale = decode(codes(scale, "scale"), "float8_e4m3fn" if scaled.recipe.name == "nvfp4" else "float8_e8m0fnu")

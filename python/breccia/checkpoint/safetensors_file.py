@@ -9,111 +9,23 @@ only when it is complete and on disk.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of, stored_name, typed
+from breccia.checkpoint.input_file import InputFile
 from breccia.checkpoint.planned_file import PlannedWriter
+from breccia.checkpoint.safetensors_header import MAX_HEADER, Entry, parse_header
 
 __all__ = ["Entry", "SafetensorsFile", "SafetensorsWriter", "parse_header", "save_arrays"]
 
-MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _ALIGN = 8
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a header says of one tensor. ``start`` and ``stop`` are file offsets."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.stop - self.start
-
-
-def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"{key!r} must appear once, it appears twice")
-        result[key] = value
-    return result
-
-
-def _reject_constant(text: str) -> NoReturn:
-    raise ValueError(f"the header must be JSON, it has {text}")
-
-
-def parse_header(raw: bytes, data_start: int, file_size: int, where: str) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Entries and metadata of a header; its numbers checked against the size of the file.
-
-    Raises:
-        ValueError: anything is not as the format demands; the message names the file and the tensor.
-    """
-    try:
-        text = raw.decode("utf-8")
-        header = json.loads(text, object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: header must be a JSON object in UTF-8: {error}") from None
-    if not isinstance(header, dict):
-        raise ValueError(f"{where}: header must be a JSON object, got {type(header).__name__}")
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ValueError(f"{where}: __metadata__ must map strings to strings")
-    size = file_size - data_start
-    entries = {name: _entry(name, fields, data_start, size, where) for name, fields in header.items()}
-    end = data_start
-    for entry in sorted(entries.values(), key=lambda e: (e.start, e.stop)):
-        if entry.start != end:
-            problem = "overlaps another tensor" if entry.start < end else "leaves a hole before it"
-            raise ValueError(
-                f"{where}: tensor {entry.name!r}: data_offsets must start at {end - data_start}, "
-                f"got {entry.start - data_start}, which {problem}"
-            )
-        end = entry.stop
-    if end != file_size:
-        raise ValueError(f"{where}: file must have {end} bytes, as its header says, it has {file_size}")
-    return entries, metadata
-
-
-def _entry(name: str, fields: Any, data_start: int, size: int, where: str) -> Entry:
-    def fail(what: str) -> NoReturn:
-        raise ValueError(f"{where}: tensor {name!r}: {what}")
-
-    if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
-        fail("must have dtype, shape and data_offsets and nothing else")
-    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        fail(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if not _naturals(shape) or len(shape) > 64:
-        fail(f"shape must be a list of at most 64 numbers from 0 to 2^63 - 1, got {str(shape)[:80]}")
-    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1] or offsets[1] > size:
-        fail(f"data_offsets must be [begin, end] with begin <= end <= {size}, got {str(offsets)[:80]}")
-    try:
-        nbytes = nbytes_of(dtype, tuple(shape))
-    except ValueError as error:
-        fail(str(error))
-    if nbytes != offsets[1] - offsets[0]:
-        fail(f"data_offsets must span {nbytes} bytes for shape {shape} of {dtype}, they span {offsets[1] - offsets[0]}")
-    return Entry(name, dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
-
-
-def _naturals(values: Any) -> bool:
-    return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
 
 
 class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
@@ -128,18 +40,22 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        with self.path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            head = file.read(8)
-            if len(head) < 8:
-                raise ValueError(f"{self.path}: file must have at least 8 bytes, it has {size}")
-            (length,) = struct.unpack("<Q", head)
-            if length > min(MAX_HEADER, size - 8):
-                raise ValueError(
-                    f"{self.path}: header must fit in the file's {size} bytes and in {MAX_HEADER}, got {length}"
-                )
-            self.entries, self.metadata = parse_header(file.read(length), 8 + length, size, str(self.path))
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.file = InputFile(self.path)
+        try:
+            self.entries, self.metadata = self._read_header(self.file.size)
+        except BaseException:
+            self.file.close()
+            raise
+
+    def _read_header(self, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
+        if size < 8:
+            raise ValueError(f"{self.path}: file must have at least 8 bytes, it has {size}")
+        (length,) = struct.unpack("<Q", self.file.read(0, 8))
+        if length > min(MAX_HEADER, size - 8):
+            raise ValueError(
+                f"{self.path}: header must fit in the file's {size} bytes and in {MAX_HEADER}, got {length}"
+            )
+        return parse_header(self.file.read(8, length), 8 + length, size, str(self.path))
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
         entry = self.entry(name)
@@ -158,9 +74,8 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
         self.close()
 
     def close(self) -> None:
-        """Let go of the mapping; it stays until the last array that views it is gone."""
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        """Let go of the file; a mapping stays until the last array that views it is gone."""
+        self.file.close()
 
     def entry(self, name: str) -> Entry:
         """What the header says of a tensor.
@@ -174,19 +89,15 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
             raise KeyError(f"{self.path} has no tensor {name!r}") from None
 
     def raw(self, name: str) -> np.ndarray[Any, Any]:
-        """A tensor's bytes, flat."""
+        """A tensor's bytes, flat: a view of the mapped file."""
         entry = self.entry(name)
-        return np.frombuffer(self._map, np.uint8, entry.nbytes, entry.start)
+        return self.file.view(entry.start, entry.stop)
 
     def release(self, name: str) -> None:
         """Tell the system that a tensor's pages are not needed any more, so that reading a checkpoint
         from end to end keeps the memory of one tensor."""
         entry = self.entry(name)
-        page = mmap.PAGESIZE
-        start = -(-entry.start // page) * page
-        length = entry.stop // page * page - start
-        if length > 0 and hasattr(self._map, "madvise"):
-            self._map.madvise(mmap.MADV_DONTNEED, start, length)
+        self.file.release(entry.start, entry.stop)
 
     def load(self, name: str, framework: str = "numpy") -> Any:
         """A tensor as an array of a framework: "numpy", "torch", "jax" or "mlx". NumPy's and torch's
@@ -227,12 +138,7 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
     def private(self, name: str) -> np.ndarray[Any, Any]:
         """A tensor as an array that shares the file's pages until it is written to; writing changes no file."""
         entry = self.entry(name)
-        start = entry.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        if entry.nbytes == 0:
-            return typed(np.empty(0, np.uint8), entry.dtype, entry.shape)
-        with self.path.open("rb") as file:
-            pages = mmap.mmap(file.fileno(), entry.stop - start, access=mmap.ACCESS_COPY, offset=start)
-        return typed(np.frombuffer(pages, np.uint8, entry.nbytes, entry.start - start), entry.dtype, entry.shape)
+        return typed(self.file.private(entry.start, entry.stop), entry.dtype, entry.shape)
 
     def _mlx(self, name: str) -> Any:
         import mlx.core as mx

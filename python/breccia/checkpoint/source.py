@@ -4,8 +4,13 @@ logical tensors in it, found from headers alone."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
+import math
 import os
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +21,20 @@ from breccia import bridges
 from breccia.bridges import gguf
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
+from breccia.checkpoint import disk
 from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.experts import apart, stack
 from breccia.checkpoint.gguf_file import GgufFile
+from breccia.checkpoint.input_file import read_bounded
 from breccia.checkpoint.models import is_turned, models_name
 from breccia.checkpoint.safetensors_file import Entry, SafetensorsFile
+from breccia.layouts import PerTensor
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["Checkpoint", "read_json"]
 
-_MAX_JSON = 1 << 30
+MAX_JSON = 100_000_000  # bytes, as of a header
+_WRITTEN = ("config.json", "hf_quant_config.json")  # beside the weights, by this package too
 LEFT_OUT = "breccia.left_out"  # GGUF metadata: names of the source's tensors that GGUF has no place for
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -36,10 +45,12 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is not one.
     """
-    if path.stat().st_size > _MAX_JSON:
-        raise ValueError(f"{path}: must be at most {_MAX_JSON} bytes, it has {path.stat().st_size}")
+    return _parse(path, read_bounded(path, MAX_JSON)[0])
+
+
+def _parse(path: Path, raw: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: must be JSON in UTF-8: {error}") from None
     if not isinstance(value, dict):
@@ -50,33 +61,50 @@ def read_json(path: Path) -> dict[str, Any]:
 class Checkpoint:
     """An open checkpoint.
 
+    Args:
+        path: a safetensors file, a directory of them, or a GGUF file.
+        mapped: whether arrays view the mapped files. A process that reads a mapped file which another one cuts
+            meanwhile is killed; where arrays are read into memory of their own that is an error.
+
     Attributes:
         path: what was opened.
         files: its weight files, in order.
         entries: stored tensors by name.
         config: config.json, empty where there is none.
         found: logical tensors, in the order of the files.
+        stamps: what tells whether a file that was read is still the same.
 
     Raises:
         ValueError: a file is not valid, or index and files disagree.
         FileNotFoundError: there is no such file.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], *, mapped: bool = True) -> None:
+        self.path, self.mapped = Path(path), mapped
         self.config: dict[str, Any] = {}
         self.index: Path | None = None
+        self._weights: dict[str, str] = {}
+        self.stamps: dict[Path, disk.Stamp] = {}
         self.files: list[SafetensorsFile | GgufFile] = []
-        self.files += [_open(p) for p in self._paths()]
         self.entries: dict[str, Entry] = {}
         self.home: dict[str, SafetensorsFile | GgufFile] = {}
+        try:
+            with without_collection():
+                self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        for path in self._paths():
+            self.files.append(_open(path))
         for file in self.files:
+            self.stamps[file.path] = file.file.stamp
             for name, entry in file.entries.items():
                 if name in self.entries:
                     raise ValueError(f"{file.path}: tensor {name!r} must be in one file, {self.home[name].path} has it")
                 self.entries[name], self.home[name] = entry, file
-        if self.index is not None:
-            self._check_index(self.index)
+        self._check_index()
         self.found = self._find()
 
     def _paths(self) -> list[Path]:
@@ -84,34 +112,63 @@ class Checkpoint:
             raise FileNotFoundError(f"path must be a file or a directory, there is no {self.path}")
         if not self.path.is_dir():
             return [self.path]
-        if (self.path / "config.json").is_file():
-            self.config = read_json(self.path / "config.json")
-        if (self.path / "hf_quant_config.json").is_file() and not self.quantization:
-            said = read_json(self.path / "hf_quant_config.json").get("quantization")
+        if os.path.lexists(self.path / "config.json"):
+            self.config = self._json(self.path / "config.json")
+        if os.path.lexists(self.path / "hf_quant_config.json") and not self.quantization:
+            said = self._json(self.path / "hf_quant_config.json").get("quantization")
             self.config["quantization_config"] = {
                 "quant_method": "modelopt",
                 **(said if isinstance(said, dict) else {}),
             }
-        indices = sorted(self.path.glob("*.safetensors.index.json"))
+        indices = sorted(p for p in self.path.glob("*.safetensors.index.json") if not p.name.startswith("."))
         if not indices:
             paths = sorted(p for p in self.path.glob("*.safetensors") if not p.name.startswith("."))
             if not paths:
                 raise FileNotFoundError(f"path must have safetensors files, there are none in {self.path}")
             return paths
         self.index = indices[0]
-        weights = read_json(self.index).get("weight_map")
-        if not isinstance(weights, dict) or not all(isinstance(v, str) for v in weights.values()):
-            raise ValueError(f"{self.index}: weight_map must map tensors to files")
-        names = sorted(set(weights.values()))
-        for name in names:
-            if name != Path(name).name or name.startswith("."):
-                raise ValueError(f"{self.index}: files must be names in its directory, got {name!r}")
+        weights = self._json(self.index).get("weight_map")
+        names = self._shards(self.index, weights)
+        self._weights = dict(weights or {})
         return [self.path / name for name in names]
 
-    def _check_index(self, index: Path) -> None:
-        for name, file in read_json(index)["weight_map"].items():
+    def _json(self, path: Path) -> dict[str, Any]:
+        raw, self.stamps[path] = read_bounded(path, MAX_JSON)
+        return _parse(path, raw)
+
+    def _shards(self, index: Path, weights: Any) -> list[str]:
+        if not isinstance(weights, dict) or not all(isinstance(v, str) for v in weights.values()):
+            raise ValueError(f"{index}: weight_map must map tensors to files")
+        names = sorted(set(weights.values()))
+        if not names:
+            raise ValueError(f"{index}: weight_map must name tensors and their files, it is empty")
+        for name in names:
+            if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
+                raise ValueError(f"{index}: files must be names in its directory, got {name[:200]!r}")
+            if name in _WRITTEN or name.endswith(".index.json"):
+                raise ValueError(f"{index}: files must be of tensors, {name!r} is not")
+        return names
+
+    def _check_index(self) -> None:
+        if self.index is None:
+            return
+        for name, file in self._weights.items():
             if name not in self.home or self.home[name].path.name != file:
-                raise ValueError(f"{index}: tensor {name!r} must be in {file}, as weight_map says, it is not")
+                raise ValueError(
+                    f"{self.index}: tensor {name[:200]!r} must be in {file!r}, as weight_map says, it is not"
+                )
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError where a file is not any more what was read.
+
+        Raises:
+            ValueError: the message names the file.
+        """
+        for file in self.files:
+            file.file.check_unchanged()
+        for path, stamp in self.stamps.items():
+            if disk.stamp_of(path.stat()) != stamp:
+                raise ValueError(f"{path}: must not change while it is read, it did")
 
     @property
     def quantization(self) -> dict[str, Any]:
@@ -140,41 +197,57 @@ class Checkpoint:
                 continue
             for module in bridges.modules().values():
                 if hasattr(module, "find_all") and file.metadata:
-                    found += [f for f in module.find_all(self.entries, file.metadata) if _take(f, taken)]
+                    with naming(file.path, NAMELESS):
+                        every = module.find_all(self.entries, file.metadata)
+                    for one in every:
+                        with naming(file.path, one.name):
+                            self._check_shape(one)
+                    found += [f for f in every if _take(f, taken)]
         finders = [m.find for m in bridges.modules().values() if hasattr(m, "find")]
         troubles: dict[str, str] = {}
         for name in self.entries:
             for find in finders:
                 try:
                     one = None if name in taken else find(name, self.entries, context)
-                except (ValueError, IndexError, ZeroDivisionError, KeyError, TypeError) as error:
-                    troubles[name] = f"looks quantized but does not fit: {error}"
+                    if one is not None:
+                        self._check_shape(one)
+                except ODD as error:
+                    troubles[name] = f"looks quantized but does not fit: {trouble(error)}"
                     continue
                 if one is not None and _take(one, taken):
                     found.append(one)
         for name, entry in self.entries.items():
             if name not in taken:
-                kind = {"F8_E4M3": "fp8", "F8_E5M2": "fp8"}.get(entry.dtype, entry.dtype.lower())
-                said = (troubles[name],) if name in troubles else _suspicious(entry)
-                outside, options = self._spelled(name, entry.shape)
-                shape = entry.shape
-                if is_turned(name, shape, self.config):
-                    shape, options = (*shape[:-2], shape[-1], shape[-2]), {**options, "turned": True}
-                found.append(
-                    Found(
-                        outside,
-                        "plain",
-                        kind,
-                        {"weight": name},
-                        shape,
-                        dtype=entry.dtype,
-                        options=options,
-                        findings=said,
-                    )
-                )
+                found.append(self._plain(name, entry, troubles.get(name)))
         order = {name: i for i, name in enumerate(self.entries)}
         found = apart([replace(f, name=models_name(f.name, f.shape)) for f in found])
-        return sorted(found, key=lambda f: min(order[p] for p in f.parts.values()))
+        return sorted(found, key=lambda f: min(map(order.__getitem__, f.parts.values())))
+
+    def _plain(self, name: str, entry: Entry, trouble: str | None) -> Found:
+        kind = {"F8_E4M3": "fp8", "F8_E5M2": "fp8"}.get(entry.dtype) or entry.dtype.lower()
+        findings = _suspicious(entry) if trouble is None else (trouble,)
+        outside, options = self._spelled(name, entry.shape)
+        shape = entry.shape
+        if is_turned(name, shape, self.config):
+            shape, options = (*shape[:-2], shape[-1], shape[-2]), {**options, "turned": True}
+        return Found(
+            outside,
+            "plain",
+            kind,
+            {"weight": name},
+            shape,
+            dtype=entry.dtype,
+            options=options,
+            findings=findings,
+        )
+
+    def _check_shape(self, found: Found) -> None:
+        """No format has more than 8 elements a byte: what says so would reserve memory and disk for nothing."""
+        nbytes = self.nbytes(found)
+        if not found.shape and not isinstance(found.layout, (PerTensor, type(None))):
+            raise ValueError(f"shape must have axes for a layout of {found.layout}, got ()")
+        if math.prod(found.shape) > 8 * nbytes:
+            raise ValueError(f"shape must be that of {nbytes} stored bytes, got {found.shape}")
 
     def _find_gguf(self, file: GgufFile, taken: set[str]) -> list[Found]:
         found = []
@@ -207,16 +280,23 @@ class Checkpoint:
 
     def nbytes(self, found: Found) -> int:
         """Stored bytes of a logical tensor."""
+        if found.format == "plain" and not found.options:
+            return self.entries[found.parts["weight"]].nbytes
         stored = sum(self.entries[name].nbytes for name in set(found.parts.values()))
         return stored // int(found.options.get("experts", 1))
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
-        """A stored tensor, viewing its file."""
+        """A stored tensor: a view of its file where that is mapped."""
         entry = self.entries[name]
-        return typed(self.home[name].raw(name), entry.dtype, entry.shape)
+        return typed(self.span(name, 0, entry.nbytes), entry.dtype, entry.shape)
+
+    def span(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Some of a stored tensor's bytes."""
+        file, begin = self.home[name].file, self.entries[name].start
+        return (file.view if self.mapped else file.array)(begin + start, begin + stop)
 
     def load(self, found: Found) -> ScaledTensor | OutsideTensor | np.ndarray[Any, Any]:
-        """A logical tensor: a ScaledTensor that views the files where its format allows.
+        """A logical tensor: a ScaledTensor that views the files where they are mapped and its format allows.
 
         Raises:
             ValueError: its bytes do not fit; the message names the tensor.
@@ -224,7 +304,7 @@ class Checkpoint:
         if "members" in found.options:
             batch: ScaledTensor | np.ndarray[Any, Any] = stack([self.load(one) for one in found.options["members"]])
             return batch
-        try:
+        with naming(self.path, found.name):
             if found.format == "plain":
                 array = self._in_order(found, self._one(found, found.parts["weight"]))
                 return np.swapaxes(array, -1, -2) if found.options.get("turned") else array
@@ -242,8 +322,6 @@ class Checkpoint:
             reader = getattr(module, "load", None) or getattr(module, f"from_{module.__name__.rpartition('.')[2]}")
             result: ScaledTensor | OutsideTensor | np.ndarray[Any, Any] = reader(parts, **options)
             return result
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{self.path}: tensor {found.name!r}: {error}") from error
 
     def raw(self, found: Found) -> np.ndarray[Any, Any]:
         """A plain tensor's bytes, flat."""
@@ -251,7 +329,7 @@ class Checkpoint:
             return np.ascontiguousarray(self.load(found)).reshape(-1).view(np.uint8)
         name = found.parts["weight"]
         if "row_order" not in found.options:
-            return self.home[name].raw(name)
+            return self.span(name, 0, self.entries[name].nbytes)
         return np.ascontiguousarray(self._in_order(found, self.array(name))).reshape(-1).view(np.uint8)
 
     def _one(self, found: Found, name: str) -> np.ndarray[Any, Any]:
@@ -267,7 +345,7 @@ class Checkpoint:
     def left_out(self) -> set[str]:
         """Tensors that a conversion to GGUF had no place for."""
         said = [f.fields[LEFT_OUT][1] for f in self.files if isinstance(f, GgufFile) and LEFT_OUT in f.fields]
-        return {str(name) for names in said if isinstance(names, list) for name in names}
+        return {str(name) for names in said if isinstance(names, Sequence) for name in names}
 
     def refined(self, found: Found) -> Found:
         """What only small tensors tell, such as whether zero points are all the same, looked at."""
@@ -276,10 +354,9 @@ class Checkpoint:
         refine = getattr(bridges.modules().get(found.format), "refine", None)
         if refine is None:
             return found
-        try:
+        with naming(self.path, found.name):
             one: Found = refine(found, self.array)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{self.path}: tensor {found.name!r}: {error}") from error
+            self._check_shape(one)
         return one
 
     def release(self, found: Found) -> None:
@@ -293,9 +370,48 @@ class Checkpoint:
             file.close()
 
 
+ODD = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError, struct.error)
+NAMELESS = ""
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """While many objects are made that all stay, looking through them for garbage is half of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def trouble(error: BaseException) -> str:
+    """What is wrong with a tensor, of an error in reading it."""
+    if isinstance(error, KeyError):
+        return f"{error} must be there"
+    return str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def naming(path: Path, name: str) -> Iterator[None]:
+    """Whatever stored bytes lead to inside becomes a ValueError that names file and tensor.
+
+    Raises:
+        ValueError: see above.
+    """
+    try:
+        yield
+    except ODD as error:
+        text = trouble(error)
+        if not text.startswith(str(path)):
+            text = f"{path}: tensor {name[:200]!r}: {text}" if name else f"{path}: {text}"
+        raise ValueError(text) from error
+
+
 def _open(path: Path) -> SafetensorsFile | GgufFile:
-    with path.open("rb") as file:
-        gguf_magic = file.read(4) == b"GGUF"
+    with disk.open_regular(path) as fd:
+        gguf_magic = os.pread(fd, 4, 0) == b"GGUF"
     return GgufFile(path) if gguf_magic or path.suffix == ".gguf" else SafetensorsFile(path)
 
 

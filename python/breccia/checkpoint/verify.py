@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from breccia import ops
+from breccia._command_errors import one_line
 from breccia.bridges._common import (
     codes,
     swizzle,
@@ -259,7 +260,7 @@ def verify(a: str | os.PathLike[str], b: str | os.PathLike[str], *, min_sqnr_db:
     Raises:
         ValueError: a checkpoint is not valid.
     """
-    first, second = Checkpoint(a), Checkpoint(b)
+    first, second = Checkpoint(a, mapped=False), Checkpoint(b, mapped=False)
     others = {_canonical(f): f for f in second.found}
     results, failed, missing = [], [], []
     for found in first.found:
@@ -320,13 +321,11 @@ def render(report: dict[str, Any], every: bool = False) -> str:
     rows.sort(key=lambda t: float(t["sqnr_db"]))
     lines = [f"{'SQNR dB':>8}  {'cosine':>10}  {'max error':>10}  tensor"] if rows else []
     for t in rows:
-        mistake = f"  ← {t['mistake']}?" if t["mistake"] else ""
-        lines.append(
-            f"{float(t['sqnr_db']):>8.2f}  {t['cosine']:>10.7f}  {float(t['max_error']):>10.3g}  {t['name']}{mistake}"
-        )
+        name = one_line(t["name"]) + (f"  ← {t['mistake']}?" if t["mistake"] else "")
+        lines.append(f"{float(t['sqnr_db']):>8.2f}  {t['cosine']:>10.7f}  {float(t['max_error']):>10.3g}  {name}")
     same = sum(t["equal"] for t in report["tensors"])
     lines.append(f"{len(report['tensors'])} tensors compared, {same} equal in every value")
     for word in ("missing", "failed"):
-        lines += [f"! {word}: {name}" for name in report[word]]
+        lines += [f"! {word}: {one_line(name)}" for name in report[word]]
     lines.append("ok" if report["ok"] else f"not ok (below {report['min_sqnr_db']} dB, or missing)")
     return "\n".join(lines)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,33 @@ class Workers:
             finally:
                 self._memory.put(memory)
 
-        for _ in self._pool.map(run, pieces):
-            pass
+        running: deque[Future[None]] = deque()
+        try:
+            for piece in pieces:
+                running.append(self._pool.submit(run, piece))
+                if len(running) > 2 * self.count:
+                    running.popleft().result()
+            while running:
+                running.popleft().result()
+        finally:
+            _drain(running)
 
     def close(self) -> None:
         """Wait for the threads."""
-        self._pool.shutdown()
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _drain(running: Iterable[Future[None]]) -> None:
+    """Cancel what has not begun and wait for what has, whoever interrupts: it writes to a file that is closed
+    next."""
+    interrupted: KeyboardInterrupt | None = None
+    for future in running:
+        future.cancel()
+    while True:
+        try:
+            wait(running)
+            break
+        except KeyboardInterrupt as error:
+            interrupted = error
+    if interrupted is not None:
+        raise interrupted

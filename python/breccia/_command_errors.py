@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a command ends that did not get to its end: one line, whatever its input was, and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["Terminated", "one_line", "said", "terminable"]
+
+_LONGEST = 2000
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends work as Ctrl-C does: threads first."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """While inside, SIGTERM raises `Terminated`, where nobody else handles it."""
+
+    def terminate(*_: object) -> None:
+        raise Terminated
+
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def one_line(text: str) -> str:
+    """Text whose control characters a terminal would obey, escaped: names in a file can have any."""
+    if text.isprintable() and len(text) <= _LONGEST:
+        return text
+    words = " ".join(text.split("\n"))
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in words)
+    return clean if len(clean) <= _LONGEST else f"{clean[:_LONGEST]} …"
+
+
+def said(error: BaseException) -> str:
+    """One line that tells of an error."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    if isinstance(error, (ValueError, TypeError, ImportError, OSError)):
+        return one_line(str(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "an unknown place"
+    return one_line(f"{type(error).__name__} at {place}, a defect: {error}")

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a checkpoint is whole: every tensor is there with all its parts, and every scale is a number.
+
+Programs that serve models start with scales missing or never written, and answer nonsense. What must be there
+is told by config.json, by the parts that each format has, and by the other layers of the same model.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter, defaultdict
+from typing import Any
+
+import numpy as np
+
+from breccia import ops
+from breccia._command_errors import one_line
+from breccia.bridges._outside import OutsideTensor
+from breccia.bridges._parts import Found
+from breccia.checkpoint.gguf_file import GgufFile
+from breccia.checkpoint.plot import scales_of
+from breccia.checkpoint.source import Checkpoint, is_float
+from breccia.checkpoint.verify import values
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["complete", "render"]
+
+# Parts of quantized weights, by the last word of their name: none may be left over.
+_PARTS = re.compile(
+    r"(^|[._])(weight_scale(_\w+)?|weight_zero_point|weight_shape|weight_packed|weight_global_scale|weight_g_idx"
+    r"|scales?|qweight|qzeros|g_idx|absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+|_blocks|_scales)$"
+)
+_OF_ACTIVATIONS = re.compile(r"(^|[._])(input|output|k|v|q|prob|kv|pre_quant|logit|residual)_(global_)?scales?$")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_LAYERS = re.compile(r"(^|\.)(layers|layer|h|blocks|block|blk)$")
+_HARMLESS = ("shown flat", "as breccia 0.1.3 wrote them")
+_ROWS = 1 << 22  # elements looked at together
+
+
+def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Look through one checkpoint for what is missing, was never written, or nobody reads. JSON types only.
+
+    Args:
+        path: the checkpoint.
+
+    Returns:
+        ``ok``; ``problems``, each of a tensor; ``missing`` and ``unread`` names; how many tensors there are.
+
+    Raises:
+        ValueError: the checkpoint is not valid.
+    """
+    checkpoint = Checkpoint(path, mapped=False)
+    try:
+        with np.errstate(all="ignore"):
+            problems = [(f.name, text) for f in checkpoint.found for text in _problems(checkpoint, f)]
+        missing = _missing(checkpoint)
+        unread = [f.name for f in checkpoint.found if f.format == "plain" and _is_part(f.name)]
+        return {
+            "path": str(checkpoint.path),
+            "ok": not (problems or missing or unread),
+            "tensors": len(checkpoint.found),
+            "quantized": sum(f.format != "plain" for f in checkpoint.found),
+            "problems": [{"tensor": name, "problem": text} for name, text in problems],
+            "missing": missing,
+            "unread": unread,
+        }
+    finally:
+        checkpoint.close()
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report as lines."""
+    lines = [f"! {one_line(p['tensor'])}: {one_line(p['problem'])}" for p in report["problems"]]
+    lines += [f"! missing: {one_line(name)}" for name in report["missing"]]
+    lines += [f"! unread: {one_line(name)}" for name in report["unread"]]
+    lines.append(f"{report['tensors']} tensors, {report['quantized']} of them quantized")
+    lines.append("ok" if report["ok"] else "not ok")
+    return "\n".join(lines)
+
+
+def _is_part(name: str) -> bool:
+    return _PARTS.search(name) is not None and _OF_ACTIVATIONS.search(name) is None
+
+
+def _problems(checkpoint: Checkpoint, found: Found) -> list[str]:
+    """What is wrong with one tensor."""
+    said = [text for text in found.findings if not text.endswith(_HARMLESS)]
+    if found.format == "plain":
+        return said + (_of_floats(checkpoint, found) if is_float(found) else [])
+    try:
+        tensor = checkpoint.load(checkpoint.refined(found))
+    except ValueError as error:
+        return [*said, str(error)]
+    scaled = tensor.scaled if isinstance(tensor, OutsideTensor) else tensor
+    if not isinstance(scaled, ScaledTensor):
+        return said + _of_values(values(tensor))
+    return said + _of_scales(scaled)
+
+
+def _of_floats(checkpoint: Checkpoint, found: Found) -> list[str]:
+    flat = checkpoint.array(found.parts["weight"]).reshape(-1)
+    return _of_values(flat) + (["every element is zero: never written?"] if _unwritten(found, flat) else [])
+
+
+def _unwritten(found: Found, flat: Any) -> bool:
+    return found.name.endswith("weight") and math.prod(found.shape) > 1 and not flat.view(np.uint8).any()
+
+
+def _of_values(array: Any) -> list[str]:
+    flat, bad = array.reshape(-1), 0
+    for start in range(0, flat.size, _ROWS):
+        piece = values(flat[start : start + _ROWS]).astype(np.float64)
+        bad += int(np.count_nonzero(~np.isfinite(piece)))
+    return [f"{bad} elements are not finite"] if bad else []
+
+
+def _of_scales(scaled: ScaledTensor) -> list[str]:
+    said = []
+    scales = np.asarray(scales_of(scaled))
+    for what, count in (("NaN", np.isnan(scales).sum()), ("infinite", np.isinf(scales).sum())):
+        if count:
+            said.append(f"{int(count)} of {scales.size} scales are {what}")
+    second = scaled.global_scale
+    if second is not None and not (np.isfinite(np.asarray(second)).all() and np.asarray(second).all()):
+        said.append("the global scale must be a number other than zero")
+    elif scales.size and not scales.any():
+        said.append("every scale is zero: never written?")
+    elif (lost := _lost(scaled, scales)) > 0:
+        said.append(f"{lost} elements are lost: their scales are zero, their codes are not")
+    return said
+
+
+def _lost(scaled: ScaledTensor, scales: Any) -> int:
+    """Elements that would be other than zero if their scales were."""
+    zero = np.abs(scales) == 0
+    if not zero.any():
+        return 0
+    raw = np.asarray(scaled.scale)
+    one = raw.reshape(-1)[np.flatnonzero(~zero.reshape(-1))[0]]
+    shown = np.where(zero, one, np.zeros((), raw.dtype)).astype(raw.dtype).reshape(raw.shape)
+    again = ScaledTensor(
+        scaled.data,
+        shown,
+        scaled.recipe,
+        scaled.layout,
+        scaled.zero_point,
+        global_scale=scaled.global_scale,
+        shape=scaled.shape,
+    )
+    return int(np.count_nonzero(ops.dequantize(again)))
+
+
+def _missing(checkpoint: Checkpoint) -> list[str]:
+    """Names that the other layers, or config.json, say must be there."""
+    if isinstance(checkpoint.files[0], GgufFile):
+        return _missing_layers(checkpoint, {f.name for f in checkpoint.found})
+    children: dict[str, set[str]] = defaultdict(set)
+    for name in checkpoint.entries:
+        child, (parent, _, last) = name, name.rpartition(".")
+        while child and last not in children[parent]:
+            children[parent].add(last)
+            child, (parent, _, last) = parent, parent.rpartition(".")
+    missing = _missing_layers(checkpoint, set(checkpoint.entries))
+    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for node in children:
+        weight = checkpoint.entries.get(f"{node}.weight")  # kept in high precision, it has other parts
+        alike[_NUMBER.sub("#", f".{node}."), "" if weight is None else weight.dtype].append(node)
+    for nodes in alike.values():
+        sets = Counter(frozenset(children[node]) for node in nodes)
+        usual = max(sets, key=lambda one: (sets[one], len(one)))
+        if any(part.isdigit() for part in usual):
+            continue
+        for node in nodes:
+            if children[node] < usual:
+                missing += [f"{node}.{part}" for part in sorted(usual - children[node])]
+    return sorted(missing)
+
+
+def _missing_layers(checkpoint: Checkpoint, names: set[str]) -> list[str]:
+    """Numbers of layers or experts that are left out."""
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for name in names:
+        for found in _NUMBER.finditer(name):
+            if len(found[0]) < 9:
+                numbers[name[: found.start() - 1]].add(int(found[0]))
+    said = checkpoint.config.get("num_hidden_layers")
+    layers = said if isinstance(said, int) and 0 < said <= 10_000 and not isinstance(said, bool) else 0
+    missing = []
+    for parent, there in numbers.items():
+        most = max(there) + 1
+        if _LAYERS.search(parent) and "." not in parent.removeprefix("model.").removesuffix("layers").strip("."):
+            most = max(most, layers)
+        if most <= 4 * len(there) + layers:
+            missing += [f"{parent}.{number}" for number in range(most) if number not in there]
+    return missing

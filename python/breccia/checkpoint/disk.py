@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every call by which a conversion changes a disk. Errors name the file and what was being done to it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # not POSIX: there are no locks
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["before"]
+
+# Called with the name of a call and its path before each of them. Tests stop a process there or raise an error.
+before: Callable[[str, Path], None] | None = None
+
+_NO_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_NO_LOCKS = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)
+_PIECE = 1 << 20
+Stamp = tuple[int, int, int, int]
+
+
+@contextlib.contextmanager
+def _call(what: str, path: Path) -> Iterator[None]:
+    try:
+        if before is not None:
+            before(what, path)
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, f"cannot {what} {path}: {os.strerror(error.errno)}") from None
+
+
+def make_directory(path: Path) -> bool:
+    """Make a directory; False where one was there.
+
+    Raises:
+        NotADirectoryError: something else is there, a link among them.
+    """
+    try:
+        with _call("make directory", path):
+            path.mkdir()
+        return True
+    except FileExistsError:
+        if path.is_symlink() or not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{path} must be a directory, it is something else") from None
+        return False
+
+
+def create(path: Path, *, keep: bool = False) -> int:
+    """Open a file for writing, empty unless it is to be kept. Follows no link."""
+    with _call("create", path):
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+        return os.open(path, flags | (0 if keep else os.O_TRUNC), 0o644)
+
+
+def reserve(fd: int, size: int, path: Path) -> None:
+    """Give a file its size, and the space for it where the file system can."""
+    with _call("reserve space for", path):
+        if size and hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(fd, 0, size)
+                return
+            except OSError as error:
+                if error.errno not in _NO_RESERVE:
+                    raise
+        os.ftruncate(fd, size)
+
+
+def write(fd: int, data: bytes | memoryview, at: int, path: Path) -> None:
+    """Write at a place, all of it."""
+    view = memoryview(data)
+    while view:
+        with _call("write", path):
+            written = os.pwrite(fd, view[: 1 << 30], at)
+        view, at = view[written:], at + written
+
+
+def truncate(fd: int, size: int, path: Path) -> None:
+    """Cut a file."""
+    with _call("truncate", path):
+        os.ftruncate(fd, size)
+
+
+def sync(fd: int, path: Path) -> None:
+    """Put a file on disk."""
+    with _call("flush", path):
+        os.fsync(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory last."""
+    with _call("flush", path):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a file system that has nothing to flush for directories
+                raise
+        finally:
+            os.close(fd)
+
+
+def rename(source: Path, destination: Path) -> None:
+    """Give a file or directory another name."""
+    with _call("rename to", destination):
+        source.replace(destination)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there."""
+    with _call("remove", path):
+        path.unlink(missing_ok=True)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove an empty directory."""
+    with _call("remove", path):
+        path.rmdir()
+
+
+def remove_tree(path: Path) -> bool:
+    """Remove a directory and all that is in it, links but not what they lead to; whether it is gone."""
+    try:
+        entries = list(os.scandir(path))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    gone = True
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            gone &= remove_tree(Path(entry.path))
+        else:
+            gone &= _try(remove, Path(entry.path))
+    return gone and _try(remove_directory, path)
+
+
+def _try(call: Callable[[Path], None], path: Path) -> bool:
+    try:
+        call(path)
+    except OSError:
+        return False
+    return True
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """A small file, on disk when this returns."""
+    fd = create(path)
+    try:
+        write(fd, data, 0, path)
+        sync(fd, path)
+    finally:
+        os.close(fd)
+
+
+def copy_file(source: Path, destination: Path) -> None:
+    """Copy a regular file's bytes, on disk when this returns."""
+    with open_regular(source) as fd_in:
+        fd = create(destination)
+        try:
+            at = 0
+            while piece := os.pread(fd_in, _PIECE, at):
+                write(fd, piece, at, destination)
+                at += len(piece)
+            sync(fd, destination)
+        finally:
+            os.close(fd)
+
+
+def stamp_of(said: os.stat_result) -> Stamp:
+    """What of a file is another when its contents are."""
+    return said.st_ino, said.st_size, said.st_mtime_ns, said.st_ctime_ns
+
+
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[int]:
+    """A file for reading that is a file: no pipe, which would wait for its writer, and no device, which has
+    no end.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    fd = open_input(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_input(path: Path) -> int:
+    """See `open_regular`; the caller closes it."""
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise ValueError(f"{path}: must be a regular file, it is a directory, pipe or device")
+
+
+def lock(path: Path) -> int | None:
+    """A file of that name that this process alone has locked, created if need be; None where another has it.
+    Closing it unlocks."""
+    while True:
+        fd = create(path, keep=True)
+        try:
+            if not _locked(fd):
+                os.close(fd)
+                return None
+            held, named = os.fstat(fd), os.stat(path, follow_symlinks=False)
+            if (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino):
+                return fd
+        except FileNotFoundError:
+            pass  # removed by the one who had it: once more
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        return error.errno in _NO_LOCKS  # a file system without locks: nothing to exclude by
+    return True

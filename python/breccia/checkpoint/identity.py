@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an output depends on, so that work is resumed by the same conversion only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from breccia._version import __version__
+from breccia.checkpoint import disk
+from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.targets import Target
+
+__all__ = ["identity_of"]
+
+
+def identity_of(checkpoint: Checkpoint, target: Target) -> bytes:
+    """32 bytes: of this version, the target with its options, config.json, and the stamp of every file."""
+    said: list[Any] = [__version__, repr(target), checkpoint.config]
+    said += [[str(path.resolve()), stamp] for path, stamp in checkpoint.stamps.items()]
+    if checkpoint.path.is_dir():  # what is copied, or says something of the model
+        names = sorted(p for p in checkpoint.path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        said += [[str(path), disk.stamp_of(path.stat())] for path in names]
+    return hashlib.sha256(json.dumps(said).encode()).digest()

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file that is read: mapped for who wants views of it, or by calls, which fail where a mapping would kill the
+process when another program cuts the file meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from breccia.checkpoint import disk
+
+__all__ = ["InputFile", "read_bounded"]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+_MOST = 1 << 30  # bytes of one call
+
+
+class InputFile:
+    """An open regular file. From any thread.
+
+    Attributes:
+        size: when it was opened.
+        stamp: what changes when the file does.
+
+    Raises:
+        ValueError: it is a directory, pipe or device.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = disk.open_input(path)
+        said = os.fstat(self._fd)
+        self.size, self.stamp = said.st_size, disk.stamp_of(said)
+        self._map: mmap.mmap | None = None
+
+    def read(self, start: int, count: int) -> bytes:
+        """Bytes, all of them.
+
+        Raises:
+            ValueError: the file is shorter now.
+            OSError: they cannot be read.
+        """
+        return self.array(start, start + count).tobytes()
+
+    def array(self, start: int, stop: int) -> Array:
+        """The same as an array of its own memory."""
+        result = np.empty(stop - start, np.uint8)
+        view, at = result.data, start
+        while at < stop:
+            try:
+                got = os.preadv(self._fd, [view[at - start : at - start + _MOST]], at)
+            except OSError as error:
+                raise OSError(error.errno, f"cannot read {self.path}: {os.strerror(error.errno or 0)}") from None
+            if not got:
+                raise ValueError(f"{self.path}: must not change while it is read: it ends at {at}, not {self.size}")
+            at += got
+        return result
+
+    def view(self, start: int, stop: int) -> Array:
+        """A view of the mapped file, read-only."""
+        if start == stop:
+            return np.empty(0, np.uint8)
+        if self._map is None:
+            self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(self._map, np.uint8, stop - start, start)
+
+    def private(self, start: int, stop: int) -> Array:
+        """A view that can be written to, which changes no file."""
+        if start == stop:
+            return np.empty(0, np.uint8)
+        begin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        private = mmap.mmap(self._fd, stop - begin, access=mmap.ACCESS_COPY, offset=begin)
+        return np.frombuffer(private, np.uint8, stop - start, start - begin)
+
+    def release(self, start: int, stop: int) -> None:
+        """Tell the system that pages of the mapping are not needed any more."""
+        page = mmap.PAGESIZE
+        begin = -(-start // page) * page
+        length = stop // page * page - begin
+        if length > 0 and self._map is not None and hasattr(self._map, "madvise"):
+            self._map.madvise(mmap.MADV_DONTNEED, begin, length)
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError where the file, or what its name leads to, is not what was opened."""
+        if {disk.stamp_of(os.fstat(self._fd)), disk.stamp_of(os.stat(self.path))} != {self.stamp}:
+            raise ValueError(f"{self.path}: must not change while it is read, it did")
+
+    def close(self) -> None:
+        """Let go of the file; a mapping stays until the last array that views it is gone."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._map is not None:
+            with contextlib.suppress(BufferError):
+                self._map.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_bounded(path: Path, most: int) -> tuple[bytes, disk.Stamp]:
+    """All of a small regular file, and its stamp.
+
+    Raises:
+        ValueError: it has more than ``most`` bytes, or is a directory, pipe or device.
+    """
+    file = InputFile(path)
+    try:
+        if file.size > most:
+            raise ValueError(f"{path}: must be at most {most} bytes, it has {file.size}")
+        return file.read(0, file.size), file.stamp
+    finally:
+        file.close()

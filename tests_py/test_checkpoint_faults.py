@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to a conversion that is killed, interrupted, out of disk, or not alone."""
+
+import errno
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from breccia.checkpoint import SafetensorsFile, SafetensorsWriter, convert, disk, inspect, save_arrays, verify
+from breccia.checkpoint.journal import Journal, read_journal
+from breccia.checkpoint.work import partial_of
+from checkpoints import weight, write_shards
+from fault_runner import tree
+
+RUNNER = Path(__file__).with_name("fault_runner.py")
+convert_module = importlib.import_module("breccia.checkpoint.convert")
+
+
+def shards(path: Path) -> Path:
+    arrays = {f"layers.{i}.weight": weight(32, 64) for i in range(2)}
+    return write_shards(path, [arrays, {"z.weight": weight(64, 32), "z.bias": weight(64)}], {})
+
+
+def one_file(path: Path) -> Path:
+    save_arrays({f"layers.{i}.weight": weight(32, 64) for i in range(3)}, path.with_suffix(".safetensors"))
+    return path.with_suffix(".safetensors")
+
+
+CASES = [(shards, "mxfp8"), (one_file, "gguf:q8_0"), (one_file, "bf16")]
+
+
+@pytest.mark.parametrize(("make", "to"), CASES)
+def test_a_kill_before_any_call_loses_nothing(make: Any, to: str, tmp_path: Path) -> None:
+    """The output is absent or complete, and the resumed one is the uninterrupted one, byte for byte."""
+    command = [sys.executable, str(RUNNER), str(make(tmp_path / "in")), str(tmp_path / "out"), to]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    said = json.loads(run.stdout)
+    assert said["stopped"] > 60
+    assert {"make directory", "create", "reserve space for", "write", "flush", "rename to", "remove"} <= {
+        *said["calls"]
+    }
+
+
+def test_every_change_of_the_disk_is_stopped_at(tmp_path: Path) -> None:
+    """Nothing but `breccia.checkpoint.disk` changes the disk: else the kills above would miss it."""
+    source, seen = shards(tmp_path / "in"), []
+    changes = {
+        "os.mkdir",
+        "os.rename",
+        "os.remove",
+        "os.rmdir",
+        "os.truncate",
+        "os.link",
+        "os.symlink",
+        "shutil.rmtree",
+    }
+    watching = [True]
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if not watching[0] or threading.get_ident() != main:
+            return
+        writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if (event in changes or writes) and not str(args[0]).startswith(("/proc", "/dev")):
+            frames = []
+            frame = sys._getframe(1)
+            while frame is not None and len(frames) < 6:
+                frames.append(frame.f_code.co_filename)
+                frame = frame.f_back  # type: ignore[assignment]
+            seen.append((event, frames))
+
+    main = threading.get_ident()
+    sys.addaudithook(audit)
+    convert(source, tmp_path / "out", "mxfp8", threads=1)
+    watching[0] = False
+    assert len(seen) > 10
+    for event, frames in seen:
+        assert any(name.endswith("disk.py") for name in frames), (event, frames)
+    folder = Path(disk.__file__).parent
+    for path in folder.glob("*.py"):
+        if path.name not in ("disk.py", "plot.py"):
+            text = path.read_text()
+            for call in ("os.pwrite(", "os.fsync(", "os.ftruncate(", "fallocate(", '.open("w', '.open("a', "shutil."):
+                assert call not in text, f"{path.name} calls {call}"
+
+
+def test_a_final_file_without_its_record_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between a shard's last name and anything that says so."""
+    source = shards(tmp_path / "in")
+    convert(source, tmp_path / "wanted", "mxfp8")
+    monkeypatch.setattr(convert_module, "_SYNC_EVERY", 1)
+
+    def stop(what: str, path: Path) -> None:
+        if what == "flush" and path.name == "out":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk, "before", stop)
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "out", "mxfp8")
+    monkeypatch.setattr(disk, "before", None)
+    assert len(list((tmp_path / ".out.partial" / "out").glob("*.safetensors"))) == 1
+    convert(source, tmp_path / "out", "mxfp8")
+    assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT], ids=errno.errorcode.get)
+@pytest.mark.parametrize(("make", "to"), [(shards, "mxfp8"), (one_file, "gguf:q8_0")])
+def test_an_error_of_any_call_leaves_nothing_half_written(
+    number: int, make: Any, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = make(tmp_path / "in"), tmp_path / "new" / "out"
+    monkeypatch.setattr(convert_module, "_SYNC_EVERY", 1)
+    calls: list[str] = []
+    monkeypatch.setattr(disk, "before", lambda what, _: calls.append(what))
+    convert(source, out, to, threads=1)
+    wanted = tree(out)
+    for step, call in enumerate(calls):
+        folder = tmp_path / f"new{step}"
+        left = [step]
+
+        def fail(what: str, path: Path, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == -1:
+                raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(disk, "before", fail)
+        try:
+            report = convert(source, folder / "out", to, threads=1)
+        except OSError as error:
+            assert error.errno == number
+            assert os.strerror(number) in str(error) and str(tmp_path) in str(error)
+            assert len(str(error).splitlines()) == 1
+            assert not folder.exists(), (step, call)
+            continue
+        assert tree(folder / "out") == wanted, (step, call)
+        assert call in ("remove", "flush"), (step, call)
+        left_over = partial_of(folder / "out").exists()
+        said = report["notes"][-1] if report["notes"] else ""  # said, not raised: the output is complete
+        assert ("could not be removed" in said) == left_over, (step, call)
+        assert call == "remove" or "may not outlast a power failure" in said, (step, call)
+
+
+def test_a_journal_cut_anywhere_is_read_to_where_it_holds(tmp_path: Path) -> None:
+    key, path = bytes(32), tmp_path / "journal"
+    journal = Journal(path, key)
+    records = [("begin",), ("tensor", "a", "x\ny"), ("tensor", "a", "\u00fc" * 100)]
+    for record in records:
+        journal.add([record])
+    journal.close()
+    raw = path.read_bytes()
+    for cut in range(len(raw)):
+        path.write_bytes(raw[:cut])
+        got, end = read_journal(path, key)
+        assert got == records[: len(got)] and end <= cut and len(got) < 3
+    for at in range(len(raw)):
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        assert len(read_journal(path, key)[0]) < 3
+    path.write_bytes(raw)
+    assert read_journal(path, key)[0] == records
+    assert read_journal(path, b"\1" * 32) == ([], 16)
+    path.write_bytes(raw[:-3])
+    again = Journal(path, key)
+    again.add([("tensor", "b", "z")])
+    again.close()
+    assert read_journal(path, key)[0] == [*records[:2], ("tensor", "b", "z")]
+
+
+@pytest.mark.parametrize("name", ["journal", "lock", "out"])
+def test_outputs_may_have_any_name(name: str, tmp_path: Path) -> None:
+    source = shards(tmp_path / "in")
+    index = source / "model.safetensors.index.json"
+    old = "model-00001-of-00002.safetensors"
+    (source / old).rename(source / name)
+    index.write_text(index.read_text().replace(old, name))
+    convert(source, tmp_path / "q", "mxfp8")
+    assert verify(source, tmp_path / "q")["ok"]
+    save_arrays({"a.weight": weight(32, 64)}, tmp_path / "a.safetensors")
+    convert(tmp_path / "a.safetensors", tmp_path / name, "mxfp8")
+    assert verify(tmp_path / "a.safetensors", tmp_path / name)["ok"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json", "other.index.json"])
+def test_shards_may_not_have_names_of_what_is_written_beside_them(name: str, tmp_path: Path) -> None:
+    source = shards(tmp_path / "in")
+    index = source / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace("model-00001-of-00002.safetensors", name))
+    with pytest.raises(ValueError, match="files must be of tensors"):
+        convert(source, tmp_path / "q", "mxfp8")
+
+
+def stopped_half_way(source: Path, out: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupts a conversion when its first tensor is on disk."""
+    monkeypatch.setattr(convert_module, "_SYNC_EVERY", 1)
+    records = [0]
+
+    def stop(what: str, path: Path) -> None:
+        records[0] += what == "write" and path.name == "journal"
+        if records[0] == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk, "before", stop)
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, out, to)
+    monkeypatch.setattr(disk, "before", None)
+    assert partial_of(out).is_dir()
+
+
+def test_names_cannot_forge_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["a.weight", "a.weight\ntensor b.weight", "b.weight", '["tensor", "out", "b.weight"]']
+    save_arrays({name: weight(32, 64) + i for i, name in enumerate(names)}, tmp_path / "in.safetensors")
+    convert(tmp_path / "in.safetensors", tmp_path / "wanted", "bf16")
+    stopped_half_way(tmp_path / "in.safetensors", tmp_path / "out", "bf16", monkeypatch)
+    convert(tmp_path / "in.safetensors", tmp_path / "out", "bf16")
+    assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
+
+
+def change_config(source: Path) -> None:
+    path = source / "config.json"
+    path.write_text(path.read_text().replace('"test"', '"test", "x": 1'))
+
+
+def change_tokenizer(source: Path) -> None:
+    (source / "tokenizer.json").write_text("{ }")
+
+
+def change_version(source: Path) -> None:
+    importlib.import_module("breccia.checkpoint.identity").__version__ = "another"
+
+
+@pytest.mark.parametrize("change", [change_config, change_tokenizer, change_version])
+def test_only_the_same_conversion_is_resumed(change: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("breccia.checkpoint.identity")
+    monkeypatch.setattr(module, "__version__", module.__version__)
+    source = shards(tmp_path / "in")
+    stopped_half_way(source, tmp_path / "out", "mxfp8", monkeypatch)
+    change(source)
+    done = []
+    real = convert_module.execute
+    monkeypatch.setattr(convert_module, "execute", lambda *a: (done.append(a), real(*a)))
+    convert(source, tmp_path / "out", "mxfp8")
+    assert len(done) == 4  # all of them
+    assert verify(source, tmp_path / "out")["ok"]
+
+
+def test_a_partial_that_does_not_fit_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = one_file(tmp_path / "in")
+    convert(source, tmp_path / "wanted", "mxfp8")
+    stopped_half_way(source, tmp_path / "out", "mxfp8", monkeypatch)
+    (partial,) = (partial_of(tmp_path / "out") / "out").iterdir()
+    partial.unlink()
+    steps = [0]
+
+    def stop(what: str, path: Path) -> None:
+        steps[0] += path.name == partial.name
+        if steps[0] == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk, "before", stop)
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "out", "mxfp8")  # begins the file again, and is interrupted
+    monkeypatch.setattr(disk, "before", None)
+    convert(source, tmp_path / "out", "mxfp8")
+    assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
+
+
+def test_conversions_to_one_output_exclude_each_other(tmp_path: Path) -> None:
+    source = shards(tmp_path / "in")
+    inside, go = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def wait(what: str, path: Path) -> None:
+        if what == "reserve space for" and threading.current_thread().name == "first":
+            inside.set()
+            assert go.wait(20)
+
+    def first() -> None:
+        try:
+            convert(source, tmp_path / "out", "mxfp8")
+        except BaseException as error:
+            errors.append(error)
+
+    disk.before = wait
+    try:
+        thread = threading.Thread(target=first, name="first")
+        thread.start()
+        assert inside.wait(20)
+        with pytest.raises(BlockingIOError, match="one conversion at a time"):
+            convert(source, tmp_path / "out", "mxfp8")
+        go.set()
+        thread.join()
+    finally:
+        disk.before = None
+    assert not errors
+    assert verify(source, tmp_path / "out")["ok"]
+    assert not partial_of(tmp_path / "out").exists()
+    with pytest.raises(FileExistsError, match="destination must not be there"):
+        convert(source, tmp_path / "out", "mxfp8")
+
+
+def test_converters_race_for_one_output(tmp_path: Path) -> None:
+    source = shards(tmp_path / "in")
+    command = [sys.executable, "-m", "breccia", "convert", str(source), str(tmp_path / "out"), "--to", "mxfp8"]
+    runs = [subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    codes = [(run.communicate()[1], run.returncode) for run in runs]
+    assert sorted(code for _, code in codes) == [0, 2, 2]
+    for text, code in codes:
+        assert code == 0 or "one conversion at a time" in text or "destination must not be there" in text
+    assert verify(source, tmp_path / "out")["ok"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_writers_of_one_file_exclude_each_other(tmp_path: Path) -> None:
+    plan = {"a": ("U8", (4,))}
+    with SafetensorsWriter(tmp_path / "a.safetensors", plan) as writer:
+        with pytest.raises(BlockingIOError, match="one writer at a time"):
+            SafetensorsWriter(tmp_path / "a.safetensors", plan)
+        writer.write("a", np.arange(4, dtype=np.uint8))
+    assert SafetensorsFile(tmp_path / "a.safetensors")["a"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_leave_what_the_next_run_goes_on_with(number: int, tmp_path: Path) -> None:
+    save_arrays({f"layers.{i}.weight": weight(512, 1024) for i in range(24)}, tmp_path / "in.safetensors")
+    code = (
+        "import sys, time; from breccia.checkpoint import disk; from breccia.cli import main\n"
+        "def slow(what, path):\n"
+        "    if what == 'write': time.sleep(0.02); print('.', flush=True)\n"
+        "disk.before = slow; sys.exit(main(['convert', *sys.argv[1:], '--to', 'mxfp8']))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "in.safetensors"), str(tmp_path / "out")]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    for _ in range(6):
+        run.stdout.readline()
+    run.send_signal(number)
+    begin = time.monotonic()
+    _, said = run.communicate(timeout=20)
+    assert time.monotonic() - begin < 5
+    assert run.returncode == (130 if number == signal.SIGINT else 143)
+    assert said == "breccia: interrupted: the same command goes on where this one was\n"
+    assert not (tmp_path / "out").exists()
+    convert(tmp_path / "in.safetensors", tmp_path / "out", "mxfp8")
+    convert(tmp_path / "in.safetensors", tmp_path / "wanted", "mxfp8")
+    assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
+    assert not partial_of(tmp_path / "out").exists()
+
+
+def test_an_interrupt_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_arrays({"a.weight": weight(4096, 2048)}, tmp_path / "in.safetensors")
+    before = set(threading.enumerate())
+    writes = [0]
+
+    def stop(what: str, path: Path) -> None:
+        writes[0] += what == "write"
+        if writes[0] == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk, "before", stop)
+    with pytest.raises(KeyboardInterrupt):
+        convert(tmp_path / "in.safetensors", tmp_path / "out", "bf16", threads=4)
+    assert set(threading.enumerate()) == before
+
+
+def test_an_input_that_is_cut_meanwhile_is_an_error(tmp_path: Path) -> None:
+    """Where files are mapped it kills the process: run in one of its own."""
+    source = tmp_path / "in.safetensors"
+    save_arrays({f"layers.{i}.weight": weight(1024, 1024) for i in range(4)}, source)
+    code = (
+        "import os, sys; from breccia.checkpoint import disk; from breccia.cli import main\n"
+        "def cut(what, path):\n"
+        "    if what == 'reserve space for': os.truncate(sys.argv[1], 1 << 20)\n"
+        "disk.before = cut; sys.exit(main(['convert', *sys.argv[1:]]))"
+    )
+    for to in ("bf16", "mxfp8", "fp32", "modelopt:nvfp4"):
+        save_arrays({f"layers.{i}.weight": weight(1024, 1024) for i in range(4)}, source)
+        command = [sys.executable, "-c", code, str(source), str(tmp_path / "out"), "--to", to]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert run.returncode == 2, (to, run)
+        assert "in.safetensors: must not change while it is read" in run.stderr
+        assert [p.name for p in tmp_path.iterdir()] == ["in.safetensors"]
+
+
+@pytest.mark.parametrize("what", ["weights", "replaced", "config.json", "index"])
+def test_an_input_that_changes_meanwhile_is_an_error(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = shards(tmp_path / "in")
+    shard = source / "model-00001-of-00002.safetensors"
+
+    def change(call: str, path: Path) -> None:
+        if call != "flush" or not path.name.startswith(".model-00001"):
+            return
+        if what == "weights":
+            with shard.open("r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                file.write(b"\1")
+        elif what == "replaced":
+            (source / "copy").write_bytes(shard.read_bytes())
+            (source / "copy").replace(shard)
+        else:
+            file = source / ("config.json" if what == "config.json" else "model.safetensors.index.json")
+            file.write_text(file.read_text() + " ")
+
+    monkeypatch.setattr(disk, "before", change)
+    with pytest.raises(ValueError, match="must not change while it is read"):
+        convert(source, tmp_path / "out", "mxfp8")
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_lying_shape_reserves_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """weight_shape is data, which headers do not bound."""
+    arrays = {
+        "a.weight_packed": np.zeros((64, 8), np.int32),
+        "a.weight_scale": np.ones((64, 1), np.float32),
+        "a.weight_shape": np.array([1 << 20, 1 << 19], np.int64),
+    }
+    save_arrays(arrays, tmp_path / "in.safetensors")
+    reserved: list[int] = []
+    monkeypatch.setattr(disk, "reserve", lambda fd, size, path: reserved.append(size))
+    with pytest.raises(ValueError, match=r"in\.safetensors: tensor 'a\.weight'.*weight_shape"):
+        convert(tmp_path / "in.safetensors", tmp_path / "out", "bf16")
+    assert not reserved
+    assert [p.name for p in tmp_path.iterdir()] == ["in.safetensors"]
+    assert inspect(tmp_path / "in.safetensors")["tensors"]
