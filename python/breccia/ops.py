@@ -80,7 +80,8 @@ def matmul(a: Any, b: Any, out_dtype: Any = np.float32, *, precision: str = "exa
     Args:
         a: ScaledTensor or array of shape ``(..., M, K)``.
         b: ScaledTensor or array of shape ``(..., K, N)``; ``w.T`` for a weight stored ``(N, K)``.
-        out_dtype: float32, float64, float16 or bfloat16.
+        out_dtype: float32, float64, float16 or bfloat16; None for the dtype of ``a`` (of what it was
+            quantized from, where it is a ScaledTensor).
         precision: "exact" takes operands as they are: products of codes with codes or bfloat16 numbers
             are exact, others are those of float32. "fast" permits rounding activations to bfloat16,
             an error of up to 2^-8 |a||b| per product; CPU kernels use it.
@@ -99,7 +100,7 @@ def matmul(a: Any, b: Any, out_dtype: Any = np.float32, *, precision: str = "exa
         raise ValueError(f"precision must be 'exact' or 'fast', got {precision!r}")
     check_kernels(a)
     check_kernels(b)
-    return frameworks.common(a, b).matmul(a, b, out_dtype, precision)
+    return frameworks.common(a, b).matmul(a, b, _result_dtype(a, out_dtype), precision)
 
 
 def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:
@@ -121,10 +122,21 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, pre
     """
     check_kernels(x)
     check_kernels(w)
+    out_dtype = _result_dtype(x, out_dtype)
     y = _launched(x, w, out_dtype) if precision == "exact" else None
     if y is None:
         y = _linear(x, w, out_dtype, precision)
     return y if bias is None else y + bias
+
+
+def _result_dtype(a: Any, out_dtype: Any) -> Any:
+    """The dtype of a product: as asked for, else that of the activations; of integers float32."""
+    if out_dtype is not None:
+        return out_dtype
+    if isinstance(a, ScaledTensor):
+        return a.original_dtype
+    known = str(a.dtype).rpartition(".")[2] in ("float32", "float64", "float16", "bfloat16")
+    return a.dtype if known else "float32"
 
 
 def _launched(x: Any, w: Any, out_dtype: Any) -> Any:

@@ -188,3 +188,14 @@ def test_ragged_and_empty(peer):
         y = cases.normal((3, 15))
         peers.same_parts(peer, cast(peer.array(y), odd), cast(y, odd))
         assert cast(peer.array(y), odd).shape == (3, 15)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@peers.ALL
+def test_no_out_dtype_is_that_of_the_activations(peer, dtype):
+    """Of what they were quantized from, where they are quantized; of integers float32."""
+    w = cast(peer.array(cases.normal((7, K))), breccia.NVFP4BlockScaling())
+    x = peer.array(cases.normal((5, K)).astype(getattr(ml_dtypes, dtype, dtype)))
+    quantized = cast(x, breccia.Float8CurrentScaling())
+    for product in (linear(x, w, out_dtype=None), matmul(x, w.T, None), linear(quantized, w, out_dtype=None)):
+        assert str(product.dtype).rpartition(".")[2] == dtype

@@ -235,3 +235,18 @@ def test_activations_of_layers() -> None:
     same(layer(x), breccia.linear(x, q, out_dtype=BF16))
     compiled = torch.compile(layer, fullgraph=True)
     same(compiled(randn(300, 512) * 0 + 1), layer(randn(300, 512) * 0 + 1))
+
+
+@pytest.mark.parametrize("shape", [(1, 512), (16, 512), (3, 5, 256), (300, 384)])
+def test_scales_of_one_row_blocks_lie_as_products_read_them(shape: tuple[int, ...]) -> None:
+    """Compiled code relies on the strides that the operator announces, empty and turned inputs included."""
+    recipe = breccia.Float8BlockScaling()
+    compiled = torch.compile(lambda x: breccia.cast(x, recipe), fullgraph=True, dynamic=False)
+    for x in (randn(*shape), randn(*shape, dtype=torch.float32)):
+        q = breccia.cast(x, recipe)
+        assert q.scale.stride(-2) == 1 or shape[-2] == 1
+        same(q, compiled(x))
+        same(breccia.dequantize(q), breccia.dequantize(breccia.cast(x.cpu(), recipe)).cuda())
+        assert torch.equal(q.scale.cpu(), breccia.cast(x.cpu(), recipe).scale)
+    turned = randn(shape[-1], 128).T
+    assert torch.equal(breccia.cast(turned, recipe).scale.cpu(), breccia.cast(turned.cpu(), recipe).scale)

@@ -197,7 +197,14 @@ def _cast_cuda(x: Any, recipe: str) -> list[Any]:
 
 
 def _cast_fake(x: Any, recipe: str) -> list[Any]:
-    return _empty(_output_parts(list(x.shape), recipe), x.device)
+    parts = _output_parts(list(x.shape), recipe)
+    if x.is_cuda and triton.TRITON_AVAILABLE:
+        from breccia.kernels.triton import ops
+
+        strides = ops.scale_strides(list(x.shape), recipe_of(recipe))
+        if strides is not None and parts[1] is not None:
+            parts[1] = (parts[1][0], strides, parts[1][2])
+    return _empty(parts, x.device)
 
 
 # --- dequantize -----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from .codecs import (
     unit_power,
     widen,
 )
-from .runtime import ELEMENTS, HW, contiguous_rows, launch, out_dtype_of_scale
+from .runtime import ELEMENTS, HW, along_rows, contiguous_rows, empty_along_rows, launch, out_dtype_of_scale
 from .words import takes, takes_turned
 
 TILE, WARPS, STEPS = (
@@ -274,9 +274,11 @@ def cast_block(
     element = ELEMENTS[fmt]
     width = (cols + 1) // 2 if packed else cols
     codes = torch.empty((rows, width), dtype=torch.uint8, device=x.device)
-    scales = torch.empty(
-        (triton.cdiv(rows, sm), triton.cdiv(cols, g)), dtype=out_dtype_of_scale(rule, scale_dtype), device=x.device
-    )
+    if along_rows(fmt, block, rule, scale_dtype):
+        scales = empty_along_rows(rows, triton.cdiv(cols, g), x.device)
+    else:
+        size = (triton.cdiv(rows, sm), triton.cdiv(cols, g))
+        scales = torch.empty(size, dtype=out_dtype_of_scale(rule, scale_dtype), device=x.device)
     if codes.numel() == 0:
         return codes, scales
     bk = max(g, min(256 if sm == 1 else 128, triton.next_power_of_2(cols)), 2)

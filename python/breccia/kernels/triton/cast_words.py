@@ -11,7 +11,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .runtime import ELEMENTS, launch, out_dtype_of_scale
+from .runtime import ELEMENTS, along_rows, empty_along_rows, launch, out_dtype_of_scale
 from .word_tiles import Form, cast_tile, load_tile, words_layout
 
 PER_THREAD = 8  # words: 32 bytes of input
@@ -79,11 +79,14 @@ def cast_words(
     packed = ELEMENTS[fmt].packed
     sm, g = block[0], block[1] // 2
     codes = torch.empty((rows, cols // 2 if packed else cols), dtype=torch.uint8, device=x.device)
-    scales = torch.empty(
-        (triton.cdiv(rows, sm), triton.cdiv(cols, block[1])),
-        dtype=torch.uint8 if nvfp4 else out_dtype_of_scale(rule, scale_dtype),
-        device=x.device,
-    )
+    if x.stride(1) == 1 and along_rows(fmt, block, rule, scale_dtype):
+        scales = empty_along_rows(rows, triton.cdiv(cols, block[1]), x.device)
+    else:
+        scales = torch.empty(
+            (triton.cdiv(rows, sm), triton.cdiv(cols, block[1])),
+            dtype=torch.uint8 if nvfp4 else out_dtype_of_scale(rule, scale_dtype),
+            device=x.device,
+        )
     if codes.numel() == 0:
         return codes, scales
     if x.stride(1) != 1:  # `words.takes_turned`

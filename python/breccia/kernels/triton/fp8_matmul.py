@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from triton.experimental.gluon.language._layouts import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .configs import Tile, fp8_tile
 from .hopper_fp8 import fp8_kernel
 from .runtime import launch
+from .turn_scales import scales_along_rows
 
 FLAT32 = NVMMASharedLayout(0, 32, 2)
 FP8 = NVMMASharedLayout(128, 8, 2)
@@ -34,35 +34,6 @@ def k_major(x: torch.Tensor) -> torch.Tensor:
     padded = torch.empty((rows, -(-cols // 16) * 16), dtype=x.dtype, device=x.device)[:, :cols]
     padded.view(torch.uint8).copy_(x.view(torch.uint8) if x.stride(-1) == 1 else x.T.view(torch.uint8).T)
     return padded
-
-
-def scales_along_rows(scale: torch.Tensor) -> torch.Tensor:
-    """(rows, K blocks) scales as (K blocks, rows) with aligned rows: what the copy engine reads. Free if stored that
-    way."""
-    s = scale.T
-    if (
-        s.dtype == torch.float32
-        and s.stride(1) == 1
-        and s.stride(0) % 4 == 0
-        and s.data_ptr() % 16 == 0
-        and s.shape[0] > 0
-    ):
-        return s
-    blocks, rows = s.shape
-    turned = torch.empty((blocks, -(-rows // 4) * 4), dtype=torch.float32, device=s.device)[:, :rows]
-    grid = (triton.cdiv(rows, 64), triton.cdiv(blocks, 32))
-    launch(turn_kernel, grid, s, s, turned, rows, blocks, *s.stride(), turned.stride(0), BR=64, BC=32, num_warps=4)
-    return turned
-
-
-@triton.jit
-def turn_kernel(x_ptr, out_ptr, rows, blocks, x_col, x_row, out_stride, BR: tl.constexpr, BC: tl.constexpr):
-    """out[block, row] = x[row, block], in float32."""
-    row = tl.program_id(0) * BR + tl.arange(0, BR)
-    block = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = (block < blocks)[:, None] & (row < rows)[None, :]
-    x = tl.load(x_ptr + row.to(tl.int64)[None, :] * x_row + block.to(tl.int64)[:, None] * x_col, mask=inside)
-    tl.store(out_ptr + block.to(tl.int64)[:, None] * out_stride + row[None, :], x.to(tl.float32), mask=inside)
 
 
 def descriptor(x: torch.Tensor, box: list[int], layout: NVMMASharedLayout) -> TensorDescriptor:

@@ -26,6 +26,8 @@ from .cast_search import cast_search
 from .conversion import Source
 from .conversion import requantize as fused_requantize
 from .dequant import dequantize as dequantize_2d
+from .runtime import along_rows, empty_along_rows
+from .turn_scales import scales_along_rows
 
 FLOATS = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -64,7 +66,23 @@ def cast_parts(x: torch.Tensor, recipe: Any) -> list[torch.Tensor]:
     if plan.kind == "core" or ragged:
         return _torch_ops.vectorized_cast(x, recipe, CastOptions())
     flat = x.flatten(0, -2) if x.ndim >= 2 else x.reshape(1, -1)
-    return _native(_flat_parts(flat, plan), shapes, recipe)
+    parts = _flat_parts(flat, plan)
+    if _along_rows(plan):
+        parts[1] = scales_along_rows(parts[1]).T  # a copy where x is a transposed view
+    return _native(parts, shapes, recipe)
+
+
+def _along_rows(plan: recipes.Plan) -> bool:
+    return plan.kind == "block" and along_rows(plan.element, plan.block, plan.rule, plan.scale_dtype)
+
+
+def scale_strides(shape: list[int], recipe: Any) -> tuple[int, ...] | None:
+    """Strides of the scales that `cast` makes of a tensor of that shape; None where they are contiguous."""
+    if 0 in shape or not _along_rows(recipes.plan(recipe)):
+        return None
+    scale = list(_core.plan_cast(shape, _spec(recipe))["scale"][0])
+    rows = math.prod(scale[:-1])
+    return tuple(empty_along_rows(rows, scale[-1], "meta").reshape(scale).stride())
 
 
 def cast_transpose(x: torch.Tensor, recipe: Any) -> tuple[ScaledTensor, ScaledTensor]:
@@ -212,7 +230,7 @@ def requantize_parts(scaled: ScaledTensor, recipe: Any) -> list[torch.Tensor]:
         if tiled and not op.transposed and not _per_matrix_scales(op):
             return _native(fused_requantize(_flat(op), plan, exact), shapes, recipe)
     if whole or not exact or 0 in scaled.shape:
-        return cast_parts(dequantize(scaled).contiguous(), recipe)
+        return [part.contiguous() for part in cast_parts(dequantize(scaled).contiguous(), recipe)]
     return _torch_ops.vectorized_requantize(scaled, recipe)
 
 

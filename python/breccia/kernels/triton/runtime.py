@@ -44,6 +44,17 @@ def out_dtype_of_scale(rule: str, scale_dtype: torch.dtype) -> torch.dtype:
     return scale_dtype if rule in ("divide", "multiply", "asymmetric") else torch.uint8
 
 
+def along_rows(fmt: str, block: tuple[int, int], rule: str, scale_dtype: torch.dtype) -> bool:
+    """Whether `cast` stores the scale of row m and block k at [k, m], as FP8 products read those of activations:
+    float32 scales of 1 x 128 blocks."""
+    return fmt in ("e4m3", "e5m2") and block == (1, 128) and rule == "divide" and scale_dtype == torch.float32
+
+
+def empty_along_rows(rows: int, blocks: int, device: Any) -> torch.Tensor:
+    """Scales (rows, blocks) with unit stride along the rows, and blocks a multiple of 16 bytes apart for TMA."""
+    return torch.empty_strided((rows, blocks), (1, -(-rows // 4) * 4), dtype=torch.float32, device=device)
+
+
 def contiguous_rows(x: torch.Tensor) -> torch.Tensor:
     """x with unit stride along its last axis; no copy where that already holds."""
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
