@@ -122,11 +122,22 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, pre
     """
     check_kernels(x)
     check_kernels(w)
+    if bias is not None and tuple(getattr(bias, "shape", ())) != tuple(w.shape[:1]):
+        got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
+        raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
     out_dtype = _result_dtype(x, out_dtype)
     y = _launched(x, w, out_dtype) if precision == "exact" else None
     if y is None:
         y = _linear(x, w, out_dtype, precision)
-    return y if bias is None else y + bias
+    return y if bias is None else _plus(y, bias)
+
+
+def _plus(y: Any, bias: Any) -> Any:
+    """The sum, in the dtype of y whatever that of the bias is."""
+    total = y + bias
+    if total.dtype == y.dtype:
+        return total
+    return total.to(y.dtype) if hasattr(total, "to") else total.astype(y.dtype)
 
 
 def _result_dtype(a: Any, out_dtype: Any) -> Any:
@@ -135,7 +146,7 @@ def _result_dtype(a: Any, out_dtype: Any) -> Any:
         return out_dtype
     if isinstance(a, ScaledTensor):
         return a.original_dtype
-    known = str(a.dtype).rpartition(".")[2] in ("float32", "float64", "float16", "bfloat16")
+    known = str(getattr(a, "dtype", "")).rpartition(".")[2] in ("float32", "float64", "float16", "bfloat16")
     return a.dtype if known else "float32"
 
 
@@ -152,9 +163,6 @@ def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
         found = getattr(x, "shape", None)
         got = type(x).__name__ if found is None else f"shape {tuple(found)}"
         raise ValueError(f"x must be (..., {w.shape[1]}) for w of shape {tuple(w.shape)}, got {got}")
-    if bias is not None and tuple(getattr(bias, "shape", ())) != (w.shape[0],):
-        got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
-        raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
     vector = len(x.shape) == 1
     if vector and isinstance(x, ScaledTensor):
         raise ValueError(f"x must be at least 2-D where it is a ScaledTensor, got shape {x.shape}")

@@ -199,3 +199,13 @@ def test_no_out_dtype_is_that_of_the_activations(peer, dtype):
     quantized = cast(x, breccia.Float8CurrentScaling())
     for product in (linear(x, w, out_dtype=None), matmul(x, w.T, None), linear(quantized, w, out_dtype=None)):
         assert str(product.dtype).rpartition(".")[2] == dtype
+
+
+@peers.ALL
+def test_a_wider_bias_does_not_widen_the_result(peer):
+    w = cast(peer.array(cases.normal((7, K))), breccia.NVFP4BlockScaling())
+    x, bias = peer.array(cases.normal((5, K))), peer.array(cases.normal((7,)))
+    y = linear(x, w, bias, "float16")
+    assert y.dtype == linear(x, w, None, "float16").dtype
+    exact = peer.host(linear(x, w)).astype(np.float64) + peer.host(bias)
+    np.testing.assert_allclose(peer.host(y).astype(np.float64), exact, rtol=2e-3, atol=2e-3)
