@@ -97,7 +97,6 @@ TEST(Layouts, MadeByHandAreChecked) {
     const Layout wrong[] = {
         {.kind = LayoutKind::per_block_k, .block_n = 0},
         {.kind = LayoutKind::per_block_k, .block_n = -32},
-        {.kind = LayoutKind::per_block_k, .block_n = most},
         {.kind = LayoutKind::per_block_mn, .block_m = 0, .block_n = 32},
         {.kind = LayoutKind::per_block_mn, .block_m = 32, .block_n = 0},
         {.kind = LayoutKind::per_channel, .axis = -3},
@@ -117,6 +116,20 @@ TEST(Layouts, MadeByHandAreChecked) {
         EXPECT_THROW(cast(array_of(x, {4, 64}), recipe), Error);
     }
     EXPECT_NO_THROW(validate(Layout{.kind = LayoutKind::per_channel, .block_m = 0, .block_n = 0}));
+}
+
+TEST(Layouts, BlocksLargerThanAnyMatrix) {
+    std::vector<float> x = heavy_tailed(4, 96, 1, 1);
+    const Array array = array_of(x, {4, 96});
+    const ScaledTensor whole =
+        cast(array, make_recipe("Float8BlockScaling", {{"block_m", std::int64_t{4}}, {"block_k", std::int64_t{96}}}));
+    const ScaledTensor scaled = cast(array, make_recipe("Float8BlockScaling", {{"block_m", most}, {"block_k", most}}));
+    for (const std::string& name : cpu_info().supported) {
+        const BackendScope scope(name);
+        for (const DType dtype : {DType::float32, DType::bfloat16})
+            EXPECT_TRUE(same_bytes(dequantize(scaled, dtype), dequantize(whole, dtype))) << name;
+        EXPECT_TRUE(same_bytes(matmul(array, scaled.transposed()), matmul(array, whole.transposed()))) << name;
+    }
 }
 
 TEST(Recipes, OfTheCatalogueAreValid) {

@@ -33,7 +33,28 @@ def digest():
             add(breccia.dequantize(scaled))
             add(breccia.dequantize(scaled, dtype="bfloat16"))
             add(breccia.dequantize(scaled.T, dtype="float16"))
+    for recipe in cases.RECIPES.values():
+        for scaled in states(recipe):
+            for dtype in ("float32", "float16"):
+                values = breccia.dequantize(scaled, dtype=dtype)
+                add(np.where(np.isnan(values), np.asarray(np.nan, values.dtype), values))  # one NaN for all
     return sha.hexdigest()
+
+
+def states(recipe):
+    """Tensors that no cast made: any byte as a code, scales of both signs, some of them zero."""
+    random = np.random.default_rng(11)
+    made = breccia.cast(cases.normal(cases.shape_for(recipe, rows=17, blocks=3), seed=4), recipe)
+    for zeros in (False, True):
+        data = random.integers(0, 256, np.asarray(made.data).shape, np.uint8)
+        scale = np.array(made.scale)
+        if scale.dtype.itemsize > 1 and scale.dtype.kind != "u":
+            sign = np.where(random.random(scale.shape) < 0.5, -1, 1).astype(scale.dtype)
+            scale = (scale * (0 if zeros else 1) * sign).astype(scale.dtype)
+        elif zeros and made.recipe.name == "NVFP4BlockScaling":
+            scale = (scale.view(np.uint8) & 0 | 0x80).view(scale.dtype)
+        parts = {"zero_point": made.zero_point, "global_scale": made.global_scale, "shape": made.shape}
+        yield breccia.ScaledTensor(data, scale, recipe, made.layout, **parts)
 
 
 def largest_matmul_error():

@@ -51,7 +51,7 @@ struct Layout {
 };
 
 /// Throws Error unless the functions above could have made it: a kind there is, an axis of -1 or -2, and block sizes
-/// from 1 to 2^48 where the kind has them.
+/// of at least 1 where the kind has them.
 void validate(const Layout& layout);
 
 }  // namespace breccia

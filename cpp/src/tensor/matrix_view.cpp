@@ -119,6 +119,10 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
     ScaledMatrix m;
     m.element = scaled.recipe().element;
     m.grid = layout.grid(scaled.shape());
+    // A block may be larger than any matrix; the kernels' sums of a few sizes must fit in 63 bits.
+    constexpr std::int64_t largest = std::int64_t{1} << 48;
+    m.grid.block_rows = std::min(m.grid.block_rows, largest);
+    m.grid.block_cols = std::min(m.grid.block_cols, largest);
     m.packed = scaled.is_packed();
     m.data = data.as<const std::uint8_t>() + batch_offset(data, batch, index);
     m.row_stride = rank < 2 ? 0 : data.strides[rank - 2];

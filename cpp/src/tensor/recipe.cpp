@@ -44,23 +44,31 @@ namespace {
 
 void check_element(const Recipe& recipe) {
     const FormatInfo& element = info(recipe.element);
-    const std::string name = "'" + std::string(element.name) + "'";
+    const std::string name(element.name);
     if (!element.is_target) reject("element", "a format that recipes quantize to", name);
     if (is_nvfp4(recipe.rule) && recipe.element != format_of<Float4E2M1FN>)
-        reject("element", "'float4_e2m1fn' for a rule of NVFP4", name);
+        reject("element", "float4_e2m1fn for a rule of NVFP4", name);
     if ((is_mx(recipe.rule) || recipe.rule == ScaleRule::multiply) && element.family != CodecFamily::minifloat)
         reject("element", "a floating-point format for this rule", name);
     if (recipe.rule == ScaleRule::asymmetric && element.family != CodecFamily::integer)
         reject("element", "an integer format for a rule with zero points", name);
 }
 
+std::string name_of(ScaleType type) {
+    return std::string(is_coded(type) ? info(format_of_scale(type)).name : breccia::name_of(static_cast<DType>(type)));
+}
+
 void check_scale(const Recipe& recipe) {
     if (recipe.scale == ScaleType::float64)
         reject("scale", "float32, float16, bfloat16, e8m0 or e4m3", "float64: scales are worked out in float32");
-    if (is_mx(recipe.rule) != (recipe.scale == ScaleType::e8m0))
-        reject("scale", "e8m0 for the rules of MX and for no other", "another pair");
-    if (is_nvfp4(recipe.rule) != (recipe.scale == ScaleType::e4m3))
-        reject("scale", "e4m3 for the rules of NVFP4 and for no other", "another pair");
+    const auto check_pair = [&](bool rule_has_it, ScaleType type, const char* rules) {
+        if (rule_has_it == (recipe.scale == type)) return;
+        reject("scale",
+               (rule_has_it ? "" : "other than ") + name_of(type) + (rule_has_it ? " with " : " without ") + rules,
+               name_of(recipe.scale));
+    };
+    check_pair(is_mx(recipe.rule), ScaleType::e8m0, "a rule of MX");
+    check_pair(is_nvfp4(recipe.rule), ScaleType::e4m3, "a rule of NVFP4");
     if (recipe.two_level && !is_nvfp4(recipe.rule))
         reject("two_level", "false unless the rule is one of NVFP4", "true");
     if (recipe.global_divides && !recipe.two_level) reject("global_divides", "false without a global scale", "true");
