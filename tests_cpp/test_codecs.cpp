@@ -101,7 +101,9 @@ TEST(Codecs, NamesAreFoundAndUnknownOnesExplained) {
 TEST(DTypes, NamesOfElementTypesAreParsed) {
     for (std::size_t f = 0; f < format_table.size(); ++f) {
         const Format format{static_cast<std::uint8_t>(f)};
-        EXPECT_EQ(ElementType::parse(info(format).name), ElementType::codes(format)) << info(format).name;
+        const bool is_byte = info(format).name == "int8";  // which arrays have as a type of their own
+        const ElementType plain = is_byte ? ElementType::int8() : ElementType::codes(format);
+        EXPECT_EQ(ElementType::parse(info(format).name), plain) << info(format).name;
         const std::string packed = std::string(info(format).name) + "_x2";
         const ElementType expected = is_packed(format) ? ElementType::packed_codes(format) : ElementType{};
         EXPECT_EQ(ElementType::parse(packed), expected) << packed;
