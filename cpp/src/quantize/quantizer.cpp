@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <mutex>
 
-#include "breccia/error.hpp"
 #include "quantize/exact_two_level.hpp"
 #include "quantize/scale_choice.hpp"
 #include "runtime/ieee_arithmetic.hpp"
