@@ -173,8 +173,8 @@ def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
 def requantize(scaled: ScaledTensor, new_recipe: ScalingRecipe | str) -> ScaledTensor:
     """Convert to another recipe, block by block, without a float copy of the whole tensor.
 
-    Each target block keeps a scale that loses nothing when there is one (the source's own where the
-    target's blocks refine it, or a power of two); otherwise the bytes equal
+    Nothing is lost where the target can hold every value (docs/numerics.md): each block keeps a scale under
+    which its values come back, NVFP4 with two levels for the whole tensor; otherwise the bytes equal
     ``cast(dequantize(scaled), new_recipe)``. Already of that recipe and layout: returned as it is.
 
     Args:

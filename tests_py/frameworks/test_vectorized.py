@@ -5,6 +5,7 @@ import breccia
 import cases
 import numpy as np
 import pytest
+import test_requantize as exact_values
 from breccia import cast, dequantize, requantize
 from breccia.kernels import vectorized
 from breccia.kernels.vectorized.namespace import NumPy
@@ -100,7 +101,19 @@ def test_odd_groups(group):
         np.testing.assert_array_equal(vectorized.dequantize(XP, scaled, raw), dequantize(scaled))
         other = cast(x, breccia.INT4Scaling(group_size=3 * group))
         if other.recipe != recipe:
-            same(vectorized.requantize(XP, other, recipe, raw), requantize(other, recipe), "requantize")
+            with np.errstate(all="ignore"):
+                same(vectorized.requantize(XP, other, recipe, raw), requantize(other, recipe), "requantize")
+
+
+@pytest.mark.parametrize("kind", exact_values.DATA)
+def test_requantize_of_values_that_many_recipes_hold(kind):
+    for name, source in cases.RECIPES.items():
+        scaled = cast(exact_values.DATA[kind], source)
+        for goal, recipe in cases.RECIPES.items():
+            if scaled.recipe != recipe:
+                with np.errstate(all="ignore"):
+                    made = vectorized.requantize(XP, scaled, recipe, raw)
+                same(made, requantize(scaled, recipe), f"{name} to {goal}")
 
 
 # --- options of a cast ------------------------------------------------------------------------------------------------

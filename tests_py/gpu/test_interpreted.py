@@ -107,11 +107,16 @@ REQUANTIZED = {
     "one scale": ("current", "mxfp8"),
     "rows": ("current-row", "block"),
     "to rows": ("mxfp8", "current-row"),
+    "four bits": ("mxfp4", "nvfp4"),
+    "four bits, divided": ("mxfp4", "nvfp4-divisor"),
+    "integers to four bits": ("int4-mse", "mxfp4"),
+    "to one scale": ("mxfp4", "current"),
+    "zero points": ("int4-32-bf16", "int4-asymmetric"),
 }
 
 
 @pytest.mark.parametrize(("source", "target"), REQUANTIZED.values(), ids=REQUANTIZED.keys())
-@pytest.mark.parametrize("make", ["normal", "troubled", "ties"])
+@pytest.mark.parametrize("make", ["normal", "troubled", "ties", "powers"])
 def test_requantize(source: str, target: str, make: str, device: str) -> None:
     given, goal = cases.RECIPES[source], cases.RECIPES[target]
     if device == "cpu" and "bf16" in (getattr(goal, "scale_format", ""), getattr(goal, "scale_dtype", "")):
@@ -121,6 +126,7 @@ def test_requantize(source: str, target: str, make: str, device: str) -> None:
         "normal": lambda: torch.from_numpy(cases.normal(shape)),
         "troubled": lambda: troubled(128),
         "ties": lambda: torch.from_numpy(cases.heavy_tailed("ties", shape)),
+        "powers": lambda: torch.from_numpy(cases.heavy_tailed("powers", shape)),
     }[make]()
     scaled = breccia.cast(x, given)
     core = breccia.requantize(scaled, goal)

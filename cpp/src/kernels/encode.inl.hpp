@@ -269,8 +269,8 @@ static float squared_error(const float* x, std::int64_t n, const BlockScale& s) 
 
 // Whether 16 values are what their codes stand for.
 template <class C>
-BRECCIA_INLINE bool same(F x, F scaled, F decoded) {
-    const F value = quantized<C>(scaled, decoded, 0.0F);
+BRECCIA_INLINE bool same(F x, F scaled, F decoded, float zero_point) {
+    const F value = quantized<C>(scaled, decoded, zero_point);
     Mask differ = m_or(f_less(value, x), f_less(x, value));
     if constexpr (C::family == CodecFamily::minifloat)
         if constexpr (!C::has_negative_zero)
@@ -284,8 +284,9 @@ static bool keeps(const float* x, std::int64_t n, const BlockScale& s) {
     const F decoded = f_set(s.decoded);
     with_scaler(s, [&](auto scale) BRECCIA_INLINE_LAMBDA {
         std::int64_t i = 0;
-        for (; kept && i + lanes <= n; i += lanes) kept = same<C>(f_load(x + i), scale(f_load(x + i)), decoded);
-        if (kept && i < n) kept = same<C>(f_load_n(x + i, n - i), scale(f_load_n(x + i, n - i)), decoded);
+        for (; kept && i + lanes <= n; i += lanes)
+            kept = same<C>(f_load(x + i), scale(f_load(x + i)), decoded, s.zero_point);
+        if (kept && i < n) kept = same<C>(f_load_n(x + i, n - i), scale(f_load_n(x + i, n - i)), decoded, s.zero_point);
     });
     return kept;
 }

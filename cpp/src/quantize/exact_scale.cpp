@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quantize/exact_scale.hpp"
 
+#include <algorithm>
+#include <span>
+
 namespace breccia {
 namespace {
 
@@ -19,8 +22,40 @@ std::optional<std::uint32_t> stored_bits(float scale, ScaleType type) {
             const std::uint8_t code = Float8E8M0FNU::encode(scale);
             return Float8E8M0FNU::decode(code) == scale ? std::optional<std::uint32_t>(code) : std::nullopt;
         }
+        case ScaleType::e4m3: {
+            const std::uint8_t code = Float8E4M3FN::encode(scale);
+            return Float8E4M3FN::decode(code) == scale ? std::optional<std::uint32_t>(code) : std::nullopt;
+        }
         default: return std::nullopt;
     }
+}
+
+constexpr float integer_magic = 12582912.0F;  // 1.5 * 2^23: adding and subtracting it rounds to an integer
+constexpr float tolerance = 1.0F / 512;       // of fractions whose denominators are at most 255
+
+float distance_to_integer(float x) { return abs(x - ((x + integer_magic) - integer_magic)); }
+
+// The denominator of a fraction between 0 and 1/2, by Euclid's algorithm with nearest quotients.
+std::int32_t denominator_of(float fraction) {
+    float a = 1, b = fraction;
+    for (int i = 0; i < 8 && b >= tolerance; ++i) {
+        const float quotient = (a / b + integer_magic) - integer_magic;
+        const float rest = abs(a - quotient * b);
+        a = b;
+        b = rest;
+    }
+    return static_cast<std::int32_t>((1 / a + integer_magic) - integer_magic);
+}
+
+// Significands of p in the order of their odd parts.
+constexpr std::uint32_t significands_of_3[] = {8, 12, 10, 14, 9, 11, 13, 15};
+constexpr std::uint32_t significands_of_2[] = {4, 6, 5, 7};
+constexpr std::uint32_t significands_of_1[] = {2, 3};
+
+std::span<const std::uint32_t> significands_of(int mantissa_bits) {
+    if (mantissa_bits == 1) return significands_of_1;
+    if (mantissa_bits == 2) return significands_of_2;
+    return significands_of_3;
 }
 
 // A power of two, neither it nor its reciprocal a subnormal number.
@@ -58,6 +93,96 @@ bool has_few_bits(float x, Format format) {
     const std::uint32_t magnitude = bits_of(x) & f32_abs_mask;
     if (magnitude < 0x0080'0000U) return true;  // a subnormal number's leading zeros are not counted
     return (magnitude & (0x007F'FFFFU >> info(format).mantissa_bits)) == 0;
+}
+
+bool set_zero_point(BlockScale& s, const BlockStats& stats, Format format) {
+    const float ends[] = {stats.min / s.decoded, stats.max / s.decoded};
+    const float low = (std::min(ends[0], ends[1]) + integer_magic) - integer_magic;
+    const float high = (std::max(ends[0], ends[1]) + integer_magic) - integer_magic;
+    const FormatInfo& codes = info(format);
+    s.zero_point = codes.lowest - low;
+    return high - low <= codes.max - codes.lowest;
+}
+
+CommonScale::CommonScale(float amax, const Recipe& recipe)
+    : amax_(amax),
+      format_(info(recipe.element)),
+      type_(recipe.scale),
+      integers_(format_.family == CodecFamily::integer),
+      asymmetric_(recipe.rule == ScaleRule::asymmetric) {
+    significands_ = integers_ ? 0 : (1U << (2U << format_.mantissa_bits)) - (1U << (1U << format_.mantissa_bits));
+    const float largest = format_.lowest < 0 ? -format_.lowest : format_.max;
+    limit_ = static_cast<std::int32_t>(asymmetric_ ? format_.max - format_.lowest : largest);
+}
+
+bool CommonScale::see(const float* x, std::int64_t n) {
+    if (integers_)
+        see_fractions(x, n);
+    else
+        see_magnitudes(x, n);
+    return integers_ || significands_ != 0;
+}
+
+void CommonScale::see_magnitudes(const float* x, std::int64_t n) {
+    const std::uint32_t rest = 0x007F'FFFFU >> format_.mantissa_bits;
+    for (std::int64_t i = 0; i < n && significands_ != 0; ++i) {
+        const float ratio = abs(x[i]) / amax_;
+        if (ratio == 0) continue;
+        for (const std::uint32_t m : significands_of(format_.mantissa_bits))
+            if (((bits_of(ratio * static_cast<float>(m)) + 16) & rest) >= 32) significands_ &= ~(1U << m);
+    }
+}
+
+void CommonScale::see_fractions(const float* x, std::int64_t n) {
+    const auto denominator = static_cast<float>(denominator_);
+    for (std::int64_t i = 0; i < n; ++i) {
+        const float distance = distance_to_integer(abs(x[i]) / amax_ * denominator);
+        fraction_bits_ = std::max(fraction_bits_, static_cast<std::int32_t>(bits_of(distance)));
+        has_plus_ |= x[i] == amax_;
+        has_minus_ |= x[i] == -amax_;
+    }
+}
+
+bool CommonScale::end_pass() {
+    const float fraction = float_from_bits(static_cast<std::uint32_t>(fraction_bits_));
+    fraction_bits_ = 0;
+    if (!integers_ || fraction < tolerance) return false;
+    denominator_ *= denominator_of(fraction);
+    return denominator_ <= limit_;
+}
+
+std::optional<float> CommonScale::scale() const { return integers_ ? integer_scale() : float_scale(); }
+
+std::optional<float> CommonScale::stored(float p) const {
+    const float scale = amax_ / p;
+    if (type_ == ScaleType::float32) return scale;
+    const bool exact = is_finite(scale) && stored_bits(scale, type_) && scale * p == amax_;
+    return exact ? std::optional(scale) : std::nullopt;
+}
+
+std::optional<float> CommonScale::float_scale() const {
+    for (const std::uint32_t m : significands_of(format_.mantissa_bits)) {
+        if ((significands_ & 1U << m) == 0) continue;
+        float p = static_cast<float>(m) * exp2i(format_.max_exponent - format_.mantissa_bits);
+        if (p > format_.max) p /= 2;
+        // E4M3 scales are the ones whose range a smaller p with a larger scale may still reach.
+        const float least = type_ == ScaleType::e4m3 ? format_.smallest : p;
+        for (; p >= least && distance_to_integer(p / format_.smallest) == 0; p /= 2)
+            if (const auto found = stored(p)) return found;
+    }
+    return std::nullopt;
+}
+
+std::optional<float> CommonScale::integer_scale() const {
+    const std::int32_t most = type_ == ScaleType::float32 ? denominator_ : limit_;
+    for (std::int32_t n = denominator_; n <= most && n <= limit_; n += denominator_) {
+        const auto found = stored(static_cast<float>(n));
+        if (!found) continue;
+        // A negative scale gives the positive side the lowest code, or unsigned codes to negative values.
+        const bool turned = format_.lowest < 0 ? static_cast<float>(n) > format_.max && has_plus_ : has_minus_;
+        return turned && !asymmetric_ ? -*found : *found;
+    }
+    return std::nullopt;
 }
 
 }  // namespace breccia

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Scales under which the values of a tensor that is quantized already can be kept as they are.
+//
+// If a block's values are products of a scale and codes of a format, then so they are with the scale amax / p for some
+// magnitude p of the format. What the other values are to amax leaves few such p, of which the one of fewest
+// significant bits keeps whatever any other does: it leaves the most room below.
 #pragma once
 
 #include <optional>
@@ -17,5 +21,38 @@ std::optional<float> power_of_two_for(float amax, Format format);
 
 /// Whether a number has no more significant bits than a format's codes: else no power of two makes it one.
 bool has_few_bits(float x, Format format);
+
+/// Sets the zero point that lets codes reach the block's least and greatest value. Returns whether there is one.
+bool set_zero_point(BlockScale& s, const BlockStats& stats, Format format);
+
+/// Finds the scale amax / p of a block from its values, which come in any number of runs and passes.
+class CommonScale {
+public:
+    CommonScale(float amax, const Recipe& recipe);
+
+    /// Takes a run of the block's values in another pass. Returns whether there may still be such a scale.
+    bool see(const float* x, std::int64_t n);
+    /// Ends a pass. Returns whether it takes another.
+    bool end_pass();
+    /// After the last pass: the scale nearest to amax / p that the recipe stores, if there is one. Where scales are
+    /// float32, whose products are rounded, a neighbour of it may be the one.
+    [[nodiscard]] std::optional<float> scale() const;
+
+private:
+    void see_magnitudes(const float* x, std::int64_t n);
+    void see_fractions(const float* x, std::int64_t n);
+    [[nodiscard]] std::optional<float> float_scale() const;
+    [[nodiscard]] std::optional<float> integer_scale() const;
+    [[nodiscard]] std::optional<float> stored(float p) const;
+
+    float amax_;
+    const FormatInfo& format_;
+    ScaleType type_;
+    bool integers_, asymmetric_;
+    std::uint32_t significands_;                 // of the p that are left, a bit each: bit m of p = m * 2^e
+    std::int32_t denominator_ = 1, limit_ = 0;   // of the values as fractions of amax
+    std::int32_t fraction_bits_ = 0;             // of the largest distance to a multiple of 1 / denominator_
+    bool has_plus_ = false, has_minus_ = false;  // amax and -amax
+};
 
 }  // namespace breccia

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "quantize/exact_two_level.hpp"
 #include "quantize/scale_choice.hpp"
 #include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
@@ -38,7 +39,11 @@ public:
     }
 
     void run() {
-        if (out_.global_scale) set_global_scale(*out_.global_scale->as<float>());
+        if (out_.global_scale) {
+            if (source_.may_be_exact() && in_rows())
+                if (const auto levels = exact_two_levels(source_, grid_, matrices_, recipe_)) return keep_all(*levels);
+            set_global_scale(*out_.global_scale->as<float>());
+        }
         if (recipe_.layout.kind == LayoutKind::per_tensor) return quantize_whole();
         in_rows() ? quantize_rows() : quantize_tiles();
     }
@@ -70,7 +75,7 @@ private:
         parallel_for(matrices_ * grid_.rows, grain, [&](std::int64_t begin, std::int64_t end) {
             Scratch scratch;
             for (std::int64_t i = begin; i < end; ++i)
-                body(BlockRange{i / grid_.rows, i % grid_.rows, i % grid_.rows + 1, 0, grid_.cols}, scratch);
+                body(BlockRange{i / grid_.rows, i % grid_.rows, i % grid_.rows + 1, 0, grid_.cols, 1}, scratch);
         });
     }
 
@@ -150,7 +155,11 @@ private:
             const float scale = 1 / *factor_;
             return encode_whole({.stored = bits_of(scale), .factor = *factor_, .multiply = true, .decoded = scale});
         }
-        encode_whole(choice_.best(tensor_stats(), [&](const BlockScale& s) { return tensor_error(s); }));
+        const BlockStats stats = tensor_stats();
+        const BlockRange whole{.end_row = grid_.rows, .end_col = grid_.cols, .matrices = matrices_};
+        Scratch scratch;
+        if (const auto kept = choice_.exact_scale(whole, stats, scratch)) return encode_whole(*kept);
+        encode_whole(choice_.best(stats, [&](const BlockScale& s) { return tensor_error(s); }));
     }
 
     void encode_whole(const BlockScale& s) const {
@@ -188,7 +197,7 @@ private:
     // Blocks along a row: one pass over the data.
     void quantize_rows() const {
         for_each_run([&](const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) {
-            if (source_.may_be_exact())
+            if (source_.may_be_exact() && !recipe_.two_level)
                 keep_or_quantize(row, block, count, x);
             else
                 quantize_blocks(row, block, count, x);
@@ -207,19 +216,27 @@ private:
                               .zero_points = zero_point_at(index)});
     }
 
+    void keep_all(const TwoLevels& levels) const {
+        *out_.global_scale->as<float>() = levels.global_scale;
+        for_each_run([&](const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) {
+            for (std::int64_t j = block; j < block + count; ++j, x += grid_.block_cols) {
+                const std::int64_t index = block_index(row.matrix, row.begin_row) + j;
+                const BlockScale& s = levels.scales[static_cast<std::size_t>(index)];
+                write_scale(index, s);
+                encode_run(x, grid_.block_cols, s, row.matrix, row.begin_row, j * grid_.block_cols);
+            }
+        });
+    }
+
     void keep_or_quantize(const BlockRange& row, std::int64_t first, std::int64_t count, const float* x) const {
         const std::int64_t size = grid_.block_cols;
         std::int64_t done = 0;
         for (std::int64_t j = 0; j < count; ++j) {
             const float* values = x + j * size;
             const std::int64_t col = (first + j) * size;
-            const auto amax_bits = [&]() -> std::optional<std::uint32_t> {
-                const BlockStats stats = kernels_.quantize.stats(values, size, false);
-                return stats.has_nan || stats.has_infinity ? std::nullopt : std::optional(stats.amax_bits);
-            };
-            const auto kept =
-                choice_.exact_scale({row.matrix, row.begin_row, row.end_row, col, col + size}, *values, amax_bits,
-                                    [&](const BlockScale& s) { return format_.keeps(values, size, s); });
+            const auto kept = choice_.exact_scale({row.matrix, row.begin_row, row.end_row, col, col + size},
+                                                  kernels_.quantize.stats(values, size, choice_.needs_range()),
+                                                  [&](auto body) { return body(values, size); });
             if (!kept) continue;
             quantize_blocks(row, first + done, j - done, x + done * size);
             write_scale(block_index(row.matrix, row.begin_row) + first + j, *kept);

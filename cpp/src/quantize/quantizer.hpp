@@ -10,15 +10,9 @@
 
 namespace breccia {
 
-/// Rows [begin_row, end_row) by columns [begin_col, end_col) of one matrix.
+/// Rows [begin_row, end_row) by columns [begin_col, end_col) of one matrix, or of several.
 struct BlockRange {
-    std::int64_t matrix = 0, begin_row = 0, end_row = 0, begin_col = 0, end_col = 0;
-};
-
-/// Scales under which a block may keep every value.
-struct ExactScales {
-    std::optional<float> own;   ///< that of the one source block which holds it all
-    bool power_of_two = false;  ///< the smallest that nothing exceeds
+    std::int64_t matrix = 0, begin_row = 0, end_row = 0, begin_col = 0, end_col = 0, matrices = 1;
 };
 
 /// Long runs go through the kernels in pieces that stay in the first-level cache.
@@ -33,15 +27,28 @@ public:
     /// Calls body(values, row, first column, count) for every piece of a block.
     template <class F>
     void for_each_piece(const BlockRange& b, Scratch& scratch, F body) const {
-        for (std::int64_t row = b.begin_row; row < b.end_row; ++row)
-            for (std::int64_t col = b.begin_col; col < b.end_col; col += piece_cols) {
-                const std::int64_t n = std::min(piece_cols, b.end_col - col);
-                body(read(b.matrix, row, col, n, scratch), row, col, n);
-            }
+        all_pieces(b, scratch, [&](const float* x, std::int64_t row, std::int64_t col, std::int64_t n) {
+            body(x, row, col, n);
+            return true;
+        });
     }
-    /// Whether blocks may have exact scales, to be tried before the recipe's rule.
+    /// The same until body returns false. Returns whether it never did.
+    template <class F>
+    bool all_pieces(const BlockRange& b, Scratch& scratch, F body) const {
+        for (std::int64_t matrix = b.matrix; matrix < b.matrix + b.matrices; ++matrix)
+            for (std::int64_t row = b.begin_row; row < b.end_row; ++row)
+                for (std::int64_t col = b.begin_col; col < b.end_col; col += piece_cols) {
+                    const std::int64_t n = std::min(piece_cols, b.end_col - col);
+                    if (!body(read(matrix, row, col, n, scratch), row, col, n)) return false;
+                }
+        return true;
+    }
+    /// Whether the values are quantized already, so that scales which lose nothing are tried before the recipe's rule.
     [[nodiscard]] virtual bool may_be_exact() const { return false; }
-    [[nodiscard]] virtual ExactScales exact_scales(const BlockRange& /*block*/) const { return {}; }
+    /// The scale of the one source block that holds the whole block, if one does.
+    [[nodiscard]] virtual std::optional<float> own_scale(const BlockRange& /*block*/) const { return {}; }
+    /// The tensor's one global scale, if the source has one, in the form that the recipe stores.
+    [[nodiscard]] virtual std::optional<float> own_global_scale() const { return {}; }
 };
 
 /// `shape` is the tensor's; `out` has the shapes of plan_cast(shape, recipe).

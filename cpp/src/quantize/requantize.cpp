@@ -9,17 +9,16 @@ namespace {
 
 class ScaledSource final : public RowSource {
 public:
-    ScaledSource(const ScaledTensor& scaled, const Recipe& recipe) : axis_(scaled.layout().axis), kernels_(kernels()) {
+    ScaledSource(const ScaledTensor& scaled, const Recipe& recipe)
+        : axis_(scaled.layout().axis),
+          kernels_(kernels()),
+          one_scale_(scaled.scale().size() == 1 && (!scaled.global_scale() || scaled.global_scale()->size() == 1)) {
         const Shape batch = batch_shape(scaled.shape());
         if (element_count(scaled.shape()) == 0) return;  // of any number of matrices, none of which will be read
         for (std::int64_t i = 0; i < element_count(batch); ++i) stored_.push_back(scaled_matrix(scaled, batch, i));
-        const FormatInfo &from = info(scaled.recipe().element), &to = info(recipe.element);
-        const bool integers = from.family == CodecFamily::integer && to.family == CodecFamily::integer;
-        const bool floats = from.family == CodecFamily::minifloat && to.family == CodecFamily::minifloat;
-        // A target grid with fewer mantissa bits, or coarser integers, holds a block only by luck.
-        floats_ = to.family == CodecFamily::minifloat;
-        may_be_exact_ = recipe.rule != ScaleRule::asymmetric && recipe.scale != ScaleType::e4m3 &&
-                        ((integers && to.bits >= from.bits) || (floats && to.mantissa_bits >= from.mantissa_bits));
+        const auto& global = scaled.global_scale();
+        const bool same_form = recipe.two_level && scaled.recipe().global_divides == recipe.global_divides;
+        if (global && global->size() == 1 && same_form) global_ = *global->as<float>();
     }
 
     const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
@@ -33,10 +32,11 @@ public:
         return scratch.values.data();
     }
 
-    [[nodiscard]] bool may_be_exact() const override { return may_be_exact_; }
+    [[nodiscard]] bool may_be_exact() const override { return true; }
 
-    [[nodiscard]] ExactScales exact_scales(const BlockRange& block) const override {
+    [[nodiscard]] std::optional<float> own_scale(const BlockRange& block) const override {
         if (block.begin_row == block.end_row || block.begin_col == block.end_col) return {};  // no scale to keep
+        if (block.matrices == 0 || (block.matrices > 1 && !one_scale_)) return {};
         const ScaledMatrix& stored = stored_[static_cast<std::size_t>(block.matrix)];
         BlockRange b = block;
         if (axis_ == -2) {
@@ -45,18 +45,18 @@ public:
         }
         const BlockGrid& grid = stored.grid;
         const std::int64_t row = b.begin_row / grid.block_rows, col = b.begin_col / grid.block_cols;
-        ExactScales scales{.own = std::nullopt, .power_of_two = floats_};
-        if ((b.end_row - 1) / grid.block_rows == row && (b.end_col - 1) / grid.block_cols == col)
-            scales.own = stored.scale_at(row, col);
-        return scales;
+        if ((b.end_row - 1) / grid.block_rows != row || (b.end_col - 1) / grid.block_cols != col) return {};
+        return stored.scale_at(row, col);
     }
+
+    [[nodiscard]] std::optional<float> own_global_scale() const override { return global_; }
 
 private:
     std::vector<ScaledMatrix> stored_;
     int axis_;
     const KernelTable& kernels_;
-    bool floats_ = false;  ///< the target's codes have exponents
-    bool may_be_exact_ = false;
+    bool one_scale_;
+    std::optional<float> global_;
 };
 
 }  // namespace

@@ -65,53 +65,58 @@ public:
 
     BlockScale choose(const BlockRange& b, Scratch& scratch) const {
         const BlockStats stats = stats_of(b, scratch);
-        if (!stats.has_nan && !stats.has_infinity)
-            if (const auto kept = kept_scale(b, stats.amax_bits, scratch)) return *kept;
+        if (const auto kept = exact_scale(b, stats, scratch)) return *kept;
         return best(stats, [&](const BlockScale& s) { return squared_error(b, s, scratch); });
     }
 
     /// The same for a finite block where amax_decides().
     BlockScale choose(const BlockRange& b, std::uint32_t amax_bits, Scratch& scratch) const {
-        return kept_scale(b, amax_bits, scratch).value_or(format_.choose_scale({.amax_bits = amax_bits}, params_, 0));
+        const BlockStats stats{.amax_bits = amax_bits};
+        return exact_scale(b, stats, scratch).value_or(format_.choose_scale(stats, params_, 0));
     }
 
-    /// A scale under which `keeps` finds no loss. The first of the values may rule a power of two out; amax_bits() is
-    /// none where they are not all finite.
-    template <class AmaxBits, class Keeps>
-    std::optional<BlockScale> exact_scale(const BlockRange& b, float first, AmaxBits amax_bits, Keeps keeps) const {
-        const ExactScales scales = source_.exact_scales(b);
-        const bool own = scales.own && stored_exactly(*scales.own, recipe_.scale, 0);
-        const bool power_of_two = scales.power_of_two && has_few_bits(first, recipe_.element);
-        if (!own && !power_of_two) return std::nullopt;
-        const std::optional<std::uint32_t> bits = amax_bits();
-        if (!bits) return std::nullopt;
-        const auto kept = [&](float scale) {
-            const std::optional<BlockScale> s = stored_exactly(scale, recipe_.scale, *bits);
-            return s && keeps(*s) ? s : std::nullopt;
+    /// A scale under which nothing is lost, if the source may have one.
+    std::optional<BlockScale> exact_scale(const BlockRange& b, const BlockStats& stats, Scratch& scratch) const {
+        if (!source_.may_be_exact()) return std::nullopt;
+        return exact_scale(b, stats, [&](auto body) {
+            return source_.all_pieces(
+                b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) { return body(x, n); });
+        });
+    }
+
+    /// The same of values that all_runs(body) hands to body(values, count), which returns whether it wants more.
+    template <class AllRuns>
+    std::optional<BlockScale> exact_scale(const BlockRange& b, const BlockStats& stats, AllRuns all_runs) const {
+        if (stats.has_nan || stats.has_infinity) return std::nullopt;
+        const bool floats = info(recipe_.element).family == CodecFamily::minifloat;
+        const auto kept = [&](float scale) -> std::optional<BlockScale> {
+            std::optional<BlockScale> s = stored_exactly(scale, recipe_.scale, stats.amax_bits);
+            if (!s || (needs_range() && !set_zero_point(*s, stats, recipe_.element))) return std::nullopt;
+            return all_runs([&](const float* x, std::int64_t n) { return format_.keeps(x, n, *s); }) ? s : std::nullopt;
         };
-        if (own)
-            if (const auto s = kept(*scales.own)) return s;
-        if (!power_of_two) return std::nullopt;
-        const std::optional<float> power = power_of_two_for(float_from_bits(*bits), recipe_.element);
-        return power ? kept(*power) : std::nullopt;
+        if (const auto own = source_.own_scale(b))
+            if (const auto s = kept(floats ? abs(*own) : *own)) return s;
+        const float amax = float_from_bits(stats.amax_bits);
+        if (amax == 0) return std::nullopt;
+        if (floats && has_few_bits(amax, recipe_.element))
+            if (const auto power = power_of_two_for(amax, recipe_.element))
+                if (const auto s = kept(*power)) return s;
+        if (recipe_.scale == ScaleType::e8m0) return std::nullopt;
+        CommonScale common(amax, recipe_);
+        do {
+            if (!all_runs([&](const float* x, std::int64_t n) { return common.see(x, n); })) return std::nullopt;
+        } while (common.end_pass());
+        const std::optional<float> scale = common.scale();
+        if (!scale) return std::nullopt;
+        if (const auto s = kept(*scale)) return s;
+        if (recipe_.scale != ScaleType::float32) return std::nullopt;
+        if (const auto s = kept(float_from_bits(bits_of(*scale) - 1))) return s;
+        return kept(float_from_bits(bits_of(*scale) + 1));
     }
 
-private:
     [[nodiscard]] bool needs_range() const { return params_.rule == ScaleRule::asymmetric; }
 
-    std::optional<BlockScale> kept_scale(const BlockRange& b, std::uint32_t amax_bits, Scratch& scratch) const {
-        if (!source_.may_be_exact()) return std::nullopt;
-        const auto keeps = [&](const BlockScale& s) {
-            for (std::int64_t row = b.begin_row; row < b.end_row; ++row)
-                for (std::int64_t col = b.begin_col; col < b.end_col; col += piece_cols) {
-                    const std::int64_t n = std::min(piece_cols, b.end_col - col);
-                    if (!format_.keeps(source_.read(b.matrix, row, col, n, scratch), n, s)) return false;
-                }
-            return true;
-        };
-        return exact_scale(b, 0.0F, [&] { return std::optional(amax_bits); }, keeps);
-    }
-
+private:
     const RowSource& source_;
     const KernelTable& kernels_;
     const FormatKernels& format_;

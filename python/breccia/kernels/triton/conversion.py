@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .cast_block import block_scale, cast_tile, element_codes, store_tile
+from .cast_block import block_scale, element_codes, store_tile
 from .cast_nvfp4 import nvfp4_tile
 from .cast_tensor import PARTIALS, finish_kernel
 from .codecs import (
@@ -123,6 +123,8 @@ def exact_tile(
     several."""
     SDT: tl.constexpr = scale_ptr.dtype.element_ty
     x = tl.reshape(v, [BM // SM, SM, BK // G, G])
+    if FMT != "int":  # whose codes have the sign of the value
+        own = tl.abs(own)
     top = absmax(absmax(x, 3), 1)
     finite = top < float("inf")
     nan = top != top  # noqa: PLR0124
@@ -202,7 +204,7 @@ def requantize_kernel(
     BK: tl.constexpr,
     HW: tl.constexpr,
 ):
-    """From FMT with SM by G elements per scale to TO with TM by TG. KIND: nvfp4, block or exact."""
+    """From FMT with SM by G elements per scale to TO with TM by TG. KIND: nvfp4 or exact."""
     m0 = (tl.program_id(0) // k_tiles) * BM
     k0 = (tl.program_id(0) % k_tiles) * BK
     v = load_values(
@@ -211,11 +213,6 @@ def requantize_kernel(
     )  # fmt: skip
     if KIND == "nvfp4":
         nvfp4_tile(v, to_ptr, to_scale_ptr, stat_ptr, m0, k0, M, K, RULE, BM, BK, HW)
-    elif KIND == "block":
-        cast_tile(
-            v, code_ptr, to_ptr, to_scale_ptr, 0, m0, k0, M, K, t_row, 1,
-            RULE, TO, MAX, EMAX, MANT, LO, HI, TM, TG, BM, BK, TO_PACKED, HAS_NAN, False, HW,
-        )  # fmt: skip
     else:
         row = m0 + tl.arange(0, BM // TM) * TM
         col = k0 + tl.arange(0, BK // TG) * TG
@@ -326,7 +323,7 @@ def scaled_statistics(source: Source, global_scale: torch.Tensor) -> torch.Tenso
     return stats
 
 
-def requantize(source: Source, plan: Plan, may_be_exact: bool) -> list[torch.Tensor]:
+def requantize(source: Source, plan: Plan) -> list[torch.Tensor]:
     """Codes (uint8), scales and, with two levels, the global scale by a plan of kind block or nvfp4."""
     rows, cols = source.shape
     device = source.codes.device
@@ -359,7 +356,7 @@ def requantize(source: Source, plan: Plan, may_be_exact: bool) -> list[torch.Ten
         *source.strides(),
         scales.stride(0),
         k_tiles,
-        KIND="nvfp4" if nvfp4 else "exact" if may_be_exact else "block",
+        KIND="nvfp4" if nvfp4 else "exact",
         RULE=rule,
         TO=element.code,
         MAX=element.max,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs on CUDA tensors: cast, dequantize and requantize, equal to the portable core byte for byte, without
-synchronizing.
+synchronizing but for requantize to NVFP4, which looks at some values first.
 
 What no kernel does (blocks that are not powers of two, a search over tiles or whole rows, NVFP4 with a divisor) are
 whole-array operations of torch on the same device (`breccia.kernels.vectorized`).
@@ -16,6 +16,7 @@ import torch
 from breccia import _core, frameworks
 from breccia.frameworks import _torch_ops
 from breccia.frameworks._torch_meta import recipe_key
+from breccia.kernels.vectorized import exact_two_level
 from breccia.options import CastOptions
 from breccia.recipes import _spec, scale_format
 from breccia.scaled_tensor import ScaledTensor
@@ -218,20 +219,32 @@ def requantize(scaled: ScaledTensor, recipe: Any) -> ScaledTensor:
 
 
 def requantize_parts(scaled: ScaledTensor, recipe: Any) -> list[torch.Tensor]:
-    """The outputs of `requantize`: from registers to registers where blocks allow it, else by way of float32, and as
-    whole-array operations where a block may keep a scale that loses nothing."""
+    """The outputs of `requantize`: from registers to registers where the kernel finds every scale that loses nothing,
+    else as whole-array operations."""
     shapes = _core.plan_cast(list(scaled.shape), _spec(recipe))
-    plan, exact = recipes.plan(recipe), recipes.may_be_exact(scaled.recipe, recipe)
-    whole = plan.kind == "tensor"
-    if 0 not in scaled.shape:
-        op = recipes.operand(scaled)
-        batches, rows, _ = _matrices(op)
-        tiled = plan.kind in ("block", "nvfp4") and not (batches > 1 and rows % max(1, plan.block[0]))
-        if tiled and not op.transposed and not _per_matrix_scales(op):
-            return _native(fused_requantize(_flat(op), plan, exact), shapes, recipe)
-    if whole or not exact or 0 in scaled.shape:
+    if 0 in scaled.shape:
         return [part.contiguous() for part in cast_parts(dequantize(scaled).contiguous(), recipe)]
+    plan, op = recipes.plan(recipe), recipes.operand(scaled)
+    batches, rows, _ = _matrices(op)
+    tiled = plan.kind == "block" and not (batches > 1 and rows % max(1, plan.block[0]))
+    finds_all = tiled and recipes.finds_exact_scales(scaled.recipe, scaled.layout, recipe)
+    upright = not op.transposed and not _per_matrix_scales(op)
+    if upright and (finds_all or (plan.kind == "nvfp4" and plan.two_level and _nvfp4_loses(_flat(op)))):
+        return _native(fused_requantize(_flat(op), plan), shapes, recipe)
     return _torch_ops.vectorized_requantize(scaled, recipe)
+
+
+def _nvfp4_loses(source: Source) -> bool:
+    """Whether the first of the values show that no two levels of scales keep them all. Waits for the device, unless its
+    work is being captured: then nothing is known."""
+    if source.codes.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    rows = min(source.shape[0], -(-4096 // source.shape[1]))
+    values = dequantize_2d(
+        source.codes[:rows], source.scale, source.element, source.sfmt, (rows, source.shape[1]), source.block,
+        source.packed, torch.float32, source.zero_point, source.global_scale,
+    )  # fmt: skip
+    return exact_two_level.loses_some(values.cpu().numpy().reshape(-1, 16))
 
 
 __all__ = [

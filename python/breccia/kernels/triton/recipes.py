@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from breccia.recipes import global_divides
+from breccia.recipes import global_divides, scale_format
 
 from .runtime import ELEMENTS
 
@@ -75,17 +75,38 @@ def _plain(recipe: Any, element: str) -> Plan:
     return _block(element, "divide", (1, recipe.group_size), scale, recipe.name == "int4")
 
 
-def may_be_exact(source: Any, target: Any) -> bool:
-    """Whether a block of one recipe may have a scale in another that loses nothing: `requantize.cpp`'s conditions. A
-    target grid with fewer mantissa bits, or coarser integers, holds a block only by luck."""
-    a, b = _ELEMENTS.get(source.element, ""), _ELEMENTS.get(target.element, "")
-    if not a or not b or target.name == "nvfp4" or not getattr(target, "symmetric", True):
+def finds_exact_scales(source: Any, layout: Any, target: Any) -> bool:
+    """Whether `conversion.requantize` finds every scale that loses nothing. It tries the source's own and a power of
+    two: that is all where scales are powers of two, and enough where the source's own always does."""
+    a, b = ELEMENTS.get(_ELEMENTS.get(source.element, "")), ELEMENTS.get(_ELEMENTS.get(target.element, ""))
+    if a is None or b is None or target.name == "nvfp4" or not getattr(target, "symmetric", True):
         return False
-    integers = [ELEMENTS[name].code == "int" for name in (a, b)]
-    if integers[0] != integers[1]:
+    if scale_format(target) == "float8_e8m0fnu":
+        return True
+    return plan(target).scale_dtype == torch.float32 and _refines(layout, target.layout) and _holds(source, target)
+
+
+def _holds(source: Any, target: Any) -> bool:
+    """Whether every code of the source, less its zero point, is one of the target."""
+    if not getattr(source, "symmetric", True) or "int" in target.element:
+        return target.element == "int8" and "int4" in source.element
+    if source.element == target.element:
+        return True
+    return target.element == "float8_e4m3fn" and source.element.startswith(("float4", "float6"))
+
+
+def _refines(source: Any, target: Any) -> bool:
+    """Whether every block of one layout lies in one block of the other."""
+    if source.name == "per_tensor":
+        return True
+    if source.axis != -1:
         return False
-    finer = ELEMENTS[b].hi - ELEMENTS[b].lo >= ELEMENTS[a].hi - ELEMENTS[a].lo
-    return finer if integers[0] else ELEMENTS[b].mant >= ELEMENTS[a].mant
+    (m, n), (tm, tn) = (
+        (getattr(x, "block_m", 1), getattr(x, "block_n", getattr(x, "block_size", 0))) for x in (source, target)
+    )
+    if source.name == "per_channel":
+        return tm == 1
+    return m % tm == 0 and tn > 0 and n % tn == 0
 
 
 def _block(element: str, rule: str, block: tuple[int, int], scale: torch.dtype, packed: bool = False) -> Plan:
