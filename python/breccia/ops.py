@@ -126,7 +126,12 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, pre
     y = _launched(x, w, out_dtype) if precision == "exact" else None
     if y is None:
         y = _linear(x, w, out_dtype, precision)
-    return y if bias is None else y + bias
+    if bias is None:
+        return y
+    if tuple(getattr(bias, "shape", ())) != (w.shape[0],):
+        got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
+        raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
+    return y + bias
 
 
 def _result_dtype(a: Any, out_dtype: Any) -> Any:
@@ -152,9 +157,6 @@ def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
         found = getattr(x, "shape", None)
         got = type(x).__name__ if found is None else f"shape {tuple(found)}"
         raise ValueError(f"x must be (..., {w.shape[1]}) for w of shape {tuple(w.shape)}, got {got}")
-    if bias is not None and tuple(getattr(bias, "shape", ())) != (w.shape[0],):
-        got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
-        raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
     vector = len(x.shape) == 1
     if vector and isinstance(x, ScaledTensor):
         raise ValueError(f"x must be at least 2-D where it is a ScaledTensor, got shape {x.shape}")
