@@ -80,6 +80,20 @@ def test_several_recipes_are_written_by_their_modules_names(tmp_path: Path) -> N
         np.testing.assert_array_equal(np.array(theirs), value, name)
 
 
+@pytest.mark.parametrize("to", ["compressed-tensors:mxfp4", "torchao:int8", "modelopt", "deepseek:block", "mlx:mxfp4"])
+def test_quantized_embeddings_become_floats_where_programs_want_them(to: str, tmp_path: Path) -> None:
+    """MLX and GGUF quantize them; other formats' loaders would find none and fill them with random numbers."""
+    name = "model.embed_tokens.weight"
+    save_arrays({name: weight(64, 128), "a.q_proj.weight": weight(128, 128)}, tmp_path / "in.safetensors")
+    convert(tmp_path / "in.safetensors", tmp_path / "mlx.safetensors", "mlx:int4", include=["*"])
+    report = convert(tmp_path / "mlx.safetensors", tmp_path / "out.safetensors", to)
+    formats = {f.name: f.format for f in Checkpoint(tmp_path / "out.safetensors").found}
+    assert formats["a.q_proj.weight"] != "plain"
+    assert formats[name] == ("mlx" if to.startswith("mlx") else "plain")
+    assert any("embeddings have no form" in note for note in report["notes"]) == (not to.startswith("mlx"))
+    assert verify(tmp_path / "mlx.safetensors", tmp_path / "out.safetensors", min_sqnr_db=15)["ok"]
+
+
 def test_eight_bits_are_written(tmp_path: Path) -> None:
     save_arrays({"a.weight": weight(64, 256)}, tmp_path / "a.safetensors")
     convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "mlx:int8")
@@ -151,6 +165,16 @@ def test_experts_of_two_levels_have_a_number_each(tmp_path: Path) -> None:
     result = verify(tmp_path / "two", tmp_path / "q", min_sqnr_db=100)
     assert result["failed"] == ["model.layers.0.self_attn.kv_b_proj.weight"]  # in bfloat16, as mlx-lm wants it
     assert not result["missing"]
+
+
+@pytest.mark.parametrize("through", ["compressed-tensors:fp8-tensor", "compressed-tensors:fp8", "gptq:int4"])
+def test_quantized_experts_of_other_formats_are_stacked(through: str, tmp_path: Path) -> None:
+    """One scale for a matrix, one for each row, words that run down the columns: no batch of these is a tensor."""
+    experts(tmp_path / "in", "mlp", BLOCKS["mlp"])
+    convert(tmp_path / "in", tmp_path / "a", through)
+    convert(tmp_path / "a", tmp_path / "q", "mlx:mxfp8")
+    assert "model.layers.0.mlp.switch_mlp.gate_proj.scales" in Checkpoint(tmp_path / "q").entries
+    assert verify(tmp_path / "a", tmp_path / "q", min_sqnr_db=20)["ok"]
 
 
 def test_experts_that_are_not_alike_stay_apart(tmp_path: Path) -> None:
