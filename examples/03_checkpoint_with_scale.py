@@ -10,7 +10,6 @@ from pathlib import Path
 import breccia
 import numpy as np
 from breccia import checkpoint
-from breccia.bridges import load_safetensors, save_safetensors
 
 rng = np.random.default_rng(0)
 weights = {
@@ -21,11 +20,11 @@ folder = tempfile.TemporaryDirectory()
 here = Path(folder.name)
 
 # A ScaledTensor is stored as its parts; recipe, layout and shape go to the file's header, as JSON.
-quantized = {name: breccia.cast(w, breccia.NVFP4BlockScaling()) for name, w in weights.items()}
-save_safetensors(quantized, here / "nvfp4.safetensors", {"made_by": "03_checkpoint_with_scale.py"})
+quantized = {name: breccia.cast(w, "nvfp4") for name, w in weights.items()}
+breccia.save(quantized, here / "nvfp4.safetensors", {"made_by": "03_checkpoint_with_scale.py"})
 
 # Loading maps the file: the arrays are views of it. Nobody has to be told what the bytes mean.
-for name, q in load_safetensors(here / "nvfp4.safetensors").items():
+for name, q in breccia.open(here / "nvfp4.safetensors"):
     assert q.recipe == quantized[name].recipe
     assert np.array_equal(q.data, quantized[name].data)
     print(f"{name:28} {q.shape} {q.recipe.name}, scale {q.scale.shape}, {q.nbytes:,} bytes")

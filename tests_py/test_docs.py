@@ -186,3 +186,18 @@ def test_every_public_name_is_in_the_reference():
     ]
     modules = {"autograd", "delayed", "formats", "kernels", "layouts", "recipes"}
     assert set(missing) <= modules, missing
+
+
+NAMED = re.compile(
+    r"`(?P<path>(?:\.ci|benchmarks|cpp|docs|examples|python|tests_cpp|tests_py)/[\w./-]+)(?:::(?P<test>\w+))?"
+)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_what_text_names_exists(page):
+    """Files and tests of this repository between backticks."""
+    for found in NAMED.finditer(FENCE.sub("", page.read_text())):
+        path = ROOT / found["path"]
+        assert path.exists() or "<" in found.string[found.end() : found.end() + 1], f"{page.name}: {found['path']}"
+        if found["test"]:
+            assert f"def {found['test']}(" in path.read_text(), f"{page.name}: {found['path']}::{found['test']}"
