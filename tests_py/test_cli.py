@@ -229,3 +229,26 @@ def test_plot_keeps_what_is_there(model: Path, tmp_path: Path, capsys: pytest.Ca
     assert "the 1 of 2 tensors with the" in text
     assert text.count(">layers.") == 1
     assert "SQNR" not in text  # nothing was compared: no panel for it
+
+
+@pytest.mark.parametrize("option", ["--include", "--exclude"])
+def test_patterns_that_match_nothing(option: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run("convert", model, model.parent / "q", "--to", "nvfp4", option, "layer.*", capsys=capsys)
+    assert code == 2
+    assert f"{option} 'layer.*' must match the name of a tensor, it matches none of 2, such as 'layers.0.weight'" in err
+    assert not (model.parent / "q").exists()
+
+
+def test_what_is_kept_is_said(many: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run("convert", many, tmp_path / "a.safetensors", "--to", "nvfp4", "--quiet", capsys=capsys)
+    assert code == 0
+    assert "37% of the bytes are weights kept as they were, model.embed_tokens.weight the largest" in out
+    _, out, _ = run("convert", many, tmp_path / "b.safetensors", "--to", "nvfp4", "--include", "*", capsys=capsys)
+    assert "kept as they were" not in out
+    assert (tmp_path / "b.safetensors").stat().st_size < (tmp_path / "a.safetensors").stat().st_size
+
+
+def test_not_into_its_own_source(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run("convert", model.parent, model.parent / "q", "--to", "nvfp4", capsys=capsys)
+    assert code == 2
+    assert "destination must not be inside of the source" in err

@@ -179,6 +179,13 @@ def _convert(args: argparse.Namespace) -> int:
         f"{report['destination']}: {report['bytes_written']:,} bytes from {report['bytes_read']:,} "
         f"in {report['seconds']} s ({tensors})"
     )
+    kept = report["kept"]
+    if kept and not args.include and kept["bytes"] > 0.1 * report["bytes_written"]:
+        share = kept["bytes"] / report["bytes_written"]
+        lines.append(
+            f"{share:.0%} of the bytes are weights kept as they were, {kept['largest']} the largest: "
+            "--include '*' takes those that are left out by name"
+        )
     _print(args, report, "\n".join(lines))
     return 0
 
@@ -198,7 +205,7 @@ def _verify(args: argparse.Namespace) -> int:
         return _complete(args)
     if args.b is None:
         raise ValueError("B must be given: the checkpoint to compare with A")
-    report = verify(args.a, args.b, min_sqnr_db=args.min_sqnr)
+    report = verify(args.a, args.b, min_sqnr_db=args.min_sqnr, progress=not args.json)
     _print(args, report, "" if args.json else render(report, args.all))
     return 0 if report["ok"] else 1
 
