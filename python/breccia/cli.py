@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from breccia._arguments import count, json_last
 from breccia._command_errors import Terminated, one_line, said, terminable
 from breccia._version import __version__
 
@@ -21,7 +22,9 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    if hasattr(sys.stdout, "reconfigure"):  # a terminal that knows ASCII alone gets ? for ×
+        sys.stdout.reconfigure(errors="replace")
+    words = json_last(list(sys.argv[1:] if argv is None else argv))
     args = _parser("demo" in words).parse_args(words)
     try:
         with terminable():
@@ -43,13 +46,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(with_demo: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="breccia", description="Block-scaled low-precision tensors and checkpoints.")
+    parser = argparse.ArgumentParser(
+        prog="breccia",
+        description="Block-scaled low-precision tensors and checkpoints.",
+        epilog="Start with 'breccia demo' or 'breccia inspect PATH'; 'breccia COMMAND --help' has examples.",
+    )
     parser.add_argument("--version", action="version", version=f"breccia {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    convert = _command(commands, "convert", _convert, "convert a checkpoint to another format, on the CPU")
-    convert.add_argument("source", metavar="IN", help="safetensors file, directory of shards, or GGUF file")
-    convert.add_argument("destination", metavar="OUT", help="file or directory to make; must not be there")
+    convert = _command(
+        commands,
+        "convert",
+        _convert,
+        "convert a checkpoint to another format, on the CPU",
+        "breccia convert --to list",
+        "breccia convert model/ model-nvfp4/ --to compressed-tensors:nvfp4",
+        "breccia convert model.safetensors small.safetensors --to fp8-block --exclude '*.0.*'",
+    )
+    convert.add_argument("source", metavar="IN", nargs="?", help="safetensors file, directory of shards, or GGUF file")
+    convert.add_argument("destination", metavar="OUT", nargs="?", help="file or directory to make; must not be there")
     convert.add_argument(
         "--to",
         required=True,
@@ -60,15 +75,28 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     convert.add_argument("--include", action="append", default=[], metavar="PATTERN", help="quantize only these names")
     convert.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="leave these names alone")
     convert.add_argument("--scale-search", choices=["amax", "mse"], help="mse searches scales of least error")
-    convert.add_argument("--group-size", type=int, metavar="N", help="elements per scale of INT4")
-    convert.add_argument("--threads", type=int, metavar="N", help="threads to use (default: one per core)")
+    convert.add_argument("--group-size", type=count, metavar="N", help="elements per scale of INT4")
+    convert.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
     convert.add_argument("--quiet", action="store_true", help="draw no progress bar")
 
-    inspect = _command(commands, "inspect", _inspect, "what a checkpoint holds, from its headers")
-    inspect.add_argument("path", metavar="PATH")
+    inspect = _command(
+        commands,
+        "inspect",
+        _inspect,
+        "what a checkpoint holds, from its headers",
+        "breccia inspect model/ --summary",
+    )
+    inspect.add_argument("path", metavar="PATH", help="safetensors file, directory of shards, or GGUF file")
+    inspect.add_argument("--summary", action="store_true", help="totals and findings only")
+    inspect.add_argument("--all", action="store_true", help="a line for every tensor; layers that are alike stay apart")
 
     verify = _command(
-        commands, "verify", _verify, "compare a checkpoint with its reference, or look whether it is whole"
+        commands,
+        "verify",
+        _verify,
+        "compare a checkpoint with its reference, or look whether it is whole",
+        "breccia verify model/ model-nvfp4/ --min-sqnr 18",
+        "breccia verify --complete model-nvfp4/",
     )
     verify.add_argument("a", metavar="A", help="the reference; with --complete, the checkpoint to judge")
     verify.add_argument("b", metavar="B", nargs="?", help="the checkpoint to judge")
@@ -78,14 +106,22 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     )
     verify.add_argument("--all", action="store_true", help="list equal tensors too")
 
-    plot = _command(commands, "plot", _plot, "draw scales and errors of every quantized tensor")
-    plot.add_argument("path", metavar="PATH")
+    plot = _command(
+        commands,
+        "plot",
+        _plot,
+        "draw scales and errors of every quantized tensor",
+        "breccia plot model-nvfp4/ --reference model/ --out worst.png --top 40",
+    )
+    plot.add_argument("path", metavar="PATH", help="safetensors file, directory of shards, or GGUF file")
     plot.add_argument("--reference", metavar="A", help="checkpoint to measure errors against")
     plot.add_argument(
         "--out", metavar="FILE", default="breccia.html", help=".html, .svg or .png (default: %(default)s)"
     )
+    plot.add_argument("--top", type=count, metavar="N", help="only the N tensors of the largest error")
+    plot.add_argument("--force", action="store_true", help="overwrite the picture that is there")
 
-    _command(commands, "doctor", _doctor, "CPU kernels, peers found and their versions")
+    _command(commands, "doctor", _doctor, "what runs here, and what to install for the rest")
 
     demo = _command(commands, "demo", _demo, "what every recipe costs and keeps on real weights")
     if with_demo:  # its module is imported only then
@@ -95,8 +131,15 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+def _command(commands: Any, name: str, run: Any, text: str, *examples: str) -> argparse.ArgumentParser:
+    shown = "examples:\n" + "\n".join(f"  {example}" for example in examples) if examples else None
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=shown,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
     return parser
@@ -117,6 +160,8 @@ def _convert(args: argparse.Namespace) -> int:
     if args.to == "list":
         _print(args, target_names(), "\n".join(target_names()))
         return 0
+    if args.source is None or args.destination is None:
+        raise ValueError("IN and OUT must be given, but with --to list")
     report = convert(
         args.source,
         args.destination,
@@ -134,6 +179,13 @@ def _convert(args: argparse.Namespace) -> int:
         f"{report['destination']}: {report['bytes_written']:,} bytes from {report['bytes_read']:,} "
         f"in {report['seconds']} s ({tensors})"
     )
+    kept = report["kept"]
+    if kept and not args.include and kept["bytes"] > 0.1 * report["bytes_written"]:
+        share = kept["bytes"] / report["bytes_written"]
+        lines.append(
+            f"{share:.0%} of the bytes are weights kept as they were, {kept['largest']} the largest: "
+            "--include '*' takes those that are left out by name"
+        )
     _print(args, report, "\n".join(lines))
     return 0
 
@@ -142,7 +194,7 @@ def _inspect(args: argparse.Namespace) -> int:
     from breccia.checkpoint.inspect import inspect, render
 
     report = inspect(args.path)
-    _print(args, report, "" if args.json else render(report))
+    _print(args, report, "" if args.json else render(report, summary=args.summary, every=args.all))
     return 0
 
 
@@ -153,7 +205,7 @@ def _verify(args: argparse.Namespace) -> int:
         return _complete(args)
     if args.b is None:
         raise ValueError("B must be given: the checkpoint to compare with A")
-    report = verify(args.a, args.b, min_sqnr_db=args.min_sqnr)
+    report = verify(args.a, args.b, min_sqnr_db=args.min_sqnr, progress=not args.json)
     _print(args, report, "" if args.json else render(report, args.all))
     return 0 if report["ok"] else 1
 
@@ -171,7 +223,7 @@ def _complete(args: argparse.Namespace) -> int:
 def _plot(args: argparse.Namespace) -> int:
     from breccia.checkpoint.plot import plot
 
-    rows = plot(args.path, args.out, args.reference)
+    rows = plot(args.path, args.out, args.reference, top=args.top, force=args.force, progress=not args.json)
     _print(args, {"out": args.out, "tensors": rows}, f"{args.out}: {len(rows)} tensors")
     return 0
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import breccia
+from breccia._arguments import count
 from breccia.recipes import ScalingRecipe
 
 __all__ = ["RECIPES", "add_arguments", "run"]
@@ -43,9 +44,12 @@ _ROWS = 16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options, but ``--json``, which every command has."""
     parser.add_argument(
-        "--weights", type=Path, metavar="FILE", help="safetensors file whose 2-D weights to use (default: made up)"
+        "--weights",
+        type=Path,
+        metavar="PATH",
+        help="checkpoint (file or directory) whose 2-D weights to use (default: made up)",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="use only the N largest weights")
+    parser.add_argument("--limit", type=count, metavar="N", help="use only the N largest weights")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,19 +58,22 @@ def run(args: argparse.Namespace) -> int:
     weights.sort(key=lambda item: -item[1].size)
     weights = weights[: args.limit]
     if not weights:
-        raise ValueError(f"--weights must name a file with 2-D float tensors, got {args.weights}")
-    rows = [_measure(name, recipe, weights) for name, recipe in RECIPES.items()]
-    report = {
+        raise ValueError(f"--weights must name a checkpoint with 2-D float tensors, got {args.weights}")
+    report: dict[str, Any] = {
         "weights": str(args.weights) if args.weights else "made up",
         "tensors": len(weights),
         "values": sum(w.size for _, w in weights),
         "cpu": breccia.cpu_info(),
-        "recipes": rows,
     }
-    if getattr(args, "json", False):
-        print(json.dumps(report, indent=2))
-    else:
-        _print(report)
+    if not args.json:
+        print(_head(report))
+    rows = []
+    for name, recipe in RECIPES.items():
+        rows.append(_measure(name, recipe, weights))
+        if not args.json:
+            print(_line(rows[-1], report["tensors"]), flush=True)
+    if args.json:
+        print(json.dumps({**report, "recipes": rows}, indent=2))
     return 0 if all(row["matmul_ok"] for row in rows) else 1
 
 
@@ -130,13 +137,13 @@ def _time(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def _read(path: Path) -> Iterator[tuple[str, Matrix]]:
-    from breccia.checkpoint.safetensors_file import SafetensorsFile
+    from breccia.checkpoint import Checkpoint
 
-    with SafetensorsFile(path) as file:
-        for name in file:
-            array = file[name]
-            if array.ndim == 2 and array.dtype.name in ("float32", "float16", "bfloat16", "float64"):
-                yield name, np.ascontiguousarray(array, dtype=np.float32)
+    checkpoint = Checkpoint(path)
+    for found in checkpoint.found:
+        if found.format == "plain" and len(found.shape) == 2 and found.dtype in ("F32", "F16", "BF16", "F64"):
+            yield found.name, np.ascontiguousarray(checkpoint.load(found), dtype=np.float32)
+    checkpoint.close()
 
 
 def _made_up() -> Iterator[tuple[str, Matrix]]:
@@ -148,20 +155,27 @@ def _made_up() -> Iterator[tuple[str, Matrix]]:
         yield f"layer{i}.weight", w.astype(np.float32)
 
 
-def _print(report: dict[str, Any]) -> None:
+def _head(report: dict[str, Any]) -> str:
     cpu = report["cpu"]
-    print(f"{report['tensors']} weights, {report['values']:,} values ({report['weights']})")
-    print(f"backend {cpu['backend']}, {cpu['threads']} threads; times are totals in ms, matmul is {_ROWS} rows\n")
-    print(
-        f"{'recipe':<15}{'bytes':>12}{'x FP32':>8}{'cosine':>10}{'SQNR dB':>9}{'max error':>11}"
-        f"{'cast':>8}{'dequant':>9}{'matmul':>8}{'NumPy':>8}  float64 check"
+    source = report["weights"] if len(report["weights"]) <= 40 else "…" + report["weights"][-39:]
+    weights = f"{report['tensors']} weight" + ("s" if report["tensors"] != 1 else "")
+    return (
+        f"{weights}, {report['values']:,} values ({source})\n"
+        f"kernels: {cpu['backend']}, {cpu['threads']} threads. Times are totals in ms; a product has {_ROWS} rows,\n"
+        "'NumPy' is its product in float32, 'error' the product's, in parts of its bound.\n\n"
+        f"{'recipe':<14}{'bytes':>12}{'x FP32':>7}{'SQNR dB':>8}{'cast':>7}{'dequant':>8}{'product':>8}{'NumPy':>7}"
+        f"{'error':>6}"
     )
-    for r in report["recipes"]:
-        check = f"ok, {r['matmul_error_over_bound']:.2f} of bound" if r["matmul_ok"] else "MISSED ITS BOUND"
-        if r["tensors"] < report["tensors"]:
-            check += f" ({report['tensors'] - r['tensors']} weights do not divide into blocks)"
-        print(
-            f"{r['recipe']:<15}{r['bytes']:>12,}{r['ratio']:>8.3f}{r['cosine']:>10.6f}{r['sqnr_db']:>9.2f}"
-            f"{r['max_error']:>11.4g}{r['cast_ms']:>8.1f}{r['dequantize_ms']:>9.1f}{r['matmul_ms']:>8.1f}"
-            f"{r['numpy_matmul_ms']:>8.1f}  {check}"
-        )
+
+
+def _line(row: dict[str, Any], tensors: int) -> str:
+    line = (
+        f"{row['recipe']:<14}{row['bytes']:>12,}{row['ratio']:>7.3f}{row['sqnr_db']:>8.2f}{row['cast_ms']:>7.1f}"
+        f"{row['dequantize_ms']:>8.1f}{row['matmul_ms']:>8.1f}{row['numpy_matmul_ms']:>7.1f}"
+        f"{row['matmul_error_over_bound']:>6.2f}"
+    )
+    if not row["matmul_ok"]:
+        line += f"\n! {row['recipe']}: the product missed its bound"
+    if row["tensors"] < tensors:
+        line += f"\n  ({tensors - row['tensors']} weights left out: their rows are not whole blocks)"
+    return line

@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from breccia.checkpoint.planned_file import PlannedWriter
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.shared_scales import share
-from breccia.checkpoint.source import Checkpoint, naming
+from breccia.checkpoint.source import Checkpoint, is_float, naming
 from breccia.checkpoint.targets import Choice, Target, choose, gguf_kind, parse_target
 from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Work, partial_of
@@ -69,7 +70,8 @@ def convert(
         What was done, of JSON types.
 
     Raises:
-        ValueError: the source is not valid, or the target unknown.
+        ValueError: the source is not valid, the target unknown, the destination inside of the source, or a
+            pattern matches no tensor.
         FileExistsError: the destination is there.
         BlockingIOError: another conversion to the destination is at work.
         OSError: the disk is full or the like; nothing is left behind.
@@ -80,11 +82,24 @@ def convert(
     destination = Path(destination)
     if os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
         raise FileExistsError(f"destination must not be there, {destination} is")
+    if Path(source).is_dir() and Path(source).resolve() in destination.resolve().parents:
+        raise ValueError(f"destination must not be inside of the source {source}, got {destination}")
     checkpoint = Checkpoint(source, mapped=False)
     try:
         return _Job(checkpoint, destination, target, progress, threads).run()
     finally:
         checkpoint.close()
+
+
+def _check_patterns(checkpoint: Checkpoint, target: Target) -> None:
+    names = [found.name for found in checkpoint.found]
+    for option, patterns in (("include", target.include), ("exclude", target.exclude)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                example = f", such as {names[0]!r}" if names else ""
+                raise ValueError(
+                    f"--{option} {pattern!r} must match the name of a tensor, it matches none of {len(names)}{example}"
+                )
 
 
 class _Job:
@@ -93,6 +108,7 @@ class _Job:
     ) -> None:
         self.checkpoint, self.destination = checkpoint, destination
         check_all_is_read(checkpoint)
+        _check_patterns(checkpoint, target)
         self.notes: list[str] = []
         self.left_out: list[str] = []
         if target.format == "gguf":
@@ -141,6 +157,17 @@ class _Job:
         if names is None or names.second_scales or not nvfp4:
             return []
         return [f"NVFP4 has one level: programs do not apply all second scales of a {names.architecture} model"]
+
+    def _kept(self) -> dict[str, Any] | None:
+        """The weights that stay as they were beside quantized ones: their bytes, and the largest of them."""
+        if not any(c.action in ("repack", "requantize", "cast") for c in self.choices):
+            return None
+        kept = [c for c in self.choices if c.action == "copy" and is_float(c.found) and len(c.found.shape) > 1]
+        return {
+            "tensors": len(kept),
+            "bytes": sum(_nbytes(c) for c in kept),
+            "largest": max(kept, key=_nbytes).found.name if kept else None,
+        }
 
     def _dropped(self, name: str) -> bool:
         """Scales of activations belong to the format that was quantized for them."""
@@ -275,6 +302,7 @@ class _Job:
             "bytes_read": read,
             "bytes_written": self.progress.total,
             "seconds": round(seconds, 3),
+            "kept": self._kept(),
             "notes": [*self.notes, *(f"{c.found.name}: {c.note}" for c in self.choices if c.note)],
         }
 

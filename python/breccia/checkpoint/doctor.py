@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import os
 import platform
+import textwrap
+from pathlib import Path
 from typing import Any
 
 from breccia import bridges
@@ -13,22 +17,58 @@ from breccia.cpu import cpu_info
 
 __all__ = ["doctor", "render"]
 
-# Distributions looked for: frameworks and readers here, peers of the bridges from the bridges themselves.
-_FRAMEWORKS = ("numpy", "ml_dtypes", "torch", "jax", "mlx", "triton", "safetensors", "matplotlib")
+# Distributions looked for, what each is for and the extra that installs it; peers of bridges come from the bridges.
+_FRAMEWORKS = {
+    "numpy": ("arrays", ""),
+    "ml_dtypes": ("NumPy's low-precision dtypes", "ml_dtypes"),
+    "torch": ("torch tensors, training, GPUs", "torch"),
+    "jax": ("JAX arrays", "jax"),
+    "mlx": ("MLX arrays", "mlx"),
+    "triton": ("GPU kernels", "triton"),
+    "safetensors": ("the format's own library; not needed", "bridges"),
+    "matplotlib": ("pictures as PNG", "plot"),
+}
 
 
 def doctor() -> dict[str, Any]:
     """Versions and capabilities, of JSON types. Imports no peer."""
-    peers = {m.PEER.partition(".")[0] for m in bridges.modules().values() if m.PEER}
-    names = sorted({*_FRAMEWORKS, *peers})
     return {
         "breccia": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": dict(cpu_info()),
-        "peers": {name: _version(name) for name in names},
+        "memory_bytes": _memory(),
+        "gpus": _gpus(),
+        "peers": {name: _version(name) for name in _uses()},
         "bridges": sorted(bridges.modules()),
     }
+
+
+def _uses() -> dict[str, tuple[str, str]]:
+    """Distribution -> what it is for and its extra."""
+    peers = {
+        module.PEER.partition(".")[0]: (f"the {name} bridge", module.EXTRA)
+        for name, module in bridges.modules().items()
+        if module.PEER
+    }
+    return dict(sorted({**peers, **_FRAMEWORKS}.items()))
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # a system that does not say
+        return None
+
+
+def _gpus() -> list[str]:
+    """Names of NVIDIA's cards, as the driver lists them: torch need not be imported for that."""
+    found = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with contextlib.suppress(OSError):
+            lines = path.read_text("utf-8", "replace").splitlines()
+            found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return found
 
 
 def _version(name: str) -> str | None:
@@ -39,13 +79,25 @@ def _version(name: str) -> str | None:
 
 
 def render(report: dict[str, Any]) -> str:
-    """The report as lines."""
-    cpu = report["cpu"]
+    """The report as lines of at most 80 characters."""
+    cpu, memory = report["cpu"], report["memory_bytes"]
+    gpus = ", ".join(report["gpus"]) or "none found; CPU kernels are used"
     lines = [
-        f"breccia {report['breccia']}, Python {report['python']}, {report['platform']}",
-        f"kernels: {cpu['backend']} of {', '.join(cpu['supported'])}; {cpu['threads']} threads",
-        "peers:",
+        f"breccia {report['breccia']} on Python {report['python']}, {report['platform']}",
+        "",
+        f"CPU kernels  {cpu['backend']}, {cpu['threads']} threads (this machine can run {', '.join(cpu['supported'])})",
+        f"memory       {'unknown' if memory is None else f'{memory / 2**30:.0f} GiB'}",
+        f"GPUs         {gpus}",
+        "",
     ]
-    lines += [f"  {name:<20} {version or 'not installed'}" for name, version in report["peers"].items()]
-    lines.append(f"bridges: {', '.join(report['bridges'])}")
-    return "\n".join(lines)
+    for name, (use, extra) in _uses().items():
+        version = report["peers"].get(name)
+        lines.append(f"{name:<20} {version or 'missing':<12} {use}")
+        if version is None and extra:
+            lines.append(f"{'':<20} {'':<12} pip install 'breccia[{extra}]'")
+    lines += ["", f"bridges: {', '.join(report['bridges'])}"]
+    return "\n".join(
+        part
+        for line in lines
+        for part in textwrap.wrap(line, 80, subsequent_indent=" " * 13, drop_whitespace=True) or [""]
+    )

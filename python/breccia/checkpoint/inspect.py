@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import textwrap
 from collections import Counter
 from typing import Any
 
@@ -67,22 +69,39 @@ def _report(checkpoint: Checkpoint) -> dict[str, Any]:
     return report
 
 
-def render(report: dict[str, Any]) -> str:
-    """The report as a table."""
-    lines = []
-    width = min(max((len(t["name"]) for t in report["tensors"]), default=4), 72)
-    for t in report["tensors"]:
-        name = one_line(t["name"])
-        shape = "×".join(map(str, t["shape"])) or "scalar"
-        what = t["kind"] if t["format"] == "plain" else f"{t['format']} {t['kind']}"
-        scales = "" if t["scales"] is None else t["scales"]["layout"]
-        lines.append(f"{name:<{width}}  {shape:>16}  {t['bits_per_weight']:>7.3f}  {what:<28} {scales}".rstrip())
+def render(report: dict[str, Any], *, summary: bool = False, every: bool = False) -> str:
+    """The report as a table of at most 80 columns.
+
+    Args:
+        report: what `inspect` returns.
+        summary: totals and findings only.
+        every: one line per tensor; else layers that differ by a number alone share a line.
+    """
+    lines = [] if summary else _table(report["tensors"], every)
     total = report["total"]
-    lines.append("")
-    lines.append(
-        f"{total['tensors']} tensors in {report['files']} file(s), {total['weights']:,} weights, "
-        f"{total['nbytes']:,} bytes, {total['bits_per_weight']} bits per weight"
-    )
-    lines += [f"  {count:>6} × {kind}" for kind, count in total["formats"].items()]
-    lines += [f"! {one_line(text)}" for text in report["findings"]]
+    files = f"{report['files']} file" + ("s" if report["files"] != 1 else "")
+    lines += [
+        f"{total['tensors']:,} tensors in {files}: {total['weights']:,} weights,",
+        f"{total['nbytes']:,} bytes, {total['bits_per_weight']:.3f} bits per weight",
+    ]
+    lines += [f"{count:>8,} × {kind}" for kind, count in total["formats"].items()]
+    for text in report["findings"]:
+        lines += textwrap.wrap(f"! {one_line(text)}", 80, subsequent_indent="  ", break_long_words=False)
     return "\n".join(lines)
+
+
+def _table(tensors: list[dict[str, Any]], every: bool) -> list[str]:
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for t in tensors:
+        full = one_line(t["name"])
+        name = full if every else re.sub(r"(?<=\.)\d+(?=\.)", "*", full)
+        shape = "×".join(map(str, t["shape"])) or "scalar"
+        kind = t["kind"] if t["format"] == "plain" else f"{t['format']} {t['kind']}"
+        groups.setdefault((name, shape, f"{t['bits_per_weight']:.3f}", kind), []).append(full)
+    lines = [f"{'count':>5}  {'shape':<14} {'bits':>6}  {'format':<22} name"]
+    for (name, shape, bits, kind), members in groups.items():
+        shown = name if len(members) > 1 else members[0]
+        line = f"{len(members):>5}  {shape:<14} {bits:>6}  {kind:<22} "
+        # A long name stands on a line of its own: it is what people copy.
+        lines += [line + shown] if len(line + shown) <= 80 else [line.rstrip(), f"       {shown}"]
+    return [*lines, ""]

@@ -23,6 +23,7 @@ class Progress:
         self._show = show and sys.stderr.isatty()
         self._start = self._drawn = time.monotonic()
         self._skipped = 0
+        self._block = "█" if (sys.stderr.encoding or "").lower().startswith("utf") else "#"
         self._lock = threading.Lock()
 
     def add(self, nbytes: int) -> None:
@@ -49,7 +50,7 @@ class Progress:
         share = self.done / self.total if self.total else 1.0
         rate = (self.done - self._skipped) / max(now - self._start, 1e-9)
         left = (self.total - self.done) / rate if rate else 0.0
-        bar = "█" * int(share * 24)
+        bar = self._block * int(share * 24)
         sys.stderr.write(f"\r{bar:<24} {share:4.0%}  {rate / 1e6:8.1f} MB/s  {_clock(left)} left ")
         sys.stderr.flush()
 

@@ -20,6 +20,7 @@ from breccia.bridges._common import (
 )
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
+from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.repack import cut
 from breccia.checkpoint.source import Checkpoint, is_float
 from breccia.scaled_tensor import ScaledTensor
@@ -246,13 +247,16 @@ _MISTAKES: dict[str, Callable[[ScaledTensor, Any], Any]] = {
 }
 
 
-def verify(a: str | os.PathLike[str], b: str | os.PathLike[str], *, min_sqnr_db: float = 12.0) -> dict[str, Any]:
+def verify(
+    a: str | os.PathLike[str], b: str | os.PathLike[str], *, min_sqnr_db: float = 12.0, progress: bool = False
+) -> dict[str, Any]:
     """Compare checkpoint ``b`` with its reference ``a``. JSON types only.
 
     Args:
         a: the reference.
         b: what is to be judged.
         min_sqnr_db: a tensor below it fails.
+        progress: draw a line on a terminal.
 
     Returns:
         ``ok``, and per tensor SQNR, cosine, largest error and the likely mistake.
@@ -263,7 +267,9 @@ def verify(a: str | os.PathLike[str], b: str | os.PathLike[str], *, min_sqnr_db:
     first, second = Checkpoint(a, mapped=False), Checkpoint(b, mapped=False)
     others = {_canonical(f): f for f in second.found}
     results, failed, missing = [], [], []
+    line = Progress(sum(first.nbytes(found) for found in first.found), progress)
     for found in first.found:
+        line.add(first.nbytes(found))
         other = others.pop(_canonical(found), None)
         if other is None:
             if not found.name.endswith(("_scale", ".scale")) and found.name not in second.left_out:
@@ -280,6 +286,7 @@ def verify(a: str | os.PathLike[str], b: str | os.PathLike[str], *, min_sqnr_db:
         results.append(difference)
         if not difference.equal and not difference.sqnr_db >= min_sqnr_db:
             failed.append(found.name)
+    line.finish()
     report = {
         "reference": str(first.path),
         "checked": str(second.path),

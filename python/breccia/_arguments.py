@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of the command line's arguments."""
+
+from __future__ import annotations
+
+import argparse
+
+__all__ = ["count", "json_last"]
+
+
+def count(text: str) -> int:
+    """An argument that counts something.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not a whole number of 1 or more.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
+    return number
+
+
+def json_last(words: list[str]) -> list[str]:
+    """The words with ``--json`` behind the command, which may stand before it too."""
+    end = words.index("--") if "--" in words else len(words)
+    if not words or words[0] != "--json" or len([w for w in words[:end] if w != "--json"]) == 0:
+        return words
+    rest = [word for word in words[:end] if word != "--json"]
+    return [rest[0], "--json", *rest[1:], *words[end:]]
