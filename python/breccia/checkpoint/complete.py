@@ -167,15 +167,22 @@ def _missing(checkpoint: Checkpoint) -> list[str]:
     for node in children:
         weight = checkpoint.entries.get(f"{node}.weight")  # kept in high precision, it has other parts
         alike[_NUMBER.sub("#", f".{node}."), "" if weight is None else weight.dtype].append(node)
-    for nodes in alike.values():
-        sets = Counter(frozenset(children[node]) for node in nodes)
-        usual = max(sets, key=lambda one: (sets[one], len(one)))
+    dtypes = {dtype for _, dtype in alike if dtype}
+    for (pattern, dtype), nodes in alike.items():
+        others = [] if dtype else [alike[pattern, other] for other in dtypes if (pattern, other) in alike]
+        usual = _usual(children, max([nodes, *others], key=len))
         if any(part.isdigit() for part in usual):
             continue
         for node in nodes:
             if children[node] < usual:
                 missing += [f"{node}.{part}" for part in sorted(usual - children[node])]
     return sorted(missing)
+
+
+def _usual(children: dict[str, set[str]], nodes: list[str]) -> frozenset[str]:
+    """What most modules of a kind consist of."""
+    sets = Counter(frozenset(children[node]) for node in nodes)
+    return max(sets, key=lambda one: (sets[one], len(one)))
 
 
 def _missing_layers(checkpoint: Checkpoint, names: set[str]) -> list[str]:
