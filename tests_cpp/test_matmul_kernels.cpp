@@ -150,7 +150,7 @@ TEST_P(Backends, MatmulOfEveryRecipe) {
     unsigned seed = 0;
     for (const Recipe& recipe : all_recipes())
         for (const std::int64_t k : lengths(recipe))
-            for (const std::int64_t m : {1, 2, 3, 8, 17, 33}) {
+            for (const std::int64_t m : {1, 2, 3, 5, 8, 16, 17, 33}) {
                 const std::int64_t n = std::vector<std::int64_t>{1, 7, 16, 97, 200}[++seed % 5];
                 SCOPED_TRACE(describe(recipe) + " m=" + std::to_string(m) + " n=" + std::to_string(n) +
                              " k=" + std::to_string(k));

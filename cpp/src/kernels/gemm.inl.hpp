@@ -34,11 +34,19 @@ static void gemm_tile(const GemmF32& g, std::int64_t row) {
         }
 }
 
-static void gemm_f32(const GemmF32& g) {
-    if (g.width == 16)
-        for (std::int64_t row = 0; row < g.rows; row += gemm_rows) gemm_tile<gemm_rows, 1>(g, row);
-    else
+static void gemm_f32(const GemmF32& all) {
+    if (all.width == 16) {
+        for (std::int64_t row = 0; row < all.rows; row += gemm_rows) gemm_tile<gemm_rows, 1>(all, row);
+        return;
+    }
+    // So many k at a time that their activations stay in the first-level cache while all rows meet them.
+    for (std::int64_t k = 0; k < all.k; k += wide_gemm_k) {
+        GemmF32 g = all;
+        g.w += k;
+        g.x += k * g.width;
+        g.k = all.k - k < wide_gemm_k ? all.k - k : wide_gemm_k;
         for (std::int64_t row = 0; row < g.rows; row += gemm_rows / 2) gemm_tile<gemm_rows / 2, 2>(g, row);
+    }
 }
 
 static void pack_f32(const PackRows& p) {

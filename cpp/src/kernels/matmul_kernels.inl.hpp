@@ -6,6 +6,12 @@
 #include "kernels/gemm.inl.hpp"
 // clang-format on
 
-static consteval MatmulKernels make_matmul_kernels(const BF16Kernels* bf16 = nullptr) {
-    return {.pack = pack_f32, .gemm = gemm_f32, .transpose = transpose_16x16, .dot = dot, .bf16 = bf16};
+static consteval MatmulKernels make_matmul_kernels(const BF16Kernels* bf16 = nullptr,
+                                                   const CodeKernelsF32* codes_f32 = nullptr) {
+    return {.pack = pack_f32,
+            .gemm = gemm_f32,
+            .transpose = transpose_16x16,
+            .dot = dot,
+            .bf16 = bf16,
+            .codes_f32 = codes_f32};
 }

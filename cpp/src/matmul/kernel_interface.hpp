@@ -4,11 +4,12 @@
 // kernel computes c(n, m), so that no weight need be transposed. What kernels read and write is in kernel_interface/:
 //     panels.hpp    decoded panels              in_place.hpp  rows of codes in place, as bfloat16
 //     integer.hpp   the same, as integers       lanes.hpp     16 rows across lanes
-//     tiles.hpp     16 rows in matrix tiles
+//     tiles.hpp     16 rows in matrix tiles     codes_f32.hpp rows of codes in place and panels, as float32
 #pragma once
 
 #include <array>
 
+#include "matmul/kernel_interface/codes_f32.hpp"
 #include "matmul/kernel_interface/in_place.hpp"
 #include "matmul/kernel_interface/integer.hpp"
 #include "matmul/kernel_interface/lanes.hpp"
@@ -29,9 +30,10 @@ struct ProductKernels {
     /// The largest number of activations, or of terms, for which rows across lanes are the quickest: rows in place,
     /// which are transposed on the way; and prepared weights.
     std::int64_t lane_vectors = 4, prepared_lane_vectors = 4;
-    int integer_terms = 2;      ///< bfloat16 terms of an activation from which on products of integers are quicker
-    void (*begin)() = nullptr;  ///< a thread calls this before its first gemm, or null
-    void (*end)() = nullptr;    ///< a thread calls this after its last gemm, or null
+    int integer_terms = 2;          ///< bfloat16 terms of an activation from which on products of integers are quicker
+    std::int64_t integer_rows = 2;  ///< the most activations for which they are: more share the decoding elsewhere
+    void (*begin)() = nullptr;      ///< a thread calls this before its first gemm, or null
+    void (*end)() = nullptr;        ///< a thread calls this after its last gemm, or null
     std::array<void (*)(const TileRows&), Codecs::size> tiles{};  ///< null where there are no tiles
     /// Replaces BF16Kernels::gemv for E4M3 where it is not null. Quicker still where CodeRows::special is not null.
     GemvKernel gemv_e4m3 = nullptr;
@@ -59,7 +61,8 @@ struct MatmulKernels {
     /// out[j * out_stride + i] = in[i * in_stride + j] for i < 16, j < 16.
     void (*transpose)(const float* in, std::int64_t in_stride, float* out, std::int64_t out_stride);
     float (*dot)(const float* a, const float* b, std::int64_t n);
-    const BF16Kernels* bf16;  ///< null where the backend has none
+    const BF16Kernels* bf16;          ///< null where the backend has none
+    const CodeKernelsF32* codes_f32;  ///< likewise
 };
 
 }  // namespace breccia

@@ -34,6 +34,7 @@ constexpr Path in_order[] = {
     {"tiles", with_codes<paths::tiles>},
     {"lanes", with_codes<paths::lanes>},
     {"in_place_bf16", with_codes<paths::in_place_bf16>},
+    {"in_place_f32", with_codes<paths::in_place_f32>},
     {"rows_f32", paths::rows_f32},
     {"panels_bf16", with_codes<paths::panels_bf16>},
     {"panels_f32", panels_f32},

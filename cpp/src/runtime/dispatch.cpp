@@ -41,7 +41,8 @@ extern constinit const KernelTable kernels;
 #ifdef BRECCIA_AVX512
 namespace avx512 {
 extern constinit const KernelTable kernels;
-}
+extern constinit const BF16Kernels integer_kernels;
+}  // namespace avx512
 namespace avx512_bf16 {
 extern constinit const KernelTable kernels;
 }
@@ -166,6 +167,22 @@ const KernelTable* amx_kernels() {
 }
 #endif
 
+#ifdef BRECCIA_AVX512
+// avx512, with products of integers by the instructions for them (VNNI) or by AVX2's.
+const KernelTable* avx512_kernels() {
+    static const MatmulKernels matmul = [] {
+        MatmulKernels kernels = avx512::kernels.matmul;
+        kernels.bf16 = features().avx512_vnni ? &avx512::integer_kernels : avx2::kernels.matmul.bf16;
+        return kernels;
+    }();
+    static const KernelTable table{.name = "avx512",
+                                   .quantize = avx512::kernels.quantize,
+                                   .dequantize = avx512::kernels.dequantize,
+                                   .matmul = matmul};
+    return &table;
+}
+#endif
+
 template <const KernelTable* Table>
 const KernelTable* table_of() {
     return Table;
@@ -182,7 +199,7 @@ constexpr Backend backends[] = {
 #ifdef BRECCIA_X86
     {"avx2", table_of<&avx2::kernels>, [] { return features().avx2; }},
 #ifdef BRECCIA_AVX512
-    {"avx512", table_of<&avx512::kernels>, [] { return features().avx512; }},
+    {"avx512", avx512_kernels, [] { return features().avx512; }},
     {"avx512_bf16", table_of<&avx512_bf16::kernels>, has_avx512_bf16},
 #endif
 #ifdef BRECCIA_AMX

@@ -8,8 +8,10 @@ namespace {
 #include "kernels/matmul_kernels.inl.hpp"
 }  // namespace
 
+extern constinit const BF16Kernels integer_kernels;
+extern constinit const CodeKernelsF32 codes_f32_kernels;
 extern constinit const MatmulKernels matmul_kernels;
-constinit const MatmulKernels matmul_kernels = make_matmul_kernels();
+constinit const MatmulKernels matmul_kernels = make_matmul_kernels(&integer_kernels, &codes_f32_kernels);
 
 }  // namespace breccia::avx2
 BRECCIA_TARGET_END

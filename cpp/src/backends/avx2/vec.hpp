@@ -235,6 +235,13 @@ BRECCIA_INLINE __m256 decode_eight(__m256i codes) {
         if (_mm256_testz_si256(special, special) != 0) [[likely]]
             return value;
         return _mm256_mask_i32gather_ps(value, table, codes, _mm256_castsi256_ps(special), 4);
+    } else if constexpr (C::family == CodecFamily::exponent) {
+        // The exponent field is the code, but 2^-127 is a subnormal and 255 a NaN.
+        const auto where = [&](int code, __m256i yes, __m256i no) BRECCIA_INLINE_LAMBDA {
+            return _mm256_blendv_epi8(no, yes, _mm256_cmpeq_epi32(codes, _mm256_set1_epi32(code)));
+        };
+        const __m256i powers = where(0, _mm256_set1_epi32(0x0040'0000), _mm256_slli_epi32(codes, 23));
+        return _mm256_castsi256_ps(where(255, _mm256_set1_epi32(0x7FC0'0000), powers));
     } else {
         // What is above a code's bits must not count: it would gather from beyond the table.
         return _mm256_i32gather_ps(table, _mm256_and_si256(codes, _mm256_set1_epi32((1 << C::bits) - 1)), 4);
@@ -272,5 +279,31 @@ BRECCIA_INLINE void i_store_words(std::uint16_t* p, I x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
 }
 
+/// 16 float16 numbers.
+BRECCIA_INLINE F f_of_halves(__m256i x) {
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))};
+}
+BRECCIA_INLINE F f_of_signed_bytes(const std::uint8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8))))};
+}
+/// As many numbers as there are runs of lanes, which take one each.
+template <int Runs>
+BRECCIA_INLINE F f_spread(const float* p) {
+    if constexpr (Runs == 1) return f_set(*p);
+    if constexpr (Runs == 2) return {_mm256_set1_ps(p[0]), _mm256_set1_ps(p[1])};
+    const auto two = [](const float* q) BRECCIA_INLINE_LAMBDA {
+        return _mm256_set_m128(_mm_broadcast_ss(q + 1), _mm_broadcast_ss(q));
+    };
+    return {two(p), two(p + 2)};
+}
+
+/// Asks for the line of a row that will be read soon.
+BRECCIA_INLINE void prefetch(const std::uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+
+/// Weight rows that meet one activation at a time.
+inline constexpr int single_vector_rows = 2;
+
 /// Weight rows of a matmul tile one vector wide.
 inline constexpr int gemm_rows = 6;
+inline constexpr std::int64_t wide_gemm_k = 128;

@@ -8,8 +8,9 @@ namespace {
 #include "kernels/matmul_kernels.inl.hpp"
 }  // namespace
 
+extern constinit const CodeKernelsF32 codes_f32_kernels;
 extern constinit const MatmulKernels matmul_kernels;
-constinit const MatmulKernels matmul_kernels = make_matmul_kernels();
+constinit const MatmulKernels matmul_kernels = make_matmul_kernels(nullptr, &codes_f32_kernels);
 
 }  // namespace breccia::avx512
 BRECCIA_TARGET_END

@@ -327,5 +327,25 @@ BRECCIA_INLINE void i_store_words(std::uint16_t* p, I x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
 }
 
+/// 16 float16 numbers.
+BRECCIA_INLINE F f_of_halves(__m256i x) { return _mm512_cvtph_ps(x); }
+BRECCIA_INLINE F f_of_signed_bytes(const std::uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+/// As many numbers as there are runs of lanes, which take one each.
+template <int Runs>
+BRECCIA_INLINE F f_spread(const float* p) {
+    if constexpr (Runs == 1) return f_set(*p);
+    const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(lane, Runs == 2 ? 3 : 2), _mm512_castps128_ps512(_mm_loadu_ps(p)));
+}
+
+/// Asks for the line of a row that will be read soon.
+BRECCIA_INLINE void prefetch(const std::uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+
+/// Weight rows that meet one activation at a time.
+inline constexpr int single_vector_rows = 4;
+
 /// Weight rows of a matmul tile one vector wide.
 inline constexpr int gemm_rows = 24;
+inline constexpr std::int64_t wide_gemm_k = 256;

@@ -7,7 +7,8 @@ namespace {
 #include "kernels/matmul_kernels.inl.hpp"
 }  // namespace
 
+extern constinit const CodeKernelsF32 codes_f32_kernels;
 extern constinit const MatmulKernels matmul_kernels;
-constinit const MatmulKernels matmul_kernels = make_matmul_kernels();
+constinit const MatmulKernels matmul_kernels = make_matmul_kernels(nullptr, &codes_f32_kernels);
 
 }  // namespace breccia::neon

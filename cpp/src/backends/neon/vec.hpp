@@ -273,6 +273,19 @@ BRECCIA_INLINE void i_store_words(std::uint16_t* p, I x) {
     vst1q_u16(p + 8, narrow_to_words(x.q[2], x.q[3]));
 }
 
+/// As many numbers as there are runs of lanes, which take one each.
+template <int Runs>
+BRECCIA_INLINE F f_spread(const float* p) {
+    static_assert(Runs == 1);
+    return f_set(*p);
+}
+/// Asks for the line of a row that will be read soon.
+BRECCIA_INLINE void prefetch(const std::uint8_t* p) { __builtin_prefetch(p); }
+
+/// Weight rows that meet one activation at a time.
+inline constexpr int single_vector_rows = 4;
+
 /// Weight rows of a matmul tile one vector wide. Its sums take 16 of the 32 registers, which four pipelines of four
 /// cycles need; six rows would leave too few for two vectors of activations.
 inline constexpr int gemm_rows = 4;
+inline constexpr std::int64_t wide_gemm_k = 256;

@@ -183,3 +183,4 @@ BRECCIA_INLINE void i_store_words(std::uint16_t* p, I x) {
 
 /// Weight rows of a matmul tile one vector wide.
 inline constexpr int gemm_rows = 2;
+inline constexpr std::int64_t wide_gemm_k = 256;

@@ -66,16 +66,16 @@ void multiply_prepared(const Product& product, const ScaledMatrix& w, const Lane
 }  // namespace
 
 bool paths::in_place_integer(const Product& product, const ScaledMatrix& w) {
-    constexpr std::int64_t most_rows = 2;  // more share the decoding of the weight elsewhere
     const KernelTable& table = product.table;
     const BF16Kernels* kernels = table.matmul.bf16;
     const std::int64_t rows = product.total_rows(), k = product.k, step = row_step(w.packed);
     const auto element = static_cast<std::size_t>(w.element);
-    if (kernels == nullptr || kernels->gemv_integers[element] == nullptr || rows > most_rows ||
+    if (kernels == nullptr || kernels->gemv_integers[element] == nullptr || rows > kernels->integer_rows ||
         product.a.front().bfloat16_terms() < kernels->integer_terms || !readable_in_place(w))
         return false;
 
-    const bool prepared = rows == 1 && w.lane_codes != nullptr && w.zero_point == nullptr;
+    const bool prepared =
+        rows == 1 && w.lane_codes != nullptr && w.zero_point == nullptr && kernels->integer_lanes[element] != nullptr;
     const std::optional<LaneBlocks> blocks = prepared ? lane_blocks(w) : std::nullopt;
     const std::int64_t run = blocks ? doublewords_to_a_run(*blocks, w.packed) : 0;
     const std::int64_t steps = (k + step - 1) / step;

@@ -53,7 +53,7 @@ inline bool turn_in_place(const KernelTable& table, const Product& product, std:
                 table.matmul.transpose(sums + i * width, width, static_cast<float*>(out) + i, stride);
             return true;
         }
-    if (rows % 32 == 0 && bf16 != nullptr)
+    if (rows % 32 == 0 && bf16 != nullptr && bf16->transpose != nullptr)
         if (void* out = product.in_place(DType::bfloat16, first, 16, j, rows, stride)) {
             for (std::int64_t i = 0; i < rows; i += 32)
                 bf16->transpose(sums + i * width, width, static_cast<std::uint16_t*>(out) + i, stride);

@@ -1,35 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Any operands: panels of the weight are dequantized to float32.
+#include <optional>
+
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
+#include "matmul/row_numbers.hpp"
 
 namespace breccia {
 namespace {
 
+// The kernels that decode a weight's codes, where there are some and they can.
+const CodeKernelsF32* decoders(const KernelTable& table, const Rows& w) {
+    const CodeKernelsF32* kernels = table.matmul.codes_f32;
+    const ScaledMatrix* codes = w.scaled_along_k();
+    return kernels != nullptr && codes != nullptr && supports(*kernels, *codes) ? kernels : nullptr;
+}
+
 // The part of a weight panel's work that a thread keeps its buffers for.
-struct F32Panels {
-    const KernelTable& table;
-    const Product& product;
-    const Rows& w;
-    const PanelGrid& grid;
-    const float* x;
-    WorkBuffer<float> panel;
-    Scratch scratch = {};
+class F32Panels {
+public:
+    F32Panels(const Product& product, const Rows& w, const PanelGrid& grid, const float* x, std::int64_t at_once)
+        : product_(product),
+          w_(w),
+          grid_(grid),
+          x_(x),
+          kernels_(decoders(product.table, w)),
+          panel_(at_once * panel_stride_f32) {
+        if (kernels_ != nullptr) numbers_.emplace(*w.scaled_along_k(), at_once, true);
+    }
 
     void run(std::int64_t j, std::int64_t rows, std::int64_t padded_rows, float* c) {
-        for (std::int64_t k = 0; k < product.k; k += panel_k) {
-            const std::int64_t depth = std::min(panel_k, product.k - k);
-            w.read(table, j, rows, k, depth, scratch, panel.data(), panel_stride_f32);
-            for (std::int64_t p = 0; p < grid.count(); ++p)
-                table.matmul.gemm({.w = panel.data(),
-                                   .x = x + k * grid.padded + p * panel_width * depth,
-                                   .c = c + p * panel_width * padded_rows,
-                                   .rows = padded_rows,
-                                   .width = grid.width(p),
-                                   .k = depth});
-        }
+        if (numbers_) numbers_->read(product_.table, j, rows);
+        // Rows that few activations meet are decoded just before.
+        const bool few = kernels_ != nullptr && grid_.count() == 1;
+        const std::int64_t step = few ? kernels_->tile_rows : padded_rows;
+        for (std::int64_t k = 0; k < product_.k; k += panel_k)
+            for (std::int64_t i = 0; i < rows; i += step) {
+                const std::int64_t depth = std::min(panel_k, product_.k - k);
+                decode(j, i, std::min(step, rows - i), k, depth);
+                for (std::int64_t p = 0; p < grid_.count(); ++p)
+                    product_.table.matmul.gemm({.w = panel_.data(),
+                                                .x = x_ + k * grid_.padded + p * panel_width * depth,
+                                                .c = c + p * panel_width * padded_rows + i * grid_.width(p),
+                                                .rows = step,
+                                                .width = grid_.width(p),
+                                                .k = depth});
+            }
     }
+
+private:
+    // Rows j + i ... of the panel, elements [k, k + depth).
+    void decode(std::int64_t j, std::int64_t i, std::int64_t rows, std::int64_t k, std::int64_t depth) {
+        if (kernels_ == nullptr)
+            return w_.read(product_.table, j + i, rows, k, depth, scratch_, panel_.data(), panel_stride_f32);
+        const ScaledMatrix& w = *w_.scaled_along_k();
+        const std::int64_t block = k / w.grid.block_cols, of_row = i * numbers_->stride();
+        kernels_->decode[static_cast<std::size_t>(w.element)](
+            {.codes = w.data + (j + i) * w.row_stride + (w.packed ? k / 2 : k),
+             .row_stride = w.row_stride,
+             .rows = rows,
+             .k = depth,
+             .block = w.grid.block_cols,
+             .skip = k % w.grid.block_cols,
+             .scales = numbers_->scales(of_row + block),
+             .scale_stride = numbers_->stride(),
+             .zero_points = numbers_->zero_points(of_row + block),
+             .out = panel_.data(),
+             .out_stride = panel_stride_f32});
+    }
+
+    const Product& product_;
+    const Rows& w_;
+    const PanelGrid& grid_;
+    const float* x_;
+    const CodeKernelsF32* kernels_;
+    WorkBuffer<float> panel_;
+    std::optional<RowNumbers> numbers_;
+    Scratch scratch_;
 };
 
 }  // namespace
@@ -56,9 +104,8 @@ void paths::panels_f32(const Product& product, const Rows& w) {
                 }
         });
         const std::int64_t at_once = panel_rows(product.n, grid, 2 * row_multiple);
-        for_weight_panels(table, product, first, grid, at_once, [&] {
-            return F32Panels{table, product, w, grid, x.data(), WorkBuffer<float>(at_once * panel_stride_f32)};
-        });
+        for_weight_panels(table, product, first, grid, at_once,
+                          [&] { return F32Panels(product, w, grid, x.data(), at_once); });
     }
 }
 

@@ -21,6 +21,9 @@ bool lanes(const Product& product, const ScaledMatrix& w);
 /// Up to 16 activations by rows of codes read in place: bfloat16 dot products.
 bool in_place_bf16(const Product& product, const ScaledMatrix& w);
 
+/// Up to eight activations by rows of codes read in place: float32. For processors without bfloat16 dot products.
+bool in_place_f32(const Product& product, const ScaledMatrix& w);
+
 /// Up to three activations by weight rows dequantized to float32, one at a time.
 bool rows_f32(const Product& product, const Rows& w);
 

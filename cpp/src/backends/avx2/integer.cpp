@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of 4-bit codes in place by an activation as integers, in AVX2.
+#include <immintrin.h>
+
+#include "backends/begin.hpp"
+#include "backends/region.hpp"
+
+BRECCIA_TARGET_BEGIN("avx2,fma,f16c,bmi2")
+namespace breccia::avx2 {
+namespace {
+// clang-format off: sorting would break the order
+#include "kernels/decode_table.inl.hpp"
+#include "backends/avx2/vec.hpp"
+#include "backends/avx2/integer_rows.inl.hpp"
+// clang-format on
+}  // namespace
+
+extern constinit const BF16Kernels integer_kernels;
+constinit const BF16Kernels integer_kernels = make_integer_kernels();
+
+}  // namespace breccia::avx2
+BRECCIA_TARGET_END

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of codes to float32 panels: (code - zero point) * scale, as dequantize has it.
+
+template <class C, bool Zeros>
+static void decode_row_f32(const DecodeF32& d, std::int64_t row) {
+    using Unit = OrderedUnit<C>;
+    constexpr bool shifted = Zeros || Unit::offset != 0;
+    const std::uint8_t* codes = d.codes + row * d.row_stride;
+    const float* scales = d.scales + row * d.scale_stride;
+    const float* zeros = Zeros ? d.zero_points + row * d.scale_stride : nullptr;
+    float* out = d.out + row * d.out_stride;
+    const std::int64_t bytes = Unit::packed ? (d.k + 1) / 2 : d.k;
+    Unit unit{};
+    const auto put = [&](const std::uint8_t* from, std::int64_t k) BRECCIA_INLINE_LAMBDA {
+        F x_f32x16[4];
+        unit.decode(from, x_f32x16);
+        const auto scaled = [&](int part, std::int64_t block) BRECCIA_INLINE_LAMBDA {
+            F x = x_f32x16[part];
+            if constexpr (Zeros) x = f_sub(x, f_set(zeros[block] - Unit::offset));
+            if constexpr (shifted && !Zeros) x = f_sub(x, f_set(-Unit::offset));
+            if constexpr (Unit::factor != 1) x = f_mul(x, f_set(Unit::factor));
+            f_store(out + k + part * 16, f_mul(x, f_set(scales[block])));
+        };
+        if (d.block == 16) {
+#pragma GCC unroll 4
+            for (int part = 0; part < 4; ++part) scaled(part, k / 16 + part);
+        } else if (d.block == 32) {
+#pragma GCC unroll 4
+            for (int part = 0; part < 4; ++part) scaled(part, k / 32 + part / 2);
+        } else {
+            const std::int64_t block = (d.skip + k) / d.block;
+#pragma GCC unroll 4
+            for (int part = 0; part < 4; ++part) scaled(part, block);
+        }
+    };
+    std::int64_t at = 0, k = 0;
+    for (; at + Unit::bytes <= bytes; at += Unit::bytes, k += 64) put(codes + at, k);
+    if (at < bytes) {
+        alignas(64) std::uint8_t last[Unit::bytes];
+        for (std::int64_t i = 0; i < Unit::bytes; ++i) last[i] = at + i < bytes ? codes[at + i] : 0;
+        put(last, k);
+    }
+    if constexpr (!Unit::packed)
+        if (unit.missed_nan()) [[unlikely]]
+            for (std::int64_t i = 0; i < d.k; ++i)
+                if (const float value = decode_table<C>.values[codes[i]]; value != value) out[i] = value;
+}
+
+template <class C>
+static void decode_f32(const DecodeF32& d) {
+    for (std::int64_t row = 0; row < d.rows; ++row) {
+        if constexpr (C::bits == 4 && C::family == CodecFamily::integer)
+            if (d.zero_points != nullptr) {
+                decode_row_f32<C, true>(d, row);
+                continue;
+            }
+        decode_row_f32<C, false>(d, row);
+    }
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A few activations by rows of codes in place, in float32: for processors without dot products of bfloat16.
+#include <algorithm>
+
+#include "matmul/code_rows.hpp"
+#include "matmul/paths/paths.hpp"
+#include "matmul/row_numbers.hpp"
+
+namespace breccia {
+namespace {
+
+// Whether they are quicker than what else there is.
+bool worth_it(const CodeKernelsF32& kernels, std::int64_t activations) {
+    return activations <= kernels.most_activations;
+}
+
+// Activations in the kernels' order. False where one is so large or so small that a product may leave float32's range
+// though the sum does not.
+bool arrange(const Product& product, const ScaledMatrix& w, std::int64_t stride, float* out) {
+    std::vector<float> row(static_cast<std::size_t>(product.k));
+    Scratch scratch;
+    for (std::int64_t i = 0; i < product.total_rows(); ++i) {
+        product.read(product.table, i, 1, 0, product.k, scratch, row.data(), product.k);
+        std::uint32_t strange = 0;
+        for (const float value : row) strange |= out_of_range(value, -100, 100);
+        if (strange != 0) return false;
+        product.table.matmul.codes_f32->arrange[static_cast<std::size_t>(w.element)](
+            {.x = row.data(), .k = product.k, .out = out + i * stride});
+    }
+    return true;
+}
+
+}  // namespace
+
+bool paths::in_place_f32(const Product& product, const ScaledMatrix& w) {
+    const KernelTable& table = product.table;
+    const CodeKernelsF32* kernels = table.matmul.codes_f32;
+    const std::int64_t activations = product.total_rows(), stride = (product.k + 63) / 64 * 64;
+    if (kernels == nullptr || !supports(*kernels, w) || !worth_it(*kernels, activations)) return false;
+    std::vector<float> x(static_cast<std::size_t>(activations * stride));
+    if (!arrange(product, w, stride, x.data())) return false;
+
+    for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
+        constexpr std::int64_t at_once = 8, most = CodeKernelsF32::most_vectors;
+        RowNumbers numbers(w, at_once, false);
+        float sums[at_once * most], line[at_once];
+        for (std::int64_t first = begin; first < end; first += at_once) {
+            const std::int64_t n = std::min(at_once, end - first);
+            numbers.read(table, first, n);
+            for (std::int64_t i = 0; i < activations; i += most) {
+                const std::int64_t vectors = std::min(most, activations - i);
+                kernels->product[static_cast<std::size_t>(w.element)]({.codes = w.data + first * w.row_stride,
+                                                                       .row_stride = w.row_stride,
+                                                                       .rows = n,
+                                                                       .k = product.k,
+                                                                       .block = w.grid.block_cols,
+                                                                       .scales = numbers.scales(),
+                                                                       .scale_stride = numbers.stride(),
+                                                                       .zero_points = numbers.zero_points(),
+                                                                       .x = x.data() + i * stride,
+                                                                       .x_stride = stride,
+                                                                       .vectors = vectors,
+                                                                       .out = sums});
+                for (std::int64_t v = 0; v < vectors; ++v) {
+                    for (std::int64_t j = 0; j < n; ++j) line[j] = w.with_global(sums[j * vectors + v]);
+                    product.write(table, i + v, first, n, line);
+                }
+            }
+        }
+    });
+    return true;
+}
+
+}  // namespace breccia
