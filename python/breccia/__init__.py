@@ -83,7 +83,15 @@ __all__ = [
 frameworks.load_imported()
 
 
+# Imported on first use: most programs need none of them, and nn needs torch.
+_LAZY = ("bridges", "checkpoint", "dlpack", "nn")
+
+
 def __getattr__(name: str) -> ModuleType:
-    if name in ("bridges", "checkpoint"):  # imported on first use: most programs need neither
+    if name in _LAZY:
         return importlib.import_module(f"breccia.{name}")
     raise AttributeError(f"module 'breccia' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_LAZY])

@@ -14,3 +14,17 @@ def test_no_framework_is_imported():
     assert run(f"import sys, breccia; print({heavy} & sys.modules.keys())").strip() == "set()"
     using = "import numpy as np, breccia; breccia.cast(np.ones((2, 64), 'f4'), breccia.NVFP4BlockScaling())"
     assert run(f"import sys; {using}; print({heavy} & sys.modules.keys())").strip() == "set()"
+
+
+def test_documented_modules_are_there_after_the_import():
+    names = "breccia.dlpack, breccia.bridges, breccia.checkpoint, breccia.kernels.triton, breccia.frameworks.numpy"
+    run(f"import breccia; print({names})")
+    run("import torch, breccia; print(breccia.nn.QuantizedLinear, breccia.frameworks.torch)")
+    assert "AttributeError" in run(
+        "import breccia.frameworks as f\ntry: f.tensorflow\nexcept AttributeError as e: print(type(e).__name__)"
+    )
+
+
+def test_dir_lists_what_is_public_and_nothing_else():
+    code = "import breccia; print(*(n for n in dir(breccia) if n not in breccia.__all__))"
+    assert run(code).split() == ["bridges", "checkpoint", "dlpack", "nn"]

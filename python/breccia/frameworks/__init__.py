@@ -205,6 +205,15 @@ def move(scaled: ScaledTensor, target: Any) -> ScaledTensor:
     return convert(moved, goal.native) if target != "numpy" else moved
 
 
+def __getattr__(name: str) -> Framework:
+    if name not in _MODULES.values():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return _load(name)
+    except ImportError as error:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {error}") from None
+
+
 def load_imported() -> None:
     """Load the modules of the frameworks that are already imported, which registers ScaledTensor with their
     trees, compilers and picklers."""
