@@ -15,6 +15,8 @@ static void decode_row_f32(const DecodeF32& d, std::int64_t row) {
     const auto put = [&](const std::uint8_t* from, std::int64_t k) BRECCIA_INLINE_LAMBDA {
         F x_f32x16[4];
         unit.decode(from, x_f32x16);
+        // The next columns of a row are asked for: short runs so far apart are beyond what hardware prefetches.
+        prefetch(from + bytes);
         const auto scaled = [&](int part, std::int64_t block) BRECCIA_INLINE_LAMBDA {
             F x = x_f32x16[part];
             if constexpr (Zeros) x = f_sub(x, f_set(zeros[block] - Unit::offset));
