@@ -153,6 +153,16 @@ def test_experts_of_two_levels_have_a_number_each(tmp_path: Path) -> None:
     assert not result["missing"]
 
 
+@pytest.mark.parametrize("through", ["compressed-tensors:fp8-tensor", "compressed-tensors:fp8", "gptq:int4"])
+def test_quantized_experts_of_other_formats_are_stacked(through: str, tmp_path: Path) -> None:
+    """One scale for a matrix, one for each row, words that run down the columns: no batch of these is a tensor."""
+    experts(tmp_path / "in", "mlp", BLOCKS["mlp"])
+    convert(tmp_path / "in", tmp_path / "a", through)
+    convert(tmp_path / "a", tmp_path / "q", "mlx:mxfp8")
+    assert "model.layers.0.mlp.switch_mlp.gate_proj.scales" in Checkpoint(tmp_path / "q").entries
+    assert verify(tmp_path / "a", tmp_path / "q", min_sqnr_db=20)["ok"]
+
+
 def test_experts_that_are_not_alike_stay_apart(tmp_path: Path) -> None:
     experts(tmp_path / "in", "mlp", BLOCKS["mlp"])
     report = convert(tmp_path / "in", tmp_path / "q", "mlx:mxfp4", exclude=["*.experts.3.up_proj.weight"])

@@ -56,7 +56,9 @@ def _together(name: str, members: list[Found]) -> Found:
     findings = tuple(text for one in members for text in one.findings)
     options = {"members": members}
     shape = (len(members), *first.shape)
-    return replace(first, name=name, parts=parts, shape=shape, options=options, findings=findings)
+    # Matrices with one scale each make no batch with one scale: their values are stacked.
+    recipe = None if isinstance(first.layout, PerTensor) else first.recipe
+    return replace(first, name=name, parts=parts, shape=shape, recipe=recipe, options=options, findings=findings)
 
 
 def stack(tensors: list[Any]) -> Any:
