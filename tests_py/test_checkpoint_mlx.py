@@ -80,6 +80,20 @@ def test_several_recipes_are_written_by_their_modules_names(tmp_path: Path) -> N
         np.testing.assert_array_equal(np.array(theirs), value, name)
 
 
+@pytest.mark.parametrize("to", ["compressed-tensors:mxfp4", "torchao:int8", "modelopt", "deepseek:block", "mlx:mxfp4"])
+def test_quantized_embeddings_become_floats_where_programs_want_them(to: str, tmp_path: Path) -> None:
+    """MLX and GGUF quantize them; other formats' loaders would find none and fill them with random numbers."""
+    name = "model.embed_tokens.weight"
+    save_arrays({name: weight(64, 128), "a.q_proj.weight": weight(128, 128)}, tmp_path / "in.safetensors")
+    convert(tmp_path / "in.safetensors", tmp_path / "mlx.safetensors", "mlx:int4", include=["*"])
+    report = convert(tmp_path / "mlx.safetensors", tmp_path / "out.safetensors", to)
+    formats = {f.name: f.format for f in Checkpoint(tmp_path / "out.safetensors").found}
+    assert formats["a.q_proj.weight"] != "plain"
+    assert formats[name] == ("mlx" if to.startswith("mlx") else "plain")
+    assert any("embeddings have no form" in note for note in report["notes"]) == (not to.startswith("mlx"))
+    assert verify(tmp_path / "mlx.safetensors", tmp_path / "out.safetensors", min_sqnr_db=15)["ok"]
+
+
 def test_eight_bits_are_written(tmp_path: Path) -> None:
     save_arrays({"a.weight": weight(64, 256)}, tmp_path / "a.safetensors")
     convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "mlx:int8")

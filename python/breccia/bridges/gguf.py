@@ -34,6 +34,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "gguf"
 PEER = "gguf"
 EXTRA = "gguf"
+EMBEDDINGS = True  # may be quantized
 FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {
     "q8_0": INT8Scaling(group_size=32, scale_dtype="fp16"),

@@ -47,6 +47,7 @@ NAME = "mlx"
 PEER = "mlx.core"
 EXTRA = "mlx"
 EXPERTS_TOGETHER = True  # its readers want all experts of a layer in one tensor
+EMBEDDINGS = True  # may be quantized
 FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {
     "mxfp4": MXFP4BlockScaling(),

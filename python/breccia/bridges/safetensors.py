@@ -39,6 +39,7 @@ NAME = "breccia"
 PEER = None
 EXTRA = ""
 TURNED_WEIGHTS = True  # read by name, whose weights are turned back
+EMBEDDINGS = True  # may be quantized
 FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {}
 ROLES = ("data", "scale", "zero_point", "global_scale")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["is_one_expert", "is_turned", "models_name", "tied_heads"]
+__all__ = ["is_embedding", "is_one_expert", "is_turned", "models_name", "tied_heads"]
 
 # Where a model keeps its input embeddings → the module that computes with the same weight and has none in the files.
 _TIED = (
@@ -65,3 +65,11 @@ def models_name(name: str, shape: tuple[int, ...]) -> str:
 def is_one_expert(name: str) -> bool:
     """Whether a tensor is of one expert, among others of its layer."""
     return re.search(r"\bexperts\.\d+\.", name) is not None
+
+
+_EMBEDDINGS = re.compile(r"(.*\.)?(embed_tokens\w*|wte|wpe|shared|embed_in|tok_embeddings|\w+_embeddings)\.weight")
+
+
+def is_embedding(name: str) -> bool:
+    """Whether a tensor is a table of vectors, not a linear layer."""
+    return _EMBEDDINGS.fullmatch(name) is not None

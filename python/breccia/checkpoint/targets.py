@@ -16,7 +16,7 @@ from breccia.bridges import gguf
 from breccia.bridges._parts import Found, Part, ghost
 from breccia.bridges._written import same_grid
 from breccia.checkpoint.gguf_models import ModelMap
-from breccia.checkpoint.models import is_one_expert, is_turned
+from breccia.checkpoint.models import is_embedding, is_one_expert, is_turned
 from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -251,6 +251,8 @@ def _without_a_place(found: Found, target: Target) -> str:
             return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
     if why := getattr(target.module, "why_not", lambda _: "")(found.name):
         return str(why)
+    if found.format != "plain" and is_embedding(found.name) and not getattr(target.module, "EMBEDDINGS", False):
+        return f"embeddings have no form in {target.format} that a program loads"
     if is_one_expert(found.name) and not getattr(target.module, "SINGLE_EXPERTS", True):
         return f"experts in tensors of their own have no form in {target.format} that a program loads"
     return ""
