@@ -50,7 +50,9 @@ _CONV1D_WEIGHTS = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|q_attn)\.weight")
 
 def is_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bool:
     """Whether a model's float checkpoints keep this tensor transposed: inputs before outputs."""
-    kinds = {place.get("model_type") for place in (config, config.get("text_config")) if isinstance(place, Mapping)}
+    kinds = {
+        str(place.get("model_type")) for place in (config, config.get("text_config")) if isinstance(place, Mapping)
+    }
     if len(shape) == 2:
         return bool(kinds & _CONV1D) and _CONV1D_WEIGHTS.fullmatch(name) is not None
     return len(shape) == 3 and bool(kinds & _TURNED) and _FUSED_EXPERTS.fullmatch(name) is not None

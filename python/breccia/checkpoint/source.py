@@ -105,7 +105,8 @@ class Checkpoint:
                     raise ValueError(f"{file.path}: tensor {name!r} must be in one file, {self.home[name].path} has it")
                 self.entries[name], self.home[name] = entry, file
         self._check_index()
-        self.found = self._find()
+        with naming(self.path, NAMELESS):
+            self.found = self._find()
 
     def _paths(self) -> list[Path]:
         if not self.path.exists():
@@ -246,6 +247,8 @@ class Checkpoint:
         nbytes = self.nbytes(found)
         if not found.shape and not isinstance(found.layout, (PerTensor, type(None))):
             raise ValueError(f"shape must have axes for a layout of {found.layout}, got ()")
+        if found.layout is not None:
+            found.layout.scale_shape(found.shape)  # raises where they do not fit
         if math.prod(found.shape) > 8 * nbytes:
             raise ValueError(f"shape must be that of {nbytes} stored bytes, got {found.shape}")
 
