@@ -12,11 +12,11 @@ import breccia
 import jax
 import numpy as np
 import torch
+from breccia.cast_options import CastOptions
 from breccia.frameworks import _jax_ffi
 from breccia.frameworks import jax as on_jax
-from breccia.kernels import vectorized
-from breccia.kernels.vectorized.namespace import NumPy
-from breccia.options import CastOptions
+from breccia.kernels import whole_array
+from breccia.kernels.whole_array.namespace import NumPy
 
 RECIPES = (breccia.Float8CurrentScaling(), breccia.MXFP8BlockScaling(), breccia.NVFP4BlockScaling())
 X = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
@@ -68,7 +68,7 @@ def main():
             "nearest": lambda: breccia.cast(X, recipe).data,
             "stochastic": lambda: breccia.cast(X, recipe, **options).data,
             "and Hadamard": lambda: breccia.cast(X, recipe, hadamard=breccia.Hadamard(16), **options).data,
-            "whole-array stochastic": lambda: vectorized.cast(NumPy(), X, recipe, CastOptions(**options)).data,
+            "whole-array stochastic": lambda: whole_array.cast(NumPy(), X, recipe, CastOptions(**options)).data,
         }
         report(recipe.name, calls, max(3, rounds // 8))
 

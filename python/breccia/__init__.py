@@ -7,13 +7,12 @@ from types import ModuleType
 from breccia import autograd, delayed, formats, frameworks, kernels, layouts, recipes
 from breccia._version import __version__
 from breccia.autograd import cast_ste, cast_ste_clipped
+from breccia.cast_options import Hadamard
 from breccia.cpu import cpu_info, num_threads, set_backend, set_num_threads
 from breccia.files import load, open, save  # noqa: A004 (breccia.open)
 from breccia.gpu import gpu_info
 from breccia.grouped import grouped_matmul
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
-from breccia.ops import cast, dequantize, linear, matmul, requantize
-from breccia.options import Hadamard
 from breccia.pieces import concatenate, stack
 from breccia.prepared import PreparedWeight, prepare
 from breccia.quantize_model import quantize_
@@ -30,6 +29,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor, from_buffer
+from breccia.verbs import cast, dequantize, linear, matmul, requantize
 
 __all__ = [
     "DelayedScaling",

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from breccia import frameworks, layouts
+from breccia.cast_options import CastOptions, Hadamard
 from breccia.delayed import AmaxHistory
-from breccia.ops import matmul
-from breccia.options import CastOptions, Hadamard
 from breccia.recipe_names import resolve
 from breccia.recipes import (
     DelayedScaling,
@@ -24,6 +23,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.verbs import matmul
 
 __all__ = ["LinearRecipes", "cast_ste", "cast_ste_clipped", "linear"]
 

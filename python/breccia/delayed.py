@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from breccia import formats, frameworks
-from breccia.kernels.vectorized.namespace import FLOAT32_MAX
-from breccia.options import CastOptions
+from breccia.cast_options import CastOptions
+from breccia.kernels.whole_array.namespace import FLOAT32_MAX
 from breccia.recipes import DelayedScaling
 from breccia.scaled_tensor import ScaledTensor
 

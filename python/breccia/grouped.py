@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from breccia import frameworks
-from breccia.ops import matmul
 from breccia.scaled_tensor import ScaledTensor, check_kernels
+from breccia.verbs import matmul
 
 __all__ = ["grouped_matmul"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from breccia import autograd, delayed, ops
+from breccia import autograd, delayed, verbs
 from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
 from breccia.recipes import DelayedScaling, ScalingRecipe
@@ -161,8 +161,8 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
     def forward(self, input: Any) -> Any:  # noqa: A002 (torch's name)
         x = input
         if self.activations is not None and input.numel() > self.exact_rows * self.in_features:
-            x = ops.cast(input, self.activations)
-        return ops.linear(x, self.weight, self.bias, input.dtype)
+            x = verbs.cast(input, self.activations)
+        return verbs.linear(x, self.weight, self.bias, input.dtype)
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, recipe={self.recipe}"

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from breccia.ops import cast
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
+from breccia.verbs import cast
 
 if TYPE_CHECKING:
     import torch

@@ -206,9 +206,9 @@ class ScaledTensor:
 
     def dequantize(self, dtype: Any = "float32", out: Any = None) -> Any:
         """The values: see `breccia.dequantize`."""
-        from breccia import ops
+        from breccia import verbs
 
-        return ops.dequantize(self, dtype, out)
+        return verbs.dequantize(self, dtype, out)
 
     def numpy(self) -> Any:
         """The values as a NumPy array, float32, wherever the tensor lies."""
@@ -399,13 +399,13 @@ def _make_core(
 
 
 def _product(a: Any, b: Any) -> Any:
-    from breccia import ops
+    from breccia import verbs
 
     plain = b if isinstance(a, ScaledTensor) else a
     framework = frameworks.of(a.data if isinstance(a, ScaledTensor) else b.data)
     name = str(getattr(plain, "dtype", "")).rpartition(".")[2]
     known = name in ("float64", "float16", "bfloat16") and not isinstance(plain, ScaledTensor)
-    return ops.matmul(a, b, framework.dtype(name if known else "float32"))
+    return verbs.matmul(a, b, framework.dtype(name if known else "float32"))
 
 
 def _parts(scaled: ScaledTensor) -> tuple[Any, Any, Any, Any]:

@@ -10,11 +10,11 @@ from breccia import cast, dequantize, linear, matmul, requantize
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
+from breccia.cast_options import CastOptions  # noqa: E402
 from breccia.frameworks import _jax_callbacks as callbacks  # noqa: E402
 from breccia.frameworks import _jax_ffi  # noqa: E402
 from breccia.frameworks import jax as framework  # noqa: E402
-from breccia.kernels import vectorized  # noqa: E402
-from breccia.options import CastOptions  # noqa: E402
+from breccia.kernels import whole_array  # noqa: E402
 
 PEER = peers.Jax()
 MXFP8, NVFP4, INT4 = breccia.MXFP8BlockScaling(), breccia.NVFP4BlockScaling(), breccia.INT4Scaling()
@@ -63,12 +63,12 @@ def test_the_implementation_for_other_devices_makes_the_same_bytes(recipe):
 
         @jax.jit
         def by_jnp(x):
-            parts = vectorized.cast(framework.namespace, x, recipe, CastOptions())
+            parts = whole_array.cast(framework.namespace, x, recipe, CastOptions())
             return callbacks.tensor_of(framework.as_outputs(parts, recipe), recipe, x.shape, "float32")
 
         mine = by_jnp(x)
         peers.same_parts(PEER, mine, reference, "cast")
-        values = jax.jit(lambda s: vectorized.dequantize(framework.namespace, s, callbacks.raw))(mine)
+        values = jax.jit(lambda s: whole_array.dequantize(framework.namespace, s, callbacks.raw))(mine)
         # XLA flushes subnormal results to zero on a CPU.
         expected = dequantize(reference)
         expected = np.where(np.abs(expected) < np.finfo(np.float32).tiny, 0, expected)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import test_requantize as exact_values
 from breccia import cast, dequantize, requantize
-from breccia.kernels import vectorized
-from breccia.kernels.vectorized.namespace import NumPy
-from breccia.options import CastOptions
+from breccia.cast_options import CastOptions
+from breccia.kernels import whole_array
+from breccia.kernels.whole_array.namespace import NumPy
 
 XP = NumPy()
 SPECIAL = ("nan", "infinity", "zero", "subnormal", "batch", "empty")
@@ -56,9 +56,9 @@ def test_cast_and_dequantize(recipe):
         for kind in (*cases.DATA, *SPECIAL):
             x = tensor(kind)
             scaled = cast(x, recipe)
-            same(vectorized.cast(XP, x, recipe, CastOptions()), scaled, kind)
+            same(whole_array.cast(XP, x, recipe, CastOptions()), scaled, kind)
             for view in (scaled, scaled.mT):
-                values = np.broadcast_to(vectorized.dequantize(XP, view, raw), view.shape)
+                values = np.broadcast_to(whole_array.dequantize(XP, view, raw), view.shape)
                 expected = dequantize(view)
                 np.testing.assert_array_equal(values.view(np.int32), np.asarray(expected).view(np.int32), kind)
 
@@ -74,7 +74,7 @@ def test_requantize(recipe):
                 for view in (scaled, scaled.T) if x.shape == (256, 256) else (scaled,):
                     expected = requantize(view, recipe)
                     if expected is not view:
-                        same(vectorized.requantize(XP, view, recipe, raw), expected, f"{name} {kind}")
+                        same(whole_array.requantize(XP, view, recipe, raw), expected, f"{name} {kind}")
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (127, 129), (130, 300), (3, 130, 140)])
@@ -83,8 +83,8 @@ def test_ragged_tiles(shape, tile):
     recipe = breccia.Float8BlockScaling(block_k=tile[1], block_m=tile[0], scale_search="mse")
     x = cases.normal(shape)
     scaled = cast(x, recipe)
-    same(vectorized.cast(XP, x, recipe, CastOptions()), scaled, "cast")
-    values = vectorized.dequantize(XP, scaled, raw)
+    same(whole_array.cast(XP, x, recipe, CastOptions()), scaled, "cast")
+    values = whole_array.dequantize(XP, scaled, raw)
     np.testing.assert_array_equal(values, dequantize(scaled))
 
 
@@ -97,12 +97,12 @@ def test_odd_groups(group):
     ):
         x = cases.normal((5, 3 * group))
         scaled = cast(x, recipe)
-        same(vectorized.cast(XP, x, recipe, CastOptions()), scaled, "cast")
-        np.testing.assert_array_equal(vectorized.dequantize(XP, scaled, raw), dequantize(scaled))
+        same(whole_array.cast(XP, x, recipe, CastOptions()), scaled, "cast")
+        np.testing.assert_array_equal(whole_array.dequantize(XP, scaled, raw), dequantize(scaled))
         other = cast(x, breccia.INT4Scaling(group_size=3 * group))
         if other.recipe != recipe:
             with np.errstate(all="ignore"):
-                same(vectorized.requantize(XP, other, recipe, raw), requantize(other, recipe), "requantize")
+                same(whole_array.requantize(XP, other, recipe, raw), requantize(other, recipe), "requantize")
 
 
 @pytest.mark.parametrize("kind", exact_values.DATA)
@@ -112,7 +112,7 @@ def test_requantize_of_values_that_many_recipes_hold(kind):
         for goal, recipe in cases.RECIPES.items():
             if scaled.recipe != recipe:
                 with np.errstate(all="ignore"):
-                    made = vectorized.requantize(XP, scaled, recipe, raw)
+                    made = whole_array.requantize(XP, scaled, recipe, raw)
                 same(made, requantize(scaled, recipe), f"{name} to {goal}")
 
 
@@ -135,12 +135,12 @@ def test_options_make_the_cores_bytes(recipe, options):
         with pytest.raises(ValueError, match="square_blocks needs"):
             cast(tensor("student"), recipe, **options)
         with pytest.raises(ValueError, match="square_blocks needs"):
-            vectorized.cast(XP, tensor("student"), recipe, CastOptions(**options))
+            whole_array.cast(XP, tensor("student"), recipe, CastOptions(**options))
         return
     with np.errstate(all="ignore"):
         for kind in (*cases.DATA, *SPECIAL):
             x = tensor(kind)
-            same(vectorized.cast(XP, x, recipe, CastOptions(**options)), cast(x, recipe, **options), kind)
+            same(whole_array.cast(XP, x, recipe, CastOptions(**options)), cast(x, recipe, **options), kind)
 
 
 def lies_along_rows(recipe):
@@ -200,14 +200,14 @@ def test_stochastic_rounding_is_reproducible_and_exact_where_it_can_be():
 @pytest.mark.parametrize("block", [4, 16, 128])
 def test_hadamard_is_orthogonal_and_spreads_outliers(block):
     x = cases.normal((4, 256))
-    y = vectorized.hadamard(XP, x, block, 3)
-    np.testing.assert_allclose(vectorized.hadamard(XP, y, block, 3, inverse=True), x, atol=1e-5)
+    y = whole_array.hadamard(XP, x, block, 3)
+    np.testing.assert_allclose(whole_array.hadamard(XP, y, block, 3, inverse=True), x, atol=1e-5)
     w = cases.normal((5, 256), seed=1)
-    np.testing.assert_allclose(y @ vectorized.hadamard(XP, w, block, 3).T, x @ w.T, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(y @ whole_array.hadamard(XP, w, block, 3).T, x @ w.T, rtol=1e-3, atol=1e-3)
     spike = np.zeros((1, 256), np.float32)
     spike[0, 7] = 1
-    assert np.isclose(np.abs(vectorized.hadamard(XP, spike, block, 3)).max(), block**-0.5)
-    assert (vectorized.hadamard(XP, x, block, 4) != y).any()
+    assert np.isclose(np.abs(whole_array.hadamard(XP, spike, block, 3)).max(), block**-0.5)
+    assert (whole_array.hadamard(XP, x, block, 4) != y).any()
 
 
 def test_options_are_checked():

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Random numbers as a function of a seed and a position: the same on every backend, in any number of threads, for any
-// strides, and in python/breccia/kernels/vectorized/random.py.
+// strides, and in python/breccia/kernels/whole_array/random.py.
 #pragma once
 
 #include <cstdint>

@@ -36,7 +36,7 @@ class OutsideTensor:
 
     def dequantize(self, dtype: Any = "float32") -> Array:
         """The values, made in the format's arithmetic and rounded to ``dtype``."""
-        from breccia.ops import dequantize
+        from breccia.verbs import dequantize
 
         values: Array = self._rounded(dequantize(self.scaled))
         if self.bias is not None:

@@ -259,7 +259,7 @@ def dequantize_gguf(raw: Any, kind: str) -> Array:
         ValueError: an unknown kind, or rows that are not whole blocks.
     """
     if kind in ("Q8_0", "Q4_0", "MXFP4", "NVFP4", "Q4_1"):
-        from breccia.ops import dequantize
+        from breccia.verbs import dequantize
 
         made = from_gguf(raw, kind)
         return made.dequantize() if isinstance(made, OutsideTensor) else dequantize(made)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia import ops
+from breccia import verbs
 from breccia._command_errors import one_line
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
@@ -149,7 +149,7 @@ def _lost(scaled: ScaledTensor, scales: Any) -> int:
         global_scale=scaled.global_scale,
         shape=scaled.shape,
     )
-    return int(np.count_nonzero(ops.dequantize(again)))
+    return int(np.count_nonzero(verbs.dequantize(again)))
 
 
 def _missing(checkpoint: Checkpoint) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia import _core, ops
+from breccia import _core, verbs
 from breccia.bridges._common import bfloat16_bits, float32
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
@@ -66,7 +66,7 @@ def execute(
             if choice.shared is not None:
                 made = cast_shared(scaled, choice.recipe, choice.shared.amax(checkpoint))
             else:
-                made = ops.requantize(scaled, choice.recipe)
+                made = verbs.requantize(scaled, choice.recipe)
             repack(made, choice, target, writer, workers, done)
         case "cast":
             assert choice.recipe is not None
@@ -84,11 +84,11 @@ def _cast(values: Any, recipe: ScalingRecipe, target: Target) -> ScaledTensor:
     if isinstance(values, OutsideTensor):
         values = values.dequantize()
     elif isinstance(values, ScaledTensor):
-        values = ops.dequantize(values)
+        values = verbs.dequantize(values)
     elif values.dtype == np.uint16:
         values = float32(values)
     if not (isinstance(recipe, Float8CurrentScaling) and getattr(target.module, "BFLOAT16_SCALES", False)):
-        return ops.cast(values, recipe)
+        return verbs.cast(values, recipe)
     shape = values.shape
     rows = values if recipe.granularity == "row" else values.reshape(1, -1)
     # One block per row: the scale is rounded first and codes are made with it.
@@ -98,7 +98,7 @@ def _cast(values: Any, recipe: ScalingRecipe, target: Target) -> ScaledTensor:
         scale_format="bf16",
         scale_search=recipe.scale_search,
     )
-    made = ops.cast(rows, block)
+    made = verbs.cast(rows, block)
     scale = float32(made.scale)
     if recipe.granularity == "row":
         return ScaledTensor(made.data, scale, recipe, PerChannel())
@@ -173,7 +173,7 @@ def _turned_floats(values: Any, name: str, dtype: str, writer: PlannedWriter, wo
 
     def turn(index: int, _: Array) -> None:
         one = values if alone else _matrix(values, (index,)) if isinstance(values, ScaledTensor) else values[index]
-        one = ops.dequantize(one) if isinstance(one, ScaledTensor) else one
+        one = verbs.dequantize(one) if isinstance(one, ScaledTensor) else one
         piece = np.ascontiguousarray(_as_dtype(np.swapaxes(one, -1, -2), dtype))
         writer.write(name, piece, index * piece.nbytes)
         done(piece.nbytes)

@@ -82,7 +82,7 @@ def stack(tensors: list[Any]) -> Any:
 
 
 def _values(tensor: Any) -> Any:
-    from breccia.ops import dequantize
+    from breccia.verbs import dequantize
 
     return tensor.dequantize() if isinstance(tensor, OutsideTensor) else dequantize(tensor)
 

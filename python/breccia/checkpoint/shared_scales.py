@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia import ops
+from breccia import verbs
 from breccia.bridges._common import float32
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
@@ -64,7 +64,7 @@ def _amax(values: Any) -> np.float32:
 
 def _floats(values: Any, start: int, stop: int) -> Any:
     if isinstance(values, ScaledTensor):
-        return ops.dequantize(cut(values, start, stop))
+        return verbs.dequantize(cut(values, start, stop))
     return float32(values[start:stop])
 
 
@@ -122,7 +122,7 @@ def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32) -> ScaledT
     if isinstance(values, OutsideTensor):
         values = values.dequantize()
     elif isinstance(values, ScaledTensor):
-        values = ops.dequantize(values)
+        values = verbs.dequantize(values)
     elif values.dtype == np.uint16:
         values = float32(values)
     rows, columns = values.shape
@@ -130,4 +130,4 @@ def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32) -> ScaledT
     more = np.zeros((rows + 1, columns), values.dtype if fits else np.float32)
     more[:rows] = values
     more[rows, 0] = amax
-    return cut(ops.cast(more, recipe), 0, rows)
+    return cut(verbs.cast(more, recipe), 0, rows)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia import ops
+from breccia import verbs
 from breccia._command_errors import one_line
 from breccia.bridges._common import (
     codes,
@@ -92,7 +92,7 @@ def values(tensor: Any) -> Any:
     if isinstance(tensor, OutsideTensor):
         return tensor.dequantize()
     if isinstance(tensor, ScaledTensor):
-        return ops.dequantize(tensor)
+        return verbs.dequantize(tensor)
     if tensor.dtype == np.uint16:
         return (tensor.astype(np.uint32) << 16).view(np.float32)
     return tensor

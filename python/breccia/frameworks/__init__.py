@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from breccia.autograd import Products
-    from breccia.options import CastOptions
+    from breccia.cast_options import CastOptions
     from breccia.recipes import ScalingRecipe
     from breccia.scaled_tensor import ScaledTensor
 
@@ -29,7 +29,7 @@ _loaded: dict[str, Framework] = {}
 class Framework(Protocol):
     """What a framework module provides."""
 
-    namespace: Any  # a kernels.vectorized.namespace.Namespace
+    namespace: Any  # a kernels.whole_array.namespace.Namespace
 
     def to_core(self, array: Any, argument: str) -> Any:
         """The array in a form the core reads without copying. One on another device, or a tracer, has

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from breccia.kernels.vectorized.namespace import wrapped
+from breccia.kernels.whole_array.namespace import wrapped
 
 
 class Jax:
-    """`breccia.kernels.vectorized.namespace.Namespace` for JAX."""
+    """`breccia.kernels.whole_array.namespace.Namespace` for JAX."""
 
     def astype(self, x: Any, dtype: str) -> Any:
         return x.astype(dtype)

@@ -11,7 +11,7 @@ _DTYPES = {"float32": mx.float32}
 
 
 class Mlx:
-    """The part of `breccia.kernels.vectorized.namespace.Namespace` that `breccia.delayed` and
+    """The part of `breccia.kernels.whole_array.namespace.Namespace` that `breccia.delayed` and
     `breccia.grouped` use."""
 
     def astype(self, x: Any, dtype: str) -> Any:

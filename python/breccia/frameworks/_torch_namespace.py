@@ -21,7 +21,7 @@ _NAN = {"float16": (0x7E00, torch.int16), "bfloat16": (0x7FC0, torch.int16)}
 
 
 class Torch:
-    """`breccia.kernels.vectorized.namespace.Namespace` for torch."""
+    """`breccia.kernels.whole_array.namespace.Namespace` for torch."""
 
     def astype(self, x: Any, dtype: str) -> Any:
         made = x.to(_DTYPES[dtype])

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from breccia import _core, recipes
+from breccia.cast_options import CastOptions
 from breccia.frameworks._torch_meta import flatten, recipe_key, recipe_of, unflatten
 from breccia.frameworks._torch_namespace import Torch
-from breccia.kernels import triton, vectorized
-from breccia.options import CastOptions
+from breccia.kernels import triton, whole_array
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor, packing_for
 
@@ -144,7 +144,7 @@ def raw(x: Any) -> Any:
     return x.view(torch.uint8) if x.dtype in NATIVE.values() else x
 
 
-def _as_outputs(parts: vectorized.Parts, recipe: ScalingRecipe) -> list[Any]:
+def _as_outputs(parts: whole_array.Parts, recipe: ScalingRecipe) -> list[Any]:
     spec = _spec(recipe)
     fmt = recipes.scale_format(recipe)
     data = parts.data.view(data_dtype(spec.element))
@@ -153,7 +153,7 @@ def _as_outputs(parts: vectorized.Parts, recipe: ScalingRecipe) -> list[Any]:
 
 
 def vectorized_cast(x: Any, recipe: ScalingRecipe, options: CastOptions) -> list[Any]:
-    return _as_outputs(vectorized.cast(NAMESPACE, _widened(x), recipe, options), recipe)
+    return _as_outputs(whole_array.cast(NAMESPACE, _widened(x), recipe, options), recipe)
 
 
 def _widened(x: Any) -> Any:
@@ -219,7 +219,7 @@ def _dequantize_cpu(parts: list[Any], key: str, dtype: Any) -> Any:
 
 def _dequantize_anywhere(parts: list[Any], key: str, dtype: Any) -> Any:
     scaled = unflatten(parts, key)
-    made = vectorized.dequantize(NAMESPACE, scaled, raw)
+    made = whole_array.dequantize(NAMESPACE, scaled, raw)
     nan = torch.full((), float("nan"), device=made.device)  # arithmetic may give a NaN any bits
     made = torch.where(made.isnan(), nan, made).expand(scaled.shape)
     return made.to(dtype) if dtype == torch.float64 else NAMESPACE.astype(made, _NAMES[dtype])
@@ -243,7 +243,7 @@ def _requantize_cpu(parts: list[Any], key: str, recipe: str) -> list[Any]:
 
 
 def vectorized_requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> list[Any]:
-    return _as_outputs(vectorized.requantize(NAMESPACE, scaled, recipe, raw), recipe)
+    return _as_outputs(whole_array.requantize(NAMESPACE, scaled, recipe, raw), recipe)
 
 
 def _requantize_anywhere(parts: list[Any], key: str, recipe: str) -> list[Any]:
@@ -351,7 +351,7 @@ def _straight_through(x: Any, recipe: str, clipped: bool, low: float | None, hig
     values = torch.ops.breccia.dequantize(*flatten(scaled), x.dtype)
     if not clipped:
         return values, torch.empty(0, dtype=torch.bool, device=x.device)
-    bounds = vectorized.saturation(NAMESPACE, scaled, raw)
+    bounds = whole_array.saturation(NAMESPACE, scaled, raw)
     lower = bounds[0] if low is None else low
     upper = bounds[1] if high is None else high
     return values, ((x >= lower) & (x <= upper)).expand(x.shape).contiguous()

@@ -14,13 +14,13 @@ import ml_dtypes
 import numpy as np
 
 from breccia import _core, recipes
+from breccia.cast_options import CastOptions, Hadamard
 from breccia.delayed import AmaxHistory
 from breccia.frameworks import _jax_callbacks as callbacks
 from breccia.frameworks import _jax_ffi
 from breccia.frameworks._jax_callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
 from breccia.frameworks._jax_namespace import Jax
-from breccia.kernels import vectorized
-from breccia.options import CastOptions, Hadamard
+from breccia.kernels import whole_array
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 
@@ -128,7 +128,7 @@ def _cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: Hadamard | None, s
     def by_jnp(x: Any, seed: Any) -> Any:
         rounding = "nearest" if seed is None else "stochastic"
         options = CastOptions(rounding, None if seed is None else (seed[0], seed[1]), hadamard, square_blocks)
-        return as_outputs(vectorized.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
+        return as_outputs(whole_array.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
 
     return jax.lax.platform_dependent(x, seed, cpu=by_core, default=by_jnp)
 
@@ -155,7 +155,7 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
         made = callbacks.cast_now(np.asarray(x), recipe, factor=float(factor), **options.core_arguments)
         return tensor_of(made, recipe, x.shape, x.dtype.name)
     values = jax.lax.stop_gradient(x).astype(jnp.float32)
-    codes = vectorized.cast_scaled(namespace, values, recipe, factor, options)
+    codes = whole_array.cast_scaled(namespace, values, recipe, factor, options)
     data = jax.lax.bitcast_convert_type(codes, NATIVE[recipe.element])
     return ScaledTensor._unchecked("one", x.dtype.name, data, 1 / factor, recipe, recipe.layout, None, None)
 
@@ -174,7 +174,7 @@ def _dequantize(scaled: ScaledTensor, name: str) -> Any:
     return jax.lax.platform_dependent(
         scaled,
         cpu=functools.partial(compiled.dequantize, name=name),
-        default=lambda scaled: jnp.broadcast_to(vectorized.dequantize(namespace, scaled, raw), scaled.shape).astype(
+        default=lambda scaled: jnp.broadcast_to(whole_array.dequantize(namespace, scaled, raw), scaled.shape).astype(
             name
         ),
     )
@@ -193,7 +193,7 @@ def _requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
     return jax.lax.platform_dependent(
         scaled,
         cpu=functools.partial(compiled.requantize, recipe=recipe),
-        default=lambda scaled: as_outputs(vectorized.requantize(namespace, scaled, recipe, raw), recipe),
+        default=lambda scaled: as_outputs(whole_array.requantize(namespace, scaled, recipe, raw), recipe),
     )
 
 
@@ -247,7 +247,7 @@ def _straight_through_forward(x: Any, recipe: ScalingRecipe, clip: Any) -> Any:
     values = dequantize(scaled, x.dtype.name, None)
     if clip is None:
         return values, None
-    bounds = vectorized.saturation(namespace, scaled, raw)
+    bounds = whole_array.saturation(namespace, scaled, raw)
     low, high = (bounds[i] if clip[i] is None else clip[i] for i in range(2))
     return values, (x >= low) & (x <= high)
 
@@ -293,7 +293,7 @@ def _is_here(x: Any) -> bool:
     return is_concrete(x) and on_cpu(x)
 
 
-def as_outputs(parts: vectorized.Parts, recipe: ScalingRecipe) -> tuple[Any, ...]:
+def as_outputs(parts: whole_array.Parts, recipe: ScalingRecipe) -> tuple[Any, ...]:
     """The parts of a cast in JAX's dtypes; those that exist."""
     fmt = recipes.scale_format(recipe)
     element = _spec(recipe).element
@@ -305,7 +305,7 @@ def as_outputs(parts: vectorized.Parts, recipe: ScalingRecipe) -> tuple[Any, ...
 def _values(operand: Any) -> Any:
     if not isinstance(operand, ScaledTensor):
         return operand.astype(jnp.float32)
-    return jnp.broadcast_to(vectorized.dequantize(namespace, operand, raw), operand.shape)
+    return jnp.broadcast_to(whole_array.dequantize(namespace, operand, raw), operand.shape)
 
 
 def _turned(operand: Any) -> Any:

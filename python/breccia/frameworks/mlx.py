@@ -13,8 +13,8 @@ import mlx.core as mx
 import numpy as np
 
 from breccia import _core
+from breccia.cast_options import CastOptions
 from breccia.frameworks._mlx_namespace import Mlx
-from breccia.options import CastOptions
 from breccia.recipes import (
     MXFP4BlockScaling,
     MXFP8BlockScaling,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from breccia import _core
-from breccia.kernels.vectorized.namespace import NumPy
-from breccia.options import CastOptions
+from breccia.cast_options import CastOptions
+from breccia.kernels.whole_array.namespace import NumPy
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from breccia import _core
+from breccia.cast_options import CastOptions
 from breccia.frameworks import _torch_launch, _torch_trees
 from breccia.frameworks._torch_meta import flatten, recipe_key
 from breccia.frameworks._torch_ops import (
@@ -22,9 +23,8 @@ from breccia.frameworks._torch_ops import (
     requantize_here,
     vectorized_cast,
 )
-from breccia.kernels import vectorized
-from breccia.kernels.vectorized.spec import Element
-from breccia.options import CastOptions
+from breccia.kernels import whole_array
+from breccia.kernels.whole_array.spec import Element
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
@@ -115,7 +115,7 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
     if options.is_default:  # torch's own conversion rounds as the core's does
         data = (values * factor).clamp(-element.max, element.max).to(NATIVE[element.name])
     else:
-        data = vectorized.cast_scaled(namespace, values, recipe, factor, options).view(NATIVE[element.name])
+        data = whole_array.cast_scaled(namespace, values, recipe, factor, options).view(NATIVE[element.name])
     return ScaledTensor._unchecked("one", dtype_name(x), data, 1 / factor, recipe, recipe.layout, None, None)
 
 

@@ -3,7 +3,7 @@
 synchronizing but for requantize to NVFP4, which looks at some values first.
 
 What no kernel does (blocks that are not powers of two, a search over tiles or whole rows, NVFP4 with a divisor) are
-whole-array operations of torch on the same device (`breccia.kernels.vectorized`).
+whole-array operations of torch on the same device (`breccia.kernels.whole_array`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from breccia import _core, frameworks
+from breccia.cast_options import CastOptions
 from breccia.frameworks import _torch_ops
 from breccia.frameworks._torch_meta import recipe_key
-from breccia.kernels.vectorized import exact_two_level
-from breccia.options import CastOptions
+from breccia.kernels.whole_array import exact_two_level
 from breccia.recipes import _spec, scale_format
 from breccia.scaled_tensor import ScaledTensor
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from breccia.kernels.vectorized.namespace import Namespace, wrapped
+from breccia.kernels.whole_array.namespace import Namespace, wrapped
 
 _STREAM = {"rounding": 0x9E3779B9, "signs": 0x7F4A7C15}
 

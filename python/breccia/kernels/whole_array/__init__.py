@@ -6,9 +6,9 @@ is many times faster on a CPU: these are for devices it cannot reach, for tracin
 `breccia.cast` that it does not have.
 """
 
-from breccia.kernels.vectorized.convert import requantize
-from breccia.kernels.vectorized.quantize import Parts, cast, cast_scaled
-from breccia.kernels.vectorized.random import hadamard
-from breccia.kernels.vectorized.values import dequantize, saturation
+from breccia.kernels.whole_array.convert import requantize
+from breccia.kernels.whole_array.quantize import Parts, cast, cast_scaled
+from breccia.kernels.whole_array.random import hadamard
+from breccia.kernels.whole_array.values import dequantize, saturation
 
 __all__ = ["Parts", "cast", "cast_scaled", "dequantize", "hadamard", "requantize", "saturation"]

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from breccia import _core
-from breccia.kernels.vectorized.encode import encode, squared_errors
-from breccia.kernels.vectorized.namespace import Namespace
-from breccia.kernels.vectorized.random import hadamard, uniform
-from breccia.kernels.vectorized.rules import (
+from breccia.cast_options import CastOptions
+from breccia.kernels.whole_array.encode import encode, squared_errors
+from breccia.kernels.whole_array.namespace import Namespace
+from breccia.kernels.whole_array.random import hadamard, uniform
+from breccia.kernels.whole_array.rules import (
     Global,
     Scale,
     Stats,
@@ -21,8 +22,7 @@ from breccia.kernels.vectorized.rules import (
     scale_of,
     stats_of,
 )
-from breccia.kernels.vectorized.spec import Spec
-from breccia.options import CastOptions
+from breccia.kernels.whole_array.spec import Spec
 from breccia.recipes import ScalingRecipe, _spec
 
 AXES = (2, 4)  # of a block, in a Grid's five axes

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from breccia.kernels.vectorized.encode import MAGIC, encode
-from breccia.kernels.vectorized.namespace import ABS_MASK, Namespace
-from breccia.kernels.vectorized.rules import Scale, Stats, decode_table, stored_scale
-from breccia.kernels.vectorized.spec import Element, Spec
+from breccia.kernels.whole_array.encode import MAGIC, encode
+from breccia.kernels.whole_array.namespace import ABS_MASK, Namespace
+from breccia.kernels.whole_array.rules import Scale, Stats, decode_table, stored_scale
+from breccia.kernels.whole_array.spec import Element, Spec
 
 _AXES = (2, 4)  # of a block, in a Grid's five axes
 _TOLERANCE = 1.0 / 512  # of fractions whose denominators are at most 255

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from breccia import frameworks
-from breccia.options import CastOptions, Hadamard
+from breccia.cast_options import CastOptions, Hadamard
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor, check_kernels

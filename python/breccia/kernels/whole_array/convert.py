@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from breccia.kernels.vectorized import exact_two_level
-from breccia.kernels.vectorized import values as values_of
-from breccia.kernels.vectorized.exact import common_scales, kept
-from breccia.kernels.vectorized.namespace import ABS_MASK, Namespace
-from breccia.kernels.vectorized.quantize import AXES, Grid, Parts, assemble, best_scale, choose, encode_blocks
-from breccia.kernels.vectorized.quantize import cast as fresh_cast
-from breccia.kernels.vectorized.rules import stats_of
-from breccia.kernels.vectorized.spec import Spec
-from breccia.options import CastOptions
+from breccia.cast_options import CastOptions
+from breccia.kernels.whole_array import exact_two_level
+from breccia.kernels.whole_array import values as values_of
+from breccia.kernels.whole_array.exact import common_scales, kept
+from breccia.kernels.whole_array.namespace import ABS_MASK, Namespace
+from breccia.kernels.whole_array.quantize import AXES, Grid, Parts, assemble, best_scale, choose, encode_blocks
+from breccia.kernels.whole_array.quantize import cast as fresh_cast
+from breccia.kernels.whole_array.rules import stats_of
+from breccia.kernels.whole_array.spec import Spec
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 

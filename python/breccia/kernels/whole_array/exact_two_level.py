@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from breccia.kernels.vectorized.encode import encode
-from breccia.kernels.vectorized.exact import loses_nothing
-from breccia.kernels.vectorized.namespace import ABS_MASK, Namespace, NumPy
-from breccia.kernels.vectorized.quantize import Grid, Parts, assemble, encode_blocks
-from breccia.kernels.vectorized.rules import Global, Scale, Stats, decode_table
-from breccia.kernels.vectorized.spec import Element, Spec
+from breccia.kernels.whole_array.encode import encode
+from breccia.kernels.whole_array.exact import loses_nothing
+from breccia.kernels.whole_array.namespace import ABS_MASK, Namespace, NumPy
+from breccia.kernels.whole_array.quantize import Grid, Parts, assemble, encode_blocks
+from breccia.kernels.whole_array.rules import Global, Scale, Stats, decode_table
+from breccia.kernels.whole_array.spec import Element, Spec
 from breccia.recipes import global_divides
 from breccia.scaled_tensor import ScaledTensor
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from breccia.kernels.vectorized.namespace import Namespace
-from breccia.kernels.vectorized.rules import decode_table
+from breccia.kernels.whole_array.namespace import Namespace
+from breccia.kernels.whole_array.rules import decode_table
 from breccia.layouts import Layout
 from breccia.layouts import _spec as _layout_spec
 from breccia.recipes import global_divides, scale_format
@@ -95,7 +95,7 @@ def block_sizes(layout: Layout) -> list[tuple[int, int]]:
 def saturation(xp: Namespace, scaled: ScaledTensor, raw: Any) -> tuple[Any, Any]:
     """The least and greatest values that do not saturate, to broadcast against the logical shape: beyond them a
     value would round to a code the format does not have."""
-    from breccia.kernels.vectorized.spec import Element
+    from breccia.kernels.whole_array.spec import Element
 
     element = Element.of(scaled.recipe.element)
     # Half a unit in the last place past the largest code.

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from breccia import formats
-from breccia.kernels.vectorized.encode import encode
-from breccia.kernels.vectorized.namespace import ABS_MASK, FLOAT32_MAX, INFINITY_BITS, Namespace
-from breccia.kernels.vectorized.spec import Element, Spec
+from breccia.kernels.whole_array.encode import encode
+from breccia.kernels.whole_array.namespace import ABS_MASK, FLOAT32_MAX, INFINITY_BITS, Namespace
+from breccia.kernels.whole_array.spec import Element, Spec
 
 _NAN_STORED = {"e8m0": 0xFF, "e4m3": 0x7F}
 _E4M3_OFFSETS = (0, 1, -1, 2, -2, 3, 4, 5, 6)

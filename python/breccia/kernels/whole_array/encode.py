@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from breccia.kernels.vectorized.namespace import ABS_MASK, INFINITY_BITS, Namespace
-from breccia.kernels.vectorized.spec import Element
+from breccia.kernels.whole_array.namespace import ABS_MASK, INFINITY_BITS, Namespace
+from breccia.kernels.whole_array.spec import Element
 
 MAGIC = 12582912.0  # 1.5 * 2^23: adding it to a float rounds it to the nearest integer
 MAGIC_BITS = 0x4B40_0000
