@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from breccia.bridges import OutsideTensor, from_torchao, to_torchao
 from breccia.bridges import torchao as bridge
-from breccia.checkpoint.safetensors_file import SafetensorsFile
+from breccia.checkpoint.files.safetensors_file import SafetensorsFile
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchao")
@@ -143,7 +143,7 @@ def test_opaque_classes_are_refused_with_the_way_out() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_safetensors_layout_is_torchaos(name: str, tmp_path: Path) -> None:
     """torchao writes, breccia reads without it; breccia writes, torchao reads."""
-    from breccia.checkpoint.safetensors_file import SafetensorsWriter
+    from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
     from safetensors.torch import load_file, save_file
     from torchao.prototype.safetensors.safetensors_support import (
         flatten_tensor_state_dict,

@@ -29,7 +29,7 @@ from breccia.bridges._common import (
 from breccia.bridges._parts import Found, Part, part
 from breccia.bridges._written import Written
 from breccia.checkpoint.dtypes import numpy_dtype
-from breccia.checkpoint.safetensors_file import SafetensorsFile, SafetensorsWriter
+from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter
 from breccia.formats import finfo
 from breccia.layouts import Layout
 from breccia.recipes import ScalingRecipe

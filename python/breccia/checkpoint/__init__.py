@@ -9,9 +9,9 @@ from __future__ import annotations
 from breccia.checkpoint.complete import complete
 from breccia.checkpoint.convert import convert
 from breccia.checkpoint.doctor import doctor
+from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter, save_arrays
 from breccia.checkpoint.inspect import inspect
 from breccia.checkpoint.plot import plot
-from breccia.checkpoint.safetensors_file import SafetensorsFile, SafetensorsWriter, save_arrays
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import target_names
 from breccia.checkpoint.verify import verify

@@ -19,7 +19,7 @@ from breccia import verbs
 from breccia._command_errors import one_line
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
-from breccia.checkpoint.gguf_file import GgufFile
+from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.plot import scales_of
 from breccia.checkpoint.source import Checkpoint, is_float
 from breccia.checkpoint.verify import values

@@ -23,12 +23,12 @@ from breccia.bridges._parts import Found
 from breccia.checkpoint import outputs
 from breccia.checkpoint.execute import execute
 from breccia.checkpoint.experts import together
-from breccia.checkpoint.gguf_file import GgufFile, GgufWriter
-from breccia.checkpoint.gguf_models import ModelMap
+from breccia.checkpoint.files.gguf_file import GgufFile, GgufWriter
+from breccia.checkpoint.files.gguf_models import ModelMap
+from breccia.checkpoint.files.planned_file import PlannedWriter
+from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.identity import identity_of
-from breccia.checkpoint.planned_file import PlannedWriter
 from breccia.checkpoint.progress import Progress
-from breccia.checkpoint.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.shared_scales import share
 from breccia.checkpoint.source import Checkpoint, is_float, naming
 from breccia.checkpoint.targets import Choice, Target, choose, gguf_kind, parse_target

@@ -15,7 +15,7 @@ from breccia.bridges._common import bfloat16_bits, float32
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.dtypes import typed
-from breccia.checkpoint.planned_file import PlannedWriter
+from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.repack import cut, repack
 from breccia.checkpoint.shared_scales import cast_shared
 from breccia.checkpoint.source import Checkpoint

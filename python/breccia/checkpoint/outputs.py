@@ -13,10 +13,10 @@ from breccia.bridges import gguf
 from breccia.bridges._written import Written
 from breccia.checkpoint import disk
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of
-from breccia.checkpoint.gguf_file import GgufFile
-from breccia.checkpoint.gguf_models import ARRAY, STRING, UINT32, Fields, ModelMap, hyperparameters, model_map
-from breccia.checkpoint.gguf_tokenizer import chat_fields, tokenizer_fields
-from breccia.checkpoint.input_file import read_bounded
+from breccia.checkpoint.files.gguf_file import GgufFile
+from breccia.checkpoint.files.gguf_models import ARRAY, STRING, UINT32, Fields, ModelMap, hyperparameters, model_map
+from breccia.checkpoint.files.gguf_tokenizer import chat_fields, tokenizer_fields
+from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.models import tied_heads
 from breccia.checkpoint.source import LEFT_OUT, MAX_JSON, Checkpoint, read_json
 from breccia.checkpoint.targets import Choice, Target

@@ -17,7 +17,7 @@ import numpy as np
 
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Part
-from breccia.checkpoint.planned_file import PlannedWriter
+from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.targets import Choice, Target, target_parts
 from breccia.checkpoint.workers import Workers
 from breccia.layouts import PerBlockMN, PerTensor

@@ -24,10 +24,10 @@ from breccia.bridges._parts import Found
 from breccia.checkpoint import disk
 from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.experts import apart, stack
-from breccia.checkpoint.gguf_file import GgufFile
-from breccia.checkpoint.input_file import read_bounded
+from breccia.checkpoint.files.gguf_file import GgufFile
+from breccia.checkpoint.files.input_file import read_bounded
+from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
 from breccia.checkpoint.models import is_turned, models_name
-from breccia.checkpoint.safetensors_file import Entry, SafetensorsFile
 from breccia.layouts import PerTensor
 from breccia.scaled_tensor import ScaledTensor
 

@@ -15,7 +15,7 @@ from breccia import bridges, recipe_names, recipes
 from breccia.bridges import gguf
 from breccia.bridges._parts import Found, Part, ghost
 from breccia.bridges._written import same_grid
-from breccia.checkpoint.gguf_models import ModelMap
+from breccia.checkpoint.files.gguf_models import ModelMap
 from breccia.checkpoint.models import is_embedding, is_one_expert, is_turned
 from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.gguf import NUMBERS, TYPES
-from breccia.checkpoint.gguf_models import model_of
-from breccia.checkpoint.input_file import InputFile
-from breccia.checkpoint.planned_file import PlannedWriter
-from breccia.checkpoint.safetensors_header import Entry
+from breccia.checkpoint.files.gguf_models import model_of
+from breccia.checkpoint.files.input_file import InputFile
+from breccia.checkpoint.files.planned_file import PlannedWriter
+from breccia.checkpoint.files.safetensors_header import Entry
 
 __all__ = ["GgufFile", "GgufWriter"]
 

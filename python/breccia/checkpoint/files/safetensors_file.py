@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of, stored_name, typed
-from breccia.checkpoint.input_file import InputFile
-from breccia.checkpoint.planned_file import PlannedWriter
-from breccia.checkpoint.safetensors_header import MAX_HEADER, Entry, parse_header
+from breccia.checkpoint.files.input_file import InputFile
+from breccia.checkpoint.files.planned_file import PlannedWriter
+from breccia.checkpoint.files.safetensors_header import MAX_HEADER, Entry, parse_header
 
 __all__ = ["Entry", "SafetensorsFile", "SafetensorsWriter", "parse_header", "save_arrays"]
 
