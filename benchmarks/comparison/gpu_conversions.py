@@ -11,7 +11,8 @@ import torch
 from breccia.cast_options import CastOptions
 from breccia.frameworks import _torch_ops
 from breccia.kernels import triton as kernels
-from breccia.kernels.triton import cast_block, cast_nvfp4, cast_tensor, dequant
+from breccia.kernels.triton.casts import cast_block, cast_nvfp4, cast_tensor
+from breccia.kernels.triton.conversions import dequant
 
 from comparison.gpu_timing import FP8, Fn, call_time, note, randn, replay_time
 

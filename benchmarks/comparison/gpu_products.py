@@ -10,7 +10,11 @@ import torch
 import triton
 import triton.language as tl
 from breccia.kernels import triton as kernels
-from breccia.kernels.triton import cast_block, dequant, fp8_matmul, products, recipes
+from breccia.kernels.triton import recipes
+from breccia.kernels.triton.casts import cast_block
+from breccia.kernels.triton.conversions import dequant
+from breccia.kernels.triton.products.dispatch import dispatch as products
+from breccia.kernels.triton.products.dispatch import fp8_matmul
 from torch.nn import functional
 
 from comparison.gpu_timing import FP8, Fn, alternate, error, note, randn, replay_time

@@ -10,20 +10,11 @@ import cases
 import numpy as np
 import pytest
 import torch
-from breccia.kernels.triton import (
-    cast_block,
-    cast_both,
-    cast_nvfp4,
-    cast_search,
-    cast_tensor,
-    dequant,
-    gemm,
-    gemv,
-    ops,
-    order_activations,
-    products,
-    recipes,
-)
+from breccia.kernels.triton import ops, recipes
+from breccia.kernels.triton.casts import cast_block, cast_both, cast_nvfp4, cast_search, cast_tensor
+from breccia.kernels.triton.conversions import dequant
+from breccia.kernels.triton.products.dispatch import dispatch as products
+from breccia.kernels.triton.products.dispatch import gemm, gemv, order_activations
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

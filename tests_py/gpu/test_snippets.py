@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from breccia.kernels.triton import decode
+from breccia.kernels.triton.device import decode
 
 pytestmark = pytest.mark.offline
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float64)

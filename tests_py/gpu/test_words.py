@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from breccia.kernels.triton import cast_block, cast_nvfp4, word_tiles
+from breccia.kernels.triton.casts import cast_block, cast_nvfp4
+from breccia.kernels.triton.device import word_tiles
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 

@@ -17,18 +17,18 @@ from breccia import _core, frameworks
 from breccia.cast_options import CastOptions
 from breccia.frameworks import _torch_ops
 from breccia.frameworks._torch_meta import recipe_key
+from breccia.kernels.triton import recipes
+from breccia.kernels.triton.casts import cast_block, cast_nvfp4, cast_tensor
+from breccia.kernels.triton.casts.cast_both import cast_transpose_parts
+from breccia.kernels.triton.casts.cast_search import cast_search
+from breccia.kernels.triton.conversions.conversion import Source
+from breccia.kernels.triton.conversions.conversion import requantize as fused_requantize
+from breccia.kernels.triton.conversions.dequant import dequantize as dequantize_2d
+from breccia.kernels.triton.products.turn_scales import scales_along_rows
+from breccia.kernels.triton.runtime import along_rows, empty_along_rows
 from breccia.kernels.whole_array import exact_two_level
 from breccia.recipes import _spec, scale_format
 from breccia.scaled_tensor import ScaledTensor
-
-from . import cast_block, cast_nvfp4, cast_tensor, recipes
-from .cast_both import cast_transpose_parts
-from .cast_search import cast_search
-from .conversion import Source
-from .conversion import requantize as fused_requantize
-from .dequant import dequantize as dequantize_2d
-from .runtime import along_rows, empty_along_rows
-from .turn_scales import scales_along_rows
 
 FLOATS = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

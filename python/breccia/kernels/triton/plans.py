@@ -21,7 +21,7 @@ import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 
-from . import runtime
+from breccia.kernels.triton import runtime
 
 _HEADER = 13  # arguments of Triton's launcher before the kernel's own
 _STREAM = 3

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from breccia.gpu import GpuInfo
+from breccia.kernels.triton import recipes
+from breccia.kernels.triton.ops import float_dtype
+from breccia.kernels.triton.products.dispatch import FP8, fp8
 from breccia.scaled_tensor import ScaledTensor
-
-from . import recipes
-from .ops import float_dtype
-from .products import FP8, fp8
 
 
 def _operands(a: Any, b: Any) -> tuple[recipes.Operand, recipes.Operand]:
@@ -71,7 +70,7 @@ def scaled_matmul_triton(
     dtype = torch.bfloat16 if out_dtype is None else float_dtype(out_dtype)
     x, w = _codes(left, 1), _codes(right, 0)
     if autotune:
-        from .autotune import tuned
+        from breccia.kernels.triton.products.autotune import tuned
 
         return tuned(x, w, scales[0], scales[1], dtype, bias, False, fast_accumulate)
     return fp8(x, w, scales[0], scales[1], dtype, bias, False, fast_accumulate)
@@ -93,7 +92,7 @@ def block_scaled_matmul_triton(
     dtype = torch.bfloat16 if out_dtype is None else float_dtype(out_dtype)
     x, w = _codes(left, 1), _codes(right, 0)
     if autotune:
-        from .autotune import tuned
+        from breccia.kernels.triton.products.autotune import tuned
 
         return tuned(x, w, left.scale.float(), right.scale.float(), dtype, bias, True, False)
     return fp8(x, w, left.scale.float(), right.scale.float(), dtype, bias, True, False)

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
+from breccia.kernels.triton.runtime import ELEMENTS
 from breccia.recipes import global_divides, scale_format
-
-from .runtime import ELEMENTS
 
 _ELEMENTS = {
     "float8_e4m3fn": "e4m3",

@@ -8,11 +8,11 @@ import triton
 from triton.experimental.gluon.language._layouts import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from .configs import FOUR_BITS, WeightTile, weight_tile
-from .fp8_matmul import sm_count
-from .hopper_weights import weights_kernel
-from .order_activations import order_kernel
-from .runtime import launch, one_byte_scales
+from breccia.kernels.triton.products.configs import FOUR_BITS, WeightTile, weight_tile
+from breccia.kernels.triton.products.fp8_matmul import sm_count
+from breccia.kernels.triton.products.hopper_weights import weights_kernel
+from breccia.kernels.triton.products.order_activations import order_kernel
+from breccia.kernels.triton.runtime import launch, one_byte_scales
 
 X_LAYOUT = NVMMASharedLayout(128, 16, 2)
 W_LAYOUT = {16: NVMMASharedLayout(64, 32, 2), 32: NVMMASharedLayout(128, 32, 2)}

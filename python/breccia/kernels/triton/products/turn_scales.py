@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .runtime import launch
+from breccia.kernels.triton.runtime import launch
 
 
 def scales_along_rows(scale: torch.Tensor) -> torch.Tensor:

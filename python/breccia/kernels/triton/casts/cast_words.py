@@ -11,8 +11,8 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .runtime import ELEMENTS, along_rows, empty_along_rows, launch, out_dtype_of_scale
-from .word_tiles import Form, cast_tile, load_tile, words_layout
+from breccia.kernels.triton.device.word_tiles import Form, cast_tile, load_tile, words_layout
+from breccia.kernels.triton.runtime import ELEMENTS, along_rows, empty_along_rows, launch, out_dtype_of_scale
 
 PER_THREAD = 8  # words: 32 bytes of input
 

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .codecs import (
+from breccia.kernels.triton.device.codecs import (
     absmax,
     as_float,
     divide,
@@ -24,8 +24,16 @@ from .codecs import (
     unit_power,
     widen,
 )
-from .runtime import ELEMENTS, HW, along_rows, contiguous_rows, empty_along_rows, launch, out_dtype_of_scale
-from .words import takes, takes_turned
+from breccia.kernels.triton.device.words import takes, takes_turned
+from breccia.kernels.triton.runtime import (
+    ELEMENTS,
+    HW,
+    along_rows,
+    contiguous_rows,
+    empty_along_rows,
+    launch,
+    out_dtype_of_scale,
+)
 
 TILE, WARPS, STEPS = (
     512,
@@ -267,7 +275,7 @@ def cast_block(
     x = x if turned else contiguous_rows(x)
     rows, cols = x.shape
     if turned or takes(x, fmt, block, rule):
-        from .cast_words import cast_words
+        from breccia.kernels.triton.casts.cast_words import cast_words
 
         return cast_words(x, fmt, block, rule, scale_dtype)
     sm, g = block

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .gemm import find_tile
+from breccia.kernels.triton.products.gemm import find_tile
 
 
 @triton.jit

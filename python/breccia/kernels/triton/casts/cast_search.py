@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .cast_tensor import statistics
-from .codecs import (
+from breccia.kernels.triton.casts.cast_tensor import statistics
+from breccia.kernels.triton.device.codecs import (
     absmax,
     as_float,
     decode_fp8_int,
@@ -30,8 +30,8 @@ from .codecs import (
     unit_power,
     widen,
 )
-from .recipes import Plan
-from .runtime import ELEMENTS, HW, contiguous_rows, launch, out_dtype_of_scale
+from breccia.kernels.triton.recipes import Plan
+from breccia.kernels.triton.runtime import ELEMENTS, HW, contiguous_rows, launch, out_dtype_of_scale
 
 F32_MAX = tl.constexpr(3.4028234663852886e38)
 TILE, WARPS = 256, 1  # elements and warps of a program. One warp: with four, Triton 3.6 got a sum of float32 wrong

@@ -9,10 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from .cast_tensor import statistics
-from .codecs import absmax, decode_fp8_int, encode_element, pack_nibbles
-from .runtime import HW, contiguous_rows, launch
-from .words import takes, takes_turned
+from breccia.kernels.triton.casts.cast_tensor import statistics
+from breccia.kernels.triton.device.codecs import absmax, decode_fp8_int, encode_element, pack_nibbles
+from breccia.kernels.triton.device.words import takes, takes_turned
+from breccia.kernels.triton.runtime import HW, contiguous_rows, launch
 
 TILE, WARPS = 1024, 1  # elements and warps of a program
 F32_MAX = tl.constexpr(3.4028234663852886e38)
@@ -120,7 +120,7 @@ def cast_nvfp4(
     else:
         global_scale = stats[2]
     if turned or takes(x, "e2m1", (1, 16), rule):
-        from .cast_words import cast_words
+        from breccia.kernels.triton.casts.cast_words import cast_words
 
         return *cast_words(x, "e2m1", (1, 16), rule, stats=stats, nvfp4=True), global_scale
     bk = min(256, max(16, triton.next_power_of_2(cols)))

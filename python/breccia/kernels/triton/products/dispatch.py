@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from breccia.kernels.triton import recipes
+from breccia.kernels.triton.ops import dequantize, dequantize_operand, float_dtype
+from breccia.kernels.triton.products import configs, gemm
 from breccia.scaled_tensor import ScaledTensor
-
-from . import configs, gemm, recipes
-from .ops import dequantize, dequantize_operand, float_dtype
 
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -86,7 +86,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
         raise ValueError(f"w_stack must have power-of-two blocks, got {w_stack.layout}")
     kind = _fused_kind(x_codes, w, block) if x_scale is None and x_codes.is_cuda else None
     if kind is not None:
-        from .weights_matmul import weights_matmul
+        from breccia.kernels.triton.products.weights_matmul import weights_matmul
 
         return weights_matmul(x_codes, w.codes, scale, kind, w.element, block, dtype, g, None, offsets)
     zero = w.zero_point if w.element != "int8" or w.zero_point is None else w.zero_point.view(torch.int8)
@@ -145,7 +145,7 @@ def fp8(
 ) -> torch.Tensor:
     """FP8 rows (M, K) by FP8 weights (N, K), on this machine's best kernel."""
     if torch.cuda.get_device_capability(x.device)[0] == 9:
-        from .fp8_matmul import fp8_matmul
+        from breccia.kernels.triton.products.fp8_matmul import fp8_matmul
 
         mode = "block" if block else "fast" if fast else "precise"
         if bias is None and configs.prefers_cublas(x.shape[0], w.shape[0], x.shape[1], mode):
@@ -203,20 +203,20 @@ def weight_only(x: torch.Tensor, w: recipes.Operand, dtype: torch.dtype, bias: A
     choice = configs.weight_only(m, w.shape[-2], w.shape[-1], w.element)
     kind = _fused_kind(x, w, block)
     if kind is not None and choice == "rows" and w.packed:
-        from .w4_gemv import w4_gemv
+        from breccia.kernels.triton.products.w4_gemv import w4_gemv
 
         return w4_gemv(x, w.codes, scale, kind, dtype, w.global_scale, bias)
     if kind is not None and choice == "fused":
-        from .weights_matmul import weights_matmul
+        from breccia.kernels.triton.products.weights_matmul import weights_matmul
 
         return weights_matmul(x, w.codes, scale, kind, w.element, block, dtype, w.global_scale, bias)
     if m == 1 and powers and w.zero_point is None and w.shape[-1] % 256 == 0 and w.packed:
-        from .gemv import gemv
+        from breccia.kernels.triton.products.gemv import gemv
 
         return gemv(x, w.codes, scale, w.element, w.sfmt, block, dtype, w.global_scale, bias)
     wide = w.element in ("e4m3", "e5m2", "int8") and w.zero_point is None and w.shape[-1] % 256 == 0
     if m <= 2 and powers and wide and w.codes.stride(-1) == 1:
-        from .gemv import gemv8
+        from breccia.kernels.triton.products.gemv import gemv8
 
         return gemv8(x, w.codes, scale, w.element, w.sfmt, block, dtype, bias)
     values = dequantize_operand(w, x.dtype)
@@ -231,7 +231,7 @@ def _fused_kind(x: torch.Tensor, w: recipes.Operand, block: tuple[int, int]) -> 
     """The weight format's name to the Hopper kernels that decode inside the product, None where they do not run."""
     if torch.cuda.get_device_capability(x.device)[0] != 9 or w.zero_point is not None:
         return None
-    from .weights_matmul import kind_of, takes
+    from breccia.kernels.triton.products.weights_matmul import kind_of, takes
 
     kind = kind_of(w.element, w.sfmt, block)
     return kind if takes(x, w.codes, kind) else None

@@ -8,8 +8,8 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .runtime import launch
-from .word_tiles import half_value
+from breccia.kernels.triton.device.word_tiles import half_value
+from breccia.kernels.triton.runtime import launch
 
 
 @gluon.jit

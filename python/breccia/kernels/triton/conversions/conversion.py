@@ -16,10 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .cast_block import block_scale, element_codes, store_tile
-from .cast_nvfp4 import nvfp4_tile
-from .cast_tensor import PARTIALS, finish_kernel
-from .codecs import (
+from breccia.kernels.triton.casts.cast_block import block_scale, element_codes, store_tile
+from breccia.kernels.triton.casts.cast_nvfp4 import nvfp4_tile
+from breccia.kernels.triton.casts.cast_tensor import PARTIALS, finish_kernel
+from breccia.kernels.triton.conversions.dequant import load_scale, load_values
+from breccia.kernels.triton.device.codecs import (
     absmax,
     as_float,
     decode_element,
@@ -28,9 +29,8 @@ from .codecs import (
     encode_nan,
     round_int,
 )
-from .dequant import load_scale, load_values
-from .recipes import Plan
-from .runtime import ELEMENTS, HW, launch, out_dtype_of_scale
+from breccia.kernels.triton.recipes import Plan
+from breccia.kernels.triton.runtime import ELEMENTS, HW, launch, out_dtype_of_scale
 
 
 @triton.jit

@@ -20,8 +20,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_FMA_ASM, e4m3_pair, halves, power
-from .runtime import launch, one_byte_scales
+from breccia.kernels.triton.device.decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_FMA_ASM, e4m3_pair, halves, power
+from breccia.kernels.triton.runtime import launch, one_byte_scales
 
 WARPS = 8  # of a program
 ROWS = gl.constexpr(32)  # of a program, two tiles

@@ -6,8 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from .decode import decode_unit, load_scales, words_layout
-from .hopper_fp8 import fma
+from breccia.kernels.triton.device.decode import decode_unit, load_scales, words_layout
+from breccia.kernels.triton.products.hopper_fp8 import fma
 
 
 @gluon.jit

@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .codecs import decode_element, decode_scale
-from .runtime import HW, launch
-from .words import takes_packed
+from breccia.kernels.triton.device.codecs import decode_element, decode_scale
+from breccia.kernels.triton.device.words import takes_packed
+from breccia.kernels.triton.runtime import HW, launch
 
 
 @triton.jit
@@ -151,7 +151,7 @@ def dequantize(
     codes = codes if codes.stride(-1) == 1 else codes.contiguous()
     scale = scale.view(torch.uint8) if sfmt in ("e8m0", "e4m3") and scale.dtype != torch.uint8 else scale
     if zero_point is None and scale.ndim == 2 and takes_packed(codes, fmt, cols, block, dtype) and packed:
-        from .dequant_words import dequantize_words
+        from breccia.kernels.triton.conversions.dequant_words import dequantize_words
 
         return dequantize_words(codes, scale, fmt, sfmt, block, dtype, global_scale)
     sm, g = block

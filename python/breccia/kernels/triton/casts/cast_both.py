@@ -10,12 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
-from . import recipes
-from .cast_block import cast_tile
-from .cast_nvfp4 import nvfp4_tile
-from .cast_tensor import cast_tensor, statistics
-from .runtime import ELEMENTS, HW, contiguous_rows, launch, out_dtype_of_scale
-from .words import takes
+from breccia.kernels.triton import recipes
+from breccia.kernels.triton.casts.cast_block import cast_tile
+from breccia.kernels.triton.casts.cast_nvfp4 import nvfp4_tile
+from breccia.kernels.triton.casts.cast_tensor import cast_tensor, statistics
+from breccia.kernels.triton.device.words import takes
+from breccia.kernels.triton.runtime import ELEMENTS, HW, contiguous_rows, launch, out_dtype_of_scale
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def cast_transpose_parts(x: torch.Tensor, plan: recipes.Plan) -> tuple[list[torc
     elif plan.kind == "nvfp4":
         rule = "single"
     if takes(x, plan.element, plan.block, rule) and rows % 32 == 0:
-        from .cast_words import cast_turn_words
+        from breccia.kernels.triton.casts.cast_words import cast_turn_words
 
         cast_turn_words(x, plan.element, plan.block, rule, stats, plan.kind == "nvfp4", *made)
         return made[0], made[1]

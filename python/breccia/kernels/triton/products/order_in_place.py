@@ -7,8 +7,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from .decode import TURN_NIBBLES_ASM, TURN_PAIRS_ASM
-from .scale_range import any_outside
+from breccia.kernels.triton.device.decode import TURN_NIBBLES_ASM, TURN_PAIRS_ASM
+from breccia.kernels.triton.products.scale_range import any_outside
 
 
 @gluon.constexpr_function

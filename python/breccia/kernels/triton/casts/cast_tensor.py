@@ -10,10 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from .cast_block import cast_block, element_codes
-from .codecs import absmax, divide, encode_nan, positive, unit_power, widen
-from .runtime import ELEMENTS, HW, contiguous_rows, launch
-from .words import takes
+from breccia.kernels.triton.casts.cast_block import cast_block, element_codes
+from breccia.kernels.triton.device.codecs import absmax, divide, encode_nan, positive, unit_power, widen
+from breccia.kernels.triton.device.words import takes
+from breccia.kernels.triton.runtime import ELEMENTS, HW, contiguous_rows, launch
 
 PARTIALS = 1024
 TILE, WARPS = 2048, 4  # elements and warps of a program that encodes
@@ -231,7 +231,7 @@ def statistics(x: torch.Tensor, rule: str, top: float, margin: float, scale: tor
     """Two launches: what `finish_kernel` computes from all of x; `scale` gets the stored scale."""
     parts = torch.empty((2 * PARTIALS + 8,), dtype=torch.float32, device=x.device)
     if x.is_contiguous() and x.numel() < 2**31 and takes(x, "e4m3", (1, 16), "divide"):
-        from .amax_words import amax_words
+        from breccia.kernels.triton.casts.amax_words import amax_words
 
         count = amax_words(x, parts, PARTIALS)
     else:

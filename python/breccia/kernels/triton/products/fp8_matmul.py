@@ -11,10 +11,10 @@ import triton
 from triton.experimental.gluon.language._layouts import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from .configs import Tile, fp8_tile
-from .hopper_fp8 import fp8_kernel
-from .runtime import launch
-from .turn_scales import scales_along_rows
+from breccia.kernels.triton.products.configs import Tile, fp8_tile
+from breccia.kernels.triton.products.hopper_fp8 import fp8_kernel
+from breccia.kernels.triton.products.turn_scales import scales_along_rows
+from breccia.kernels.triton.runtime import launch
 
 FLAT32 = NVMMASharedLayout(0, 32, 2)
 FP8 = NVMMASharedLayout(128, 8, 2)

@@ -17,8 +17,8 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .runtime import ELEMENTS
-from .words import FP6, Snippet, cast_snippet, method
+from breccia.kernels.triton.device.words import FP6, Snippet, cast_snippet, method
+from breccia.kernels.triton.runtime import ELEMENTS
 
 F32_MAX = gl.constexpr(3.4028234663852886e38)
 

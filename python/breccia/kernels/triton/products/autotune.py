@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import triton
 
-from .configs import Tile, candidates
+from breccia.kernels.triton.products.configs import Tile, candidates
 
 
 def cache_file() -> Path:
@@ -54,11 +54,11 @@ def tuned(
     fast: bool,
 ) -> torch.Tensor:
     """`products.fp8` with the best configuration for exactly this shape."""
-    from .products import fp8
+    from breccia.kernels.triton.products.dispatch import fp8
 
     if torch.cuda.get_device_capability(x.device)[0] != 9:
         return fp8(x, w, x_scale, w_scale, dtype, bias, block, fast)
-    from .fp8_matmul import fp8_matmul
+    from breccia.kernels.triton.products.fp8_matmul import fp8_matmul
 
     mode = "block" if block else "fast" if fast else "precise"
     (m, k), n = x.shape, w.shape[0]

@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .codecs import decode_element, decode_scale
-from .runtime import HW, launch
+from breccia.kernels.triton.device.codecs import decode_element, decode_scale
+from breccia.kernels.triton.runtime import HW, launch
 
 E2M1_ASM = tl.constexpr("""{
 .reg .b32 p, q, s, t;

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .runtime import HW
+from breccia.kernels.triton.runtime import HW
 
 FUSED = tl.constexpr(HW)  # the interpreter's fma rounds twice
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that dequantize, and those that go from recipe to recipe."""
