@@ -3,6 +3,7 @@
 
 import copy
 import dataclasses
+import json
 import pickle
 
 import breccia
@@ -223,3 +224,20 @@ def test_from_buffer_needs_every_part_that_cast_makes(recipe):
         if part is not None:
             with pytest.raises(ValueError, match=f"^{name} is required for {type(recipe).__name__}"):
                 breccia.from_buffer(q.data, q.scale, q.recipe, q.layout, **{**parts, name: None})
+
+
+def test_files_and_pickles_with_a_scale_of_one_element_load(tmp_path):
+    """Version 0.2 took and wrote such scales for one scale per tensor."""
+    q = cast(cases.normal((4, 8)), breccia.Float8CurrentScaling())
+    breccia.save({"w": q}, tmp_path / "now.safetensors")
+    raw = (tmp_path / "now.safetensors").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    header["w.scale"]["shape"] = [1]
+    text = json.dumps(header).encode()
+    (tmp_path / "then.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+    loaded = breccia.load(tmp_path / "then.safetensors")["w"]
+    function, (data, scale, *rest) = q.__reduce__()
+    for again in (loaded, function(data, (scale[0].reshape(1), scale[1]), *rest)):
+        assert again.scale.shape == ()
+        assert again == q

@@ -428,9 +428,12 @@ def _unpickle(
         part if part is None else frameworks.of(part[0]).from_pickle(*part)
         for part in (data, scale, zero_point, global_scale)
     ]
+    scale = arrays[1]
+    if isinstance(layout, layouts.PerTensor) and tuple(scale.shape) == (1,):
+        scale = scale.reshape(())  # 0.2 also pickled arrays of one element
     return from_buffer(
         arrays[0],
-        arrays[1],
+        scale,
         recipe,
         layout,
         arrays[2],

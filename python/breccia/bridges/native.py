@@ -31,7 +31,7 @@ from breccia.bridges._written import Written
 from breccia.checkpoint.dtypes import numpy_dtype
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter
 from breccia.formats import finfo
-from breccia.layouts import Layout
+from breccia.layouts import Layout, PerTensor
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
@@ -209,6 +209,8 @@ def load(parts: Mapping[str, Array], *, config: str, name: str = "") -> ScaledTe
         data = data.view(np.uint8)
     if data.dtype.kind in "iuf" and data.dtype.itemsize > 1:
         raise TypeError(f"data must have one-byte items, got {data.dtype}")
+    if isinstance(layout, PerTensor) and scale.size == 1:
+        scale = scale.reshape(())  # 0.2 also wrote arrays of one element
     return ScaledTensor(
         data,
         scale,

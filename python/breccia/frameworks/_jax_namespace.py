@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""jax.numpy as the vectorized kernels see it: any device, traced or not."""
+"""jax.numpy as the whole-array kernels see it: any device, traced or not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MLX for delayed scaling and grouped products: the few functions of the vectorized kernels' namespace they need."""
+"""MLX for delayed scaling and grouped products: the few functions of the whole-array kernels' namespace they need."""
 
 from __future__ import annotations
 

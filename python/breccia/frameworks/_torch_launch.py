@@ -128,7 +128,7 @@ def _form(scaled: ScaledTensor) -> int:
     if form is None:
         parts = (scaled.data, scaled.scale, scaled.zero_point, scaled.global_scale)
         shapes = tuple(None if part is None else (part.dtype, part.shape, part.stride()) for part in parts)
-        what = (scaled.recipe._key, scaled.layout._key, made["_packing"], made["_original_dtype"])  # type: ignore[attr-defined]
+        what = (scaled.recipe._key, scaled.layout._key, made["_packing"], made["_original_dtype"])
         form = _forms.setdefault((*what, scaled.data.get_device(), *shapes), len(_forms))
         made["_torch_form"] = form
     return form

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch as the vectorized kernels see it: any device."""
+"""torch as the whole-array kernels see it: any device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs as operators of ``torch.ops.breccia``: the core on CPUs, Triton kernels on CUDA, the vectorized kernels
+"""The verbs as operators of ``torch.ops.breccia``: the core on CPUs, Triton kernels on CUDA, the whole-array kernels
 on other devices, shapes and dtypes for the compiler, and gradients."""
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _as_outputs(parts: whole_array.Parts, recipe: ScalingRecipe) -> list[Any]:
     return [x for x in (data, scale, parts.zero_point, parts.global_scale) if x is not None]
 
 
-def vectorized_cast(x: Any, recipe: ScalingRecipe, options: CastOptions) -> list[Any]:
+def whole_array_cast(x: Any, recipe: ScalingRecipe, options: CastOptions) -> list[Any]:
     return _as_outputs(whole_array.cast(NAMESPACE, _widened(x), recipe, options), recipe)
 
 
@@ -185,7 +185,7 @@ def _cast_cpu(x: Any, recipe: str) -> list[Any]:
 
 
 def _cast_anywhere(x: Any, recipe: str) -> list[Any]:
-    return vectorized_cast(x, recipe_of(recipe), CastOptions())
+    return whole_array_cast(x, recipe_of(recipe), CastOptions())
 
 
 def _cast_cuda(x: Any, recipe: str) -> list[Any]:
@@ -242,12 +242,12 @@ def _requantize_cpu(parts: list[Any], key: str, recipe: str) -> list[Any]:
     return flatten(requantize_here(unflatten(parts, key), recipe_of(recipe)))[0]
 
 
-def vectorized_requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> list[Any]:
+def whole_array_requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> list[Any]:
     return _as_outputs(whole_array.requantize(NAMESPACE, scaled, recipe, raw), recipe)
 
 
 def _requantize_anywhere(parts: list[Any], key: str, recipe: str) -> list[Any]:
-    return vectorized_requantize(unflatten(parts, key), recipe_of(recipe))
+    return whole_array_requantize(unflatten(parts, key), recipe_of(recipe))
 
 
 def _requantize_cuda(parts: list[Any], key: str, recipe: str) -> list[Any]:

@@ -21,7 +21,7 @@ from breccia.frameworks._torch_ops import (
     dtype_name,
     parts_to_tensor,
     requantize_here,
-    vectorized_cast,
+    whole_array_cast,
 )
 from breccia.kernels import whole_array
 from breccia.kernels.whole_array.spec import Element
@@ -102,7 +102,7 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
     x = _floats(x, "x")
     if _is_plain(x):
         return cast_here(x, recipe, **options.core_arguments)
-    return parts_to_tensor(vectorized_cast(x.detach(), recipe, options), x.shape, recipe, dtype_name(x))
+    return parts_to_tensor(whole_array_cast(x.detach(), recipe, options), x.shape, recipe, dtype_name(x))
 
 
 def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:

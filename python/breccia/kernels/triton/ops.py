@@ -65,7 +65,7 @@ def cast_parts(x: torch.Tensor, recipe: Any) -> list[torch.Tensor]:
     plan = recipes.plan(recipe)
     ragged = plan.block[0] > 1 and x.ndim > 2 and x.shape[-2] % plan.block[0]  # tiles would run into the next matrix
     if plan.kind == "core" or ragged:
-        return _torch_ops.vectorized_cast(x, recipe, CastOptions())
+        return _torch_ops.whole_array_cast(x, recipe, CastOptions())
     flat = x.flatten(0, -2) if x.ndim >= 2 else x.reshape(1, -1)
     parts = _flat_parts(flat, plan)
     if _along_rows(plan):
@@ -231,7 +231,7 @@ def requantize_parts(scaled: ScaledTensor, recipe: Any) -> list[torch.Tensor]:
     upright = not op.transposed and not _per_matrix_scales(op)
     if upright and (finds_all or (plan.kind == "nvfp4" and plan.two_level and _nvfp4_loses(_flat(op)))):
         return _native(fused_requantize(_flat(op), plan), shapes, recipe)
-    return _torch_ops.vectorized_requantize(scaled, recipe)
+    return _torch_ops.whole_array_requantize(scaled, recipe)
 
 
 def _nvfp4_loses(source: Source) -> bool:

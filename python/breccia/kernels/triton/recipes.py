@@ -91,7 +91,7 @@ def _holds(source: Any, target: Any) -> bool:
         return target.element == "int8" and "int4" in source.element
     if source.element == target.element:
         return True
-    return target.element == "float8_e4m3fn" and source.element.startswith(("float4", "float6"))
+    return bool(target.element == "float8_e4m3fn" and source.element.startswith(("float4", "float6")))
 
 
 def _refines(source: Any, target: Any) -> bool:

@@ -74,10 +74,10 @@ def _inside_one_block(grid: Grid, scaled: ScaledTensor) -> Any:
         return np.ones((1, 1, 1, 1, 1), bool) if one else None
     sizes = dict(values_of.block_sizes(scaled.layout))
     if scaled.layout.name == "per_channel":
-        other = -3 - scaled.layout.axis  # type: ignore[attr-defined]
+        other = -3 - scaled.layout.axis
         sizes = {other: 1}
     elif scaled.layout.name == "per_block_k":
-        sizes[-3 - scaled.layout.axis] = 1  # type: ignore[attr-defined]
+        sizes[-3 - scaled.layout.axis] = 1
     ok = []
     for at, (extent, block) in ((-2, (grid.rows, grid.block[0])), (-1, (grid.cols, grid.block[1]))):
         begin = np.arange(0, extent, block)

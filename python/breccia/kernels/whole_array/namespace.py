@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the vectorized kernels need of an array library: its operators, and these functions.
+"""What the whole-array kernels need of an array library: its operators, and these functions.
 
 Arrays are float32, int32, uint8 or bool unless a function says otherwise.
 """

@@ -30,7 +30,7 @@ def codes(xp: Namespace, scaled: ScaledTensor, raw: Any) -> Any:
     data = xp.astype(raw(scaled.data), "int32")
     if not scaled.is_packed:
         return data & 0xFF
-    axis: int = scaled.layout.axis  # type: ignore[attr-defined]
+    axis: int = scaled.layout.axis
     n, rank = scaled.shape[axis], len(scaled.shape)
     shape = list(data.shape)
     pairs = xp.concatenate([x.reshape(*_split(shape, axis)) for x in (data & 15, (data >> 4) & 15)], rank + axis + 1)
@@ -70,7 +70,7 @@ def spread(xp: Namespace, values: Any, scaled: ScaledTensor) -> Any:
     """Per-block values as an array that broadcasts against the logical shape."""
     if math.prod(values.shape) == 1 and scaled.layout.name == "per_tensor":
         return values.reshape(())
-    axis: int = scaled.layout.axis  # type: ignore[attr-defined]
+    axis: int = scaled.layout.axis
     if len(values.shape) < len(scaled.shape):  # one per row, without the constant axis
         values = values[..., None] if axis == -1 else values[..., None, :]
     if values.shape[axis] == 1 and scaled.layout.name == "per_channel":
