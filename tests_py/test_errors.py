@@ -224,14 +224,7 @@ def test_wrong_k_names_the_block_size(recipe):
         cast(f32(width), recipe)
 
 
-@pytest.mark.parametrize("block", [(1 << 48) + 1, (1 << 62) + 1, (1 << 63) - 1])
-def test_blocks_beyond_48_bits(block):
-    for rows in (1, block):
-        with pytest.raises(ValueError, match=rf"block_[mn] must be between 1 and 2\^48, got {block}"):
-            cast(f32(4, 128), breccia.Float8BlockScaling(block_k=block, block_m=rows))
-
-
-@pytest.mark.parametrize("block", [1 << 31, (1 << 47) + 1, 1 << 48])
+@pytest.mark.parametrize("block", [1 << 31, 1 << 48, (1 << 62) + 1, (1 << 63) - 1])
 def test_blocks_larger_than_any_tensor(block):
     with pytest.raises(ValueError, match="divisible"):
         cast(f32(4, 128), breccia.Float8BlockScaling(block_k=block))

@@ -241,9 +241,13 @@ def test_requantize_is_exact_or_a_fresh_cast(recipe):
         if np.array_equal(oracles.bits(np.asarray(again.scale)), oracles.bits(np.asarray(fresh.scale))):
             np.testing.assert_array_equal(again.data, fresh.data, err_msg=name)
             continue
-        # Block by block: where the bytes differ from a fresh cast's, nothing may have been lost.
+        # Block by block: where the bytes differ from a fresh cast's, nothing may be lost. Integers have one zero.
         different = oracles.codes_of(again) != oracles.codes_of(fresh)
-        oracles.assert_same_bits(dequantize(again)[different], dequantize(scaled)[different], name)
+        kept, values = dequantize(again)[different], dequantize(scaled)[different]
+        if "int" in recipe.element:
+            np.testing.assert_array_equal(kept, values, err_msg=name)
+        else:
+            oracles.assert_same_bits(kept, values, name)
         error = np.abs(dequantize(again) - dequantize(scaled)).sum()
         assert error <= np.abs(dequantize(fresh) - dequantize(scaled)).sum(), name
 
@@ -257,10 +261,12 @@ def test_requantize_to_the_same_recipe_changes_no_value(recipe):
 @cases.some("current block mxfp4 nvfp4 int4")
 def test_requantize_of_a_transposed_view(recipe):
     scaled = cast(cases.normal((K, K)), recipe).T
-    fresh = cast(dequantize(scaled), FP8)
     again = requantize(scaled, FP8)
     assert again.shape == scaled.shape
-    oracles.assert_same_bits(dequantize(again), dequantize(fresh))
+    if recipe.element == "float4_e2m1fn" and recipe.name == "mxfp4":  # powers of two times four bits: all are E4M3's
+        oracles.assert_same_bits(dequantize(again), dequantize(scaled))
+    else:
+        oracles.assert_same_bits(dequantize(again), dequantize(cast(dequantize(scaled), FP8)))
 
 
 # --- sizes at random ----------------------------------------------------------------------------------------

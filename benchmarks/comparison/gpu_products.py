@@ -13,8 +13,8 @@ from breccia.kernels import triton as kernels
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.casts import cast_block
 from breccia.kernels.triton.conversions import dequant
-from breccia.kernels.triton.products.dispatch import dispatch as products
-from breccia.kernels.triton.products.dispatch import fp8_matmul
+from breccia.kernels.triton.products import dispatch as products
+from breccia.kernels.triton.products import fp8_matmul
 from torch.nn import functional
 
 from comparison.gpu_timing import FP8, Fn, alternate, error, note, randn, replay_time

@@ -126,7 +126,9 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         self.recipe: ScalingRecipe = weight.recipe
         self._form = (weight.__dict__["_packing"], weight.original_dtype, weight.layout)
         for part in ("data", "scale", "zero_point", "global_scale"):
-            self.register_buffer(f"weight_{part}", getattr(weight, part))
+            array = getattr(weight, part)
+            # A cast on a GPU may store scales in the order that FP8 products want of activations.
+            self.register_buffer(f"weight_{part}", array.contiguous() if part == "scale" else array)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
         if activations is not None and not isinstance(activations, ScalingRecipe):
             raise TypeError(f"activations must be a ScalingRecipe or None, got {type(activations).__name__}")

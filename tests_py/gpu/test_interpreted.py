@@ -13,8 +13,8 @@ import torch
 from breccia.kernels.triton import ops, recipes
 from breccia.kernels.triton.casts import cast_block, cast_both, cast_nvfp4, cast_search, cast_tensor
 from breccia.kernels.triton.conversions import dequant
-from breccia.kernels.triton.products.dispatch import dispatch as products
-from breccia.kernels.triton.products.dispatch import gemm, gemv, order_activations
+from breccia.kernels.triton.products import dispatch as products
+from breccia.kernels.triton.products import gemm, gemv, order_activations
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

@@ -40,6 +40,10 @@ def randn(*shape: int, dtype: Any = BF16) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=dtype)
 
 
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
+
+
 def same(a: Any, b: Any) -> None:
     names = ("data", "scale", "zero_point", "global_scale")
     parts = [(a, b)] if isinstance(a, torch.Tensor) else [(getattr(a, name), getattr(b, name)) for name in names]
@@ -50,7 +54,7 @@ def same(a: Any, b: Any) -> None:
         assert left.dtype == right.dtype
         assert left.shape == right.shape
         assert left.stride() == right.stride()
-        assert torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
+        assert torch.equal(as_bytes(left), as_bytes(right))
 
 
 def repeated(call: Any, arguments: list[Any]) -> None:

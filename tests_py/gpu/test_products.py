@@ -11,8 +11,8 @@ import pytest
 import torch
 from breccia.kernels import triton as kernels
 from breccia.kernels.triton import ops, recipes
-from breccia.kernels.triton.products.dispatch import configs, w4_gemv, weights_matmul
-from breccia.kernels.triton.products.dispatch import dispatch as products
+from breccia.kernels.triton.products import configs, w4_gemv, weights_matmul
+from breccia.kernels.triton.products import dispatch as products
 
 BLOCK, TILE = breccia.Float8BlockScaling(), breccia.Float8BlockScaling(block_m=128)
 SHAPES = [(1, 8, 128), (7, 130, 256), (64, 200, 128), (129, 64, 384), (300, 520, 1024), (1000, 264, 640)]
@@ -302,7 +302,7 @@ def test_empty() -> None:
 
 def test_autotune_keeps_its_choice(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    from breccia.kernels.triton.products.dispatch import autotune
+    from breccia.kernels.triton.products import autotune
 
     one = breccia.Float8CurrentScaling()
     a, w = ops.cast(randn((300, 512)), one), ops.cast(randn((256, 512), 1), one)

@@ -16,7 +16,7 @@ from breccia.kernels.triton import recipes
 from breccia.kernels.triton.casts import amax_words, cast_search, cast_words
 from breccia.kernels.triton.conversions import dequant_words
 from breccia.kernels.triton.device.words import decode_asm
-from breccia.kernels.triton.products.dispatch import configs, hopper_fp8, hopper_weights, w4_gemv
+from breccia.kernels.triton.products import configs, hopper_fp8, hopper_weights, w4_gemv
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource

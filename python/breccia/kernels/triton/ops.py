@@ -26,7 +26,6 @@ from breccia.kernels.triton.conversions.conversion import requantize as fused_re
 from breccia.kernels.triton.conversions.dequant import dequantize as dequantize_2d
 from breccia.kernels.triton.products.turn_scales import scales_along_rows
 from breccia.kernels.triton.runtime import along_rows, empty_along_rows
-from breccia.kernels.whole_array import exact_two_level
 from breccia.recipes import _spec, scale_format
 from breccia.scaled_tensor import ScaledTensor
 
@@ -229,22 +228,9 @@ def requantize_parts(scaled: ScaledTensor, recipe: Any) -> list[torch.Tensor]:
     tiled = plan.kind == "block" and not (batches > 1 and rows % max(1, plan.block[0]))
     finds_all = tiled and recipes.finds_exact_scales(scaled.recipe, scaled.layout, recipe)
     upright = not op.transposed and not _per_matrix_scales(op)
-    if upright and (finds_all or (plan.kind == "nvfp4" and plan.two_level and _nvfp4_loses(_flat(op)))):
+    if upright and finds_all:
         return _native(fused_requantize(_flat(op), plan), shapes, recipe)
     return _torch_ops.whole_array_requantize(scaled, recipe)
-
-
-def _nvfp4_loses(source: Source) -> bool:
-    """Whether the first of the values show that no two levels of scales keep them all. Waits for the device, unless its
-    work is being captured: then nothing is known."""
-    if source.codes.is_cuda and torch.cuda.is_current_stream_capturing():
-        return False
-    rows = min(source.shape[0], -(-4096 // source.shape[1]))
-    values = dequantize_2d(
-        source.codes[:rows], source.scale, source.element, source.sfmt, (rows, source.shape[1]), source.block,
-        source.packed, torch.float32, source.zero_point, source.global_scale,
-    )  # fmt: skip
-    return exact_two_level.loses_some(values.cpu().numpy().reshape(-1, 16))
 
 
 __all__ = [

@@ -12,7 +12,7 @@ import numpy as np
 
 from breccia.kernels.whole_array.encode import encode
 from breccia.kernels.whole_array.exact import loses_nothing
-from breccia.kernels.whole_array.namespace import ABS_MASK, Namespace, NumPy
+from breccia.kernels.whole_array.namespace import ABS_MASK, Namespace
 from breccia.kernels.whole_array.quantize import Grid, Parts, assemble, encode_blocks
 from breccia.kernels.whole_array.rules import Global, Scale, Stats, decode_table
 from breccia.kernels.whole_array.spec import Element, Spec
@@ -54,20 +54,6 @@ def requantize(xp: Namespace, blocks: Any, grid: Grid, spec: Spec, stats: Stats,
     scale = _scales(xp, options, level, stats, spec)
     codes = encode_blocks(xp, blocks, dataclasses.replace(spec, multiply=False), stats, scale)
     return found, assemble(xp, codes, grid, spec, stats, scale, Global(level, level))
-
-
-def loses_some(blocks: Any) -> bool:
-    """Whether a block of a NumPy array of them loses a value whatever its scale."""
-    xp, element = NumPy(), Element.of("float4_e2m1fn")
-    blocks = blocks[np.isfinite(blocks).all(1) & blocks.any(1)].reshape(1, -1, 1, 1, blocks.shape[1])
-    amax = np.abs(blocks).max(4, keepdims=True)
-    kept = np.zeros(amax.shape, bool)
-    with np.errstate(all="ignore"):
-        for magnitude in _MAGNITUDES:
-            for step in (0, -1, 1):  # the source's own scale may be a neighbour of the quotient
-                scale = ((amax / np.float32(magnitude)).view(np.int32) + np.int32(step)).view(np.float32)
-                kept |= (scale > 0) & loses_nothing(xp, blocks, Scale(scale, scale, scale), element)
-    return not kept.all()
 
 
 def choose(xp: Namespace, found: Any, exact: Parts, fresh: Parts) -> Parts:

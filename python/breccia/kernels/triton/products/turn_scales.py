@@ -29,6 +29,17 @@ def scales_along_rows(scale: torch.Tensor) -> torch.Tensor:
     return turned
 
 
+def scales_along_blocks(scale: torch.Tensor) -> torch.Tensor:
+    """(rows, K blocks) scales with unit stride along K: what kernels of weights read. Free if stored that way."""
+    if scale.ndim != 2 or scale.stride(-1) == 1 or scale.dtype != torch.float32:
+        return scale if scale.stride(-1) == 1 else scale.contiguous()
+    rows, blocks = scale.shape
+    out = torch.empty((rows, blocks), dtype=torch.float32, device=scale.device)
+    grid = (triton.cdiv(blocks, 64), triton.cdiv(rows, 32))
+    launch(turn_kernel, grid, scale, scale, out, blocks, rows, *scale.stride(), blocks, BR=64, BC=32, num_warps=4)
+    return out
+
+
 @triton.jit
 def turn_kernel(x_ptr, out_ptr, rows, blocks, x_col, x_row, out_stride, BR: tl.constexpr, BC: tl.constexpr):
     """out[block, row] = x[row, block], in float32."""

@@ -12,6 +12,7 @@ from breccia.kernels.triton.products.configs import FOUR_BITS, WeightTile, weigh
 from breccia.kernels.triton.products.fp8_matmul import sm_count
 from breccia.kernels.triton.products.hopper_weights import weights_kernel
 from breccia.kernels.triton.products.order_activations import order_kernel
+from breccia.kernels.triton.products.turn_scales import scales_along_blocks
 from breccia.kernels.triton.runtime import launch, one_byte_scales
 
 X_LAYOUT = NVMMASharedLayout(128, 16, 2)
@@ -158,5 +159,5 @@ def scales_of(scale: torch.Tensor, kind: str, experts: int, natural: bool) -> tu
     if kind == "whole":
         scale = scale.reshape(experts, -1) if experts else scale.reshape(-1)
         return scale, 0 if scale.shape[-1] == 1 else scale.stride(-1), scale.stride(0) if experts else 0
-    scale = scale if scale.stride(-1) == 1 else scale.contiguous()
+    scale = scales_along_blocks(scale)
     return scale, scale.stride(-2), scale.stride(0) if experts else 0
