@@ -68,3 +68,10 @@ def test_numpys_integers_are_integers():
     recipe = breccia.Float8BlockScaling(block_k=np.int64(64))
     assert (recipe, type(recipe.block_k)) == (breccia.Float8BlockScaling(block_k=64), int)
     assert breccia.PerBlockK(np.int32(64)) == breccia.PerBlockK(64)
+
+
+def test_a_quantized_tensor_is_not_cast_again():
+    with pytest.raises(
+        TypeError, match=r"^x must be an array of floats, got a ScaledTensor: use requantize\(x, recipe\)$"
+    ):
+        breccia.cast(Q, "fp8")

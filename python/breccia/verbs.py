@@ -53,6 +53,8 @@ def cast(
     format has one; elsewhere the block's scale becomes NaN. Infinities saturate.
     """
     recipe = resolve(recipe)
+    if isinstance(x, ScaledTensor):
+        raise TypeError("x must be an array of floats, got a ScaledTensor: use requantize(x, recipe)")
     if rounding == "nearest" and seed is None and hadamard is None and not square_blocks:
         return frameworks.of(x).cast(x, recipe)
     return frameworks.of(x).cast_with(x, recipe, CastOptions(rounding, seed, hadamard, square_blocks))

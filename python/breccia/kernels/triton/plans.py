@@ -119,8 +119,14 @@ class Plan:
         return made
 
 
+# The launcher that plans call past Triton's own is that of these versions.
+_KNOWN_VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)
+
+
 def hooked() -> bool:
-    """Whether a profiler wants to hear of each launch, which plans do not tell it."""
+    """Whether launches must go through Triton: a profiler wants to hear of each, or the version is not a known one."""
+    if not _KNOWN_VERSION:
+        return True
     knobs = triton.knobs.runtime
     return bool(knobs.launch_enter_hook.calls or knobs.launch_exit_hook.calls)
 
