@@ -21,13 +21,15 @@ TEST(Layouts, ErrorsNameTheShapeThatFits) {
     const auto message = [](const Layout& layout, const Shape& data, const Shape& scale) {
         return message_of(Error::Kind::value, [&] { layout.validate(data, scale); });
     };
-    EXPECT_EQ(message(Layout::per_block_k(128), {8, 256}, {8, 3}), "PerBlockK: scale.shape must be (8, 2), got (8, 3)");
+    EXPECT_EQ(message(Layout::per_block_k(128), {8, 256}, {8, 3}),
+              "PerBlockK: scale.shape must be (8, 2), got (8, 3), for data of shape (8, 256) and block_size=128");
     EXPECT_EQ(message(Layout::per_block_k(100), {8, 256}, {8, 2}),
               "PerBlockK: data.shape[-1]=256 must be divisible by block_size=100");
     EXPECT_EQ(message(Layout::per_channel(), {8, 256}, {3}),
               "PerChannel: scale.shape must be one of [(8,), (8, 1)], got (3,)");
-    EXPECT_EQ(message(Layout::per_block_mn(1, 16), {8, 256}, {3, 3}),
-              "PerBlockMN: scale.shape must be (8, 16), got (3, 3)");
+    EXPECT_EQ(
+        message(Layout::per_block_mn(1, 16), {8, 256}, {3, 3}),
+        "PerBlockMN: scale.shape must be (8, 16), got (3, 3), for data of shape (8, 256) and block_m=1, block_n=16");
     EXPECT_THAT(message(Layout::per_tensor(), {8, 256}, {2}), HasSubstr("PerTensor requires a scalar scale"));
     EXPECT_THAT(message_of(Error::Kind::value, [] { Layout::per_block_k(0); }), HasSubstr("block_size must be > 0"));
     EXPECT_THAT(message_of(Error::Kind::value, [] { Layout::per_block_mn(0, 1); }), HasSubstr("(0, 1)"));
