@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages that were once misleading: each names the argument, what it was and what it must be."""
 
+import pickle
+
 import breccia
 import cases
 import numpy as np
@@ -75,3 +77,23 @@ def test_a_quantized_tensor_is_not_cast_again():
         TypeError, match=r"^x must be an array of floats, got a ScaledTensor: use requantize\(x, recipe\)$"
     ):
         breccia.cast(Q, "fp8")
+
+
+@pytest.mark.parametrize(("x", "w", "name"), [(X.astype(complex), Q, "x"), (X, X.astype(complex), "w")])
+def test_linear_names_its_own_arguments(x, w, name):
+    with pytest.raises(TypeError, match=rf"^{name} must be a float32, .* got dtype complex128$"):
+        breccia.linear(x, w)
+
+
+def test_files_cut_short_and_pickles_are_told(tmp_path):
+    path = tmp_path / "w.safetensors"
+    breccia.save({"w": Q}, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    message = rf"the file is truncated, it needs {len(whole)} bytes and has {len(whole) - 5}$"
+    with pytest.raises(ValueError, match=message):
+        breccia.load(path)
+    for name, start in (("pickle", pickle.dumps({"w": list(range(99))})), ("zip", b"PK\x03\x04" + bytes(99))):
+        (tmp_path / name).write_bytes(start)
+        with pytest.raises(ValueError, match=r"it is a pickle, as torch\.save writes"):
+            breccia.load(tmp_path / name)

@@ -134,6 +134,16 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, pre
     return y if bias is None else _plus(y, bias)
 
 
+def _check_dtype(operand: Any, name: str) -> None:
+    """Refuses what is no number as `matmul` does, by the name that `linear` has for it."""
+    if isinstance(operand, ScaledTensor):
+        return
+    kind = str(getattr(operand, "dtype", "")).rpartition(".")[2]
+    if kind.startswith(("complex", "str", "object", "<", ">", "datetime", "timedelta")):
+        wanted = "float32, float64, float16 or bfloat16 array (or integers)"
+        raise TypeError(f"{name} must be a {wanted}, got dtype {kind}")
+
+
 def _plus(y: Any, bias: Any) -> Any:
     """The sum, in the dtype of y whatever that of the bias is."""
     total = y + bias
@@ -165,6 +175,8 @@ def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
         found = getattr(x, "shape", None)
         got = type(x).__name__ if found is None else f"shape {tuple(found)}"
         raise ValueError(f"x must be (..., {w.shape[1]}) for w of shape {tuple(w.shape)}, got {got}")
+    _check_dtype(x, "x")
+    _check_dtype(w, "w")
     vector = len(x.shape) == 1
     if vector and isinstance(x, ScaledTensor):
         raise ValueError(f"x must be at least 2-D where it is a ScaledTensor, got shape {x.shape}")

@@ -28,6 +28,13 @@ __all__ = ["Entry", "SafetensorsFile", "SafetensorsWriter", "parse_header", "sav
 _ALIGN = 8
 
 
+def _other_format(start: bytes) -> str:
+    """What a file that is not safetensors looks like by its first bytes, as the end of a message."""
+    if start == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1] <= 5):
+        return ": it is a pickle, as torch.save writes; write it with safetensors.torch.save_file instead"
+    return ""
+
+
 class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
     """A mapping from names to read-only arrays that view the mapped file.
 
@@ -52,9 +59,8 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
             raise ValueError(f"{self.path}: file must have at least 8 bytes, it has {size}")
         (length,) = struct.unpack("<Q", self.file.read(0, 8))
         if length > min(MAX_HEADER, size - 8):
-            raise ValueError(
-                f"{self.path}: header must fit in the file's {size} bytes and in {MAX_HEADER}, got {length}"
-            )
+            limits = f"header must fit in the file's {size} bytes and in {MAX_HEADER}, got {length}"
+            raise ValueError(f"{self.path}: {limits}{_other_format(self.file.read(0, 4))}")
         return parse_header(self.file.read(8, length), 8 + length, size, str(self.path))
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:

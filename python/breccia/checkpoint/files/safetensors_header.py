@@ -136,8 +136,11 @@ class _Reader:
         if row is None:
             self._fail(name, f"dtype must be one of {', '.join(DTYPES)}, got {dtype[:80]!r}")
         if not begin <= end <= self.size:
+            cut = f": the file is truncated, it needs {self.start + end} bytes and has {self.start + self.size}"
             self._fail(
-                name, f"data_offsets must be [begin, end] with begin <= end <= {self.size}, got [{begin}, {end}]"
+                name,
+                f"data_offsets must be [begin, end] with begin <= end <= {self.size}, got [{begin}, {end}]"
+                + (cut if begin <= end else ""),
             )
         bits = math.prod(shape) * row.bits
         if bits != 8 * (end - begin) or (not bits and max(shape) >= 2**63):
