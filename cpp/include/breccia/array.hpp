@@ -73,7 +73,7 @@ struct Array {
     /// One number that is nowhere; no verb takes it.
     Array() = default;
     /// Throws Error where validate() would.
-    Array(void* data, ElementType type, Shape shape, Shape strides, std::shared_ptr<const void> owner = nullptr);
+    Array(void* memory, ElementType element, Shape extents, Shape steps, std::shared_ptr<const void> holder = nullptr);
 
     static Array allocate(ElementType type, Shape shape);
     /// Borrows C-contiguous memory.

@@ -167,8 +167,10 @@ std::optional<float> CommonScale::float_scale() const {
         if (p > format_.max) p /= 2;
         // E4M3 scales are the ones whose range a smaller p with a larger scale may still reach.
         const float least = type_ == ScaleType::e4m3 ? format_.smallest : p;
-        for (; p >= least && distance_to_integer(p / format_.smallest) == 0; p /= 2)
+        while (p >= least && distance_to_integer(p / format_.smallest) == 0) {
             if (const auto found = stored(p)) return found;
+            p /= 2;
+        }
     }
     return std::nullopt;
 }

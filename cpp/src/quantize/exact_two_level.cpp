@@ -139,8 +139,10 @@ private:
     [[nodiscard]] TwoLevels levels(float global) const {
         TwoLevels result{.global_scale = global, .scales = {}};
         result.scales.reserve(blocks_.size());
-        for (const Options& block : blocks_)
-            result.scales.push_back(block.is_free() ? free(block) : *scale_under(block, global));
+        for (const Options& block : blocks_) {
+            const auto scale = block.is_free() ? std::optional(free(block)) : scale_under(block, global);
+            result.scales.push_back(scale.value_or(BlockScale{}));  // there is one: `fits`
+        }
         return result;
     }
 

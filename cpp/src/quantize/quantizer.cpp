@@ -217,7 +217,7 @@ private:
     }
 
     void keep_all(const TwoLevels& levels) const {
-        *out_.global_scale->as<float>() = levels.global_scale;
+        if (out_.global_scale) *out_.global_scale->as<float>() = levels.global_scale;
         for_each_run([&](const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) {
             for (std::int64_t j = block; j < block + count; ++j, x += grid_.block_cols) {
                 const std::int64_t index = block_index(row.matrix, row.begin_row) + j;

@@ -52,7 +52,7 @@ public:
 private:
     // Rows j + i ... of the panel, elements [k, k + depth).
     void decode(std::int64_t j, std::int64_t i, std::int64_t rows, std::int64_t k, std::int64_t depth) {
-        if (kernels_ == nullptr)
+        if (kernels_ == nullptr || !numbers_.has_value())
             return w_.read(product_.table, j + i, rows, k, depth, scratch_, panel_.data(), panel_stride_f32);
         const ScaledMatrix& w = *w_.scaled_along_k();
         const std::int64_t block = k / w.grid.block_cols, of_row = i * numbers_->stride();
