@@ -65,7 +65,7 @@ static inline int candidate_count(const ScaleParams& p) {
 
 // E8M0 of the amax over the format's largest number, or over the power of two in that.
 template <class C, class L>
-BRECCIA_INLINE L::Int mx_code(L::Int amax_bits, ScaleRule rule) {
+BRECCIA_INLINE L::Int mx_code(typename L::Int amax_bits, ScaleRule rule) {
     if constexpr (C::family != CodecFamily::minifloat) {
         return L::set(0);
     } else {
@@ -98,7 +98,7 @@ BRECCIA_INLINE L::Int mx_code(L::Int amax_bits, ScaleRule rule) {
 
 // 2^(code - 127). Of code 0 that is a subnormal float.
 template <class L>
-BRECCIA_INLINE L::Float power_of_two(L::Int code) {
+BRECCIA_INLINE L::Float power_of_two(typename L::Int code) {
     const auto power = as_float(i_shl<23>(code));
     if constexpr (L::ordinary)
         return power;
@@ -107,7 +107,7 @@ BRECCIA_INLINE L::Float power_of_two(L::Int code) {
 }
 
 template <class C, class L>
-BRECCIA_INLINE LaneScale<L> mx_scale(L::Int amax_bits, const ScaleParams& p, int candidate) {
+BRECCIA_INLINE LaneScale<L> mx_scale(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
     const auto own = mx_code<C, L>(amax_bits, p.rule);
     auto code = i_add(own, L::set(e8m0_offsets[candidate]));
     if constexpr (!L::ordinary)
@@ -126,21 +126,21 @@ BRECCIA_INLINE LaneScale<L> mx_scale(L::Int amax_bits, const ScaleParams& p, int
 
 // A block's scale before it is rounded to E4M3.
 template <class L>
-BRECCIA_INLINE L::Float nvfp4_ratio(L::Float amax, const ScaleParams& p) {
+BRECCIA_INLINE L::Float nvfp4_ratio(typename L::Float amax, const ScaleParams& p) {
     if (!p.two_level) return f_div(amax, L::set(6.0F));
     if (p.rule == ScaleRule::nvfp4_torchao) return f_div(f_div(amax, L::set(6.0F)), L::set(p.global_scale));
     return f_mul(amax, L::set(p.global_encode * (1.0F / 6.0F)));
 }
 
 template <class L>
-BRECCIA_INLINE L::Float nvfp4_factor(L::Float value, const ScaleParams& p) {
+BRECCIA_INLINE L::Float nvfp4_factor(typename L::Float value, const ScaleParams& p) {
     if (!p.two_level) return f_div(L::set(1.0F), value);
     if (p.rule == ScaleRule::nvfp4_torchao) return f_div(L::set(1.0F / p.global_scale), value);
     return f_div(L::set(1.0F), f_mul(value, L::set(1.0F / p.global_encode)));
 }
 
 template <class L>
-BRECCIA_INLINE LaneScale<L> nvfp4_scale(L::Int amax_bits, const ScaleParams& p, int candidate) {
+BRECCIA_INLINE LaneScale<L> nvfp4_scale(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
     const bool torchao = p.rule == ScaleRule::nvfp4_torchao;
     auto ratio = nvfp4_ratio<L>(as_float(amax_bits), p);
     if (torchao) ratio = f_max(L::set(Float8E4M3FN::smallest_normal), ratio);
@@ -159,7 +159,7 @@ BRECCIA_INLINE LaneScale<L> nvfp4_scale(L::Int amax_bits, const ScaleParams& p, 
 
 // `largest` and less, and not zero.
 template <class T, class L>
-BRECCIA_INLINE LaneScale<L> stored_as_half(L::Float scale, std::int32_t largest) {
+BRECCIA_INLINE LaneScale<L> stored_as_half(typename L::Float scale, std::int32_t largest) {
     auto bits = half_bits<T>(scale);
     if constexpr (!L::ordinary) bits = i_max(i_min(bits, L::set(largest)), L::set(1));
     const auto decoded = half_value<T>(bits);
@@ -168,7 +168,7 @@ BRECCIA_INLINE LaneScale<L> stored_as_half(L::Float scale, std::int32_t largest)
 
 // A positive scale rounded to its type, kept finite and above zero.
 template <class L>
-BRECCIA_INLINE LaneScale<L> stored_as(L::Float scale, ScaleType type) {
+BRECCIA_INLINE LaneScale<L> stored_as(typename L::Float scale, ScaleType type) {
     if constexpr (!L::ordinary) scale = f_min(scale, L::set(f32_max));
     switch (type) {
         case ScaleType::float16: return stored_as_half<Float16, L>(scale, 0x7BFF);
@@ -192,7 +192,7 @@ BRECCIA_INLINE LaneScale<L> minus(const LaneScale<L>& s, ScaleType type) {
 
 // `one` where the amax is zero.
 template <class L>
-BRECCIA_INLINE L::Float one_of_zero(L::Int amax_bits, L::Float x) {
+BRECCIA_INLINE L::Float one_of_zero(typename L::Int amax_bits, typename L::Float x) {
     if constexpr (L::ordinary)
         return x;
     else
@@ -200,7 +200,7 @@ BRECCIA_INLINE L::Float one_of_zero(L::Int amax_bits, L::Float x) {
 }
 
 template <class C, class L>
-BRECCIA_INLINE LaneScale<L> divide_scale(L::Int amax_bits, const ScaleParams& p, int candidate) {
+BRECCIA_INLINE LaneScale<L> divide_scale(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
     const int step = candidate % number_candidates;
     const float moved = C::family == CodecFamily::minifloat ? larger(step) : smaller(step);
     auto scale = f_mul(f_div(as_float(amax_bits), L::set(C::max)), L::set(p.margin_factor));
@@ -210,7 +210,7 @@ BRECCIA_INLINE LaneScale<L> divide_scale(L::Int amax_bits, const ScaleParams& p,
 }
 
 template <class C, class L>
-BRECCIA_INLINE LaneScale<L> multiply_scale(L::Int amax_bits, const ScaleParams& p, int candidate) {
+BRECCIA_INLINE LaneScale<L> multiply_scale(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
     const auto most = L::set(f32_max);
     const auto ratio = f_min(f_div(L::set(C::max), as_float(amax_bits)), most);
     const auto factor =
@@ -222,7 +222,7 @@ BRECCIA_INLINE LaneScale<L> multiply_scale(L::Int amax_bits, const ScaleParams& 
 
 // Every rule that an amax decides.
 template <class C, class L>
-BRECCIA_INLINE LaneScale<L> scale_of_amax(L::Int amax_bits, const ScaleParams& p, int candidate) {
+BRECCIA_INLINE LaneScale<L> scale_of_amax(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
     switch (p.rule) {
         case ScaleRule::mx_rceil:
         case ScaleRule::mx_floor:
