@@ -24,6 +24,7 @@ public:
     const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
                       Scratch& scratch) const override {
         scratch.values.resize(static_cast<std::size_t>(n));
+        if (n == 0) return scratch.values.data();  // of an empty tensor, which has no matrix here
         const ScaledMatrix& stored = stored_[static_cast<std::size_t>(matrix)];
         if (axis_ == -1)
             stored.read(kernels_, row, begin, n, scratch, scratch.values.data());

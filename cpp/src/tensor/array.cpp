@@ -123,12 +123,9 @@ std::int64_t element_count(const Shape& shape, std::size_t item_size) {
 }
 
 Shape contiguous_strides(const Shape& shape, std::size_t item_size) {
-    Shape strides(shape.size());
-    auto stride = static_cast<std::int64_t>(item_size);
-    for (std::size_t i = shape.size(); i-- > 0;) {
-        strides[i] = stride;
-        stride *= std::max<std::int64_t>(shape[i], 1);
-    }
+    Shape strides(shape.size(), static_cast<std::int64_t>(item_size));
+    if (std::ranges::find(shape, 0) != shape.end()) return strides;  // no element to step to; a product may overflow
+    for (std::size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
     return strides;
 }
 
@@ -150,6 +147,7 @@ Array Array::borrow(void* data, ElementType type, Shape shape) {
 }
 
 bool Array::is_contiguous() const {
+    if (strides.size() != rank()) return false;
     if (size() == 0) return true;
     auto expected = static_cast<std::int64_t>(type.size());
     for (std::size_t i = shape.size(); i-- > 0; expected *= shape[i])
@@ -158,6 +156,7 @@ bool Array::is_contiguous() const {
 }
 
 Array Array::transposed() const {
+    validate(*this);
     Array result = *this;
     const std::size_t n = rank();
     if (n >= 2) {
