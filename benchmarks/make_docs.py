@@ -28,6 +28,7 @@ TABLES = {
     "special values": accuracy.specials,
     "sentences": accuracy.sentences,
     "cpu": speed.cpu_summary,
+    "cpu backends": speed.cpu_backends,
     "cpu limits": speed.cpu_limits,
     "gpu": speed.gpu_summary,
     "gpu casts": speed.gpu_casts,
@@ -39,6 +40,8 @@ FILES = {
     "docs/images/cpu.svg": lambda: report.svg(load("cpu"), 1),
     "benchmarks/results/cpu.md": lambda: report.markdown(load("cpu")),
     "benchmarks/results/cpu_zen4.md": lambda: report.markdown(load("cpu_zen4")),
+    "benchmarks/results/cpu_avx2.md": lambda: report.markdown(load("cpu_avx2")),
+    "benchmarks/results/cpu_avx512.md": lambda: report.markdown(load("cpu_avx512")),
     "benchmarks/results/gpu_h200.md": speed.gpu_full,
 }
 BLOCK = re.compile(r"(<!-- table: (?P<name>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -29,6 +29,7 @@ RECIPES: dict[str, Any] = {
     "FP8 1×128": breccia.Float8BlockScaling(),
     "FP8 128×128": breccia.Float8BlockScaling(block_m=128),
     "MXFP8": breccia.MXFP8BlockScaling(),
+    "INT8 per row": breccia.INT8Scaling(),
     "MXFP4": breccia.MXFP4BlockScaling(),
     "NVFP4": breccia.NVFP4BlockScaling(),
     "INT4 g128": breccia.INT4Scaling(),

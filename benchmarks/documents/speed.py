@@ -18,6 +18,14 @@ CPU = [  # group, name, what the reader is told, the peer
     ("matmul M=512", "bf16 × NVFP4", "512 rows × NVFP4", "torch bf16"),
     ("matmul M=512", "fp32 × INT4 g128, zero points", "512 rows of fp32 × INT4 with zero points", "torch fp32"),
 ]
+ANY_CPU = [  # name, what the reader is told, the peer of one row
+    ("bf16 × FP8 1×128", "FP8, 1 × 128", "torch bf16"),
+    ("fp32 × FP8 1×128", "FP8, 1 × 128; fp32 activations", "torch fp32"),
+    ("bf16 × MXFP4", "MXFP4", "torch bf16"),
+    ("bf16 × NVFP4", "NVFP4", "torch bf16"),
+    ("bf16 × INT4 g128", "INT4", "torch bf16"),
+    ("fp32 × INT4 g128", "INT4; fp32 activations", "torch fp32"),
+]
 GPU = [  # group, name, shape, further condition, what the reader is told
     ("product", "1x128 by 128x128", "4096x4096x4096", "", "FP8 × FP8 in blocks, 4096³", "cuBLASLt FP8"),
     ("product", "per tensor", "4096x4096x4096", "fast", "FP8 × FP8 per tensor, 4096³", "cuBLASLt FP8"),
@@ -50,6 +58,20 @@ def cpu_summary(result: str = "cpu", threads: int = 1) -> str:
         r = found[group, name]
         rows.append([told, f"{r['ms']['breccia']:.2f} ms", peer, times(r["times_as_fast_as"][peer])])
     return table(["work", "breccia", "against", "as fast"], rows, "lrlr")
+
+
+def cpu_backends() -> str:
+    """One row of activations on the backends for CPUs without bfloat16 instructions."""
+    results = {
+        backend: {r["name"]: r for r in load(f"cpu_{backend}")["rows"] if r["group"] == "matmul M=1"}
+        for backend in ("avx2", "avx512")
+    }
+    rows = []
+    for name, told, peer in ANY_CPU:
+        found = [of[name] for of in results.values()]
+        columns = [(f"{r['ms']['breccia']:.2f} ms", times(r["times_as_fast_as"][peer])) for r in found]
+        rows.append([told, peer, *(cell for column in columns for cell in column)])
+    return table(["4096 × 4096 weights", "against", "avx2", "as fast", "avx512", "as fast"], rows, "llrrrr")
 
 
 def cpu_machine(result: str = "cpu") -> str:
