@@ -235,6 +235,25 @@ TEST_P(GuardPages, Matmul) {
     });
 }
 
+TEST_P(GuardPages, Compare) {
+    const Guarded memory;
+    const GuardedTensor parts;
+    for_each_case([&](const Array& x, const Recipe& recipe, const Shape&, const ScaledTensor& scaled) {
+        const std::vector<std::int64_t> codes = count_codes(scaled);
+        for (const DType dtype : number_types) {
+            const Array number = converted(x, dtype);
+            const Comparison expected = compare(number, scaled);
+            const Magnitudes errors = error_magnitudes(number, scaled, 0.5F);
+            const BackendScope scope(backend());
+            const Array reference = memory.copy(number, side());
+            const ScaledTensor tensor = guarded(parts, scaled, recipe, side());
+            EXPECT_EQ(compare(reference, tensor), expected) << name_of(dtype);
+            EXPECT_EQ(error_magnitudes(reference, tensor, 0.5F), errors) << name_of(dtype);
+            EXPECT_EQ(count_codes(tensor), codes);
+        }
+    });
+}
+
 TEST_P(GuardPages, Codes) {
     const Guarded number_memory, code_memory;
     for (std::size_t f = 0; f < format_table.size(); ++f) {

@@ -90,6 +90,27 @@ class ScaledTensor:
 
 _Cast = tuple[ScaledTensor, NDArray[Any], NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]
 
+class _Comparison(TypedDict):
+    count: int
+    signal: float
+    other: float
+    dot: float
+    noise: float
+    max_error: float
+    max_error_at: int
+    reference_nans: int
+    nans: int
+    equal: bool
+    sqnr_db: float
+    cosine: float
+
+class _Magnitudes(TypedDict):
+    first: int
+    counts: NDArray[np.int64]
+    zeros: int
+    not_finite: int
+    largest: float
+
 class BackendScope:
     def __init__(self, name: str) -> None: ...
     def __enter__(self) -> None: ...
@@ -142,6 +163,10 @@ def requantize_at(scaled: ScaledTensor, recipe: Recipe, addresses: tuple[int, in
 def matmul_shape(a: list[int], b: list[int]) -> tuple[int, ...]: ...
 def matmul(a: Any, b: Any, out_dtype: str, precision: str = "exact") -> NDArray[Any]: ...
 def matmul_into(a: Any, b: Any, out: Any, precision: str = "exact") -> None: ...
+def compare(reference: Any, tensor: Any) -> _Comparison: ...
+def magnitudes(x: Any) -> _Magnitudes: ...
+def error_magnitudes(reference: Any, tensor: Any, unit: float) -> _Magnitudes: ...
+def count_codes(scaled: ScaledTensor) -> NDArray[np.int64]: ...
 def prepare(weight: ScaledTensor) -> ScaledTensor: ...
 def xla_handlers() -> dict[str, Any]:
     """Only where the extension was built with jaxlib's headers."""

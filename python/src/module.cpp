@@ -17,6 +17,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
     breccia::python::register_tensors(m);
     breccia::python::register_recipes(m);
     breccia::python::register_ops(m);
+    breccia::python::register_compare(m);
     breccia::python::register_formats(m);
     breccia::python::register_cpu(m);
     breccia::python::register_prepared(m);

@@ -10,6 +10,7 @@ namespace breccia::python {
 void register_tensors(py::module_& m);
 void register_recipes(py::module_& m);
 void register_ops(py::module_& m);
+void register_compare(py::module_& m);
 void register_formats(py::module_& m);
 void register_cpu(py::module_& m);
 void register_prepared(py::module_& m);

@@ -3,6 +3,7 @@
 
 #include "breccia/catalogue.hpp"
 #include "breccia/codecs/registry.hpp"
+#include "breccia/compare.hpp"
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
 #include "breccia/formats.hpp"

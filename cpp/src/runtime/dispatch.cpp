@@ -9,6 +9,7 @@
 
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
+#include "quantize/compare_kernels.hpp"
 #include "runtime/kernel_table.hpp"
 #include "runtime/threads.hpp"
 
@@ -33,15 +34,18 @@
 namespace breccia {
 namespace portable {
 extern constinit const KernelTable kernels;
-}
+extern constinit const CompareKernels compare_kernels;
+}  // namespace portable
 #ifdef BRECCIA_X86
 namespace avx2 {
 extern constinit const KernelTable kernels;
-}
+extern constinit const CompareKernels compare_kernels;
+}  // namespace avx2
 #ifdef BRECCIA_AVX512
 namespace avx512 {
 extern constinit const KernelTable kernels;
 extern constinit const BF16Kernels integer_kernels;
+extern constinit const CompareKernels compare_kernels;
 }  // namespace avx512
 namespace avx512_bf16 {
 extern constinit const KernelTable kernels;
@@ -56,7 +60,8 @@ extern constinit const ProductKernels matmul_kernels;
 #ifdef BRECCIA_ARM64
 namespace neon {
 extern constinit const KernelTable kernels;
-}
+extern constinit const CompareKernels compare_kernels;
+}  // namespace neon
 #endif
 
 namespace {
@@ -191,23 +196,25 @@ const KernelTable* table_of() {
 struct Backend {
     std::string_view name;
     const KernelTable* (*table)();
+    const CompareKernels* compare;
     bool (*supported)();
 };
 
 constexpr Backend backends[] = {
-    {"portable", table_of<&portable::kernels>, [] { return true; }},
+    {"portable", table_of<&portable::kernels>, &portable::compare_kernels, [] { return true; }},
 #ifdef BRECCIA_X86
-    {"avx2", table_of<&avx2::kernels>, [] { return features().avx2; }},
+    {"avx2", table_of<&avx2::kernels>, &avx2::compare_kernels, [] { return features().avx2; }},
 #ifdef BRECCIA_AVX512
-    {"avx512", avx512_kernels, [] { return features().avx512; }},
-    {"avx512_bf16", table_of<&avx512_bf16::kernels>, has_avx512_bf16},
+    {"avx512", avx512_kernels, &avx512::compare_kernels, [] { return features().avx512; }},
+    {"avx512_bf16", table_of<&avx512_bf16::kernels>, &avx512::compare_kernels, has_avx512_bf16},
 #endif
 #ifdef BRECCIA_AMX
-    {"amx", amx_kernels, [] { return has_avx512_bf16() && features().gfni && tiles_permitted(); }},
+    {"amx", amx_kernels, &avx512::compare_kernels,
+     [] { return has_avx512_bf16() && features().gfni && tiles_permitted(); }},
 #endif
 #endif
 #ifdef BRECCIA_ARM64
-    {"neon", table_of<&neon::kernels>, [] { return features().neon; }},
+    {"neon", table_of<&neon::kernels>, &neon::compare_kernels, [] { return features().neon; }},
 #endif
 };
 
@@ -245,6 +252,11 @@ const KernelTable& kernels() {
         chosen.store(table, std::memory_order_release);
     }
     return *table;
+}
+
+const CompareKernels& compare_kernels() {
+    const std::string_view name = kernels().name;
+    return *std::ranges::find(backends, name, &Backend::name)->compare;
 }
 
 BackendScope::BackendScope(std::string_view name) : previous_(chosen_here) {

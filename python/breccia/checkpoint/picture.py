@@ -15,7 +15,7 @@ from breccia.bridges._common import require
 
 __all__ = ["ERROR_RANGE", "PER_OCTAVE", "draw"]
 
-PER_OCTAVE = 2  # bins
+PER_OCTAVE = 2  # bins, as breccia.comparison counts
 ERROR_RANGE = (-14, 2)  # log2 of errors in units of the reference's RMS; what is beyond counts at the ends
 _NAME = 48  # characters
 

@@ -14,10 +14,11 @@ import numpy as np
 
 from breccia.bridges._common import codes, float32, global_scale, require
 from breccia.bridges._outside import OutsideTensor
-from breccia.checkpoint.picture import ERROR_RANGE, PER_OCTAVE, draw
+from breccia.checkpoint.picture import ERROR_RANGE, draw
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.source import Checkpoint
-from breccia.checkpoint.verify import compare, values
+from breccia.checkpoint.verify import comparable
+from breccia.comparison import compare, error_magnitudes, magnitudes
 from breccia.formats import decode
 from breccia.scaled_tensor import ScaledTensor
 
@@ -42,22 +43,10 @@ def measure(
         scaled = tensor.scaled if isinstance(tensor, OutsideTensor) else tensor
         row: dict[str, Any] = {"name": found.name, "format": f"{found.format} {found.kind}", "sqnr_db": None}
         if isinstance(scaled, ScaledTensor):
-            scales = np.abs(scales_of(scaled)).reshape(-1)
-            logs = np.log2(scales[np.isfinite(scales) & (scales > 0)])
-            low, high = (math.floor(logs.min()), math.ceil(logs.max())) if logs.size else (0, 1)
-            high = max(high, low + 1)
-            counts, _ = np.histogram(logs, bins=PER_OCTAVE * (high - low), range=(low, high))
-            row |= {
-                "scales": counts.tolist(),
-                "low": low,
-                "high": high,
-                "zeros": int((scales == 0).sum()),
-            }
+            row |= _scales(scaled)
         original = originals.get(found.name)
         if known is not None and original is not None and original.shape == found.shape:
-            reference_values = known.load(original)
-            row["sqnr_db"] = compare(found.name, reference_values, tensor).sqnr_db
-            row |= _errors(values(reference_values), values(tensor))
+            row |= _errors(comparable(known.load(original)), comparable(tensor))
         rows.append(row)
         checkpoint.release(found)
         line.add(checkpoint.nbytes(found))
@@ -65,16 +54,28 @@ def measure(
     return rows
 
 
-def _errors(wanted: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Histogram of log2 of the errors' sizes in units of the reference's root mean square, over `ERROR_RANGE`."""
-    x = wanted.astype(np.float32).reshape(-1)
-    root = math.sqrt(float(np.mean(np.square(x, dtype=np.float64)))) if x.size else 0.0
-    error = np.abs(got.astype(np.float32).reshape(-1) - x)[np.isfinite(x)]
-    error = error[np.isfinite(error)] / (root or 1.0)
-    low, high = ERROR_RANGE
-    logs = np.log2(np.clip(error, 2.0**low, 2.0**high))
-    counts, _ = np.histogram(logs, bins=PER_OCTAVE * (high - low), range=(low, high))
-    return {"errors": counts.tolist(), "largest_error": float(error.max()) if error.size else 0.0}
+def _scales(scaled: ScaledTensor) -> dict[str, Any]:
+    """Histogram of log2 of the scales, from the octave of the least to that of the largest."""
+    found = magnitudes(scales_of(scaled))
+    there = np.flatnonzero(found.counts)
+    low = (found.first + int(there[0])) // 2 if there.size else 0
+    mantissa, exponent = math.frexp(found.largest)
+    high = exponent - (mantissa == 0.5) if there.size else 1  # a power of two ends the octave below it
+    high = max(high, low + 1)
+    return {"scales": found.between(low, high).tolist(), "low": low, "high": high, "zeros": found.zeros}
+
+
+def _errors(reference: Any, tensor: Any) -> dict[str, Any]:
+    """SQNR, and a histogram of log2 of the errors' sizes in units of the reference's root mean square, over
+    `ERROR_RANGE`."""
+    sums = compare(reference, tensor)
+    root = math.sqrt(sums.signal / sums.count) if sums.count else 0.0
+    limits = np.finfo(np.float32)
+    unit = 1.0 if root == 0 or math.isnan(root) else min(max(root, float(limits.tiny)), float(limits.max))
+    found = error_magnitudes(reference, tensor, unit)
+    errors = found.between(*ERROR_RANGE)
+    errors[0] += found.zeros
+    return {"sqnr_db": sums.sqnr_db, "errors": errors.tolist(), "largest_error": found.largest}
 
 
 def scales_of(scaled: ScaledTensor) -> np.ndarray[Any, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia import verbs
+from breccia import comparison, verbs
 from breccia._command_errors import one_line
 from breccia.bridges._common import (
     codes,
@@ -21,13 +21,11 @@ from breccia.bridges._common import (
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.progress import Progress
-from breccia.checkpoint.repack import cut
 from breccia.checkpoint.source import Checkpoint, is_float
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["Difference", "compare", "diagnose", "render", "verify"]
 
-_ROWS = 256  # at a time: a few megabytes
 _SAMPLE = 512  # rows and columns looked at for a diagnosis
 _GAIN = 6.0  # decibels by which undoing a mistake must improve on leaving it
 
@@ -53,40 +51,6 @@ class Difference:
     mistake: str = ""
 
 
-class _Sums:
-    def __init__(self) -> None:
-        self.signal = self.other = self.noise = self.dot = self.worst = 0.0
-        self.equal = True
-
-    def add(self, a: Any, b: Any) -> None:
-        x, y = a.astype(np.float64).reshape(-1), b.astype(np.float64).reshape(-1)
-        error = x - y
-        both_nan = np.isnan(x) & np.isnan(y)
-        if both_nan.any():
-            x, y, error = (np.where(both_nan, 0, v) for v in (x, y, error))
-        self.equal &= bool(np.array_equal(x, y))
-        self.signal += float(x @ x)
-        self.other += float(y @ y)
-        self.dot += float(x @ y)
-        self.noise += float(error @ error)
-        if error.size:
-            worst = float(np.abs(error).max())
-            self.worst = worst if math.isnan(worst) else max(self.worst, worst)
-
-    @property
-    def sqnr(self) -> float:
-        if self.equal:
-            return math.inf
-        if not math.isfinite(self.noise):
-            return -math.inf
-        return 10 * math.log10(self.signal / self.noise) if self.signal > 0 and self.noise > 0 else math.nan
-
-    @property
-    def cosine(self) -> float:
-        norm = math.sqrt(self.signal) * math.sqrt(self.other)
-        return self.dot / norm if norm else float(self.equal)
-
-
 def values(tensor: Any) -> Any:
     """Any loaded tensor as floats."""
     if isinstance(tensor, OutsideTensor):
@@ -98,12 +62,9 @@ def values(tensor: Any) -> Any:
     return tensor
 
 
-def _rows(tensor: Any, start: int, stop: int) -> Any:
-    if isinstance(tensor, ScaledTensor) and tensor.ndim == 2:
-        return values(cut(tensor, start, stop))
-    if isinstance(tensor, (ScaledTensor, OutsideTensor)):
-        return None
-    return values(tensor[start:stop])
+def comparable(tensor: Any) -> Any:
+    """A loaded tensor as the core compares it: as it is but for what a ScaledTensor cannot say."""
+    return tensor.dequantize() if isinstance(tensor, OutsideTensor) else tensor
 
 
 def compare(name: str, reference: Any, tensor: Any) -> Difference:
@@ -122,18 +83,11 @@ def compare(name: str, reference: Any, tensor: Any) -> Difference:
         reference, tensor = values(reference).reshape(shape), values(tensor).reshape(shape)
     if tuple(tensor.shape) != shape:
         raise ValueError(f"tensor {name!r}: shape must be {shape}, got {tuple(tensor.shape)}")
-    sums = _Sums()
-    if len(shape) == 2 and _rows(reference, 0, 0) is not None and _rows(tensor, 0, 0) is not None:
-        rows = shape[0] if shape[1] else 0  # of any number of rows without columns there is nothing to compare
-        for start in range(0, rows, _ROWS):
-            stop = min(start + _ROWS, shape[0])
-            sums.add(_rows(reference, start, stop), _rows(tensor, start, stop))
-    else:
-        sums.add(values(reference), values(tensor))
+    sums = comparison.compare(comparable(reference), comparable(tensor))
     mistake = ""
-    if not sums.equal and not sums.sqnr > 12 and isinstance(tensor, ScaledTensor):
+    if not sums.equal and not sums.sqnr_db > 12 and isinstance(tensor, ScaledTensor):
         mistake = diagnose(reference, tensor)
-    return Difference(name, shape, sums.sqnr, sums.cosine, sums.worst, sums.equal, mistake)
+    return Difference(name, shape, sums.sqnr_db, sums.cosine, sums.max_error, sums.equal, mistake)
 
 
 def diagnose(reference: Any, tensor: ScaledTensor) -> str:
@@ -141,9 +95,8 @@ def diagnose(reference: Any, tensor: ScaledTensor) -> str:
     wanted = np.asarray(values(reference), np.float32)
     if wanted.ndim != 2 or wanted.size > 1 << 26:
         return ""
-    sums = _Sums()
-    sums.add(wanted, values(tensor))
-    best, name = (sums.sqnr if math.isfinite(sums.sqnr) else -math.inf), ""
+    start = comparison.compare(wanted, tensor).sqnr_db
+    best, name = (start if math.isfinite(start) else -math.inf), ""
     floor = best + _GAIN
     for label, undo in _MISTAKES.items():
         try:
@@ -153,26 +106,23 @@ def diagnose(reference: Any, tensor: ScaledTensor) -> str:
             continue
         if candidate is None:
             continue
-        sums = _Sums()
-        sums.add(wanted, candidate)
-        if sums.sqnr > max(best + 0.5, floor, 3.0):
-            best, name = sums.sqnr, label
+        reached = comparison.compare(wanted, candidate).sqnr_db
+        if reached > max(best + 0.5, floor, 3.0):
+            best, name = reached, label
     return name
 
 
-def _with(tensor: ScaledTensor, **changes: Any) -> Any:
+def _with(tensor: ScaledTensor, **changes: Any) -> ScaledTensor:
     fields = {"data": tensor.data, "scale": tensor.scale, "zero_point": tensor.zero_point}
     fields |= {"global_scale": tensor.global_scale, **changes}
-    return values(
-        ScaledTensor(
-            fields["data"],
-            fields["scale"],
-            tensor.recipe,
-            tensor.layout,
-            fields["zero_point"],
-            global_scale=fields["global_scale"],
-            shape=tensor.shape,
-        )
+    return ScaledTensor(
+        fields["data"],
+        fields["scale"],
+        tensor.recipe,
+        tensor.layout,
+        fields["zero_point"],
+        global_scale=fields["global_scale"],
+        shape=tensor.shape,
     )
 
 
@@ -218,9 +168,8 @@ def _unswizzled_twice(t: ScaledTensor, _: Any) -> Any:
 
 def _wrong_global_scale(t: ScaledTensor, wanted: Any) -> Any:
     """One factor for the whole tensor, fitted."""
-    got = values(t).astype(np.float64)
-    power = float((got * got).sum())
-    return None if not power else (got * (float((got * wanted).sum()) / power)).astype(np.float32)
+    sums = comparison.compare(wanted, t)
+    return values(t) * np.float32(sums.dot / sums.other) if sums.other else None
 
 
 def _zero_point(shift: int) -> Callable[[ScaledTensor, Any], Any]:

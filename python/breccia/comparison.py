@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a tensor is from its reference, in one pass of the core: no float copy of either is made.
+
+Tensors are ScaledTensors in memory the CPU reads, or NumPy arrays; ``uint16`` is bfloat16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breccia import _core
+from breccia.formats import decode, finfo
+from breccia.scaled_tensor import ScaledTensor, check_kernels
+
+__all__ = ["CodeCounts", "Comparison", "Magnitudes", "compare", "count_codes", "error_magnitudes", "magnitudes"]
+
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Sums over x of the reference and y of the tensor, in float64; the same whatever threads and CPU there are.
+
+    Where both hold a NaN, both count as zero; one NaN alone makes the sums it enters NaN.
+
+    Attributes:
+        count: elements.
+        signal: sum of x².
+        other: sum of y².
+        dot: sum of x · y.
+        noise: sum of (x - y)².
+        max_error: largest absolute difference.
+        max_error_at: place in C order of an element that is so far off, -1 where none is off.
+        reference_nans: elements of the reference that are NaN.
+        nans: elements of the tensor that are NaN.
+        equal: whether every value is the same.
+        sqnr_db: signal to quantization noise: infinite where equal, -infinite where the noise is not finite, NaN
+            where the reference is zero.
+        cosine: of the two as vectors.
+    """
+
+    count: int
+    signal: float
+    other: float
+    dot: float
+    noise: float
+    max_error: float
+    max_error_at: int
+    reference_nans: int
+    nans: int
+    equal: bool
+    sqnr_db: float
+    cosine: float
+
+
+@dataclass(frozen=True, eq=False)
+class Magnitudes:
+    """How many numbers have a magnitude of each half octave.
+
+    Attributes:
+        first: half octave of ``counts[0]``: ``counts[i]`` is of magnitudes from 2^((first + i) / 2) up to the next.
+        counts: one for each half octave of float32's range.
+        zeros: how many are zero.
+        not_finite: how many are infinite or NaN.
+        largest: of those that are finite.
+    """
+
+    first: int
+    counts: NDArray[np.int64]
+    zeros: int
+    not_finite: int
+    largest: float
+
+    def between(self, low: int, high: int) -> NDArray[np.int64]:
+        """Counts of the half octaves from 2^low to 2^high; what is beyond, but for zero, counts at the ends."""
+        start, stop = 2 * low - self.first, 2 * high - self.first
+        counts = self.counts[start:stop].copy()
+        counts[0] += self.counts[:start].sum()
+        counts[-1] += self.counts[stop:].sum()
+        return counts
+
+
+@dataclass(frozen=True, eq=False)
+class CodeCounts:
+    """How often each code occurs.
+
+    Attributes:
+        counts: by code.
+        zero: codes of zero.
+        saturated: codes of the format's largest magnitudes.
+        nan: codes of NaN.
+    """
+
+    counts: NDArray[np.int64]
+    zero: int
+    saturated: int
+    nan: int
+
+
+def compare(reference: Any, tensor: Any) -> Comparison:
+    """A tensor against its reference.
+
+    Raises:
+        TypeError: one is neither a ScaledTensor nor an array of numbers.
+        ValueError: the shapes differ.
+    """
+    return Comparison(**_core.compare(_operand(reference, "reference"), _operand(tensor, "tensor")))
+
+
+def magnitudes(x: Any) -> Magnitudes:
+    """Of the numbers of ``x``, as float32.
+
+    Raises:
+        TypeError: it is neither a ScaledTensor nor an array of numbers.
+    """
+    return Magnitudes(**_core.magnitudes(_operand(x, "x")))
+
+
+def error_magnitudes(reference: Any, tensor: Any, unit: float = 1.0) -> Magnitudes:
+    """Of errors in multiples of ``unit``, in float32.
+
+    Raises:
+        TypeError: one is neither a ScaledTensor nor an array of numbers.
+        ValueError: the shapes differ, or ``unit`` is not positive and finite.
+    """
+    return Magnitudes(**_core.error_magnitudes(_operand(reference, "reference"), _operand(tensor, "tensor"), unit))
+
+
+def count_codes(scaled: ScaledTensor) -> CodeCounts:
+    """Of a tensor's elements, whatever their scales.
+
+    Raises:
+        TypeError: the recipe or layout is another library's.
+    """
+    check_kernels(scaled)
+    counts = _core.count_codes(scaled._core)
+    element = scaled.recipe.element
+    values = np.abs(decode(np.arange(len(counts), dtype=np.uint8), element))
+    return CodeCounts(
+        counts,
+        zero=int(counts[values == 0].sum()),
+        saturated=int(counts[values >= finfo(element).max].sum()),
+        nan=int(counts[np.isnan(values)].sum()),
+    )
+
+
+def _operand(x: Any, argument: str) -> Any:
+    if isinstance(x, ScaledTensor):
+        check_kernels(x)
+        return x._core
+    array = np.asarray(x)
+    name = array.dtype.name
+    if name not in (*_FLOATS, "uint16"):
+        if not name.startswith(("float", "int", "uint", "bool")):
+            raise TypeError(f"{argument} must be a ScaledTensor or an array of real numbers, got dtype {array.dtype}")
+        array = array.astype(np.float64 if array.dtype.itemsize > 2 else np.float32)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
