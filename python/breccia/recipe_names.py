@@ -13,6 +13,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
+from breccia import recipes
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, INT4Scaling, ScalingRecipe, all_recipes
 
 __all__ = ["names", "recipe_of", "resolve", "suggestion", "with_options"]
@@ -103,10 +104,10 @@ def resolve(recipe: Any, argument: str = "recipe") -> ScalingRecipe:
         ValueError: there is none of that name.
     """
     if isinstance(recipe, ScalingRecipe):
-        return recipe
+        return recipes.known(recipe)
     if isinstance(recipe, str):
-        known = _NAMED.get(recipe)  # as it is spelled almost always
-        return recipe_of(recipe) if known is None else known
+        named = _NAMED.get(recipe)  # as it is spelled almost always
+        return recipes.known(recipe_of(recipe) if named is None else named)
     if isinstance(recipe, type) and issubclass(recipe, ScalingRecipe):
         raise TypeError(f"{argument} must be a recipe, got the class {recipe.__name__}: add (), {recipe.__name__}()")
     raise TypeError(

@@ -10,7 +10,9 @@ arithmetic of every rule is in docs/numerics.md.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import types
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -48,14 +50,10 @@ class ScalingRecipe:
         for field, value in _fields(self).items():
             if isinstance(value, np.integer):  # which JSON does not know
                 object.__setattr__(self, field, int(value))
-        # Not fields: the core's form of the recipe, and what a compiler that cannot look into it may need of it.
-        spec = _core.Recipe(type(self).__name__, _fields(self))
-        object.__setattr__(self, "_spec", spec)
-        object.__setattr__(self, "_layout", layouts.from_spec(spec.layout))
-        object.__setattr__(self, "_key", json.dumps(self.to_dict()))
-        object.__setattr__(
-            self, "_traits", (_core.format_info(spec.element)["bits"], spec.has_zero_point, spec.two_level)
-        )
+        key, traits, twin = _describe(type(self), tuple(_fields(self).items()))
+        object.__setattr__(self, "_key", key)
+        object.__setattr__(self, "_traits", traits)
+        object.__setattr__(self, "_twin", twin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(_fields(self).values())
@@ -68,7 +66,7 @@ class ScalingRecipe:
     @property
     def layout(self) -> layouts.Layout:
         """Layout of the scales `breccia.cast` makes."""
-        layout: layouts.Layout = self._layout  # type: ignore[attr-defined]
+        layout: layouts.Layout = known(self)._layout  # type: ignore[attr-defined]
         return layout
 
     def to_dict(self) -> dict[str, Any]:
@@ -248,6 +246,41 @@ def _fields(recipe: ScalingRecipe) -> dict[str, Any]:
     return {f.name: getattr(recipe, f.name) for f in dataclasses.fields(recipe)}
 
 
+_twins = types.ModuleType("breccia.recipes._twins")
+
+
+def known(recipe: ScalingRecipe) -> ScalingRecipe:
+    """The recipe equal to this one that all share: the one that torch.compile can return from what it compiles."""
+    twin: ScalingRecipe = getattr(_twins, recipe._twin)  # type: ignore[attr-defined]
+    return twin
+
+
 def _spec(recipe: ScalingRecipe) -> _core.Recipe:
-    spec: _core.Recipe = recipe._spec  # type: ignore[attr-defined]
+    spec: _core.Recipe = known(recipe)._spec  # type: ignore[attr-defined]
     return spec
+
+
+def _describe(
+    kind: type[ScalingRecipe], fields: tuple[tuple[str, Any], ...]
+) -> tuple[str, tuple[int, bool, bool], str]:
+    """A recipe's JSON text; its bits, "has zero points" and "is of two levels"; and the name of its twin.
+
+    Raises:
+        ValueError, TypeError: a field is not valid.
+    """
+    spec = _core.Recipe(kind.__name__, dict(fields))
+    key = json.dumps({"name": kind.name, **dict(fields)})
+    traits = _core.format_info(spec.element)["bits"], spec.has_zero_point, spec.two_level
+    name = "recipe_" + hashlib.sha256(key.encode()).hexdigest()[:16]
+    if not hasattr(_twins, name):
+        twin = object.__new__(kind)
+        twin.__dict__.update(
+            fields, _spec=spec, _layout=layouts.from_spec(spec.layout), _key=key, _traits=traits, _twin=name
+        )
+        setattr(_twins, name, twin)
+    return key, traits, name
+
+
+# torch.compile, which cannot trace the core's objects, calls this where a recipe is made in what it compiles, and
+# takes the result for a constant.
+_describe._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch: memory, dtypes, compilation, gradients, trees and files."""
 
+import dataclasses
 import io
 import sys
 
@@ -197,6 +198,22 @@ def test_compile(call):
         torch.testing.assert_close(dequantize(compiled), dequantize(expected), rtol=0, atol=0)
     else:
         torch.testing.assert_close(compiled, expected, rtol=0, atol=0)
+
+
+@cases.ALL
+def test_compile_of_a_recipe_made_inside(recipe):
+    torch._dynamo.reset()
+    kind, fields = type(recipe), {f.name: getattr(recipe, f.name) for f in dataclasses.fields(recipe)}
+
+    def call(x):
+        scaled = cast(x, kind(**fields))
+        return scaled, dequantize(scaled.T)
+
+    x = torch.from_numpy(cases.normal((6, 256)))
+    expected, (scaled, transposed) = cast(x, recipe), torch.compile(call, fullgraph=True, backend="aot_eager")(x)
+    assert (scaled.recipe, scaled.layout) == (recipe, recipe.layout)
+    peers.same_parts(PEER, scaled, expected.to("numpy"))
+    torch.testing.assert_close(transposed, dequantize(expected).T, rtol=0, atol=0)
 
 
 def test_compile_of_dynamic_shapes_and_gradients():
