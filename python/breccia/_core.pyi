@@ -125,6 +125,8 @@ def cast(
     hadamard: tuple[int, int] | None = None,
     factor: float | None = None,
     square_blocks: bool = False,
+    amax: Sequence[float] | None = None,
+    offset: tuple[int, int] = (0, 0),
 ) -> _Cast: ...
 def cast_into(
     x: Any,
@@ -137,6 +139,8 @@ def cast_into(
     hadamard: tuple[int, int] | None = None,
     factor: float | None = None,
     square_blocks: bool = False,
+    amax: Sequence[float] | None = None,
+    offset: tuple[int, int] = (0, 0),
 ) -> None: ...
 def cast_at(
     pointer: int,
@@ -149,6 +153,8 @@ def cast_at(
     hadamard: tuple[int, int] | None = None,
     factor: float | None = None,
     square_blocks: bool = False,
+    amax: Sequence[float] | None = None,
+    offset: tuple[int, int] = (0, 0),
 ) -> None:
     """From the memory ``Array.of_elements`` would take to C-contiguous memory of the plan's shapes and types at
     addresses; 0 for what the plan has not."""

@@ -42,6 +42,8 @@ class CastOptions:
     seed: Any = None
     hadamard: Hadamard | None = None
     square_blocks: bool = False
+    amax: Any = None
+    offset: Any = 0
 
     def __post_init__(self) -> None:
         if self.rounding not in ("nearest", "stochastic"):
@@ -58,15 +60,47 @@ class CastOptions:
             raise TypeError(f"seed must be an integer, got {self.seed!r}")
         if not isinstance(self.square_blocks, bool):
             raise TypeError(f"square_blocks must be True or False, got {self.square_blocks!r}")
+        pair = self.offset if isinstance(self.offset, tuple) else (self.offset, 0)
+        if len(pair) != 2 or not all(_is_integer(x) for x in pair):
+            raise TypeError(f"offset must be an integer or a pair of them (position, row length), got {self.offset!r}")
+        object.__setattr__(self, "offset", pair)
 
     @property
     def is_default(self) -> bool:
         """Whether nothing was asked for."""
-        return self.rounding == "nearest" and self.hadamard is None and not self.square_blocks
+        plain = self.rounding == "nearest" and self.hadamard is None and not self.square_blocks
+        return plain and self.amax is None
 
     @property
     def core_arguments(self) -> dict[str, Any]:
         """As keyword arguments of the core's casts."""
         hadamard = None if self.hadamard is None else (self.hadamard.block, self.hadamard.seed)
         seed = None if self.seed is None else operator.index(self.seed)
-        return {"seed": seed, "hadamard": hadamard, "square_blocks": self.square_blocks}
+        amax = None if self.amax is None else _numbers(self.amax, "amax")
+        offset = operator.index(self.offset[0]), operator.index(self.offset[1])
+        return {
+            "seed": seed,
+            "hadamard": hadamard,
+            "square_blocks": self.square_blocks,
+            "amax": amax,
+            "offset": offset,
+        }
+
+
+def _is_integer(x: Any) -> bool:
+    return hasattr(x, "__index__") and not isinstance(x, bool)
+
+
+def _numbers(x: Any, name: str) -> list[float]:
+    """Numbers of a framework's array, in C order.
+
+    Raises:
+        TypeError: it holds something else.
+    """
+    if hasattr(x, "detach"):  # torch: a GPU's too
+        x = x.detach().cpu()
+    try:
+        numbers: list[float] = np.asarray(x, np.float32).reshape(-1).tolist()
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number or an array of numbers, got {x!r}") from None
+    return numbers

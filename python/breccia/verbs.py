@@ -24,6 +24,8 @@ def cast(
     seed: Any = None,
     hadamard: Hadamard | None = None,
     square_blocks: bool = False,
+    amax: Any = None,
+    offset: Any = 0,
 ) -> ScaledTensor:
     """Quantize.
 
@@ -41,13 +43,20 @@ def cast(
         square_blocks: for recipes whose blocks of n lie along rows: n × n elements share a scale, which
             each of their rows stores. A matrix and its transpose then quantize to the same values, which
             a weight's forward and backward products want (NVFP4's 16 × 16 weight scaling).
+        amax: for a part of a larger tensor, whose scale follows from all of it: the whole's largest finite
+            magnitude, a number or an array of one, for recipes of one scale per tensor or of two levels;
+            for recipes of one scale per row, cut along the rows, an array with that of each row, in which NaN
+            says that the row holds a NaN that the element format has not. `breccia.distributed.amax` makes it.
+        offset: position of the part's first element in the larger tensor, on which stochastic rounding draws:
+            an integer where the part has whole rows, else a pair (position, length of the larger tensor's rows).
 
     Returns:
         ScaledTensor of logical shape ``x.shape``.
 
     Raises:
         TypeError: ``x`` is not an array of floats, or ``recipe`` is not a recipe.
-        ValueError: the shape does not suit the recipe, or there is no recipe of that name.
+        ValueError: the shape does not suit the recipe, there is no recipe of that name, or ``amax`` is not finite,
+            has not one number per scale, or is given for a recipe whose scales lie within any part.
 
     Special values: the scale follows from the finite elements of a block. NaN stays NaN where the
     format has one; elsewhere the block's scale becomes NaN. Infinities saturate.
@@ -55,9 +64,10 @@ def cast(
     recipe = resolve(recipe)
     if isinstance(x, ScaledTensor):
         raise TypeError("x must be an array of floats, got a ScaledTensor: use requantize(x, recipe)")
-    if rounding == "nearest" and seed is None and hadamard is None and not square_blocks:
+    if rounding == "nearest" and seed is None and hadamard is None and not square_blocks and amax is None:
         return frameworks.of(x).cast(x, recipe)
-    return frameworks.of(x).cast_with(x, recipe, CastOptions(rounding, seed, hadamard, square_blocks))
+    options = CastOptions(rounding, seed, hadamard, square_blocks, amax, offset)
+    return frameworks.of(x).cast_with(x, recipe, options)
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: Any = None) -> Any:

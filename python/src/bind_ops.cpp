@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <tuple>
+#include <utility>
+
 #include "register.hpp"
 
 namespace breccia::python {
@@ -67,8 +70,12 @@ CastOutput outputs_at(const CastPlan& plan, const Addresses& addresses) {
     return out;
 }
 
-// seed: an integer modulo 2^64, or None. hadamard: (block, seed) or None. factor: a number or None.
-CastOptions options_of(py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks) {
+using Offset = std::pair<std::int64_t, std::int64_t>;
+
+// seed: an integer modulo 2^64, or None. hadamard: (block, seed) or None. factor: a number or None. amax: numbers in a
+// list, or None. offset: (position, row length).
+CastOptions options_of(py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks, py::handle amax,
+                       Offset offset) {
     const auto low_bits = [](py::handle integer) {
         const auto bits = PyLong_AsUnsignedLongLongMask(integer.ptr());
         if (bits == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) throw py::error_already_set();
@@ -83,6 +90,8 @@ CastOptions options_of(py::handle seed, py::handle hadamard, py::handle factor, 
     }
     if (!factor.is_none()) options.factor = factor.cast<float>();
     options.square_blocks = square_blocks;
+    if (!amax.is_none()) options.amax = amax.cast<std::vector<float>>();
+    std::tie(options.offset, options.row_length) = offset;
     return options;
 }
 
@@ -128,8 +137,8 @@ void register_ops(py::module_& m) {
     m.def(
         "cast",
         [](py::handle x, const Recipe& recipe, py::handle seed, py::handle hadamard, py::handle factor,
-           bool square_blocks) {
-            const CastOptions options = options_of(seed, hadamard, factor, square_blocks);
+           bool square_blocks, py::handle amax, Offset offset) {
+            const CastOptions options = options_of(seed, hadamard, factor, square_blocks, amax, offset);
             const Array array = to_array(x, "x");
             if (!array.type.is_number())
                 throw_type("x must be a float32, float64, float16 or bfloat16 array, got dtype " + array.type.name());
@@ -141,32 +150,36 @@ void register_ops(py::module_& m) {
             return result.finish(array.type.dtype());
         },
         py::arg("x"), py::arg("recipe"), none("seed"), none("hadamard"), none("factor"),
-        py::arg("square_blocks") = false);
+        py::arg("square_blocks") = false, none("amax"), py::arg("offset") = Offset{});
 
     m.def(
         "cast_into",
         [](py::handle x, const Recipe& recipe, py::handle data, py::handle scale, py::handle zero_point,
-           py::handle global_scale, py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks) {
+           py::handle global_scale, py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks,
+           py::handle amax, Offset offset) {
             const Array array = to_array(x, "x");
             const CastOutput out = outputs(data, scale, zero_point, global_scale);
-            const CastOptions options = options_of(seed, hadamard, factor, square_blocks);
+            const CastOptions options = options_of(seed, hadamard, factor, square_blocks, amax, offset);
             const Released release;
             cast_into(array, recipe, out, options);
         },
         py::arg("x"), py::arg("recipe"), py::arg("data"), py::arg("scale"), py::arg("zero_point"),
-        py::arg("global_scale"), none("seed"), none("hadamard"), none("factor"), py::arg("square_blocks") = false);
+        py::arg("global_scale"), none("seed"), none("hadamard"), none("factor"), py::arg("square_blocks") = false,
+        none("amax"), py::arg("offset") = Offset{});
 
     m.def(
         "cast_at",
         [](std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype, const Recipe& recipe,
-           const Addresses& addresses, py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks) {
+           const Addresses& addresses, py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks,
+           py::handle amax, Offset offset) {
             const Array x = borrow_elements(pointer, std::move(shape), std::move(strides), dtype);
-            const CastOptions options = options_of(seed, hadamard, factor, square_blocks);
+            const CastOptions options = options_of(seed, hadamard, factor, square_blocks, amax, offset);
             const Released release;
             cast_into(x, recipe, outputs_at(plan_cast(x.shape, recipe), addresses), options);
         },
         py::arg("pointer"), py::arg("shape"), py::arg("strides"), py::arg("dtype"), py::arg("recipe"),
-        py::arg("addresses"), none("seed"), none("hadamard"), none("factor"), py::arg("square_blocks") = false);
+        py::arg("addresses"), none("seed"), none("hadamard"), none("factor"), py::arg("square_blocks") = false,
+        none("amax"), py::arg("offset") = Offset{});
 
     m.def("dequantize", [](const ScaledTensor& scaled, py::handle dtype) {
         auto [array, view] = allocate_numpy(parse_dtype(to_text(dtype, "dtype")), scaled.shape());

@@ -37,6 +37,13 @@ struct CastOptions {
     std::uint64_t hadamard_seed = 0;    ///< of the transform's signs
     std::optional<float> factor;        ///< one scale per tensor, from elsewhere: codes of x * factor
     bool square_blocks = false;         ///< n x n elements share the scale that each of their rows stores
+    /// For a part of a larger tensor whose scale follows from all of it: the whole's largest finite magnitude, for
+    /// recipes of one scale per tensor or of two levels; for recipes of one scale per row, cut along rows, that of each
+    /// row, and NaN where the whole row holds a NaN that the element format has not. Empty: measured.
+    std::vector<float> amax;
+    /// Position of the first element in the larger tensor and length of the larger tensor's rows (0: those of x), on
+    /// which stochastic rounding draws.
+    std::int64_t offset = 0, row_length = 0;
 };
 
 /// Quantizes x, of any strides, in float32: float64 is rounded to float32 first, float16 and bfloat16 are exact.

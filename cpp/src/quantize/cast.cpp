@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <bit>
+#include <cmath>
 
 #include "breccia/error.hpp"
 #include "breccia/formats.hpp"
@@ -35,6 +36,32 @@ void check_options(const CastOptions& options, const Recipe& recipe, const Block
     const bool rows = recipe.layout.kind == LayoutKind::per_block_k || recipe.layout.kind == LayoutKind::per_block_mn;
     if (options.square_blocks && (!rows || grid.block_rows != 1))
         throw_value("square_blocks needs a recipe whose blocks lie along rows, got " + name);
+}
+
+// The whole's amax serves a part whose scale is not its own; a search and an asymmetric range ask for more than that.
+void check_amax(std::span<const float> amax, const Recipe& recipe, const Shape& scale_shape) {
+    if (amax.empty()) return;
+    const bool rows = recipe.layout.kind == LayoutKind::per_channel;
+    const bool whole = recipe.layout.kind == LayoutKind::per_tensor || recipe.two_level;
+    const bool one_level = recipe.two_level || (recipe.search == ScaleSearch::amax && !recipe.has_zero_point());
+    if ((!rows && !whole) || !one_level)
+        throw_value(
+            "amax needs a recipe of two levels, or of one symmetric scale per tensor or row without a search, "
+            "got " +
+            std::string(recipe.name));
+    const std::int64_t count = whole ? 1 : element_count(scale_shape);
+    if (static_cast<std::int64_t>(amax.size()) != count)
+        throw_value("amax must have " + std::to_string(count) + " numbers, got " + std::to_string(amax.size()));
+    for (const float x : amax)
+        if (std::isinf(x) || x < 0 || (std::isnan(x) && (whole || info(recipe.element).has_nan)))
+            throw_value("amax must be finite and not negative, got " + std::to_string(x));
+}
+
+void check_offset(const CastOptions& options, const BlockGrid& grid) {
+    if (options.offset < 0) throw_value("offset must not be negative, got " + std::to_string(options.offset));
+    if (options.row_length != 0 && options.row_length < grid.cols)
+        throw_value("row_length must be 0 or at least x.shape[-1], " + std::to_string(grid.cols) + ", got " +
+                    std::to_string(options.row_length));
 }
 
 void check_hadamard(std::int64_t block, const Shape& shape) {
@@ -94,7 +121,10 @@ void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out, cons
     check_numbers(x, "x");
     check_output(out, plan_cast(x.shape, recipe), recipe);
     check_no_overlap(out, x);
-    check_options(options, recipe, recipe.layout.grid(x.shape));
+    const BlockGrid grid = recipe.layout.grid(x.shape);
+    check_options(options, recipe, grid);
+    check_amax(options.amax, recipe, out.scale.shape);
+    check_offset(options, grid);
     const NumberSource source(x);
     if (options.hadamard_block == 0) return quantize(source, x.shape, recipe, out, options);
     check_hadamard(options.hadamard_block, x.shape);

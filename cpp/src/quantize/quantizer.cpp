@@ -2,7 +2,9 @@
 #include "quantize/quantizer.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
+#include <span>
 
 #include "quantize/exact_two_level.hpp"
 #include "quantize/scale_choice.hpp"
@@ -27,6 +29,9 @@ public:
           packed_(is_packed(recipe.element)),
           row_bytes_(packed_ ? (grid_.cols + 1) / 2 : grid_.cols),
           factor_(options.factor),
+          amax_(options.amax),
+          offset_(options.offset),
+          row_length_(options.row_length == 0 ? grid_.cols : options.row_length),
           stored_grid_(grid_),
           choice_(source, kernels_, recipe, params_) {
         if (options.square_blocks) grid_.block_rows = grid_.block_cols;
@@ -53,7 +58,7 @@ private:
         const bool whole_bytes = !packed_ || grid_.block_cols % 2 == 0;
         const bool whole_blocks = grid_.cols % grid_.block_cols == 0;
         return grid_.block_rows == 1 && grid_.cols > 0 && whole_blocks && grid_.block_cols <= 2 * piece_cols &&
-               whole_bytes && !key_;
+               whole_bytes && !key_ && (amax_.empty() || recipe_.two_level);
     }
     [[nodiscard]] std::uint8_t* row_codes(std::int64_t matrix, std::int64_t row) const {
         return out_.data.as<std::uint8_t>() + (matrix * grid_.rows + row) * row_bytes_;
@@ -108,11 +113,21 @@ private:
         return total;
     }
 
+    float measured_amax() {
+        const bool by_blocks = in_rows() && grid_.block_cols % amax_lanes == 0;
+        return float_from_bits((by_blocks ? measure_blocks() : tensor_stats()).amax_bits);
+    }
+
+    // Of a block whose amax was given. Its elements here need not be finite.
+    [[nodiscard]] BlockStats given_stats(std::int64_t block) const {
+        const float amax = amax_[static_cast<std::size_t>(block)];
+        return {.amax_bits = std::isnan(amax) ? 0 : bits_of(amax), .has_nan = std::isnan(amax), .has_infinity = true};
+    }
+
     // TransformerEngine's compute_global_encode_scaling_factor_FP4, and torchao's per_tensor_amax_to_scale for the
     // number that is stored.
     void set_global_scale(float& global_scale) {
-        const float amax = float_from_bits(
-            (in_rows() && grid_.block_cols % amax_lanes == 0 ? measure_blocks() : tensor_stats()).amax_bits);
+        const float amax = amax_.empty() ? measured_amax() : amax_[0];
         constexpr float range = Float8E4M3FN::max * Float4E2M1FN::max;
         const float encode = range / amax;
         if (amax == 0) {
@@ -139,7 +154,7 @@ private:
                     std::int64_t col) const {
         std::uint8_t* codes = row_codes(matrix, row);
         if (!key_) return format_.encode(x, n, s, codes, col, packed_);
-        const auto first = static_cast<std::uint32_t>((matrix * grid_.rows + row) * grid_.cols + col);
+        const auto first = static_cast<std::uint32_t>(offset_ + (matrix * grid_.rows + row) * row_length_ + col);
         format_.encode_stochastic(x, n, s, *key_, first, codes, col, packed_);
     }
 
@@ -155,6 +170,7 @@ private:
             const float scale = 1 / *factor_;
             return encode_whole({.stored = bits_of(scale), .factor = *factor_, .multiply = true, .decoded = scale});
         }
+        if (!amax_.empty()) return encode_whole(format_.choose_scale(given_stats(0), params_, 0));
         const BlockStats stats = tensor_stats();
         const BlockRange whole{.end_row = grid_.rows, .end_col = grid_.cols, .matrices = matrices_};
         Scratch scratch;
@@ -289,6 +305,10 @@ private:
     void choose_scales(std::int64_t matrix, std::int64_t block_row, std::int64_t block, std::int64_t count,
                        Scratch& scratch, std::vector<BlockScale>& scales) const {
         scales.resize(static_cast<std::size_t>(count));
+        if (!amax_.empty() && !recipe_.two_level) {  // a row is one block
+            scales[0] = format_.choose_scale(given_stats(block_index(matrix, block_row)), params_, 0);
+            return;
+        }
         const bool amax_decides = choice_.amax_decides();
         std::vector<std::int32_t>& amax = scratch.amax;
         if (amax_decides) {
@@ -336,8 +356,10 @@ private:
     bool packed_;
     std::int64_t row_bytes_;
     std::optional<float> factor_;
-    BlockGrid stored_grid_;         // of the scales; finer than grid_ where a square's rows each store one
-    std::optional<RandomKey> key_;  // of stochastic rounding
+    std::span<const float> amax_;           // given: of the tensor, or of each row
+    std::int64_t offset_ = 0, row_length_;  // where random numbers are drawn
+    BlockGrid stored_grid_;                 // of the scales; finer than grid_ where a square's rows each store one
+    std::optional<RandomKey> key_;          // of stochastic rounding
     ScaleParams params_;
     ScaleChoice choice_;
     WorkBuffer<std::int32_t> amax_bits_;  // of every block, where the pass for the global scale took them

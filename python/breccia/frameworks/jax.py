@@ -111,8 +111,11 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
     x = _floats(x, "x")
     _core.plan_cast(list(x.shape), _spec(recipe))  # checks the shape
-    if _is_here(x) and _is_known(options.seed):
+    known = _is_known(options.seed) and (options.amax is None or is_concrete(jnp.asarray(options.amax)))
+    if _is_here(x) and known and all(isinstance(n, int) for n in options.offset):
         made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
+    elif options.amax is not None or options.offset != (0, 0):
+        made = _cast_part(jax.lax.stop_gradient(x), recipe, options)
     else:
         seed = None if options.seed is None else _halves(options.seed)
         made = _cast(jax.lax.stop_gradient(x), seed, recipe, options.hadamard, options.square_blocks)
@@ -131,6 +134,13 @@ def _cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: Hadamard | None, s
         return as_outputs(whole_array.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
 
     return jax.lax.platform_dependent(x, seed, cpu=by_core, default=by_jnp)
+
+
+def _cast_part(x: Any, recipe: ScalingRecipe, options: CastOptions) -> Any:
+    """Of a larger tensor; its amax and position may be traced."""
+    seed = None if options.seed is None else tuple(_halves(options.seed))
+    options = CastOptions(options.rounding, seed, options.hadamard, options.square_blocks, options.amax, options.offset)
+    return as_outputs(whole_array.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
 
 
 def _halves(seed: Any) -> Any:

@@ -4,6 +4,7 @@ same verbs are the custom operators ``torch.ops.breccia``."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -102,6 +103,9 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
     x = _floats(x, "x")
     if _is_plain(x):
         return cast_here(x, recipe, **options.core_arguments)
+    if options.amax is not None:
+        amax = torch.as_tensor(options.amax, dtype=torch.float32, device=x.device)
+        options = dataclasses.replace(options, amax=amax)
     return parts_to_tensor(whole_array_cast(x.detach(), recipe, options), x.shape, recipe, dtype_name(x))
 
 

@@ -12,7 +12,7 @@ from breccia import _core
 from breccia.cast_options import CastOptions
 from breccia.kernels.whole_array.encode import encode, squared_errors
 from breccia.kernels.whole_array.namespace import Namespace
-from breccia.kernels.whole_array.random import hadamard, uniform
+from breccia.kernels.whole_array.random import hadamard, uniform_of
 from breccia.kernels.whole_array.rules import (
     Global,
     Scale,
@@ -95,17 +95,55 @@ def cast(xp: Namespace, x: Any, recipe: ScalingRecipe, options: CastOptions) -> 
     grid, spec = Grid(tuple(x.shape), recipe, options.square_blocks), Spec.of(recipe)
     if options.hadamard is not None:
         x = hadamard(xp, x, options.hadamard.block, options.hadamard.seed)
+    if options.amax is not None:
+        _check_amax(recipe, spec, grid, options.amax)
     if grid.empty:
-        return _empty(xp, x, grid, spec)
+        return _empty(xp, x, grid, spec, options.amax)
     blocks = grid.split(xp, x)
     stats = stats_of(xp, blocks, AXES, spec.rule == "asymmetric")
-    level = global_scale(xp, stats_of(xp, x.reshape(-1), (0,), False).amax.reshape(())) if spec.two_level else None
+    if options.amax is not None and not spec.two_level:
+        stats = _given(xp, options.amax, stats, grid)
+    level = global_scale(xp, _amax(xp, x, options)) if spec.two_level else None
     scale = best_scale(xp, blocks, grid, spec, stats, level)
     draws = None
     if options.rounding == "stochastic":
-        draws = grid.split(xp, uniform(xp, options.seed, math.prod(grid.shape), x).reshape(grid.shape))
+        draws = grid.split(xp, uniform_of(xp, options.seed, grid.shape, options.offset, x))
     codes = encode_blocks(xp, blocks, spec, stats, scale, draws)
     return assemble(xp, codes, grid, spec, stats, scale, level)
+
+
+def _amax(xp: Namespace, x: Any, options: CastOptions) -> Any:
+    """Of the whole tensor: measured, or given from outside."""
+    if options.amax is None:
+        return stats_of(xp, x.reshape(-1), (0,), False).amax.reshape(())
+    return _array(xp, options.amax, x).reshape(())
+
+
+def _given(xp: Namespace, amax: Any, stats: Stats, grid: Grid) -> Stats:
+    """Statistics of blocks that reach beyond this part of the tensor."""
+    amax = _array(xp, amax, stats.amax)
+    amax = amax.reshape(()) if grid.whole else amax.reshape(grid.matrices, grid.rows, 1, 1, 1)
+    nan = amax != amax  # noqa: PLR0124
+    amax = xp.where(nan, amax * 0, amax) + stats.amax * 0
+    return Stats(amax, stats.has_nan if grid.whole else nan, stats.has_infinity)
+
+
+def _array(xp: Namespace, x: Any, like: Any) -> Any:
+    here = isinstance(x, (int, float, list, tuple, np.ndarray, np.generic))
+    return xp.constant(np.asarray(x, np.float32), "float32", like) if here else xp.astype(x, "float32")
+
+
+def _check_amax(recipe: ScalingRecipe, spec: Spec, grid: Grid, amax: Any) -> None:
+    rows = _spec(recipe).layout.kind == "PerChannel"
+    if not (spec.two_level or ((grid.whole or rows) and not spec.search and spec.rule != "asymmetric")):
+        raise ValueError(
+            "amax needs a recipe of two levels, or of one symmetric scale per tensor or row without a search, "
+            f"got {type(recipe).__name__}"
+        )
+    count = grid.matrices * grid.rows if rows else 1
+    size = math.prod(amax.shape) if hasattr(amax, "shape") else np.size(amax)
+    if size != count:
+        raise ValueError(f"amax must have {count} numbers, got {size}")
 
 
 def cast_scaled(xp: Namespace, x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> Any:
@@ -114,7 +152,7 @@ def cast_scaled(xp: Namespace, x: Any, recipe: ScalingRecipe, factor: Any, optio
         x = hadamard(xp, x, options.hadamard.block, options.hadamard.seed)
     draws = None
     if options.rounding == "stochastic":
-        draws = uniform(xp, options.seed, math.prod(x.shape), x).reshape(tuple(x.shape))
+        draws = uniform_of(xp, options.seed, tuple(x.shape), options.offset, x)
     return xp.astype(encode(xp, x * factor, Spec.of(recipe).element, uniform=draws), "uint8")
 
 
@@ -242,16 +280,20 @@ def _stored_level(level: Global | None, spec: Spec) -> Any:
     return level.encode if spec.global_divides else level.scale
 
 
-def _empty(xp: Namespace, x: Any, grid: Grid, spec: Spec) -> Parts:
+def _empty(xp: Namespace, x: Any, grid: Grid, spec: Spec, amax: Any) -> Parts:
     zeros = xp.constant(0.0, "float32", x).reshape(1, 1, 1, 1, 1)
     stats = stats_of(xp, zeros, AXES, spec.rule == "asymmetric")
-    level = global_scale(xp, zeros.reshape(())) if spec.two_level else None
+    given = zeros.reshape(()) if amax is None else _array(xp, amax, zeros)
+    if amax is not None and not spec.two_level:
+        stats = _given(xp, amax, stats, grid)
+    level = global_scale(xp, given.reshape(())) if spec.two_level else None
     scale = scale_of(xp, stats, spec, level)
     stored = xp.astype(scale.stored, "uint8" if spec.scale in ("e8m0", "e4m3") else spec.scale)
 
     def spread(value: Any, key: str) -> Any:
-        shape = tuple(grid.plan[key][0])
-        return xp.take(value.reshape(-1), xp.arange(math.prod(shape), x) * 0).reshape(shape)
+        shape, value = tuple(grid.plan[key][0]), value.reshape(-1)
+        count = math.prod(shape)
+        return (value if value.shape[0] == count else xp.take(value, xp.arange(count, x) * 0)).reshape(shape)
 
     return Parts(
         xp.astype(x, "uint8").reshape(tuple(grid.plan["data"][0])),
