@@ -19,6 +19,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
     breccia::python::register_ops(m);
     breccia::python::register_compare(m);
     breccia::python::register_formats(m);
+    breccia::python::register_word_layouts(m);
     breccia::python::register_cpu(m);
     breccia::python::register_prepared(m);
 #ifdef BRECCIA_XLA

@@ -12,6 +12,7 @@ void register_recipes(py::module_& m);
 void register_ops(py::module_& m);
 void register_compare(py::module_& m);
 void register_formats(py::module_& m);
+void register_word_layouts(py::module_& m);
 void register_cpu(py::module_& m);
 void register_prepared(py::module_& m);
 

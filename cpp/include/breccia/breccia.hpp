@@ -9,3 +9,4 @@
 #include "breccia/formats.hpp"
 #include "breccia/ops.hpp"
 #include "breccia/scaled_tensor.hpp"
+#include "breccia/word_layouts.hpp"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor, _spec
 from breccia.recipe_names import resolve
@@ -121,8 +122,8 @@ def codes(x: Any, argument: str) -> Array:
     return array if array.dtype == np.uint8 else np.ascontiguousarray(array).view(np.uint8).reshape(array.shape)
 
 
-def words(x: Any, argument: str) -> Array:
-    """An array of 32-bit words as little-endian bytes, four per word along the last axis.
+def word_matrix(x: Any, argument: str) -> NDArray[np.uint32]:
+    """32-bit words as the core reads them.
 
     Raises:
         TypeError: its items are not 32-bit integers.
@@ -130,7 +131,16 @@ def words(x: Any, argument: str) -> Array:
     array = as_numpy(x, argument)
     if array.dtype.kind not in "iu" or array.dtype.itemsize != 4:
         raise TypeError(f"{argument} must be an int32 or uint32 array, got dtype {array.dtype}")
-    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).view(np.uint8)
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).view("<u4")
+
+
+def words(x: Any, argument: str) -> Array:
+    """An array of 32-bit words as little-endian bytes, four per word along the last axis.
+
+    Raises:
+        TypeError: its items are not 32-bit integers.
+    """
+    return word_matrix(x, argument).view(np.uint8)
 
 
 def from_words(packed: Array, dtype: str = "<i4") -> Array:
@@ -299,16 +309,25 @@ def int4_from_offset(
     """INT4 stored in offset binary, value = (code - zero) · scale with zero = 8 where there is no
     ``zero_point``: signed codes without zero point, or unsigned ones with."""
     columns = shape[-1]
-    size = group_size or group_size_of(columns, scale.shape[-1], "scale")
-    name = SCALE_NAMES[scale.dtype.name]
-    symmetric = zero_point is None
-    recipe = INT4Scaling(group_size=size, signed=symmetric, scale_dtype=name, symmetric=symmetric)
     data = packed[..., : (columns + 1) // 2]
-    if symmetric:
+    if zero_point is None:
         data = data ^ np.uint8(0x88)
         if columns % 2:
             data[..., -1] &= 15
-    return ScaledTensor(data, scale, recipe, row_blocks(size, columns), zero_point, shape=shape)
+    return int4(data, scale, zero_point, shape, group_size or group_size_of(columns, scale.shape[-1], "scale"))
+
+
+def int4(data: Array, scale: Array, zero_point: Array | None, shape: tuple[int, ...], group_size: int) -> ScaledTensor:
+    """INT4 of packed codes: signed ones without a ``zero_point``, unsigned ones with one."""
+    symmetric = zero_point is None
+    name = SCALE_NAMES[scale.dtype.name]
+    recipe = INT4Scaling(group_size=group_size, signed=symmetric, scale_dtype=name, symmetric=symmetric)
+    return ScaledTensor(data, scale, recipe, row_blocks(group_size, shape[-1]), zero_point, shape=shape)
+
+
+def offset_bits(scaled: ScaledTensor) -> int:
+    """Bits of a word of eight 4-bit codes that differ in offset binary: of signed codes, the highest of each."""
+    return 0x88888888 if scaled.recipe.element == "int4" else 0
 
 
 def offset_codes(scaled: ScaledTensor) -> Array:

@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from breccia import _core
 from breccia.bridges._common import (
     SCALE_NAMES,
     STORED_SCALES,
     Array,
     as_numpy,
     check_matrix,
-    from_words,
     get,
     integer_zero_point,
-    offset_codes,
+    offset_bits,
     pack_nibbles,
+    packed_codes,
     row_blocks,
     unpack_nibbles,
-    words,
+    word_matrix,
 )
 from breccia.bridges._parts import Found, Part, materialize, rows_only
 from breccia.bridges._written import Written
@@ -32,8 +33,6 @@ NAME = "awq"
 PEER = None
 EXTRA = ""
 RECIPES: dict[str, ScalingRecipe] = {"int4": INT4Scaling(signed=False, symmetric=False)}
-_PLACES = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column in nibble i
-_NIBBLES = np.argsort(_PLACES)  # nibble of column i
 _NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 __all__ = ["from_awq", "to_awq"]
@@ -56,23 +55,13 @@ def from_awq(parts: Mapping[str, Any]) -> ScaledTensor:
     size = columns // groups
     recipe = INT4Scaling(group_size=size, signed=False, symmetric=False, scale_dtype=SCALE_NAMES[scales.dtype.name])
     return ScaledTensor(
-        pack_nibbles(_spread(qweight).T),
+        _core.codes_from_awq(word_matrix(qweight, "qweight"), 0),
         np.ascontiguousarray(scales.T),
         recipe,
         row_blocks(size, columns),
-        np.ascontiguousarray(_spread(qzeros).T),
+        np.ascontiguousarray(unpack_nibbles(_core.codes_from_awq(word_matrix(qzeros, "qzeros"), 0), groups)),
         shape=(rows, columns),
     )
-
-
-def _spread(packed: Array) -> Array:
-    nibbles = unpack_nibbles(words(packed, "qweight"), packed.shape[1] * 8)
-    return nibbles.reshape(packed.shape[0], -1, 8)[..., _NIBBLES].reshape(packed.shape[0], -1)
-
-
-def _gather(values: Array) -> Array:
-    nibbles = values.reshape(values.shape[0], -1, 8)[..., _PLACES].reshape(values.shape[0], -1)
-    return from_words(pack_nibbles(nibbles))
 
 
 def to_awq(scaled: ScaledTensor) -> dict[str, Array]:
@@ -102,13 +91,19 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
             zero = np.full((rows, groups), 8 if scaled.recipe.element == "int4" else 0, np.uint8)
         if zero.size and zero.max() > 15:
             raise ValueError(f"zero_point must be from 0 to 15, got {zero.max()}")
-        return _gather(zero.T)
+        return _words(pack_nibbles(zero), groups, 0)
 
     return {
-        "qweight": Part("I32", (columns, rows // 8), lambda: _gather(unpack_nibbles(offset_codes(scaled), columns).T)),
+        "qweight": Part(
+            "I32", (columns, rows // 8), lambda: _words(packed_codes(scaled), columns, offset_bits(scaled))
+        ),
         "qzeros": Part("I32", (groups, rows // 8), qzeros),
         "scales": Part(STORED_SCALES[scale.dtype.name], (groups, rows), lambda: np.ascontiguousarray(scale.T)),
     }
+
+
+def _words(packed: Array, columns: int, flip: int) -> Array:
+    return _core.codes_to_awq(packed, columns, flip).view("<i4")
 
 
 def carries(recipe: ScalingRecipe) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia import _core
 from breccia.bridges._common import (
     SCALE_NAMES,
     STORED_SCALES,
@@ -20,12 +21,14 @@ from breccia.bridges._common import (
     check_matrix,
     from_words,
     get,
-    int4_from_offset,
+    int4,
     integer_zero_point,
-    offset_codes,
+    offset_bits,
     pack_nibbles,
+    packed_codes,
     row_blocks,
     unpack_nibbles,
+    word_matrix,
     words,
 )
 from breccia.bridges._outside import OutsideTensor
@@ -41,6 +44,7 @@ RECIPES: dict[str, ScalingRecipe] = {
     "int4": INT4Scaling(),
     "int4-asym": INT4Scaling(signed=False, symmetric=False),
 }
+_IN_ORDER = np.zeros(0, np.int64)  # columns of the core stay where they are
 _NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 __all__ = ["from_gptq", "to_gptq"]
@@ -74,7 +78,7 @@ def from_gptq(
             f"to a word for 8), got {qweight.shape}, {qzeros.shape}, {scales.shape}"
         )
     columns = qweight.shape[0] * 32 // bits
-    stored = words(np.swapaxes(qweight, 0, 1), "qweight")
+    stored = word_matrix(qweight, "qweight")
     zeros = words(qzeros, "qzeros")
     zeros = unpack_nibbles(zeros, rows) if bits == 4 else zeros
     zero_point = np.ascontiguousarray(zeros.T).astype(np.int16) + (1 if version == "gptq" else 0)
@@ -85,15 +89,15 @@ def from_gptq(
     elif symmetric and not (zero_point == middle).all():
         raise ValueError(f"{NAME}: qzeros must all be {middle} for a symmetric checkpoint, they are not")
     order, size = _order(parts, columns, groups)
-    if order is not None:
-        stored = _reorder(stored, order, columns, bits)
+    order_of_columns = _IN_ORDER if order is None else order
     if bits == 4:
-        zero = None if symmetric else zero_point.astype(np.uint8)
-        scaled = int4_from_offset(stored, scale, zero, (rows, columns), size)
+        data = _core.codes_from_gptq(stored, 4, order_of_columns, 0x88888888 if symmetric else 0)
+        scaled = int4(data, scale, None if symmetric else zero_point.astype(np.uint8), (rows, columns), size)
     else:
+        data = _core.codes_from_gptq(stored, 8, order_of_columns, 0x80808080)
         recipe = INT8Scaling(group_size=size, scale_dtype=SCALE_NAMES[scale.dtype.name], symmetric=symmetric)
         zero = None if symmetric else (zero_point - 128).astype(np.float32)
-        scaled = ScaledTensor(stored ^ np.uint8(0x80), scale, recipe, row_blocks(size, columns), zero)
+        scaled = ScaledTensor(data, scale, recipe, row_blocks(size, columns), zero)
     return scaled if order is None else OutsideTensor(scaled, columns=np.argsort(order, kind="stable"))
 
 
@@ -111,12 +115,6 @@ def _order(parts: Mapping[str, Any], columns: int, groups: int) -> tuple[Array |
     if (counts[:-1] != size).any():
         raise ValueError(f"{NAME}: g_idx must give every group {size} columns, got {counts.min()} to {counts.max()}")
     return np.argsort(g_idx, kind="stable"), size
-
-
-def _reorder(stored: Array, order: Array, columns: int, bits: int) -> Array:
-    if bits == 8:
-        return np.ascontiguousarray(stored[:, order])
-    return pack_nibbles(unpack_nibbles(stored, columns)[:, order])
 
 
 def to_gptq(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> dict[str, Array]:
@@ -150,10 +148,8 @@ def lay_out(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
     final = scaled
 
     def qweight() -> Array:
-        packed = offset_codes(final)
-        if columns_at is not None:
-            packed = pack_nibbles(unpack_nibbles(packed, columns)[:, columns_at])
-        return np.swapaxes(from_words(packed), 0, 1)
+        order = _IN_ORDER if columns_at is None else np.asarray(columns_at, np.int64)
+        return _core.codes_to_gptq(packed_codes(final), 4, order, offset_bits(final)).view("<i4")
 
     def qzeros() -> Array:
         zero = integer_zero_point(final)

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "breccia/word_layouts.hpp"
+#include "register.hpp"
+
+namespace breccia::python {
+namespace {
+
+template <class T>
+using Matrix = py::array_t<T, py::array::c_style>;
+using Words = Matrix<std::uint32_t>;
+using Bytes = Matrix<std::uint8_t>;
+using Order = Matrix<std::int64_t>;
+
+template <class T>
+std::span<const T> read(const Matrix<T>& array) {
+    return {array.data(), static_cast<std::size_t>(array.size())};
+}
+template <class T>
+std::span<T> write(Matrix<T>& array) {
+    return {array.mutable_data(), static_cast<std::size_t>(array.size())};
+}
+
+template <class T>
+std::pair<std::int64_t, std::int64_t> extents(const Matrix<T>& array, const char* name) {
+    if (array.ndim() != 2)
+        throw_value(std::string(name) + " must be a matrix, got " + std::to_string(array.ndim()) + " axes");
+    return {array.shape(0), array.shape(1)};
+}
+
+int checked_bits(py::handle bits) {
+    const std::int64_t n = to_integer(bits, "bits");
+    if (n != 4 && n != 8) throw_value("bits must be 4 or 8, got " + std::to_string(n));
+    return static_cast<int>(n);
+}
+
+}  // namespace
+
+void register_word_layouts(py::module_& m) {
+    m.def("codes_from_gptq", [](const Words& words, py::handle bits, const Order& order, std::uint32_t flip) {
+        const auto [down, across] = extents(words, "words");
+        const int width = checked_bits(bits);
+        Bytes codes({across, 4 * down});
+        const auto to = write(codes);
+        const Released release;
+        codes_from_gptq(read(words), {.rows = across, .columns = down * 32 / width, .bits = width, .flip = flip},
+                        read(order), to);
+        return codes;
+    });
+    m.def("codes_to_gptq", [](const Bytes& codes, py::handle bits, const Order& order, std::uint32_t flip) {
+        const auto [rows, bytes] = extents(codes, "codes");
+        const int width = checked_bits(bits);
+        Words words({bytes / 4, rows});
+        const auto to = write(words);
+        const Released release;
+        codes_to_gptq(read(codes), {.rows = rows, .columns = bytes * 8 / width, .bits = width, .flip = flip},
+                      read(order), to);
+        return words;
+    });
+    m.def("codes_from_awq", [](const Words& words, std::uint32_t flip) {
+        const auto [columns, across] = extents(words, "words");
+        Bytes codes({8 * across, (columns + 1) / 2});
+        const auto to = write(codes);
+        const Released release;
+        codes_from_awq(read(words), {.rows = 8 * across, .columns = columns, .flip = flip}, to);
+        return codes;
+    });
+    m.def("codes_to_awq", [](const Bytes& codes, py::handle columns, std::uint32_t flip) {
+        const auto [rows, bytes] = extents(codes, "codes");
+        const std::int64_t wide = to_integer(columns, "columns");
+        if (wide < 0 || wide / 2 + wide % 2 != bytes)
+            throw_value("columns must be the number of codes in " + std::to_string(bytes) + " bytes of a row, got " +
+                        std::to_string(wide));
+        Words words({wide, rows / 8});
+        const auto to = write(words);
+        const Released release;
+        codes_to_awq(read(codes), {.rows = rows, .columns = wide, .flip = flip}, to);
+        return words;
+    });
+}
+
+}  // namespace breccia::python
