@@ -165,13 +165,13 @@ def test_fused_experts_may_stay(models: Any) -> None:
 
 
 MEASURE = """
-import sys, resource, warnings
+import re, sys, warnings
 warnings.simplefilter("ignore")
 import torch, transformers
 import breccia.transformers
 transformers.utils.logging.disable_progress_bar()
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak():  # of this program; getrusage would go on with the peak of the one that started it
+    return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
 transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
 before = peak()
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[2], dtype=torch.bfloat16)
@@ -191,9 +191,11 @@ def test_memory_of_loading(models: Any, tmp_path: Path) -> None:
     assert sum(p.numel() for p in model.parameters()) > 100e6
     model.save_pretrained(tmp_path / "large")
     convert(models("llama"), tmp_path / "small-q", "nvfp4")
+    if not Path("/proc/self/status").is_file():
+        pytest.skip("there is no /proc to tell a program's memory")
     for to in ("nvfp4", "modelopt:fp8"):
         convert(tmp_path / "large", tmp_path / to, to)
         size = sum(path.stat().st_size for path in (tmp_path / to).glob("*.safetensors"))
         command = [sys.executable, "-c", MEASURE, str(tmp_path / "small-q"), str(tmp_path / to)]
         grown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        assert grown <= 1.3 * size, f"{to}: {grown / size:.2f} times the checkpoint"
+        assert 0.7 * size <= grown <= 1.3 * size, f"{to}: {grown / size:.2f} times the checkpoint"
