@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from comparison import report
-from documents import accuracy, pictures, speed
+from documents import accuracy, clients, pictures, speed
 from documents.markdown import load
 
 ROOT = Path(__file__).parents[1]
 TABLES = {
+    "clients": clients.matrix,
     "recipes": accuracy.recipes,
     "accuracy": accuracy.every_recipe,
     "accuracy of small values": accuracy.small_values,

@@ -31,7 +31,7 @@ from breccia.checkpoint.models import is_turned, models_name
 from breccia.layouts import PerTensor
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Checkpoint", "read_json"]
+__all__ = ["Checkpoint", "assemble", "read_json"]
 
 MAX_JSON = 100_000_000  # bytes, as of a header
 _WRITTEN = ("config.json", "hf_quant_config.json")  # beside the weights, by this package too
@@ -312,19 +312,9 @@ class Checkpoint:
                 array = self._in_order(found, self._one(found, found.parts["weight"]))
                 return np.swapaxes(array, -1, -2) if found.options.get("turned") else array
             parts = {role: self._one(found, name) for role, name in found.parts.items()}
-            options = {key: value for key, value in found.options.items() if key not in ("expert", "experts")}
-            module = bridges.modules()[found.format]
             if found.format == "gguf":
-                kind = found.kind
                 parts["blocks"] = self._in_order(found, parts["blocks"])
-                if kind in ("Q8_0", "Q4_0", "Q4_1", "MXFP4", "NVFP4"):
-                    return gguf.from_gguf(parts["blocks"], kind, parts.get("global_scale"))
-                return gguf.dequantize_gguf(parts["blocks"], kind)
-            if list(found.parts.values()).count(found.parts.get("global_scale", "")) > 1:
-                del parts["global_scale"]  # a second name for a role of the format's own
-            reader = getattr(module, "load", None) or getattr(module, f"from_{module.__name__.rpartition('.')[2]}")
-            result: ScaledTensor | OutsideTensor | np.ndarray[Any, Any] = reader(parts, **options)
-            return result
+            return assemble(found, parts)
 
     def raw(self, found: Found) -> np.ndarray[Any, Any]:
         """A plain tensor's bytes, flat."""
@@ -371,6 +361,27 @@ class Checkpoint:
         """Let go of the files."""
         for file in self.files:
             file.close()
+
+
+def assemble(
+    found: Found, parts: dict[str, np.ndarray[Any, Any]]
+) -> ScaledTensor | OutsideTensor | np.ndarray[Any, Any]:
+    """A logical tensor of its stored ones, by role.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    if found.format == "gguf":
+        if found.kind in ("Q8_0", "Q4_0", "Q4_1", "MXFP4", "NVFP4"):
+            return gguf.from_gguf(parts["blocks"], found.kind, parts.get("global_scale"))
+        return gguf.dequantize_gguf(parts["blocks"], found.kind)
+    if list(found.parts.values()).count(found.parts.get("global_scale", "")) > 1:
+        del parts["global_scale"]  # a second name for a role of the format's own
+    options = {key: value for key, value in found.options.items() if key not in ("expert", "experts")}
+    module = bridges.modules()[found.format]
+    reader = getattr(module, "load", None) or getattr(module, f"from_{module.__name__.rpartition('.')[2]}")
+    result: ScaledTensor | OutsideTensor | np.ndarray[Any, Any] = reader(parts, **options)
+    return result
 
 
 ODD = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError, struct.error)

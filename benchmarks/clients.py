@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which program loads what `breccia convert` writes, and whether its logits are those of the quantized values.
+
+    python benchmarks/clients.py     # writes benchmarks/results/clients.json, of which docs/formats.md has the table
+
+Every target is written for a tiny model with random weights and opened by the client's own loader. Logits are compared
+with those of the same checkpoint converted to bfloat16, or to float32 where the client computes in it, as a part of
+their norm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "clients.json"
+EQUAL = 0.02  # of the logits' norm: bfloat16 activations through two layers, rounded in another order
+TOKENS = range(3, 43)
+
+
+def _is_there(*names: str) -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in names)
+
+
+def _transformers(path: Path, dtype: str = "bfloat16", **options: Any) -> Any:
+    import torch
+    import transformers
+
+    loader = transformers.AutoModelForCausalLM
+    model, info = loader.from_pretrained(path, dtype=dtype, output_loading_info=True, **options)
+    missing = sorted(info["missing_keys"]) + sorted(info["mismatched_keys"])
+    if missing:
+        raise ValueError(f"weights are not found: {missing[0]}")
+    with torch.no_grad():
+        return model.eval()(torch.tensor([list(TOKENS)])).logits.float()
+
+
+def _dequantized(path: Path) -> Any:
+    import transformers
+
+    return _transformers(path, quantization_config=transformers.CompressedTensorsConfig(dequantize=True))
+
+
+def _with_breccia(path: Path) -> Any:
+    import breccia.transformers  # noqa: F401 (registers)
+
+    return _transformers(path, "float32")
+
+
+def _gguf(path: Path) -> Any:
+    return _transformers(path.parent, gguf_file=path.name)
+
+
+def _mlx_lm(path: Path) -> Any:
+    import mlx.core as mx
+    import mlx_lm.utils as mlx_lm
+    import numpy as np
+    import torch
+
+    model, _ = mlx_lm.load_model(path)
+    model.set_dtype(mx.float32)
+    return torch.from_numpy(np.array(model(mx.array([list(TOKENS)])).astype(mx.float32)))
+
+
+# A client: how the table names it, what must be importable, how it gives logits.
+Client = tuple[str, tuple[str, ...], Callable[[Path], Any]]
+PLAIN: Client = ("transformers", ("transformers",), _transformers)
+CLIENTS: dict[str, Client] = {
+    "awq": ("transformers with GPTQModel", ("transformers", "gptqmodel"), _transformers),
+    "breccia": ("transformers with `breccia.transformers`", ("transformers",), _with_breccia),
+    "compressed-tensors": (
+        "transformers with compressed-tensors",
+        ("transformers", "compressed_tensors"),
+        _transformers,
+    ),
+    "compressed-tensors:int4-asym": (
+        "transformers, `CompressedTensorsConfig(dequantize=True)`",
+        ("transformers", "compressed_tensors"),
+        _dequantized,
+    ),
+    "deepseek": ("transformers", ("transformers", "accelerate"), _transformers),
+    "gguf": ("transformers, `gguf_file=`", ("transformers", "gguf"), _gguf),
+    "gpt-oss": ("transformers", ("transformers", "accelerate"), _transformers),
+    "gptq": ("transformers with GPTQModel", ("transformers", "gptqmodel", "optimum"), _transformers),
+    "mlx": ("mlx-lm", ("mlx_lm",), _mlx_lm),
+    "modelopt": ("transformers with `breccia.transformers`", ("transformers",), _with_breccia),
+    "torchao": ("transformers with torchao", ("transformers", "torchao"), _transformers),
+}
+
+
+def targets() -> list[str]:
+    """Every target with its recipe, once: what `breccia convert --to list` names."""
+    from breccia.checkpoint import target_names
+    from breccia.recipe_names import names
+
+    formats = {name.partition(":")[0] for name in target_names() if ":" in name}
+    return [name for name in target_names() if name not in formats and name not in _aliases(names())]
+
+
+def _aliases(names: list[str]) -> set[str]:
+    """Names of the same recipe as another one."""
+    from breccia.recipe_names import recipe_of
+
+    seen: dict[Any, str] = {}
+    return {name for name in names if seen.setdefault(recipe_of(name), name) != name}
+
+
+def client_of(target: str) -> Client:
+    """Who opens a target."""
+    if target in ("bf16", "fp16", "fp32"):
+        return PLAIN
+    name = target.partition(":")[0]
+    return CLIENTS.get(target) or CLIENTS.get(name) or CLIENTS["breccia"]
+
+
+def model_for(target: str) -> str:
+    """The tiny model that a target is written for."""
+    if target.startswith("gpt-oss"):
+        return "gpt-oss"
+    return "llama-tied"
+
+
+def check(target: str, source: Path, folder: Path) -> dict[str, Any]:
+    """One row: what the client made of a target, "error" of the logits or why it "fails".
+
+    Raises:
+        ModuleNotFoundError: the client is not installed.
+    """
+    from breccia.checkpoint import convert
+
+    name, needs, logits = client_of(target)
+    if not _is_there(*needs):
+        raise ModuleNotFoundError(f"{target} needs {', '.join(needs)}", name=needs[-1])
+    row: dict[str, Any] = {"target": target, "client": name, "model": model_for(target)}
+    out = folder / ("model.gguf" if target.startswith("gguf") else "q")
+    try:
+        report = convert(source, out, target)
+    except ValueError as error:
+        return {**row, "refused": str(error)[:200]}
+    quantized = sum(report["tensors"].get(action, 0) for action in ("cast", "repack", "requantize"))
+    if not quantized and client_of(target) is not PLAIN:
+        return {**row, "fails": "no tensor of this model has a place in the format"}
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        if out.is_file():
+            for file in source.glob("*.json"):
+                if "index" not in file.name:
+                    (folder / file.name).write_bytes(file.read_bytes())
+        exact = logits in (_with_breccia, _mlx_lm)
+        floats = _floats(out, source, folder, "fp32" if exact else "bf16")
+        try:
+            found = logits(out)
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:
+            return {**row, "fails": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:200]}
+        wanted = _transformers(floats, "float32" if exact else "bfloat16")
+        error = float((found - wanted).norm() / wanted.norm())
+    return {**row, "error": round(error, 6) if error == error else None}
+
+
+def _floats(out: Path, source: Path, folder: Path, dtype: str) -> Path:
+    from breccia.checkpoint import convert
+
+    floats = folder / "floats"
+    if out.is_file():
+        floats.mkdir()
+        convert(out, floats / "model.safetensors", dtype)
+        (floats / "config.json").write_bytes((source / "config.json").read_bytes())
+    else:
+        convert(out, floats, dtype)
+    return floats
+
+
+def main() -> int:
+    sys.path[:0] = [str(ROOT / "tests_py")]
+    from tiny_models import tiny
+
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        for target in targets():
+            source = Path(name) / model_for(target)
+            if not source.exists():
+                tiny(source.name, source)
+            folder = Path(name) / target.replace(":", "-")
+            folder.mkdir()
+            try:
+                rows.append(check(target, source, folder))
+            except ModuleNotFoundError as error:
+                print(f"left out: {error}", flush=True)
+                continue
+            print(rows[-1], flush=True)
+    RESULTS.write_text(json.dumps({"versions": _versions(), "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("accelerate", "compressed-tensors", "gguf", "gptqmodel", "mlx-lm", "torch", "torchao", "transformers"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name).partition("+")[0]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How stored tensors become the layers of a model that transformers loads, one at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.core_model_loading import ConversionOps
+
+from breccia import verbs
+from breccia.bridges._common import as_numpy
+from breccia.bridges._parts import Found
+from breccia.checkpoint.source import assemble
+from breccia.nn import QuantizedLinear
+from breccia.recipes import ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["Quantize", "ReadCodes", "module_of", "put"]
+
+
+def module_of(model: Any, name: str) -> tuple[Any, str]:
+    """The parent of a parameter's module, and the module's name in it."""
+    path, _, last = name.removesuffix(".weight").rpartition(".")
+    return model.get_submodule(path), last
+
+
+def put(
+    model: Any, name: str, weight: ScaledTensor, activations: ScalingRecipe | None, inputs: Any = None
+) -> QuantizedLinear:
+    """A quantized layer in the place of the one that has this parameter; ``inputs`` is a stored scale of its inputs."""
+    parent, last = module_of(model, name)
+    old = parent._modules[last]
+    layer = QuantizedLinear(weight, None, activations)
+    layer.bias = old.bias  # maybe still to come
+    if inputs is not None:
+        layer.register_buffer("input_scale", inputs)
+    for part in (layer, *layer._buffers.values()):
+        if part is not None:
+            part._is_hf_initialized = True
+    parent._modules[last] = layer.train(old.training)
+    return layer
+
+
+class ReadCodes(ConversionOps):  # type: ignore[misc]
+    """The stored tensors of one weight, as a layer of the model; a plain weight passes."""
+
+    def __init__(self, hf_quantizer: Any) -> None:
+        self.hf_quantizer = hf_quantizer
+        self.dtype: Any = None  # of the parameter, where it is a plain one
+
+    def __deepcopy__(self, memo: Any) -> ReadCodes:
+        return ReadCodes(self.hf_quantizer)
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        *,
+        full_layer_name: str = "",
+        model: Any = None,
+        missing_keys: Any = None,
+        **_: Any,
+    ) -> dict[str, Any]:
+        tensors = {key: value[0] if isinstance(value, list) else value for key, value in input_dict.items()}
+        found: Found | None = self.hf_quantizer.tensors.get(full_layer_name)
+        if found is None:
+            (plain,) = tensors.values()
+            return {full_layer_name: plain.to(self.dtype) if plain.is_floating_point() else plain}
+        device = next(iter(tensors.values())).device
+        prefix = found.name.removesuffix("weight")
+        parts = {role: as_numpy(tensors[name.removeprefix(prefix)], name) for role, name in found.parts.items()}
+        weight = assemble(found, parts)
+        if not isinstance(weight, ScaledTensor):
+            raise ValueError(f"tensor {found.name!r} must have a ScaledTensor form, it has none")
+        weight = weight.to("torch")
+        weight = weight if device.type == "cpu" else weight.to(device)
+        put(model, full_layer_name, weight, self.hf_quantizer.activations, tensors.get("input_scale"))
+        missing_keys.discard(full_layer_name)
+        return {}
+
+
+class Quantize(ConversionOps):  # type: ignore[misc]
+    """A weight of high precision, as a quantized layer of the model."""
+
+    def __init__(self, hf_quantizer: Any) -> None:
+        self.hf_quantizer = hf_quantizer
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        *,
+        full_layer_name: str = "",
+        model: Any = None,
+        missing_keys: Any = None,
+        **_: Any,
+    ) -> dict[str, Any]:
+        (value,) = input_dict.values()
+        weight = value[0] if isinstance(value, list) else value
+        if self.hf_quantizer.turned(full_layer_name):
+            weight = weight.T.contiguous()
+        recipe = self.hf_quantizer.quantization_config.recipe
+        put(model, full_layer_name, verbs.cast(weight.detach(), recipe), self.hf_quantizer.activations)
+        missing_keys.discard(full_layer_name)
+        return {}

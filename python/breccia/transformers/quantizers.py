@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers' quantizers "breccia" and "modelopt"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantizer
+from transformers.quantizers.base import HfQuantizer, get_keys_to_not_convert
+from transformers.utils import logging
+
+from breccia.bridges._parts import Found, ghost
+from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.targets import EXCLUDED
+from breccia.nn import QuantizedLinear
+from breccia.transformers.experts import ONE_EXPERT, SeparateExperts, why_not
+from breccia.transformers.loading import Quantize, ReadCodes, module_of
+from breccia.transformers.saving import stored_tensors
+from breccia.verbs import dequantize
+
+__all__ = ["BrecciaQuantizer", "ModelOptQuantizer"]
+
+_logger = logging.get_logger(__name__)
+
+
+class _Quantizer(HfQuantizer):  # type: ignore[misc]
+    """Layers of a model whose weights stay codes: `breccia.nn.QuantizedLinear`.
+
+    Attributes:
+        format: the bridge that reads and writes the checkpoint.
+        stored: what the tensors of a weight are called, after the name of its module.
+        tensors: the model's name of a weight → its tensors in the checkpoint, where it is quantized there.
+        chosen: names of weights to quantize on load.
+    """
+
+    requires_calibration = False
+    format = ""
+    stored: tuple[str, ...] = ()
+
+    def __init__(self, quantization_config: Any, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        self.tensors: dict[str, Found] = {}
+        self.chosen: set[str] = set()
+        self.activations = getattr(quantization_config, "activations", None)
+
+    def update_dtype(self, dtype: Any) -> Any:
+        """The model's dtype; a file of codes has FP8 in its place."""
+        return torch.bfloat16 if str(dtype).startswith("torch.float8") else dtype
+
+    def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
+        return param_name in self.chosen
+
+    def get_quantize_ops(self) -> Any:
+        return Quantize(self)
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
+        """Codes and scales keep theirs; `ReadCodes` is told what a plain weight gets."""
+        own = [op for op in getattr(converter, "operations", ()) if isinstance(op, ReadCodes)]
+        if own:
+            own[0].dtype = dtype
+            return None
+        return super().get_new_dtype(converter, param, dtype)
+
+    def turned(self, name: str) -> bool:
+        """Whether a parameter has inputs before outputs."""
+        return name in self._turned
+
+    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
+        self._turned: set[str] = set()
+        if self.pre_quantized:
+            self._prepare_for(model, _found(checkpoint_files or []))
+        else:
+            self._choose(model)
+
+    def _prepare_for(self, model: Any, every: list[Found]) -> None:
+        """Which module each quantized tensor belongs to."""
+        conversions = get_model_conversion_mapping(model)
+        renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
+        names = {found.name: found for found in every if found.format == self.format}
+        scaled = [found.name for found in every if found.name.endswith(".pre_quant_scale")]
+        if scaled:
+            raise ValueError(
+                f"tensor {scaled[0]!r} must be absent: it scales the input of its layer, which no layer here does; "
+                f"fold it into the layer before first"
+            )
+
+        def renamed(name: str) -> str:
+            return str(rename_source_key(name, renamings, [])[0])
+
+        self._separate_experts(model, [renamed(name) for name in names])
+        parameters = dict(model.named_parameters())
+        for name, found in names.items():
+            own = str(rename_source_key(name, renamings, [], model.base_model_prefix, parameters)[0])
+            if own in parameters:
+                self._check(model, own, found)
+                self.tensors[own] = found
+            elif keeper := _keeper(model, own):
+                raise ValueError(
+                    f"tensor {name!r} must belong to a linear layer, {type(model).__name__} keeps it in a parameter of "
+                    f"{keeper}: convert the checkpoint to bf16 first, or leave it out when quantizing"
+                )
+
+    def _check(self, model: Any, name: str, found: Found) -> None:
+        parent, last = module_of(model, name)
+        module = parent._modules.get(last)
+        if not name.endswith(".weight") or not isinstance(module, (torch.nn.Linear, Conv1D)):
+            kind = type(module or parent).__name__
+            raise ValueError(
+                f"tensor {found.name!r} must belong to a linear layer, it belongs to {kind}: leave it out in quantizing"
+            )
+        shape = tuple(reversed(module.weight.shape)) if isinstance(module, Conv1D) else tuple(module.weight.shape)
+        if found.shape != shape:
+            raise ValueError(f"tensor {found.name!r} must have shape {shape} as the model's, it has {found.shape}")
+
+    def _separate_experts(self, model: Any, names: Iterable[str]) -> None:
+        """Take all experts apart where some are quantized."""
+        firsts = {match["kind"] for name in names if (match := ONE_EXPERT.fullmatch(name))}
+        if not firsts:
+            return
+        first = "w1" if firsts & {"w1", "w2", "w3"} else "gate_proj"
+        for path, module in list(model.named_modules()):
+            if not path.endswith("experts") or not isinstance(
+                getattr(module, "gate_up_proj", None), torch.nn.Parameter
+            ):
+                continue
+            if why := why_not(module):
+                raise ValueError(
+                    f"experts of {type(module).__name__} ({path}) must be gate and up projections, then down, without "
+                    f"bias, to be quantized: {why}; leave them out with --exclude '*.experts.*'"
+                )
+            parent, last = module_of(model, path)
+            parent._modules[last] = SeparateExperts(module, first)
+
+    def _choose(self, model: Any) -> None:
+        """Linear layers to quantize on load: all but embeddings, output layers, norms, routers and what was named."""
+        config = self.quantization_config
+        alone = [*(config.modules_to_not_convert or ()), *get_keys_to_not_convert(model)]
+        _check_patterns(model, config.modules_to_not_convert or ())
+        conversions = get_model_conversion_mapping(model)
+        sources = [s for c in conversions if isinstance(c, WeightConverter) for s in c.source_patterns]
+        if any("experts" in source for source in sources):
+            self._separate_experts(model, ["experts.0.w1.weight" if any(".w1." in s for s in sources) else _GATE])
+        ignored = []
+        for path, module in model.named_modules():
+            if isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter) and not _is_alone(path, alone):
+                raise ValueError(
+                    f"experts of {type(module).__name__} ({path}) must be in tensors of their own to be quantized on "
+                    f"load, they are in one: add '*experts*' to modules_to_not_convert"
+                )
+            if type(module) not in (torch.nn.Linear, Conv1D):
+                continue
+            name, turned = f"{path}.weight", isinstance(module, Conv1D)
+            shape = tuple(reversed(module.weight.shape)) if turned else tuple(module.weight.shape)
+            if _is_alone(path, alone) or any(fnmatchcase(name.lower(), p) for p in EXCLUDED) or min(shape) < 16:
+                ignored.append(path)
+                continue
+            try:
+                ghost(shape, config.recipe)
+            except ValueError as error:
+                _logger.warning(f"{name} is left as it is: {error}")
+                ignored.append(path)
+                continue
+            self.chosen.add(name)
+            self._turned |= {name} if turned else set()
+        if not self.chosen:
+            raise ValueError(f"{type(model).__name__} must have linear layers to quantize, none is left")
+        config.ignore = ignored
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        """transformers' own, without those that would put experts together that are apart here; and ours."""
+        separate = any(isinstance(module, SeparateExperts) for module in model.modules())
+        kept = [c for c in weight_conversions if not (separate and isinstance(c, WeightConverter) and _of_experts(c))]
+        if not self.pre_quantized:
+            return kept
+        self._reader = WeightConverter(list(self.stored), "weight", [ReadCodes(self)])
+        return [*kept, self._reader]
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        # What reads codes is not to be undone in saving, which has its own way.
+        used = getattr(model, "_weight_conversions", None) or []
+        model._weight_conversions = [one for one in used if one is not getattr(self, "_reader", None)]
+        left = [n for n in (*self.tensors, *self.chosen) if not isinstance(_layer(model, n), QuantizedLinear)]
+        if left:
+            raise ValueError(f"tensor {left[0]!r} must be in the checkpoint, complete: it was not read")
+        return model
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        """The tensors to save, in the format they came in."""
+        return stored_tensors(model, self.format)
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Gradients flow through the layers, to adapters beside them."""
+        return True
+
+    def _dequantize(self, model: Any, dtype: Any = None) -> Any:
+        for path, layer in list(model.named_modules()):
+            if isinstance(layer, QuantizedLinear):
+                parent, last = module_of(model, path)
+                values = dequantize(layer.weight, dtype)
+                dense = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+                dense.weight = torch.nn.Parameter(values)
+                dense.bias = layer.bias
+                parent._modules[last] = dense.train(layer.training)
+        return model
+
+
+_GATE = "experts.0.gate_proj.weight"
+
+
+def _found(files: list[str]) -> list[Found]:
+    """The logical tensors of a checkpoint's files."""
+    weights = [Path(name) for name in files if name.endswith(".safetensors")]
+    if not weights:
+        raise ValueError("the checkpoint must have safetensors files, it has none")
+    checkpoint = Checkpoint(weights[0].parent if len(weights) > 1 or _has_config(weights[0]) else weights[0])
+    try:
+        return [checkpoint.refined(one) for one in checkpoint.found]
+    finally:
+        checkpoint.close()
+
+
+def _has_config(path: Path) -> bool:
+    return (path.parent / "config.json").is_file()
+
+
+def _keeper(model: Any, name: str) -> str:
+    """The nearest module of a model that a name goes into, if it has parameters of its own beside no linear layer."""
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        try:
+            module = model.get_submodule(path)
+        except AttributeError:
+            continue
+        own = [p for p in module._parameters.values() if p is not None and p.dim() > 1]
+        return f"{type(module).__name__} ({path})" if own else ""
+    return ""
+
+
+def _layer(model: Any, name: str) -> Any:
+    parent, last = module_of(model, name)
+    return parent._modules[last]
+
+
+def _of_experts(converter: Any) -> bool:
+    return any(re.search(r"experts\.\*\.", source) for source in converter._original_source_patterns)
+
+
+def _is_alone(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a module or one around it was named, by its whole name, its last part or a pattern."""
+    parts = path.split(".")
+    around = {".".join(parts[: i + 1]) for i in range(len(parts))} | set(parts)
+    return any(pattern in around or fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def _check_patterns(model: Any, patterns: Iterable[str]) -> None:
+    names = [path for path, _ in model.named_modules() if path]
+    for pattern in patterns:
+        if not any(_is_alone(path, [pattern]) for path in names):
+            raise ValueError(f"modules_to_not_convert must name modules of the model, {pattern!r} is none")
+
+
+class BrecciaQuantizer(_Quantizer):
+    """Reads what ``breccia convert`` writes in its own format, and quantizes on load."""
+
+    format = "breccia"
+    stored = ("weight.data", "weight.scale", "weight.zero_point", "weight.global_scale")
+
+
+class ModelOptQuantizer(_Quantizer):
+    """Reads checkpoints of NVIDIA's ModelOpt on any device; layers multiply by their inputs as they are."""
+
+    format = "modelopt"
+    stored = ("weight", "weight_scale", "weight_scale_2", "input_scale")
+
+    def __init__(self, quantization_config: Any, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        if not self.pre_quantized:
+            raise ValueError("quantization_config must be a BrecciaConfig to quantize on load, got a ModelOptConfig")
+
+
+_KINDS: Mapping[str, type[_Quantizer]] = {"breccia": BrecciaQuantizer, "modelopt": ModelOptQuantizer}
+for _name, _kind in _KINDS.items():
+    if _name not in AUTO_QUANTIZER_MAPPING:  # a reload of this module
+        register_quantizer(_name)(_kind)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors that ``save_pretrained`` writes of a model with quantized layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.core_model_loading import WeightRenaming, apply_renamings
+
+from breccia import bridges
+from breccia.bridges._common import to_torch
+from breccia.bridges._parts import Part
+from breccia.checkpoint.targets import stored_name
+from breccia.nn import QuantizedLinear
+
+__all__ = ["stored_tensors"]
+
+_TORCH = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "BF16": "bfloat16"}
+
+
+def stored_tensors(model: Any, format: str) -> tuple[dict[str, Any], dict[str, str]]:  # noqa: A002
+    """The state of a model with each quantized weight as a format stores it, and entries of the files' metadata."""
+    state, metadata = dict(model.state_dict()), {}
+    used = getattr(model, "_weight_conversions", None) or []
+    backwards = [one.reverse_transform() for one in reversed(used) if isinstance(one, WeightRenaming)]
+    module = bridges.modules()[format]
+    for path, layer in model.named_modules():
+        if not isinstance(layer, QuantizedLinear):
+            continue
+        for part in ("data", "scale", "zero_point", "global_scale"):
+            state.pop(f"{path}.weight_{part}", None)
+        weight = layer.weight.to("cpu").to("numpy")
+        if format == "breccia":
+            parts, text = module.store(f"{path}.weight", weight)
+            metadata[apply_renamings(f"{path}.weight.config", backwards)] = text
+        else:
+            roles = module.lay_out_for_checkpoint(
+                weight, inputs=hasattr(layer, "input_scale"), model=model.config.to_dict()
+            )
+            parts = {stored_name(f"{path}.weight", role): part for role, part in roles.items()}
+        state |= {name: _tensor(part) for name, part in parts.items()}
+    return state, metadata
+
+
+def _tensor(part: Part) -> Any:
+    made = to_torch(part.make().reshape(part.shape))
+    wanted = _TORCH.get(part.dtype)
+    if wanted is None:
+        return made
+    import torch
+
+    dtype = getattr(torch, wanted)
+    return made if made.dtype == dtype else made.reshape(-1).view(dtype).reshape(part.shape)

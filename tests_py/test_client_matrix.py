@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of who loads what, in docs/formats.md, says what is so: every row is run again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import clients
+import pytest
+from tiny_models import tiny, transformers
+
+ROWS = {row["target"]: row for row in json.loads(clients.RESULTS.read_text())["rows"]}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Directories of tiny models, made when asked for."""
+    transformers()
+    folder = tmp_path_factory.mktemp("models")
+    return lambda name: folder / name if (folder / name).exists() else tiny(name, folder / name)
+
+
+def test_every_target_has_a_row() -> None:
+    assert list(ROWS) == clients.targets()
+
+
+@pytest.mark.parametrize("target", ROWS)
+def test_row(target: str, models: Any, tmp_path: Path) -> None:
+    try:
+        found = clients.check(target, models(clients.model_for(target)), tmp_path)
+    except ModuleNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed")
+    said = ROWS[target]
+    assert found.keys() == said.keys(), found
+    if "error" in said:
+        bound = 1e-4 if said["error"] < 1e-4 else clients.EQUAL
+        assert found["error"] is not None
+        assert found["error"] <= bound
+    else:
+        assert found == said

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`breccia.transformers`: transformers' own loader opens what `convert` writes and keeps the codes."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import breccia
+import numpy as np
+import pytest
+from breccia.checkpoint import Checkpoint, convert
+from tiny_models import logits, tiny, transformers
+
+torch = pytest.importorskip("torch")
+BOUND = 1e-5  # of the logits' norm, all in float32: sums in another order
+FAMILIES = ["llama", "llama-tied", "qwen2-tied", "qwen3", "mistral", "qwen3-moe"]
+FORMATS = ["nvfp4", "int4", "int8", "mxfp8", "mxfp4", "mxfp6", "fp8-block", "modelopt:nvfp4", "modelopt:fp8"]
+FORMATS += ["modelopt:mxfp8", "modelopt:fp8-block", "modelopt:int4"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Directories of tiny models, made when asked for."""
+    transformers()
+    import breccia.transformers  # noqa: F401 (registers)
+
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = tiny(name, tmp_path_factory.mktemp("models") / name)
+        return made[name]
+
+    return get
+
+
+def load(path: Path, dtype: Any = torch.float32, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = transformers().AutoModelForCausalLM
+        model, info = loader.from_pretrained(path, dtype=dtype, output_loading_info=True, **options)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    return model
+
+
+def run(model: Any) -> Any:
+    with torch.no_grad():
+        return model(torch.arange(3, 43)[None]).logits.float()
+
+
+def layers(model: Any) -> dict[str, Any]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, breccia.nn.QuantizedLinear)}
+
+
+def close(got: Any, wanted: Any) -> None:
+    assert not got.isnan().any()
+    assert float((got - wanted).norm() / wanted.norm()) <= BOUND
+
+
+def weights(checkpoint: Path) -> dict[str, Any]:
+    opened = Checkpoint(checkpoint)
+    return {found.name: opened.load(found) for found in opened.found if found.format != "plain"}
+
+
+@pytest.mark.parametrize(
+    ("family", "to"), [("llama-tied", to) for to in FORMATS] + [(name, "nvfp4") for name in FAMILIES]
+)
+def test_codes_are_kept_and_logits_are_those_of_the_values(family: str, to: str, models: Any, tmp_path: Path) -> None:
+    convert(models(family), tmp_path / "q", to)
+    convert(tmp_path / "q", tmp_path / "floats", "fp32")
+    model = load(tmp_path / "q")
+    stored = weights(tmp_path / "q")
+    assert {f"{name}.weight" for name in layers(model)} == set(stored)
+    for name, layer in layers(model).items():
+        assert layer.weight.to("numpy").recipe == stored[f"{name}.weight"].recipe
+        assert torch.equal(layer.weight.dequantize(), torch.from_numpy(stored[f"{name}.weight"].dequantize()))
+    close(run(model), logits(tmp_path / "floats", dtype=torch.float32))
+
+
+@pytest.mark.parametrize(("family", "to"), [("llama-tied", to) for to in FORMATS] + [("qwen3-moe", "nvfp4")])
+def test_save_pretrained_writes_the_same_codes(family: str, to: str, models: Any, tmp_path: Path) -> None:
+    convert(models(family), tmp_path / "q", to)
+    model = load(tmp_path / "q")
+    model.save_pretrained(tmp_path / "again", max_shard_size="100KB")
+    assert len(list((tmp_path / "again").glob("*.safetensors"))) > 1
+    first, second = weights(tmp_path / "q"), weights(tmp_path / "again")
+    assert first.keys() == second.keys()
+    for name, one in first.items():
+        assert np.array_equal(one.dequantize(), second[name].dequantize())
+        # One scale of one tile is also that of a tensor, which ModelOpt's files have for each row.
+        assert one == second[name] or one.scale.size == 1
+    said = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("q", "again")]
+    assert said[0]["quantization_config"] == said[1]["quantization_config"]
+    assert run(load(tmp_path / "again")).equal(run(model))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_quantize_on_load(family: str, models: Any, tmp_path: Path) -> None:
+    """The same codes as `convert` writes, and what is saved loads again."""
+    from breccia.transformers import BrecciaConfig
+
+    model = load(models(family), quantization_config=BrecciaConfig("int4"))
+    convert(models(family), tmp_path / "q", "int4")
+    stored = weights(tmp_path / "q")
+    assert {f"{name}.weight" for name in layers(model)} == set(stored)
+    for name, layer in layers(model).items():
+        assert torch.equal(layer.weight.dequantize(), torch.from_numpy(stored[f"{name}.weight"].dequantize()))
+    model.save_pretrained(tmp_path / "saved")
+    assert run(load(tmp_path / "saved")).equal(run(model))
+
+
+def test_activations_and_modules_to_not_convert(models: Any, tmp_path: Path) -> None:
+    from breccia.transformers import BrecciaConfig
+
+    said = BrecciaConfig(
+        recipe="mxfp8", activations=breccia.MXFP8BlockScaling(), modules_to_not_convert=["o_proj", "model.layers.1.*"]
+    )
+    model = load(models("llama"), quantization_config=said)
+    kept = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"}
+    assert {tuple(name.split(".")[i] for i in (2, -1)) for name in layers(model)} == {("0", name) for name in kept}
+    assert all(layer.activations == breccia.MXFP8BlockScaling() for layer in layers(model).values())
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert all(layer.activations == breccia.MXFP8BlockScaling() for layer in layers(again).values())
+    assert run(again).equal(run(model))
+
+
+def test_generation_and_dequantize(models: Any, tmp_path: Path) -> None:
+    convert(models("qwen3"), tmp_path / "q", "nvfp4")
+    convert(tmp_path / "q", tmp_path / "floats", "fp32")
+    prompt = torch.arange(3, 11)[None]
+    model, floats = load(tmp_path / "q"), load(tmp_path / "floats")
+    options = {"max_new_tokens": 8, "do_sample": False}
+    assert model.generate(prompt, **options).equal(floats.generate(prompt, **options))
+    dense = model.dequantize()
+    assert not layers(dense)
+    assert run(dense).equal(run(floats))
+
+
+def test_what_cannot_be_loaded_is_refused(models: Any, tmp_path: Path) -> None:
+    from breccia.transformers import BrecciaConfig
+
+    convert(models("gpt-oss"), tmp_path / "oss", "int8")
+    with pytest.raises(ValueError, match="experts"):
+        load(tmp_path / "oss")
+    with pytest.raises(ValueError, match=r"experts of GptOssExperts .* must be in tensors of their own"):
+        load(models("gpt-oss"), quantization_config=BrecciaConfig("int8"))
+    convert(models("llama"), tmp_path / "embedded", "int8", include=["*embed_tokens*"])
+    with pytest.raises(ValueError, match="must belong to a linear layer, it belongs to Embedding"):
+        load(tmp_path / "embedded")
+    with pytest.raises(ValueError, match="modules_to_not_convert must name modules"):
+        load(models("llama"), quantization_config=BrecciaConfig("int8", modules_to_not_convert=["nothing"]))
+    with pytest.raises(ValueError, match="did you mean nvfp4"):
+        BrecciaConfig("nvpf4")
+
+
+def test_fused_experts_may_stay(models: Any) -> None:
+    from breccia.transformers import BrecciaConfig
+
+    model = load(models("gpt-oss"), quantization_config=BrecciaConfig("int8", modules_to_not_convert=["*experts"]))
+    assert {name.split(".")[-1] for name in layers(model)} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+MEASURE = """
+import re, sys, warnings
+warnings.simplefilter("ignore")
+import torch, transformers
+import breccia.transformers
+transformers.utils.logging.disable_progress_bar()
+def peak():  # of this program; getrusage would go on with the peak of the one that started it
+    return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
+transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
+before = peak()
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[2], dtype=torch.bfloat16)
+with torch.no_grad():
+    model(torch.arange(3, 5)[None])
+print(peak() - before)
+"""
+
+
+def test_memory_of_loading(models: Any, tmp_path: Path) -> None:
+    """Peak memory above that of a process that has loaded another model, over the checkpoint's size."""
+    config = transformers().LlamaConfig(
+        hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16, vocab_size=2048
+    )
+    torch.manual_seed(0)
+    model = transformers().LlamaForCausalLM(config).to(torch.bfloat16)
+    assert sum(p.numel() for p in model.parameters()) > 100e6
+    model.save_pretrained(tmp_path / "large")
+    convert(models("llama"), tmp_path / "small-q", "nvfp4")
+    if not Path("/proc/self/status").is_file():
+        pytest.skip("there is no /proc to tell a program's memory")
+    for to in ("nvfp4", "modelopt:fp8"):
+        convert(tmp_path / "large", tmp_path / to, to)
+        size = sum(path.stat().st_size for path in (tmp_path / to).glob("*.safetensors"))
+        command = [sys.executable, "-c", MEASURE, str(tmp_path / "small-q"), str(tmp_path / to)]
+        grown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        assert 0.7 * size <= grown <= 1.3 * size, f"{to}: {grown / size:.2f} times the checkpoint"
