@@ -31,6 +31,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "awq"
 PEER = None
 EXTRA = ""
+ANCHORS = (".qweight",)  # ends of the names that `find` begins with
 RECIPES: dict[str, ScalingRecipe] = {"int4": INT4Scaling(signed=False, symmetric=False)}
 _PLACES = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column in nibble i
 _NIBBLES = np.argsort(_PLACES)  # nibble of column i

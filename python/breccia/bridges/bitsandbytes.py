@@ -23,6 +23,11 @@ from breccia.recipes import ScalingRecipe
 NAME = "bitsandbytes"
 PEER = None
 EXTRA = ""
+ANCHORS = (
+    ".SCB",
+    ".quant_state.bitsandbytes__nf4",
+    ".quant_state.bitsandbytes__fp4",
+)  # ends of the names that `find` begins with
 RECIPES: dict[str, ScalingRecipe] = {}
 
 __all__ = ["from_bitsandbytes"]
