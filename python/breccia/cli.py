@@ -212,11 +212,13 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _inspect(args: argparse.Namespace) -> int:
     from breccia.checkpoint.inspect import describe, render
+    from breccia.checkpoint.source import without_collection
 
-    if args.json:
-        _print_json(describe(args.path))
-    else:
-        print(render(describe(args.path), summary=args.summary, every=args.all))
+    with without_collection():
+        if args.json:
+            _print_json(describe(args.path))
+        else:
+            print(render(describe(args.path), summary=args.summary, every=args.all))
     return 0
 
 

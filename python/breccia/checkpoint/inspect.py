@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from breccia._command_errors import one_line
+from breccia.bridges._parts import Found
 from breccia.checkpoint.source import Checkpoint, without_collection
 
 __all__ = ["describe", "inspect", "render"]
@@ -50,14 +51,14 @@ def describe(path: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
 class _Totals:
     def __init__(self) -> None:
         self.tensors = self.weights = self.nbytes = 0
-        self.kinds: Counter[str] = Counter()
+        self.kinds: Counter[tuple[str, str]] = Counter()
         self.findings: list[str] = []
 
     def add(self, tensor: dict[str, Any], count: int) -> None:
         self.tensors += 1
         self.weights += count
         self.nbytes += tensor["nbytes"]
-        self.kinds[f"{tensor['format']} {tensor['kind']}"] += 1
+        self.kinds[tensor["format"], tensor["kind"]] += 1
         if tensor["findings"]:
             self.findings += [f"{tensor['name']}: {text}" for text in tensor["findings"]]
 
@@ -67,27 +68,28 @@ class _Totals:
             "weights": self.weights,
             "nbytes": self.nbytes,
             "bits_per_weight": round(8 * self.nbytes / self.weights, 3) if self.weights else 0.0,
-            "formats": dict(self.kinds.most_common()),
+            "formats": {f"{bridge} {kind}": count for (bridge, kind), count in self.kinds.most_common()},
         }
 
 
 def _tensors(checkpoint: Checkpoint, totals: _Totals) -> Iterator[dict[str, Any]]:
-    for found in checkpoint.found:
-        nbytes, count = checkpoint.nbytes(found), math.prod(found.shape)
-        scales = None
-        if found.layout is not None:
+    for said, stored in checkpoint.found.said():
+        found = said if isinstance(said, Found) else None
+        nbytes = checkpoint.nbytes(found) if found else checkpoint.entries[stored].nbytes
+        count, scales = math.prod(said.shape), None
+        if found and found.layout is not None:
             scales = {"layout": repr(found.layout), "shape": list(found.layout.scale_shape(found.shape))}
         tensor = {
-            "name": found.name,
-            "format": found.format,
-            "kind": found.kind,
-            "shape": list(found.shape),
+            "name": said.name,
+            "format": found.format if found else "plain",
+            "kind": said.kind,
+            "shape": list(said.shape),
             "nbytes": nbytes,
             "bits_per_weight": round(8 * nbytes / count, 3) if count else 0.0,
-            "recipe": None if found.recipe is None else found.recipe.to_dict(),
+            "recipe": None if found is None or found.recipe is None else found.recipe.to_dict(),
             "scales": scales,
-            "parts": found.parts,
-            "findings": list(found.findings),
+            "parts": found.parts if found else {"weight": stored},
+            "findings": list(said.findings),
         }
         totals.add(tensor, count)
         yield tensor
@@ -128,15 +130,15 @@ def _table(tensors: Iterable[dict[str, Any]], every: bool) -> list[str]:
     for t in tensors:
         full = one_line(t["name"])
         name = full if every else _NUMBERS.sub("*", full)
-        shape = "×".join(map(str, t["shape"])) or "scalar"
-        kind = t["kind"] if t["format"] == "plain" else f"{t['format']} {t['kind']}"
-        key = (name, shape, t["bits_per_weight"], kind)
+        key = (name, tuple(t["shape"]), t["bits_per_weight"], t["format"], t["kind"])
         count, first = groups.get(key, (0, full))
         groups[key] = (count + 1, first)
     lines = [f"{'count':>5}  {'shape':<14} {'bits':>6}  {'format':<22} name"]
-    for (name, shape, bits, kind), (count, first) in groups.items():
+    for (name, axes, bits, bridge, kind), (count, first) in groups.items():
+        shape = "×".join(map(str, axes)) or "scalar"
+        what = kind if bridge == "plain" else f"{bridge} {kind}"
         shown = name if count > 1 else first
-        line = f"{count:>5}  {shape:<14} {bits:>6.3f}  {kind:<22} "
+        line = f"{count:>5}  {shape:<14} {bits:>6.3f}  {what:<22} "
         # A long name stands on a line of its own: it is what people copy.
         lines += [line + shown] if len(line + shown) <= 80 else [line.rstrip(), f"       {shown}"]
     return [*lines, ""]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from breccia.bridges._parts import Found
 from breccia.checkpoint.experts import apart
@@ -15,6 +15,15 @@ from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
 from breccia.checkpoint.models import is_turned, models_name
 
 __all__ = ["Logical", "Plain", "in_order", "spelled"]
+
+
+class PlainSaid(NamedTuple):
+    """What a header says of a plain tensor: see `Found`."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    findings: tuple[str, ...]
 
 
 class Plain:
@@ -37,15 +46,24 @@ class Plain:
         self.entries, self.home, self.config, self.troubles = entries, home, config, troubles
 
     def __call__(self, name: str) -> Found:
+        (outside, kind, shape, findings), options = self.said(name)
+        dtype = self.entries[name].dtype
+        return Found(outside, "plain", kind, {"weight": name}, shape, dtype=dtype, options=options, findings=findings)
+
+    def said(self, name: str) -> tuple[PlainSaid, dict[str, Any]]:
+        """The same without a `Found`, which takes most of the time, and that one's options."""
         entry = self.entries[name]
-        kind = "fp8" if entry.dtype in ("F8_E4M3", "F8_E5M2") else entry.dtype.lower()
+        shape, dtype, home = entry.shape, entry.dtype, self.home[name]
+        kind = "fp8" if dtype in ("F8_E4M3", "F8_E5M2") else dtype.lower()
         trouble = self.troubles.get(name) if self.troubles else None
         findings = _suspicious(entry) if trouble is None else (trouble,)
-        shape, parts = entry.shape, {"weight": name}
-        outside, options = spelled(name, self.home[name], shape)
+        options: dict[str, Any] = {}
+        outside = name
+        if isinstance(home, GgufFile):
+            outside, options = spelled(name, home, shape)
         if self.config and is_turned(name, shape, self.config):
             shape, options = (*shape[:-2], shape[-1], shape[-2]), {**options, "turned": True}
-        return Found(outside, "plain", kind, parts, shape, dtype=entry.dtype, options=options, findings=findings)
+        return PlainSaid(outside, kind, shape, findings), options
 
 
 class Logical(Sequence[Found]):
@@ -56,6 +74,11 @@ class Logical(Sequence[Found]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def said(self) -> Iterator[tuple[Found | PlainSaid, str]]:
+        """Each tensor, or what is said of a plain one, and the name that a plain one is stored under."""
+        for item in self._items:
+            yield (item, "") if isinstance(item, Found) else (self._plain.said(item)[0], item)
 
     def __iter__(self) -> Iterator[Found]:
         for item in self._items:
@@ -108,8 +131,10 @@ def spelled(name: str, home: SafetensorsFile | GgufFile, shape: tuple[int, ...])
 
 
 def _suspicious(entry: Entry) -> tuple[str, ...]:
-    if entry.dtype.startswith("F8") and len(entry.shape) > 1 and entry.dtype != "F8_E8M0":
+    if len(entry.shape) < 2:
+        return ()
+    if entry.dtype.startswith("F8") and entry.dtype != "F8_E8M0":
         return ("FP8 without a scale",)
-    if entry.dtype in ("U8", "I8") and len(entry.shape) > 1 and entry.nbytes > 4096:
+    if entry.dtype in ("U8", "I8") and entry.nbytes > 4096:
         return (f"{entry.dtype} bytes whose meaning nothing says",)
     return ()

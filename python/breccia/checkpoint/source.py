@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import math
 import os
 import struct
@@ -24,6 +23,7 @@ from breccia.bridges._parts import Found
 from breccia.checkpoint import disk
 from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.experts import stack
+from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
@@ -50,7 +50,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _parse(path: Path, raw: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(raw.decode("utf-8"))
+        value = loads(raw)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: must be JSON in UTF-8: {error}") from None
     if not isinstance(value, dict):
@@ -184,7 +184,7 @@ class Checkpoint:
                         return dict(place[key])
         for file in self.files:
             try:
-                said = json.loads(file.metadata.get("quantization_config", "{}"))
+                said = loads(file.metadata.get("quantization_config", "{}"))
             except (ValueError, RecursionError):
                 continue
             if isinstance(said, dict) and said:
