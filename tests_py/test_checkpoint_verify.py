@@ -2,6 +2,9 @@
 """Looking at checkpoints: inspect, verify and the classic mistakes, plot."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 from breccia.bridges import _common
 from breccia.checkpoint import (
+    Checkpoint,
     SafetensorsFile,
     convert,
     inspect,
@@ -18,6 +22,7 @@ from breccia.checkpoint import (
     verify,
 )
 from breccia.checkpoint.verify import diagnose
+from breccia.cli import main
 from checkpoints import MAKERS, deepseek_v3, weight
 
 
@@ -89,3 +94,69 @@ def test_verify_names_the_mistake_in_a_checkpoint(tmp_path: Path) -> None:
     assert not report["ok"]
     assert len(report["failed"]) == 3
     assert {t["mistake"] for t in report["tensors"] if not t["equal"]} == {"reciprocal scale"}
+
+
+MANY = 100_000
+
+
+@pytest.fixture(scope="module")
+def many_tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that is nearly all header."""
+    header = {
+        f"layers.{i // 100}.experts.{i % 100}.weight": {
+            "dtype": "F32",
+            "shape": [1],
+            "data_offsets": [4 * i, 4 * i + 4],
+        }
+        for i in range(MANY)
+    }
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    path = tmp_path_factory.mktemp("many") / "a.safetensors"
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(4 * MANY))
+    return path
+
+
+# Linux keeps the peak of the process that a program was started from; the mark starts anew.
+_PEAK = """
+import re, sys
+from pathlib import Path
+from breccia.cli import main
+def status(name): return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+main(["inspect", sys.argv[1]])
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+main(["inspect", *sys.argv[2:]])
+print(status("VmHWM") - before, file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="measures memory by /proc")
+@pytest.mark.parametrize("options", [[], ["--json"], ["--summary"]], ids=str)
+def test_inspect_takes_four_bytes_of_memory_a_byte_of_header(
+    many_tensors: Path, tmp_path: Path, options: list[str]
+) -> None:
+    save_arrays({"a.weight": np.zeros(4, np.float32)}, tmp_path / "small.safetensors")
+    command = [sys.executable, "-c", _PEAK, str(tmp_path / "small.safetensors"), str(many_tensors), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"{MANY:,}" in done.stdout or str(MANY) in done.stdout
+    assert int(done.stderr) <= 4 * (many_tensors.stat().st_size - 4 * MANY)
+
+
+def test_the_report_is_the_same_in_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_arrays(
+        {
+            "model.a.experts.gate_up_proj": np.zeros((2, 4, 4), np.float32),
+            "model.b.weight": np.zeros((4, 4), np.float32),
+            "model.c.weight": np.zeros((0, 4), np.float32),
+            "zzz": np.zeros((), np.uint8),
+        },
+        tmp_path / "a.safetensors",
+    )
+    assert main(["inspect", "--json", str(tmp_path / "a.safetensors")]) == 0
+    assert json.loads(capsys.readouterr().out) == inspect(tmp_path / "a.safetensors")
+    checkpoint = Checkpoint(tmp_path / "a.safetensors")
+    every = list(checkpoint.found)
+    assert len(checkpoint.found) == len(every) == 4
+    assert [checkpoint.found[i] for i in range(4)] == every
+    assert list(checkpoint.found[1:]) == every[1:]
+    assert [t["name"] for t in inspect(tmp_path / "a.safetensors")["tensors"]] == [f.name for f in every]

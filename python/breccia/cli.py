@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from breccia._arguments import count, json_last
@@ -149,9 +149,29 @@ def _print(args: argparse.Namespace, report: Any, text: str) -> None:
     if not args.json:
         print(text)
         return
-    for piece in json.JSONEncoder(indent=2, default=str).iterencode(report):  # whole, it can be gigabytes
-        sys.stdout.write(piece)
-    print()
+    if isinstance(report, dict):
+        _print_json(report.items())
+    else:
+        print(json.dumps(report, indent=2, default=str))
+
+
+def _print_json(pairs: Iterable[tuple[str, Any]]) -> None:
+    """An object, a line for each item of its lists: whole, it can be gigabytes."""
+    encode = json.JSONEncoder(default=str).encode
+    between = "{"
+    for key, value in pairs:
+        sys.stdout.write(f"{between}\n  {encode(key)}: ")
+        if isinstance(value, (list, Iterator)):
+            comma = ""
+            sys.stdout.write("[")
+            for item in value:
+                sys.stdout.write(f"{comma}\n    {encode(item)}")
+                comma = ","
+            sys.stdout.write("\n  ]" if comma else "]")
+        else:
+            sys.stdout.write(json.dumps(value, indent=2, default=str).replace("\n", "\n  "))
+        between = ","
+    print("\n}" if between == "," else "{}")
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -191,10 +211,14 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from breccia.checkpoint.inspect import inspect, render
+    from breccia.checkpoint.inspect import describe, render
+    from breccia.checkpoint.source import without_collection
 
-    report = inspect(args.path)
-    _print(args, report, "" if args.json else render(report, summary=args.summary, every=args.all))
+    with without_collection():
+        if args.json:
+            _print_json(describe(args.path))
+        else:
+            print(render(describe(args.path), summary=args.summary, every=args.all))
     return 0
 
 

@@ -99,6 +99,9 @@ CASES |= {
     "duplicate field": spelled('{"t":{"dtype":"F32",@}}'.replace("@", ENTRY), "twice"),
     "duplicate metadata": spelled('{"__metadata__":{"a":"1","a":"2"},"t":{@}}'.replace("@", ENTRY), "twice"),
     "metadata twice": spelled('{"__metadata__":{},"t":{@},"__metadata__":{}}'.replace("@", ENTRY), "twice"),
+    "quantization_config of lists": case(
+        stored(json.dumps({"__metadata__": {"quantization_config": '{"a":[' + "[]," * 10_000_000 + "[]]}"}})), ""
+    ),
     "metadata null": spelled('{"__metadata__":null}', "strings to strings"),
     "metadata a list": spelled('{"__metadata__":[]}', "strings to strings"),
     "metadata of numbers": spelled('{"__metadata__":{"a":1}}', "strings to strings"),

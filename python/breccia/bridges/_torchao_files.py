@@ -16,6 +16,7 @@ from breccia.bridges._parts import Found, Part
 from breccia.bridges._torchao_parts import describe
 from breccia.bridges._torchao_read import NAME, dtype_name, float8, from_parts
 from breccia.bridges._written import Written
+from breccia.checkpoint.files.bounded_json import loads
 from breccia.layouts import Layout, PerBlockMN
 from breccia.recipes import (
     INT4Scaling,
@@ -51,8 +52,8 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
     if "tensor_names" not in metadata:
         return []
     try:
-        names = json.loads(metadata["tensor_names"])
-        described = {name: json.loads(metadata[name]) for name in names if name in metadata}
+        names = loads(metadata["tensor_names"])
+        described = {name: loads(metadata[name]) for name in names if name in metadata}
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"metadata 'tensor_names' must be {NAME}'s JSON: {error}") from None
     found = []

@@ -32,6 +32,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "awq"
 PEER = None
 EXTRA = ""
+ANCHORS = (".qweight",)  # ends of the names that `find` begins with
 RECIPES: dict[str, ScalingRecipe] = {"int4": INT4Scaling(signed=False, symmetric=False)}
 _NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 

@@ -4,7 +4,6 @@ nibble, absmax per block, itself perhaps quantized. 8 bits: integers with the la
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,11 +17,17 @@ from breccia.bridges._common import (
     get,
 )
 from breccia.bridges._parts import Found
+from breccia.checkpoint.files.bounded_json import loads
 from breccia.recipes import ScalingRecipe
 
 NAME = "bitsandbytes"
 PEER = None
 EXTRA = ""
+ANCHORS = (
+    ".SCB",
+    ".quant_state.bitsandbytes__nf4",
+    ".quant_state.bitsandbytes__fp4",
+)  # ends of the names that `find` begins with
 RECIPES: dict[str, ScalingRecipe] = {}
 
 __all__ = ["from_bitsandbytes"]
@@ -74,7 +79,7 @@ def _int8(weight: Array, rows: Array, dtype: Any) -> Array:
 
 def _state(raw: Array) -> dict[str, Any]:
     try:
-        state = json.loads(bytes(codes(raw, "quant_state")).decode())
+        state = loads(bytes(codes(raw, "quant_state")))
         keys = {"shape", "blocksize"}
         if not isinstance(state, dict) or not keys <= set(state):
             raise ValueError("shape and blocksize must be there")

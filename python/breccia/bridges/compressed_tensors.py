@@ -43,6 +43,7 @@ from breccia.scaled_tensor import ScaledTensor
 
 PEER = "compressed_tensors"
 EXTRA = "compressed-tensors"
+ANCHORS = ("weight_scale",)  # ends of the names that `find` begins with
 SHARED_GLOBAL_SCALE = True  # servers keep one number for all parts of a fused layer
 BFLOAT16_SCALES = True  # transformers rounds scales to the model's dtype
 RECIPES: dict[str, ScalingRecipe] = {

@@ -34,6 +34,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "deepseek"
 PEER = None
 EXTRA = ""
+ANCHORS = ("_scale_inv", ".scale")  # ends of the names that `find` begins with
 RECIPES: dict[str, ScalingRecipe] = {
     "block": Float8BlockScaling(block_m=128, block_k=128),
     "block-ue8m0": Float8BlockScaling(block_m=128, block_k=128, scale_format="e8m0"),

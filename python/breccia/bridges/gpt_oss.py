@@ -21,6 +21,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "gpt-oss"
 PEER = None
 EXTRA = ""
+ANCHORS = ("_blocks",)  # ends of the names that `find` begins with
 FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {"mxfp4": MXFP4BlockScaling()}
 

@@ -40,6 +40,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "gptq"
 PEER = None
 EXTRA = ""
+ANCHORS = (".qweight",)  # ends of the names that `find` begins with
 RECIPES: dict[str, ScalingRecipe] = {
     "int4": INT4Scaling(),
     "int4-asym": INT4Scaling(signed=False, symmetric=False),

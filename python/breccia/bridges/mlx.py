@@ -46,6 +46,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "mlx"
 PEER = "mlx.core"
 EXTRA = "mlx"
+ANCHORS = (".scales",)  # ends of the names that `find` begins with
 EXPERTS_TOGETHER = True  # its readers want all experts of a layer in one tensor
 EMBEDDINGS = True  # may be quantized
 FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor

@@ -44,6 +44,7 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "modelopt"
 PEER = None
 EXTRA = ""
+ANCHORS = ("weight_scale",)  # ends of the names that `find` begins with
 SHARED_GLOBAL_SCALE = True  # servers keep one number for all parts of a fused layer
 RECIPES: dict[str, ScalingRecipe] = {
     "nvfp4": NVFP4BlockScaling(),

@@ -29,6 +29,7 @@ from breccia.bridges._common import (
 from breccia.bridges._parts import Found, Part, part
 from breccia.bridges._written import Written
 from breccia.checkpoint.dtypes import numpy_dtype
+from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter
 from breccia.formats import finfo
 from breccia.layouts import Layout, PerTensor
@@ -127,7 +128,7 @@ def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int
         ValueError: it is not JSON of that form.
     """
     try:
-        config = json.loads(text)
+        config = loads(text)
         fields = {"name": config["recipe"]["name"], **config["recipe"]["fields"]}
         if fields["name"] == "nvfp4":  # breccia 0.1.3 had one level, and no field to say so
             fields.setdefault("two_level", False)

@@ -13,6 +13,7 @@ from breccia.bridges import gguf
 from breccia.bridges._written import Written
 from breccia.checkpoint import disk
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of
+from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.gguf_models import ARRAY, STRING, UINT32, Fields, ModelMap, hyperparameters, model_map
 from breccia.checkpoint.files.gguf_tokenizer import chat_fields, tokenizer_fields
@@ -79,7 +80,7 @@ def _copy_folder(source: Path, target: Path, weights: bool) -> None:
 def _modules(path: Path) -> set[str]:
     """Folders of the modules of a sentence-transformers model."""
     try:
-        said = json.loads(read_bounded(path, MAX_JSON)[0].decode("utf-8"))
+        said = loads(read_bounded(path, MAX_JSON)[0])
     except (OSError, ValueError, RecursionError):
         return set()
     modules = said if isinstance(said, list) else []

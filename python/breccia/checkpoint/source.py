@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import math
 import os
 import struct
@@ -23,11 +22,12 @@ from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint import disk
 from breccia.checkpoint.dtypes import typed
-from breccia.checkpoint.experts import apart, stack
+from breccia.checkpoint.experts import stack
+from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
-from breccia.checkpoint.models import is_turned, models_name
+from breccia.checkpoint.logical import Logical, Plain, in_order, spelled
 from breccia.layouts import PerTensor
 from breccia.scaled_tensor import ScaledTensor
 
@@ -50,7 +50,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _parse(path: Path, raw: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(raw.decode("utf-8"))
+        value = loads(raw)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: must be JSON in UTF-8: {error}") from None
     if not isinstance(value, dict):
@@ -100,6 +100,9 @@ class Checkpoint:
             self.files.append(_open(path))
         for file in self.files:
             self.stamps[file.path] = file.file.stamp
+            if len(self.files) == 1:  # one mapping of all names is enough
+                self.entries, self.home = file.entries, dict.fromkeys(file.entries, file)
+                break
             for name, entry in file.entries.items():
                 if name in self.entries:
                     raise ValueError(f"{file.path}: tensor {name!r} must be in one file, {self.home[name].path} has it")
@@ -181,14 +184,14 @@ class Checkpoint:
                         return dict(place[key])
         for file in self.files:
             try:
-                said = json.loads(file.metadata.get("quantization_config", "{}"))
+                said = loads(file.metadata.get("quantization_config", "{}"))
             except (ValueError, RecursionError):
                 continue
             if isinstance(said, dict) and said:
                 return said
         return {}
 
-    def _find(self) -> list[Found]:
+    def _find(self) -> Logical:
         context = {"quantization_config": self.quantization, "quantization": self.config.get("quantization")}
         taken: set[str] = set()
         found: list[Found] = []
@@ -204,12 +207,17 @@ class Checkpoint:
                         with naming(file.path, one.name):
                             self._check_shape(one)
                     found += [f for f in every if _take(f, taken)]
-        finders = [m.find for m in bridges.modules().values() if hasattr(m, "find")]
+        finders = [m for m in bridges.modules().values() if hasattr(m, "find")]
+        anchors = tuple({anchor for module in finders for anchor in module.ANCHORS})
         troubles: dict[str, str] = {}
         for name in self.entries:
-            for find in finders:
+            if not name.endswith(anchors):
+                continue
+            for module in finders:
+                if name in taken or not name.endswith(module.ANCHORS):
+                    continue
                 try:
-                    one = None if name in taken else find(name, self.entries, context)
+                    one = module.find(name, self.entries, context)
                     if one is not None:
                         self._check_shape(one)
                 except ODD as error:
@@ -217,30 +225,7 @@ class Checkpoint:
                     continue
                 if one is not None and _take(one, taken):
                     found.append(one)
-        for name, entry in self.entries.items():
-            if name not in taken:
-                found.append(self._plain(name, entry, troubles.get(name)))
-        order = {name: i for i, name in enumerate(self.entries)}
-        found = apart([replace(f, name=models_name(f.name, f.shape)) for f in found])
-        return sorted(found, key=lambda f: min(map(order.__getitem__, f.parts.values())))
-
-    def _plain(self, name: str, entry: Entry, trouble: str | None) -> Found:
-        kind = {"F8_E4M3": "fp8", "F8_E5M2": "fp8"}.get(entry.dtype) or entry.dtype.lower()
-        findings = _suspicious(entry) if trouble is None else (trouble,)
-        outside, options = self._spelled(name, entry.shape)
-        shape = entry.shape
-        if is_turned(name, shape, self.config):
-            shape, options = (*shape[:-2], shape[-1], shape[-2]), {**options, "turned": True}
-        return Found(
-            outside,
-            "plain",
-            kind,
-            {"weight": name},
-            shape,
-            dtype=entry.dtype,
-            options=options,
-            findings=findings,
-        )
+        return in_order(found, taken, Plain(self.entries, self.home, self.config, troubles))
 
     def _check_shape(self, found: Found) -> None:
         """No format has more than 8 elements a byte: what says so would reserve memory and disk for nothing."""
@@ -266,20 +251,11 @@ class Checkpoint:
                 recipe = replace(recipe, two_level="global_scale" in parts)  # type: ignore[call-arg]
             layout = None if recipe is None else recipe.layout
             dtype = "float16" if kind.startswith("Q") else "uint8"
-            outside, options = self._spelled(name, file.shapes[name])
+            outside, options = spelled(name, file, file.shapes[name])
             one = Found(outside, "gguf", kind, parts, file.shapes[name], recipe, layout, dtype, options=options)
             taken |= set(parts.values())
             found.append(one)
         return found
-
-    def _spelled(self, name: str, shape: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
-        """The model's own name of a stored tensor, and the order of its rows where GGUF has another."""
-        home = self.home[name]
-        if not isinstance(home, GgufFile) or home.model is None:
-            return name, {}
-        outside = home.model.outside(name)
-        order = home.model.row_order(outside, shape[0] if shape else 0)
-        return outside, {} if order is None else {"row_order": order}
 
     def nbytes(self, found: Found) -> int:
         """Stored bytes of a logical tensor."""
@@ -435,14 +411,6 @@ def _take(found: Found, taken: set[str]) -> bool:
         return False
     taken |= names
     return True
-
-
-def _suspicious(entry: Entry) -> tuple[str, ...]:
-    if entry.dtype.startswith("F8") and len(entry.shape) > 1 and entry.dtype != "F8_E8M0":
-        return ("FP8 without a scale",)
-    if entry.dtype in ("U8", "I8") and len(entry.shape) > 1 and entry.nbytes > 4096:
-        return (f"{entry.dtype} bytes whose meaning nothing says",)
-    return ()
 
 
 def is_float(found: Found) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +19,8 @@ __all__ = ["InputFile", "read_bounded"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 _MOST = 1 << 30  # bytes of one call
+# Memory that no child process shares gives its pages back one by one.
+_OWN = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 
 
 class InputFile:
@@ -50,7 +53,19 @@ class InputFile:
     def array(self, start: int, stop: int) -> Array:
         """The same as an array of its own memory."""
         result = np.empty(stop - start, np.uint8)
-        view, at = result.data, start
+        self._fill(result.data, start)
+        return result
+
+    @contextlib.contextmanager
+    def scratch(self, start: int, count: int) -> Iterator[mmap.mmap]:
+        """The same in memory whose pages can be given back one by one, for a while."""
+        with mmap.mmap(-1, max(count, 1), **_OWN) as memory:
+            with memoryview(memory) as every, every[:count] as view:
+                self._fill(view, start)
+            yield memory
+
+    def _fill(self, view: memoryview, start: int) -> None:
+        at, stop = start, start + len(view)
         while at < stop:
             try:
                 got = os.preadv(self._fd, [view[at - start : at - start + _MOST]], at)
@@ -59,7 +74,6 @@ class InputFile:
             if not got:
                 raise ValueError(f"{self.path}: must not change while it is read: it ends at {at}, not {self.size}")
             at += got
-        return result
 
     def view(self, start: int, stop: int) -> Array:
         """A view of the mapped file, read-only."""

@@ -61,7 +61,8 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
         if length > min(MAX_HEADER, size - 8):
             limits = f"header must fit in the file's {size} bytes and in {MAX_HEADER}, got {length}"
             raise ValueError(f"{self.path}: {limits}{_other_format(self.file.read(0, 4))}")
-        return parse_header(self.file.read(8, length), 8 + length, size, str(self.path))
+        with self.file.scratch(8, length) as header:
+            return parse_header(header if length else b"", 8 + length, size, str(self.path))
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
         entry = self.entry(name)

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import re
-from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NamedTuple, NoReturn
 
 from breccia.checkpoint.dtypes import DTYPES
@@ -18,16 +18,20 @@ MAX_HEADER = 100_000_000  # bytes; the format's own limit
 MAX_METADATA = 1 << 20  # entries: one a tensor in breccia's own files
 _MAX_AXES = 64
 
-_SPACE = re.compile(r"[ \t\n\r]*")
-_NUMBER = r"(?:0|[1-9][0-9]{0,18})"
+_SHAPES = 4096  # texts of shapes that are read once
+_PASSED = 1 << 23  # bytes of the header that are let go of at a time
+
+_SPACE = re.compile(rb"[ \t\n\r]*")
+_NUMBER = rb"(?:0|[1-9][0-9]{0,18})"
 # An entry as programs write it, up to what comes after it.
 _ENTRY = re.compile(
-    r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*'
-    r'\{ ?"dtype": ?"([A-Za-z0-9_]+)", ?'
-    rf'"shape": ?\[((?:{_NUMBER}(?:, ?{_NUMBER}){{0,{_MAX_AXES - 1}}})?)\], ?'
-    rf'"data_offsets": ?\[({_NUMBER}), ?({_NUMBER})\] ?\}}[ \t\n\r]*([,}}])'
+    rb'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*'
+    rb'\{ ?"dtype": ?"([A-Za-z0-9_]+)", ?'
+    rb'"shape": ?\[((?:%b(?:, ?%b){0,%d})?)\], ?'
+    % (_NUMBER, _NUMBER, _MAX_AXES - 1)
+    + rb'"data_offsets": ?\[(%b), ?(%b)\] ?\}[ \t\n\r]*([,}])' % (_NUMBER, _NUMBER)
 )
-_FLAT = re.compile(r"\{[^{}]{0,8192}\}")  # any other spelling of one
+_FLAT = re.compile(rb"\{[^{}]{0,8192}\}")  # any other spelling of one
 
 
 class Entry(NamedTuple):
@@ -44,8 +48,11 @@ class Entry(NamedTuple):
         return self.stop - self.start
 
 
-def parse_header(raw: bytes, data_start: int, file_size: int, where: str) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Entries and metadata of a header; its numbers checked against the size of the file.
+def parse_header(
+    raw: bytes | mmap.mmap, data_start: int, file_size: int, where: str
+) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Entries and metadata of a header; its numbers checked against the size of the file. Of a header in memory
+    that was mapped, pages that were read are let go of.
 
     Raises:
         ValueError: anything is not as the format demands; the message names the file and the tensor.
@@ -61,47 +68,65 @@ def parse_header(raw: bytes, data_start: int, file_size: int, where: str) -> tup
 
 
 class _Reader:
-    """Reads bytes as Latin-1, one character each: strings alone can have others, and are decoded one by one."""
-
-    def __init__(self, raw: bytes, data_start: int, size: int, where: str) -> None:
-        self.text, self.at = raw.decode("latin-1"), 0
+    def __init__(self, raw: bytes | mmap.mmap, data_start: int, size: int, where: str) -> None:
+        self.text, self.at, self.passed = raw, 0, 0
         self.start, self.size, self.where = data_start, size, where
         self.entries: dict[str, Entry] = {}
         self.metadata: dict[str, str] = {}
         self.seen_metadata = False
+        self.shapes: dict[bytes, tuple[int, ...]] = {}
 
     def read(self) -> None:
-        if self._next() != "{":
-            raise ValueError(f"{self.where}: header must be a JSON object, it begins with {self.text[:1]!r}")
-        if self._peek() == "}":
+        if self._next() != b"{":
+            raise ValueError(
+                f"{self.where}: header must be a JSON object, it begins with {self.text[:1].decode('latin-1')!r}"
+            )
+        if self._peek() == b"}":
             self.at += 1
         else:
             self._members()
-        if self._next() != "":
+        if self._next() != b"":
             raise ValueError(f"{self.where}: header must end with its object, there is more after it")
 
     def _members(self) -> None:
         match, text, entries = _ENTRY.match, self.text, self.entries
+        last = self.start  # where the last tensor ends, which is where the next one starts: one object for both
         while True:
             found = match(text, self.at)
-            if found is None or found[1] == "__metadata__":
+            if found is None or (raw := found[1]) == b"__metadata__":
                 after = self._member()
             else:
-                name, dtype, shape, begin, end, after = found.groups()
-                if not name.isascii():
-                    name = name.encode("latin-1").decode("utf-8")
+                name = raw.decode("utf-8")
                 if name in entries:
                     self._fail(name, "must appear once, it appears twice")
-                axes = tuple(map(int, shape.split(","))) if shape else ()
-                entries[name] = self._entry(name, dtype, axes, int(begin), int(end))
-                self.at = found.end()
-            if after == "}":
+                entry = self._entry(name, found[2], self._shape(found[3]), int(found[4]), int(found[5]), last)
+                entries[name] = entry
+                last = entry.stop
+                self.at, after = found.end(), found[6]
+            if self.at - self.passed > _PASSED:
+                self._let_go()
+            if after == b"}":
                 return
 
-    def _member(self) -> str:
+    def _shape(self, text: bytes) -> tuple[int, ...]:
+        shape = self.shapes.get(text)
+        if shape is None:
+            shape = tuple(map(int, text.split(b","))) if text else ()
+            if len(self.shapes) < _SHAPES:
+                self.shapes[text] = shape
+        return shape
+
+    def _let_go(self) -> None:
+        """Of the pages before the place that is read."""
+        stop = self.at // mmap.PAGESIZE * mmap.PAGESIZE
+        if isinstance(self.text, mmap.mmap) and hasattr(self.text, "madvise"):
+            self.text.madvise(mmap.MADV_DONTNEED, self.passed, stop - self.passed)
+        self.passed = stop
+
+    def _member(self) -> bytes:
         """A member in any spelling; what comes after it."""
         name = self._string()
-        if self._next() != ":":
+        if self._next() != b":":
             raise ValueError(f"{name!r} must be followed by a colon")
         if name == "__metadata__":
             self._strings()
@@ -110,31 +135,32 @@ class _Reader:
                 self._fail(name, "must appear once, it appears twice")
             self._peek()
             found = _FLAT.match(self.text, self.at)
-            fields = None if found is None else json.loads(found[0], object_pairs_hook=_once, parse_constant=_constant)
+            fields = None if found is None else _fields(found[0])
             if found is None or fields is None or set(fields) != {"dtype", "shape", "data_offsets"}:
                 self._fail(name, "must have dtype, shape and data_offsets and nothing else")
             self.at = found.end()
             self.entries[name] = self._checked(name, **fields)
         after = self._next()
-        if after not in (",", "}"):
+        if after not in (b",", b"}"):
             raise ValueError(f"{name!r} must be followed by a comma or the end of the object")
         return after
 
     def _checked(self, name: str, dtype: Any, shape: Any, data_offsets: Any) -> Entry:
         if not isinstance(dtype, str):
-            self._fail(name, f"dtype must be one of {', '.join(DTYPES)}, got {str(dtype)[:80]!r}")
+            self._dtype(name, dtype)
         if not _naturals(shape) or len(shape) > _MAX_AXES:
             self._fail(
                 name, f"shape must be a list of at most {_MAX_AXES} numbers from 0 to 2^63 - 1, got {str(shape)[:80]}"
             )
         if not _naturals(data_offsets) or len(data_offsets) != 2:
             self._fail(name, f"data_offsets must be [begin, end], got {str(data_offsets)[:80]}")
-        return self._entry(name, dtype, tuple(shape), *data_offsets)
+        begin, end = data_offsets
+        return self._entry(name, dtype.encode("utf-8", "replace"), tuple(shape), begin, end, None)
 
-    def _entry(self, name: str, dtype: str, shape: tuple[int, ...], begin: int, end: int) -> Entry:
-        row = DTYPES.get(dtype)
+    def _entry(self, name: str, dtype: bytes, shape: tuple[int, ...], begin: int, end: int, last: int | None) -> Entry:
+        row = _ROWS.get(dtype)
         if row is None:
-            self._fail(name, f"dtype must be one of {', '.join(DTYPES)}, got {dtype[:80]!r}")
+            self._dtype(name, dtype.decode("utf-8"))
         if not begin <= end <= self.size:
             cut = f": the file is truncated, it needs {self.start + end} bytes and has {self.start + self.size}"
             self._fail(
@@ -144,8 +170,12 @@ class _Reader:
             )
         bits = math.prod(shape) * row.bits
         if bits != 8 * (end - begin) or (not bits and max(shape) >= 2**63):
-            self._misfit(name, dtype, shape, bits, end - begin)
-        return Entry(name, row.name, shape, self.start + begin, self.start + end)
+            self._misfit(name, row.name, shape, bits, end - begin)
+        start = self.start + begin
+        return Entry(name, row.name, shape, last if last is not None and last == start else start, self.start + end)
+
+    def _dtype(self, name: str, dtype: Any) -> NoReturn:
+        self._fail(name, f"dtype must be one of {', '.join(DTYPES)}, got {str(dtype)[:80]!r}")
 
     def _misfit(self, name: str, dtype: str, shape: tuple[int, ...], bits: int, spanned: int) -> NoReturn:
         if bits % 8:
@@ -162,14 +192,14 @@ class _Reader:
         if self.seen_metadata:
             raise ValueError(f"{self.where}: __metadata__ must appear once, it appears twice")
         self.seen_metadata = True
-        if self._next() != "{":
+        if self._next() != b"{":
             raise ValueError(f"{self.where}: __metadata__ must map strings to strings")
-        if self._peek() == "}":
+        if self._peek() == b"}":
             self.at += 1
             return
         while True:
             key = self._string()
-            if self._next() != ":" or self._peek() != '"':
+            if self._next() != b":" or self._peek() != b'"':
                 raise ValueError(f"{self.where}: __metadata__ must map strings to strings, {key!r} has something else")
             if key in self.metadata:
                 raise ValueError(f"{self.where}: __metadata__ must have {key!r} once, it appears twice")
@@ -177,38 +207,55 @@ class _Reader:
                 raise ValueError(f"{self.where}: __metadata__ must have at most {MAX_METADATA} entries, it has more")
             self.metadata[key] = self._string()
             after = self._next()
-            if after == "}":
+            if after == b"}":
                 return
-            if after != ",":
+            if after != b",":
                 raise ValueError(f"{self.where}: __metadata__ must map strings to strings")
 
     def _string(self) -> str:
-        if self._next() != '"':
+        if self._next() != b'"':
             raise ValueError(f"a string must begin at byte {self.at - 1}")
-        begin = self.at
-        value, self.at = scanstring(self.text, begin, True)
-        value = str(value)
-        if len(value) != self.at - 1 - begin:  # something is escaped
-            value = str(json.loads(self.text[begin - 1 : self.at].encode("latin-1")))
+        begin, self.at = self.at - 1, self._end_of_string()
+        raw = self.text[begin : self.at]
+        value = str(json.loads(raw.decode("utf-8")))
+        if b"\\" in raw:
             value.encode()  # half a surrogate pair is no character
-        elif not value.isascii():
-            value = value.encode("latin-1").decode("utf-8")
         return value
 
-    def _peek(self) -> str:
-        """The next character that is no space, "" at the end."""
+    def _end_of_string(self) -> int:
+        """What follows the quote that no odd number of backslashes stands before."""
+        quote = self.text.find(b'"', self.at)
+        while quote >= 0:
+            first = quote
+            while first > self.at and self.text[first - 1 : first] == b"\\":
+                first -= 1
+            if (quote - first) % 2 == 0:
+                return quote + 1
+            quote = self.text.find(b'"', quote + 1)
+        raise ValueError(f"the string that begins at byte {self.at - 1} must end")
+
+    def _peek(self) -> bytes:
+        """The next byte that is no space, none at the end."""
         found = _SPACE.match(self.text, self.at)
         assert found is not None
         self.at = found.end()
         return self.text[self.at : self.at + 1]
 
-    def _next(self) -> str:
-        character = self._peek()
-        self.at += len(character)
-        return character
+    def _next(self) -> bytes:
+        byte = self._peek()
+        self.at += len(byte)
+        return byte
 
     def _fail(self, name: str, what: str) -> NoReturn:
         raise ValueError(f"{self.where}: tensor {name[:200]!r}: {what}")
+
+
+_ROWS = {name.encode(): row for name, row in DTYPES.items()}
+
+
+def _fields(raw: bytes) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_constant=_constant)
+    return fields
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
