@@ -124,6 +124,17 @@ def test_concatenate(batch):
     same(concatenate([batch, batch[:1]]), values(batch)[[0, 1, 0]])
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax", "mlx"])
+def test_parts_of_other_frameworks(batch, framework):
+    pytest.importorskip(framework)
+    a, k = batch[0], batch.shape[2] // 2
+    there = a.to(framework)
+    with_itself = [there, there[: a.shape[0] // 2]]
+    same(concatenate(with_itself).to("numpy"), np.concatenate([values(a), values(a)[: a.shape[0] // 2]]))
+    if np.asarray(a.scale).size != a.shape[0]:  # one scale per row has no parts along it
+        same(concatenate([there[:, :k], there[:, k:]], axis=-1).to("numpy"), values(a))
+
+
 def test_global_scales_of_a_batch_stay_apart():
     parts = [breccia.cast(size * cases.normal((4, 32)), "nvfp4") for size in (1, 100)]
     made = stack(parts)

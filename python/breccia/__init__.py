@@ -83,8 +83,8 @@ __all__ = [
 frameworks.load_imported()
 
 
-# Imported on first use: most programs need none of them, and nn needs torch.
-_LAZY = ("bridges", "checkpoint", "dlpack", "nn")
+# Imported on first use: most programs need none of them; distributed and nn need torch.
+_LAZY = ("bridges", "checkpoint", "distributed", "dlpack", "nn")
 
 
 def __getattr__(name: str) -> ModuleType:

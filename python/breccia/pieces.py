@@ -159,11 +159,11 @@ def _block_pick(pick: Any, extent: int, block: int, axis: int) -> Any:
     if block == 1:
         return pick
     start, stop, step = pick.indices(extent) if isinstance(pick, slice) else (1, 1, 1)
-    if step != 1 or start % block or (stop % block and stop != extent):
+    if step != 1 or (start % block and start != extent) or (stop % block and stop != extent):
         raise ValueError(
             f"an index of axis {axis} must be a slice of whole blocks of {block}, or end with the axis, got {pick}"
         )
-    return slice(start // block, -(-stop // block))
+    return slice(-(-start // block), -(-stop // block))
 
 
 def _column_picks(pick: Any, extent: int, block: int, packed: bool) -> tuple[Any, Any, int]:
@@ -177,9 +177,9 @@ def _column_picks(pick: Any, extent: int, block: int, packed: bool) -> tuple[Any
     left = len(range(start, stop, step))
     if not packed:
         return pick, blocks, left
-    if step != 1 or start % 2 or (stop % 2 and stop != extent):
+    if step != 1 or (start % 2 and start != extent) or (stop % 2 and stop != extent):
         raise ValueError(f"an index of axis -1 must be a slice of whole bytes of two codes, got {pick}")
-    return slice(start // 2, -(-max(stop, start) // 2)), blocks, left
+    return slice(-(-start // 2), -(-max(stop, start) // 2)), blocks, left
 
 
 def _take(array: Any, picks: Sequence[Any]) -> Any:

@@ -76,6 +76,8 @@ class Torch:
         return torch.nn.functional.pad(x, (0, cols, 0, rows))
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
+        if parts[0].itemsize == 1:  # torch joins bytes, but not codes of every format
+            return torch.cat([part.view(torch.uint8) for part in parts], axis).view(parts[0].dtype)
         return torch.cat(parts, axis)
 
     def arange(self, n: int, like: Any) -> Any:

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ScaledTensor as one run of bytes.
+
+    | data | scale | zero point | global scale |      each part begins at a multiple of 16 bytes
+
+The sizes follow from the form of the tensor and from its extent along the axis that is cut, so that ranks which know
+those need no header.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from breccia.distributed.sharding import block_of
+from breccia.scaled_tensor import ScaledTensor
+
+_ALIGNMENT = 16
+_PARTS = ("data", "scale", "zero_point", "global_scale")
+
+
+class Slot(NamedTuple):
+    """Where one part lies, and what it is."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    begin: int
+    end: int
+
+
+class Wire:
+    """The bytes of a tensor like ``like`` whose axis ``dim``, counted from the end, is ``extent`` long."""
+
+    def __init__(self, like: ScaledTensor, dim: int, extent: int) -> None:
+        self.like, self.dim, self.extent = like, dim, extent
+        self.slots: list[Slot | None] = []
+        at = 0
+        for name in _PARTS:
+            part = getattr(like, name)
+            if part is None:
+                self.slots.append(None)
+                continue
+            shape = self._shape_of(name, tuple(part.shape))
+            size = math.prod(shape) * part.dtype.itemsize
+            self.slots.append(Slot(shape, part.dtype, at, at + size))
+            at += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.bytes = at
+
+    def _shape_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        axis, like = self.dim + self.like.ndim, self.like
+        if name == "data":
+            per = 2 if like.is_packed and self.dim == -1 else 1
+        elif axis >= len(shape):  # one for all, or one per row without its axis of 1
+            return shape
+        elif name == "global_scale":  # one for all, or one for each matrix of a batch
+            if self.dim >= -2 or (shape[axis] == 1 and like.data.shape[axis] != 1):
+                return shape
+            per = 1
+        elif like.layout.name == "per_channel" and self.dim == -1:
+            return shape
+        else:
+            per = block_of(like.layout, False, self.dim)
+        return (*shape[:axis], -(-self.extent // per), *shape[axis + 1 :])
+
+    def write(self, scaled: ScaledTensor, buffer: torch.Tensor) -> None:
+        """Copy the tensor's parts to the buffer's bytes."""
+        for name, slot in zip(_PARTS, self.slots, strict=True):
+            if slot is not None:
+                buffer[slot.begin : slot.end].copy_(_bytes_of(getattr(scaled, name)))
+
+    def read(self, buffer: torch.Tensor) -> ScaledTensor:
+        """The tensor whose parts lie in the buffer."""
+        parts = [None if slot is None else _part(buffer, slot) for slot in self.slots]
+        data, scale, zero_point, global_scale = parts
+        packing = self.like.__dict__["_packing"]
+        if packing != "one" and self.dim == -1:
+            packing = "odd" if self.extent % 2 else "two"
+        return ScaledTensor._unchecked(
+            packing,
+            self.like.original_dtype,
+            data,
+            scale,
+            self.like.recipe,
+            self.like.layout,
+            zero_point,
+            global_scale,
+        )
+
+
+def _bytes_of(part: torch.Tensor) -> torch.Tensor:
+    part = part.detach().reshape(1) if part.ndim == 0 else part.detach()
+    if part.dtype.itemsize == 1:
+        return part.view(torch.uint8).contiguous().reshape(-1)
+    return part.contiguous().view(torch.uint8).reshape(-1)
+
+
+def _part(buffer: torch.Tensor, slot: Slot) -> torch.Tensor:
+    return buffer[slot.begin : slot.end].view(slot.dtype).reshape(slot.shape)

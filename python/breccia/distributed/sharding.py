@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a block-scaled tensor may be cut, and how it is dealt out to ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from breccia import layouts
+from breccia.formats import finfo
+from breccia.recipe_names import resolve
+from breccia.recipes import ScalingRecipe
+
+__all__ = ["Plan", "plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which elements of axis ``dim`` each rank holds.
+
+    Attributes:
+        shape: logical shape of the whole tensor.
+        dim: the axis that is cut, counted from 0.
+        block: elements of that axis that stay together; the last block may be short.
+        ranges: (begin, end) of each rank, in the order of ranks. Ranks beyond the last block hold nothing.
+    """
+
+    shape: tuple[int, ...]
+    dim: int
+    block: int
+    ranges: tuple[tuple[int, int], ...]
+
+    def cut(self, tensor: Any, rank: int) -> Any:
+        """The part of rank ``rank``: a view of an array or ScaledTensor of the whole shape."""
+        begin, end = self.ranges[rank]
+        return tensor[(slice(None),) * self.dim + (slice(begin, end),)]
+
+    def offset(self, rank: int) -> tuple[int, int]:
+        """``offset=`` of `breccia.cast` for the part of rank ``rank``.
+
+        Raises:
+            ValueError: the part's elements do not follow each other row by row, which they do where the first
+                axis longer than 1, or the last axis, is cut.
+        """
+        begin, columns = self.ranges[rank][0], self.shape[-1]
+        if self.dim == len(self.shape) - 1:
+            return begin, columns
+        if math.prod(self.shape[: self.dim]) > 1:
+            raise ValueError(
+                f"dim must be the first axis longer than 1, or the last, for positions to follow, got {self.dim} "
+                f"of shape {self.shape}"
+            )
+        return begin * math.prod(self.shape[self.dim + 1 :]), columns
+
+
+def plan(shape: tuple[int, ...], recipe: ScalingRecipe | str, world: int, dim: int = 0) -> Plan:
+    """Deal the blocks of axis ``dim`` out to ``world`` ranks, as ``torch.chunk`` deals out elements: each rank gets
+    ⌈blocks / world⌉, the last ones get what is left. Where blocks are one element long, these are the parts of
+    DTensor's ``Shard(dim)``.
+
+    Args:
+        shape: logical shape of the whole tensor.
+        recipe: a recipe or its name.
+        world: number of ranks.
+        dim: the axis to cut; may be negative.
+
+    Raises:
+        TypeError: ``recipe`` is not a recipe.
+        ValueError: ``world`` is not positive, or there is no such axis.
+    """
+    recipe = resolve(recipe)
+    shape = tuple(shape)
+    if world < 1:
+        raise ValueError(f"world must be 1 or more, got {world}")
+    if not -len(shape) <= dim < len(shape):
+        raise ValueError(f"dim must be from {-len(shape)} to {len(shape) - 1} for shape {shape}, got {dim}")
+    dim %= len(shape)
+    block = block_of(recipe.layout, finfo(recipe.element).bits == 4, dim - len(shape))
+    return Plan(shape, dim, block, deal(shape[dim], block, world))
+
+
+def deal(extent: int, block: int, world: int) -> tuple[tuple[int, int], ...]:
+    """(begin, end) of each rank of an axis ``extent`` long, in whole blocks."""
+    blocks = math.ceil(extent / block)
+    per_rank = math.ceil(blocks / world) * block
+    cuts = [min(rank * per_rank, extent) for rank in range(world + 1)]
+    return tuple(itertools.pairwise(cuts))
+
+
+def block_of(layout: Any, packed: bool, axis: int) -> int:
+    """Elements along an axis, counted from the end, that a cut must leave together."""
+    rows, columns = 1, 1
+    if isinstance(layout, layouts.PerBlockK):
+        columns = layout.block_size
+    elif isinstance(layout, layouts.PerBlockMN):
+        rows, columns = layout.block_m, layout.block_n
+    if axis == -1:
+        return math.lcm(columns, 2) if packed else columns
+    return rows if axis == -2 else 1

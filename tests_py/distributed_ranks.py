@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that several processes run at once, over gloo."""
+
+import os
+import tempfile
+import traceback
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run(world, body, *arguments):
+    """Call body(rank, world, *arguments) in `world` processes that form the default group; raise what one raised."""
+    if world == 1 and not dist.is_initialized():
+        with tempfile.TemporaryDirectory() as folder:
+            dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+            try:
+                body(0, 1, *arguments)
+            finally:
+                dist.destroy_process_group()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_one, (world, folder, body, arguments), nprocs=world)
+
+
+def _one(rank, world, folder, body, arguments):
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    try:
+        body(rank, world, *arguments)
+        dist.barrier()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # the others wait for this rank otherwise
+    finally:
+        dist.destroy_process_group()

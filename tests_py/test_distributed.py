@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""breccia.distributed over gloo: what the ranks make together is byte for byte what one process makes."""
+
+import hashlib
+
+import breccia
+import cases
+import numpy as np
+import pytest
+from test_cast_parts import can_be_cut, crosses
+
+torch = pytest.importorskip("torch")
+import distributed_ranks  # noqa: E402
+
+if not torch.distributed.is_available():
+    pytest.skip("torch is built without torch.distributed", allow_module_level=True)
+import torch.distributed as dist  # noqa: E402
+from breccia import distributed  # noqa: E402
+
+SHAPES = [(256, 256), (390, 256), (3, 256)]  # even; ragged; fewer rows than ranks
+
+
+def digest(scaled):
+    if scaled.layout.axis == -2:
+        scaled = scaled.mT
+    hashed = hashlib.sha256(f"{scaled.shape} {scaled.recipe} {scaled.layout}".encode())
+    for part in (scaled.data, scaled.scale, scaled.zero_point, scaled.global_scale):
+        if part is not None:
+            part = part.reshape(1) if part.ndim == 0 else part
+            part = part.view(torch.uint8) if part.dtype.itemsize == 1 else part
+            hashed.update(part.contiguous().view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def tensor(shape, seed=0):
+    x = torch.from_numpy(cases.heavy_tailed("normal", shape, seed))
+    x[-1, -1] = 1e4  # the last rank has the whole's amax
+    return x
+
+
+def fits(recipe, shape):
+    try:
+        breccia.cast(np.zeros(shape, np.float32), recipe)
+    except ValueError:
+        return False
+    return True
+
+
+def possible():
+    for recipe in cases.RECIPES.values():
+        for shape in SHAPES:
+            for dim in (0, 1):
+                if fits(recipe, shape) and can_be_cut(recipe, dim):
+                    yield recipe, shape, dim
+
+
+def gathers(rank, world):
+    tried = set()
+    for recipe, shape, dim in possible():
+        x = tensor(shape)
+        whole, dealt = breccia.cast(x, recipe), distributed.plan(shape, recipe, world, dim)
+        part = distributed.cast(dealt.cut(x, rank), recipe, plan=dealt)
+        what = (recipe, shape, dim)
+        assert digest(part) == digest(dealt.cut(whole, rank)), what
+        assert digest(distributed.all_gather(part, dim=dim)) == digest(whole), what
+        assert digest(distributed.all_gather(part, dim=dim, plan=dealt)) == digest(whole), what
+        handle = distributed.all_gather(part.mT, dim=1 - dim, async_op=True)
+        turned = handle.wait()
+        assert handle.wait() is turned and turned.shape == shape[::-1]
+        assert digest(turned) == digest(whole), what
+        tried.add(what)
+    assert len(tried) > 100
+
+
+def rounds_as_one_process(rank, world):
+    for recipe, shape, dim in possible():
+        x, dealt = tensor(shape), distributed.plan(shape, recipe, world, dim)
+        whole = breccia.cast(x, recipe, rounding="stochastic", seed=3)
+        part = distributed.cast(dealt.cut(x, rank), recipe, plan=dealt, rounding="stochastic", seed=3)
+        assert digest(part) == digest(dealt.cut(whole, rank)), (recipe, shape, dim)
+
+
+def sends_from_one(rank, world):
+    for recipe, shape, dim in possible():
+        whole = breccia.cast(tensor(shape), recipe)
+        src = world - 1
+        got = distributed.broadcast(whole if rank == src else None, src)
+        assert digest(got) == digest(whole) and got.original_dtype == whole.original_dtype
+        dealt = distributed.plan(shape, recipe, world, dim)
+        expected = dealt.cut(whole, rank)
+        assert digest(distributed.scatter(whole if rank == src else None, src, dim=dim)) == digest(expected)
+        turned = distributed.scatter(whole.mT if rank == src else None, src, dim=1 - dim, async_op=True).wait()
+        assert turned.shape == expected.shape[::-1] and digest(turned) == digest(expected)
+
+
+def exchanges(rank, world):
+    generator = np.random.default_rng(5)
+    for recipe in cases.RECIPES.values():
+        block = distributed.plan((8, 256), recipe, 1).block
+        rows = generator.integers(0, 3, (world, world)) * block  # from, to
+        sent = [tensor((max(int(rows[i].sum()), 1), 256), i) for i in range(world)]
+        amax = (
+            torch.stack(
+                [x[: int(rows[i].sum())].abs().max() if rows[i].sum() else x.new_zeros(()) for i, x in enumerate(sent)]
+            ).max()
+            if crosses(recipe, 0)
+            else None
+        )
+        if amax is not None and not can_be_cut(recipe, 0):
+            continue
+        scaled = [breccia.cast(x[: int(rows[i].sum())], recipe, amax=amax) for i, x in enumerate(sent)]
+        got = distributed.all_to_all(scaled[rank], rows[:, rank].tolist(), rows[rank].tolist())
+        runs = []
+        for i in range(world):
+            begin = int(rows[i, :rank].sum())
+            runs.append(breccia.dequantize(scaled[i][begin : begin + int(rows[i, rank])]))
+        assert got.shape == (int(rows[:, rank].sum()), 256)
+        assert torch.equal(breccia.dequantize(got), torch.cat(runs)), recipe
+
+
+def sums(rank, world):
+    for recipe, shape, dim in [(r, s, d) for r in cases.RECIPES.values() for s in SHAPES for d in (0, 1)]:
+        if not fits(recipe, shape):
+            continue
+        everyone = [tensor(shape, i) for i in range(world)]
+        dealt = distributed.plan(shape, recipe, world, dim)
+        total = breccia.dequantize(breccia.cast(everyone[0], recipe))
+        for x in everyone[1:]:
+            total = total + breccia.dequantize(breccia.cast(x, recipe))
+        got = distributed.reduce_scatter(everyone[rank], recipe, dim=dim, async_op=True).wait()
+        assert torch.equal(got, dealt.cut(total, rank)), (recipe, shape, dim)
+
+
+def packs_amax_of_a_model(rank, world):
+    model = [tensor((64, 256), i) for i in range(5)]
+    model[1][3, 3], model[2][40, 1] = torch.nan, torch.inf
+    calls = []
+    all_reduce = dist.all_reduce
+    dist.all_reduce = lambda *a, **k: calls.append(a) or all_reduce(*a, **k)
+    parts = [x.chunk(world)[rank] for x in model]
+    found = distributed.amax(parts, "nvfp4")
+    assert len(calls) == (1 if world else 0)
+    for x, value in zip(model, found, strict=True):
+        assert value == x[torch.isfinite(x)].abs().max() and value.shape == ()
+    assert distributed.amax(parts, "mxfp8") == [None] * 5
+    assert distributed.amax(parts, breccia.INT8Scaling()) == [None] * 5
+    by_row = distributed.amax([x.chunk(world, 1)[rank] for x in model], breccia.INT8Scaling(), dim=1)
+    assert by_row[0].shape == (64,) and by_row[1].isnan().nonzero().tolist() == [[3]]
+    assert len(calls) == 2
+
+
+def everything(rank, world):
+    for body in (gathers, rounds_as_one_process, sends_from_one, exchanges, sums, packs_amax_of_a_model):
+        body(rank, world)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_ranks_make_what_one_process_makes(world):
+    distributed_ranks.run(world, everything)
+
+
+def says(error, message, call):
+    with pytest.raises(error) as info:
+        call()
+    assert message in str(info.value), str(info.value)
+
+
+def refuses(rank, world):
+    x = tensor((256, 256))
+    tile = breccia.Float8BlockScaling(block_m=128)
+    rows = [100, 156][rank]
+    cut = breccia.cast(x[:rows], tile)
+    says(
+        ValueError,
+        "the part of rank 0 must be whole blocks of 128 long along axis -2, got 100: legal cuts are the "
+        "multiples of 128",
+        lambda: distributed.all_gather(cut),
+    )
+    own = breccia.cast(x.chunk(2)[rank], "fp8")
+    says(ValueError, "cast with amax=breccia.distributed.amax(...)", lambda: distributed.all_gather(own))
+    other = breccia.cast(x.chunk(2)[rank], ["mxfp8", "nvfp4"][rank])
+    says(
+        ValueError,
+        "rank 1 has another recipe, layout, dtype or shape than rank 0",
+        lambda: distributed.all_gather(other),
+    )
+    half = breccia.cast(x.chunk(2)[rank], "mxfp8")
+    says(
+        ValueError,
+        "in_splits must sum to scaled.shape[0], 128, got 127",
+        lambda: distributed.all_to_all(half, [64, 64], [64, 63]),
+    )
+    says(
+        ValueError,
+        "out_splits must have 2 numbers, one for each rank, none negative, got [128]",
+        lambda: distributed.all_to_all(half, [128], [64, 64]),
+    )
+    says(ValueError, "src must be a rank of the group, 0 to 1, got 2", lambda: distributed.broadcast(half, 2))
+    says(TypeError, "scaled must be a ScaledTensor of torch tensors, got Tensor", lambda: distributed.all_gather(x))
+    says(
+        TypeError,
+        "scaled must be a ScaledTensor of torch tensors, got one of ndarray",
+        lambda: distributed.all_gather(half.to("numpy")),
+    )
+    dealt = distributed.plan((256, 256), "mxfp8", 2)
+    says(
+        ValueError,
+        f"x must have the shape that the plan gives rank {rank}, (128, 256), got (256, 256)",
+        lambda: distributed.cast(x, "mxfp8", plan=dealt),
+    )
+    says(
+        ValueError,
+        "plan is required for rounding='stochastic'",
+        lambda: distributed.cast(x, "mxfp8", rounding="stochastic", seed=1),
+    )
+
+
+def test_errors_name_what_is_wrong():
+    distributed_ranks.run(2, refuses)
+    says(RuntimeError, "torch.distributed is not initialized", lambda: distributed.amax([tensor((64, 64))], "fp8"))
+
+
+def test_plans():
+    assert distributed.plan((300, 64), "mxfp8", 2).ranges == ((0, 150), (150, 300))
+    tile = breccia.Float8BlockScaling(block_m=128)
+    dealt = distributed.plan((390, 256), tile, 3)
+    assert (dealt.block, dealt.ranges) == (128, ((0, 256), (256, 390), (390, 390)))
+    assert distributed.plan((64, 96), "mxfp4", 2, -1).ranges == ((0, 64), (64, 96))
+    assert distributed.plan((3, 64), "mxfp8", 4).ranges == ((0, 1), (1, 2), (2, 3), (3, 3))
+    assert distributed.plan((8, 4, 64), "nvfp4", 4).offset(1) == (2 * 4 * 64, 64)
+    says(
+        ValueError,
+        "dim must be the first axis longer than 1, or the last",
+        lambda: distributed.plan((8, 4, 64), "nvfp4", 2, 1).offset(1),
+    )
+    says(ValueError, "world must be 1 or more, got 0", lambda: distributed.plan((8, 64), "mxfp8", 0))
+    says(
+        ValueError,
+        "dim must be from -2 to 1 for shape (8, 64), got 2",
+        lambda: distributed.plan((8, 64), "mxfp8", 2, 2),
+    )
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 64])
+def test_plans_of_single_rows_are_chunks(rows, world):
+    chunks = [len(c) for c in torch.empty(rows, 64).chunk(world)] if rows else [0]
+    dealt = [b - a for a, b in distributed.plan((rows, 64), "mxfp8", world).ranges]
+    assert [n for n in dealt if n] == [n for n in chunks if n]
