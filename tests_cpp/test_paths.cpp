@@ -13,8 +13,8 @@ namespace {
 // Whether c is within the bound that ops.hpp states of the exact product of x and w^T.
 testing::AssertionResult within_bound(const std::vector<float>& x, const std::vector<float>& w, const Array& c,
                                       std::int64_t m, std::int64_t n, std::int64_t k) {
-    const double u = std::ldexp(1.0, -24);
-    const double factor = static_cast<double>(std::min<std::int64_t>(k, 256) + k / 8 + 8) * u;
+    const std::int64_t roundings = std::min<std::int64_t>(k, 256) + k / 8 + 8;
+    const double factor = static_cast<double>(roundings) * std::ldexp(1.0, -24);
     for (std::int64_t i = 0; i < m; ++i)
         for (std::int64_t j = 0; j < n; ++j) {
             double exact = 0, size = 0;
