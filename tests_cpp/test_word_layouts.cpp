@@ -24,8 +24,8 @@ std::uint32_t code_at(const Codes& codes, const WordShape& s, std::int64_t row, 
     return field(codes[static_cast<std::size_t>(row * bytes + bit / 8)], bit % 8 / s.bits, s.bits);
 }
 
-Words random_words(std::int64_t n) {
-    std::mt19937 random(3);
+Words random_words(std::int64_t n, unsigned seed = 3) {
+    std::mt19937 random(seed);
     Words words(static_cast<std::size_t>(n));
     std::ranges::generate(words, [&] { return static_cast<std::uint32_t>(random()); });
     return words;

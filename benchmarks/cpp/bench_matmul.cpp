@@ -4,35 +4,13 @@
 // weight, M and threads. Bytes per second count the packed weight with its scales, FLOP/s two per product of elements.
 // "/rotating" takes weights in turn, more than the last-level cache holds. memory/read is what memory itself gives.
 #include <memory>
-#include <random>
 
 #include <benchmark/benchmark.h>
 
-#include "breccia/breccia.hpp"
+#include "operands.hpp"
 
 namespace breccia {
 namespace {
-
-constexpr std::int64_t extent = 4096;
-
-Array normal(DType dtype, Shape shape, unsigned seed) {
-    Array array = Array::allocate(dtype, std::move(shape));
-    std::mt19937 random(seed);
-    std::normal_distribution<float> value(0.0F, 0.02F);
-    for (std::int64_t i = 0; i < array.size(); ++i) {
-        const float x = value(random);
-        if (dtype == DType::float32)
-            array.as<float>()[i] = x;
-        else
-            array.as<BFloat16>()[i] = to_bfloat16(x);
-    }
-    return array;
-}
-
-const Array& weight() {
-    static const Array w = normal(DType::float32, {extent, extent}, 1);
-    return w;
-}
 
 struct Case {
     std::string backend;

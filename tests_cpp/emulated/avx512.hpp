@@ -299,5 +299,10 @@ BRECCIA_EMULATED __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
     return to;
 }
 
+// AVX-VNNI's spelling of the same instruction.
+BRECCIA_EMULATED __m256i _mm256_dpbusd_avx_epi32(__m256i sum, __m256i bytes, __m256i signed_bytes) {
+    return simde_mm256_dpbusd_epi32(sum, bytes, signed_bytes);
+}
+
 #undef BRECCIA_EMULATED
 #undef BRECCIA_LANES

@@ -1,4 +1,4 @@
-# Compiles the backends for AVX-512 to plain code: their <immintrin.h> is the one in this folder.
+# Compiles the backends for AVX-512, and the unit of avx2 for AVX-VNNI, to plain code: their <immintrin.h> is the one in this folder.
 find_path(SIMDE_INCLUDE_DIR simde/x86/avx512.h)
 if(NOT SIMDE_INCLUDE_DIR)
   include(FetchContent)
@@ -9,8 +9,10 @@ endif()
 
 # Other sources are compiled as without emulation, so that a compiler cache has them.
 set_source_files_properties(cpp/src/runtime/dispatch.cpp PROPERTIES COMPILE_DEFINITIONS BRECCIA_EMULATE_AVX512)
-foreach(backend avx512 avx512_bf16 amx)
-  set_source_files_properties(${units_of_${backend}} PROPERTIES
+set(emulated_units ${units_of_avx512} ${units_of_avx512_bf16} ${units_of_amx})
+list(APPEND emulated_units ${PROJECT_SOURCE_DIR}/cpp/src/backends/avx2/integer_vnni.cpp)
+foreach(unit IN LISTS emulated_units)
+  set_source_files_properties(${unit} PROPERTIES
     COMPILE_DEFINITIONS BRECCIA_EMULATED_BACKEND
     # -I goes before the compiler's own headers; SIMDe, as a system's header, is spared our warnings. It adds signed
     # lanes that wrap.

@@ -180,7 +180,7 @@ static void arrange_f32(const ArrangeF32& a) {
         a.out[k / Unit::elements * Unit::elements + Unit::place(k % Unit::elements)] = a.x[k] * Unit::factor;
 }
 
-static consteval CodeKernelsF32 code_kernels_f32(std::int64_t tile_rows, std::int64_t most_activations) {
+static consteval CodeKernelsF32 code_kernels_f32(std::int64_t tile_rows) {
     return {.arrange = Codecs::map([]<Codec C>() -> void (*)(const ArrangeF32&) {
                 if constexpr (C::family != CodecFamily::exponent) return arrange_f32<C>;
                 return nullptr;
@@ -193,6 +193,5 @@ static consteval CodeKernelsF32 code_kernels_f32(std::int64_t tile_rows, std::in
                 if constexpr (C::family != CodecFamily::exponent) return decode_f32<C>;
                 return nullptr;
             }),
-            .tile_rows = tile_rows,
-            .most_activations = most_activations};
+            .tile_rows = tile_rows};
 }

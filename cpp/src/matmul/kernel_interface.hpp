@@ -18,7 +18,7 @@
 
 namespace breccia {
 
-/// The kernels that take operands decoded to bfloat16, and where they are the quickest.
+/// The kernels that take operands decoded to bfloat16, and the sizes they are the quickest at.
 struct ProductKernels {
     void (*gemm)(const GemmBF16&) = nullptr;
     std::int64_t first_level_cache = 32 * 1024;  ///< bytes, the least of all processors that have such kernels
@@ -26,14 +26,8 @@ struct ProductKernels {
     std::int64_t tile_rows = 0;
     PanelShape panel;           ///< where activations are bfloat16 numbers
     PanelShape panel_of_terms;  ///< where an activation is a sum of several
-    int max_terms = 1;          ///< of a sum. With more terms float32 kernels are quicker
-    /// The largest number of activations, or of terms, for which rows across lanes are the quickest: rows in place,
-    /// which are transposed on the way; and prepared weights.
-    std::int64_t lane_vectors = 4, prepared_lane_vectors = 4;
-    int integer_terms = 2;          ///< bfloat16 terms of an activation from which on products of integers are quicker
-    std::int64_t integer_rows = 2;  ///< the most activations for which they are: more share the decoding elsewhere
-    void (*begin)() = nullptr;      ///< a thread calls this before its first gemm, or null
-    void (*end)() = nullptr;        ///< a thread calls this after its last gemm, or null
+    void (*begin)() = nullptr;  ///< a thread calls this before its first gemm, or null
+    void (*end)() = nullptr;    ///< a thread calls this after its last gemm, or null
     std::array<void (*)(const TileRows&), Codecs::size> tiles{};  ///< null where there are no tiles
     /// Replaces BF16Kernels::gemv for E4M3 where it is not null. Quicker still where CodeRows::special is not null.
     GemvKernel gemv_e4m3 = nullptr;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <atomic>
 
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
@@ -51,6 +52,45 @@ void multiply(const Product& product, const Rows& w) {
         }
 }
 
+// Calls multiply(product, weight) for the products that there are: one for each matrix of a batch of weights, whose
+// order is left open, else one.
+template <class Multiply>
+void for_each_product(const Operand& a, const Operand& b, const Array& out, Precision precision,
+                      const Thresholds& limits, Multiply multiply_one) {
+    check_operand(a, "a");
+    check_operand(b, "b");
+    const Shape shape = matmul_shape(a.shape(), b.shape());
+    check_output(out, shape);
+    check_no_overlap(out, a);
+    check_no_overlap(out, b);
+    if (element_count(shape) == 0) return;
+    const IeeeArithmetic arithmetic;
+    const Shape batch = batch_shape(shape);
+    const std::int64_t members = element_count(batch);
+    const KernelTable& table = kernels();
+    const auto product_of = [&](std::int64_t begin, std::int64_t end) {
+        Product product{.table = table,
+                        .limits = limits,
+                        .a = {},
+                        .c = {},
+                        .m = shape[shape.size() - 2],
+                        .n = shape.back(),
+                        .k = a.shape().back(),
+                        .precision = precision};
+        for (std::int64_t index = begin; index < end; ++index) {
+            product.a.emplace_back(a, -1, batch, index);
+            product.c.push_back(output_matrix(out, -1, batch, index));
+        }
+        return product;
+    };
+    if (element_count(batch_shape(b.shape())) == 1) return multiply_one(product_of(0, members), Rows(b, -2, batch, 0));
+    // Many small matrices are shared out whole (what is parallel inside then runs on its thread); a few, one by one.
+    const std::int64_t grain = members >= 4 * num_threads() ? 1 : members;
+    parallel_for(members, grain, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) multiply_one(product_of(i, i + 1), Rows(b, -2, batch, i));
+    });
+}
+
 }  // namespace
 
 Shape matmul_shape(const Shape& a, const Shape& b) {
@@ -78,37 +118,23 @@ Shape matmul_shape(const Shape& a, const Shape& b) {
 }
 
 void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision precision) {
-    check_operand(a, "a");
-    check_operand(b, "b");
-    const Shape shape = matmul_shape(a.shape(), b.shape());
-    check_output(out, shape);
-    check_no_overlap(out, a);
-    check_no_overlap(out, b);
-    if (element_count(shape) == 0) return;
-    const IeeeArithmetic arithmetic;
-    const Shape batch = batch_shape(shape);
-    const std::int64_t members = element_count(batch);
-    const KernelTable& table = kernels();
-    const auto product_of = [&](std::int64_t begin, std::int64_t end) {
-        Product product{.table = table,
-                        .a = {},
-                        .c = {},
-                        .m = shape[shape.size() - 2],
-                        .n = shape.back(),
-                        .k = a.shape().back(),
-                        .precision = precision};
-        for (std::int64_t index = begin; index < end; ++index) {
-            product.a.emplace_back(a, -1, batch, index);
-            product.c.push_back(output_matrix(out, -1, batch, index));
-        }
-        return product;
-    };
-    if (element_count(batch_shape(b.shape())) == 1) return multiply(product_of(0, members), Rows(b, -2, batch, 0));
-    // Many small matrices are shared out whole (what is parallel inside then runs on its thread); a few, one by one.
-    const std::int64_t grain = members >= 4 * num_threads() ? 1 : members;
-    parallel_for(members, grain, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) multiply(product_of(i, i + 1), Rows(b, -2, batch, i));
+    for_each_product(a, b, out, precision, thresholds_of(kernels().name), multiply);
+}
+
+bool multiply_by(std::string_view path, const Operand& a, const Operand& b, const Array& out) {
+    const Path* chosen = std::ranges::find(in_order, path, &Path::name);
+    if (chosen == std::end(in_order)) throw_value("path must be one that there is, got '" + std::string(path) + "'");
+    std::atomic<bool> all{true};
+    for_each_product(a, b, out, Precision::exact, no_thresholds(), [&](const Product& product, const Rows& w) {
+        if (!chosen->multiply(product, w)) all = false;
     });
+    return all;
+}
+
+std::vector<std::string_view> matmul_paths() {
+    std::vector<std::string_view> names;
+    for (const Path& path : in_order) names.push_back(path.name);
+    return names;
 }
 
 std::string_view matmul_path(const Operand& a, const Operand& b) {

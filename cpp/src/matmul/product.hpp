@@ -6,6 +6,7 @@
 #include "breccia/ops.hpp"
 #include "matmul/interleaved.hpp"
 #include "matmul/operand_rows.hpp"
+#include "matmul/thresholds.hpp"
 #include "tensor/output.hpp"
 
 namespace breccia {
@@ -13,6 +14,7 @@ namespace breccia {
 /// Matrices of activations that meet one weight: c[i] = a[i] @ w^T for every i, `m` rows each.
 struct Product {
     const KernelTable& table;  // the caller's: a worker thread has no BackendScope
+    const Thresholds& limits;
     std::vector<Rows> a;
     std::vector<OutputMatrix> c;
     std::int64_t m = 0, n = 0, k = 0;
@@ -41,5 +43,12 @@ constexpr std::uint32_t out_of_range(float x, int lowest, int highest) {
 
 /// The name of the path that multiplies such operands. It is found by multiplying them.
 std::string_view matmul_path(const Operand& a, const Operand& b);
+
+/// Multiplies by the path of that name wherever it supports the operands, be another quicker or not. Returns false, and
+/// has not written all of `out`, where it does not.
+bool multiply_by(std::string_view path, const Operand& a, const Operand& b, const Array& out);
+
+/// The names of all paths.
+std::vector<std::string_view> matmul_paths();
 
 }  // namespace breccia

@@ -10,7 +10,7 @@ namespace {
 // One row of the same memory.
 Array flattened(const Array& array) { return Array::borrow(array.data, array.type, {array.size()}); }
 
-bool is_flat(const Operand& operand) { return operand.array() != nullptr && operand.array()->is_contiguous(); }
+bool is_flat(const Operand& operand) { return operand.scaled() == nullptr && operand.array()->is_contiguous(); }
 
 int axis_of(const Operand& operand) { return operand.scaled() != nullptr ? operand.scaled()->layout().axis : -1; }
 

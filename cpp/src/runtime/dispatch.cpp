@@ -39,6 +39,7 @@ extern constinit const CompareKernels compare_kernels;
 #ifdef BRECCIA_X86
 namespace avx2 {
 extern constinit const KernelTable kernels;
+extern constinit const BF16Kernels integer_vnni_kernels;
 extern constinit const CompareKernels compare_kernels;
 }  // namespace avx2
 #ifdef BRECCIA_AVX512
@@ -68,7 +69,7 @@ namespace {
 
 struct Features {
     bool neon = false;
-    bool avx2 = false, avx512 = false, avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false;
+    bool avx2 = false, avx_vnni = false, avx512 = false, avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false;
     bool avx512_fp16 = false, gfni = false, amx_bf16 = false, amx_int8 = false;
 };
 
@@ -102,6 +103,7 @@ Features detect() {
     const Registers more = cpuid(7, 1);
     f.avx2 = (state & ymm) == ymm && has(basic.ecx, 12) && has(basic.ecx, 28) && has(basic.ecx, 29) &&
              has(extended.ebx, 5) && has(extended.ebx, 8);
+    f.avx_vnni = f.avx2 && has(more.eax, 4);
     f.avx512 = f.avx2 && (state & zmm) == zmm && has(extended.ebx, 16) && has(extended.ebx, 17) &&
                has(extended.ebx, 30) && has(extended.ebx, 31);
     f.avx512_vbmi = f.avx512 && has(extended.ecx, 1);
@@ -125,7 +127,8 @@ const Features& features() {
     static const Features found = [] {
         Features f = detect();
 #if defined(BRECCIA_EMULATE_AVX512)
-        f.avx512 = f.avx512_vbmi = f.avx512_vnni = f.avx512_bf16 = f.avx512_fp16 = f.gfni = f.amx_bf16 = true;
+        f.avx_vnni = f.avx512 = f.avx512_vbmi = f.avx512_vnni = f.avx512_bf16 = f.avx512_fp16 = f.gfni = f.amx_bf16 =
+            true;
 #endif
         return f;
     }();
@@ -172,6 +175,20 @@ const KernelTable* amx_kernels() {
 }
 #endif
 
+#ifdef BRECCIA_X86
+// avx2, with products of integers by the instructions for them (AVX-VNNI) where the processor has those.
+const KernelTable* avx2_kernels() {
+    static const MatmulKernels matmul = [] {
+        MatmulKernels kernels = avx2::kernels.matmul;
+        if (features().avx_vnni) kernels.bf16 = &avx2::integer_vnni_kernels;
+        return kernels;
+    }();
+    static const KernelTable table{
+        .name = "avx2", .quantize = avx2::kernels.quantize, .dequantize = avx2::kernels.dequantize, .matmul = matmul};
+    return &table;
+}
+#endif
+
 #ifdef BRECCIA_AVX512
 // avx512, with products of integers by the instructions for them (VNNI) or by AVX2's.
 const KernelTable* avx512_kernels() {
@@ -203,7 +220,7 @@ struct Backend {
 constexpr Backend backends[] = {
     {"portable", table_of<&portable::kernels>, &portable::compare_kernels, [] { return true; }},
 #ifdef BRECCIA_X86
-    {"avx2", table_of<&avx2::kernels>, &avx2::compare_kernels, [] { return features().avx2; }},
+    {"avx2", avx2_kernels, &avx2::compare_kernels, [] { return features().avx2; }},
 #ifdef BRECCIA_AVX512
     {"avx512", avx512_kernels, &avx512::compare_kernels, [] { return features().avx512; }},
     {"avx512_bf16", table_of<&avx512_bf16::kernels>, &avx512::compare_kernels, has_avx512_bf16},
@@ -276,6 +293,7 @@ CpuInfo cpu_info() {
     const std::pair<bool, const char*> names[] = {
         {f.neon, "neon"},
         {f.avx2, "avx2"},
+        {f.avx_vnni, "avx_vnni"},
         {f.avx512, "avx512"},
         {f.avx512_vbmi, "avx512_vbmi"},
         {f.avx512_vnni, "avx512_vnni"},

@@ -27,23 +27,18 @@ namespace {
 }  // namespace
 
 extern constinit const ProductKernels matmul_kernels;
-constinit const ProductKernels matmul_kernels{
-    .gemm = gemm_amx,
-    .first_level_cache = 48 * 1024,
-    .tile_rows = 16,
-    .panel = {.rows = 384, .activations = 512, .k = panel_k},
-    .panel_of_terms = {.rows = 384, .activations = 512, .k = k_of_terms},
-    .max_terms = 3,  // so many products are quicker than one in float32
-    .lane_vectors = 4,
-    .prepared_lane_vectors = 4,
-    .integer_terms = 1,  // vdpbf16ps issues every other cycle here, vpdpbusd twice in each
-    .begin = configure_tiles,
-    .end = release_tiles,
-    .tiles = Codecs::map([]<Codec C>() -> void (*)(const TileRows&) {
-        if constexpr (has_bf16<C>) return multiply_rows_in_place<C>;
-        return nullptr;
-    }),
-    .gemv_e4m3 = gemv_e4m3};
+constinit const ProductKernels matmul_kernels{.gemm = gemm_amx,
+                                              .first_level_cache = 48 * 1024,
+                                              .tile_rows = 16,
+                                              .panel = {.rows = 384, .activations = 512, .k = panel_k},
+                                              .panel_of_terms = {.rows = 384, .activations = 512, .k = k_of_terms},
+                                              .begin = configure_tiles,
+                                              .end = release_tiles,
+                                              .tiles = Codecs::map([]<Codec C>() -> void (*)(const TileRows&) {
+                                                  if constexpr (has_bf16<C>) return multiply_rows_in_place<C>;
+                                                  return nullptr;
+                                              }),
+                                              .gemv_e4m3 = gemv_e4m3};
 
 }  // namespace breccia::amx
 BRECCIA_TARGET_END

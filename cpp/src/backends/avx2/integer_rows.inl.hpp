@@ -2,7 +2,7 @@
 //
 // One activation by rows of 4-bit codes in place, in integers: codes are bytes from zero up, the activation is a sum of
 // signed bytes (Digits). vpmaddubsw adds up two products to a word, which has room for two such sums, and vpmaddwd
-// makes a doubleword of two words: a lane is eight elements. With VNNI (BRECCIA_VNNI) vpdpbusd does it all. What the
+// makes a doubleword of two words: a lane is eight elements. With VNNI vpdpbusd (BRECCIA_DPBUSD) does it all. What the
 // codes are too large by is in the sums' first value. A sum is exact; it becomes a float once and takes its scale. See
 // also avx512_bf16/integer_gemv.inl.hpp.
 
@@ -45,11 +45,11 @@ struct NibblePair {
 /// Sums of products with `Count` digits, as the integers that they stand for. `digits`: those of a half of a step.
 template <int Count>
 BRECCIA_INLINE __m256i nibble_sums(NibblePair codes, const std::int8_t (*digits)[128], std::int64_t half) {
-#ifdef BRECCIA_VNNI
+#ifdef BRECCIA_DPBUSD
     const auto sums = [&](int d) BRECCIA_INLINE_LAMBDA {
         const auto* of = reinterpret_cast<const __m256i*>(digits[d] + 32 * half);
-        const __m256i even = _mm256_dpbusd_epi32(_mm256_setzero_si256(), codes.even, _mm256_load_si256(of));
-        return _mm256_dpbusd_epi32(even, codes.odd, _mm256_load_si256(of + 2));
+        const __m256i even = BRECCIA_DPBUSD(_mm256_setzero_si256(), codes.even, _mm256_load_si256(of));
+        return BRECCIA_DPBUSD(even, codes.odd, _mm256_load_si256(of + 2));
     };
     __m256i total = sums(0);
 #pragma GCC unroll 2
@@ -356,8 +356,6 @@ static bool pack_nibble_digits(const PackDigits& p) {
 
 static consteval BF16Kernels make_integer_kernels() {
     BF16Kernels kernels;
-    kernels.integer_terms = 1;
-    kernels.integer_rows = 1;
     kernels.pack_digits = Codecs::map([]<Codec C>() -> bool (*)(const PackDigits&) {
         if constexpr (C::bits == 4) return pack_nibble_digits<C>;
         return nullptr;

@@ -16,7 +16,7 @@ namespace {
 }  // namespace
 
 extern constinit const CodeKernelsF32 codes_f32_kernels;
-constinit const CodeKernelsF32 codes_f32_kernels = code_kernels_f32(24, 8);
+constinit const CodeKernelsF32 codes_f32_kernels = code_kernels_f32(24);
 
 }  // namespace breccia::avx512
 BRECCIA_TARGET_END

@@ -7,7 +7,7 @@
 #include "backends/begin.hpp"
 #include "backends/region.hpp"
 
-#define BRECCIA_VNNI
+#define BRECCIA_DPBUSD _mm256_dpbusd_epi32
 
 BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi2")
 namespace breccia::avx512 {

@@ -57,10 +57,7 @@ static consteval BF16Kernels make_bf16_kernels(const ProductKernels& product) {
 constexpr BF16Kernels bf16 = make_bf16_kernels({.gemm = gemm_bf16,
                                                 .tile_rows = 24,
                                                 .panel = {.rows = 192, .activations = 512, .k = panel_k},
-                                                .panel_of_terms = {.rows = 384, .activations = 256, .k = panel_k},
-                                                .max_terms = 2,
-                                                .lane_vectors = 24,
-                                                .prepared_lane_vectors = 48});
+                                                .panel_of_terms = {.rows = 384, .activations = 256, .k = panel_k}});
 }  // namespace
 
 extern constinit const MatmulKernels matmul_kernels;

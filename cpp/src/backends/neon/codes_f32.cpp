@@ -14,6 +14,6 @@ namespace {
 }  // namespace
 
 extern constinit const CodeKernelsF32 codes_f32_kernels;
-constinit const CodeKernelsF32 codes_f32_kernels = code_kernels_f32(24, CodeKernelsF32::most_vectors);
+constinit const CodeKernelsF32 codes_f32_kernels = code_kernels_f32(24);
 
 }  // namespace breccia::neon

@@ -50,8 +50,6 @@ struct CodeKernelsF32 {
     std::array<void (*)(const DecodeF32&), Codecs::size> decode{};
     /// Of a panel that few activations meet, so many rows are decoded just before: they stay in the first-level cache.
     std::int64_t tile_rows = 0;
-    /// Most activations for which rows in place are quicker than panels.
-    std::int64_t most_activations = 0;
 };
 
 }  // namespace breccia

@@ -88,7 +88,7 @@ bool paths::in_place_bf16(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* bf16 = table.matmul.bf16;
     const auto kernel = bf16 != nullptr ? bf16->gemv[static_cast<std::size_t>(w.element)] : nullptr;
     const std::int64_t rows = product.total_rows(), k = product.k;
-    if (kernel == nullptr || rows > max_gemv_vectors || !readable_in_place(w)) return false;
+    if (kernel == nullptr || rows > product.limits.bf16_rows || !readable_in_place(w)) return false;
 
     const std::int64_t padded_k = (k + row_step(w.packed) - 1) / row_step(w.packed) * row_step(w.packed);
     const int most = product.precision == Precision::fast ? 1 : 3;
@@ -104,9 +104,8 @@ bool paths::in_place_bf16(const Product& product, const ScaledMatrix& w) {
             used = std::max(used, split(table, row, w.packed, most, terms.data() + i * most * padded_k));
         }
     }
-    // Twice through the weight is still quicker than float32 panels.
     const std::int64_t at_once = max_gemv_vectors / used;
-    if (rows > 2 * at_once) return false;
+    if (rows > product.limits.bf16_passes * at_once) return false;
     for (std::int64_t first = 0; first < rows; first += at_once) {
         const Split x{.terms = terms.data() + first * most * padded_k, .stride = padded_k, .most = most, .used = used};
         multiply(product, w, kernel, x, first, std::min(at_once, rows - first));

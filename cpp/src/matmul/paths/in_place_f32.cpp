@@ -10,11 +10,6 @@
 namespace breccia {
 namespace {
 
-// Whether they are quicker than what else there is.
-bool worth_it(const CodeKernelsF32& kernels, std::int64_t activations) {
-    return activations <= kernels.most_activations;
-}
-
 // Activations in the kernels' order. False where one is so large or so small that a product may leave float32's range
 // though the sum does not.
 bool arrange(const Product& product, const ScaledMatrix& w, std::int64_t stride, float* out) {
@@ -37,7 +32,7 @@ bool paths::in_place_f32(const Product& product, const ScaledMatrix& w) {
     const KernelTable& table = product.table;
     const CodeKernelsF32* kernels = table.matmul.codes_f32;
     const std::int64_t activations = product.total_rows(), stride = (product.k + 63) / 64 * 64;
-    if (kernels == nullptr || !supports(*kernels, w) || !worth_it(*kernels, activations)) return false;
+    if (kernels == nullptr || !supports(*kernels, w) || activations > product.limits.f32_rows) return false;
     std::vector<float> x(static_cast<std::size_t>(activations * stride));
     if (!arrange(product, w, stride, x.data())) return false;
 

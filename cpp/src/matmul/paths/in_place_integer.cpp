@@ -63,6 +63,11 @@ void multiply_prepared(const Product& product, const ScaledMatrix& w, const Lane
                  });
 }
 
+bool worth_it(const Product& product) {
+    return product.total_rows() <= product.limits.integer_rows &&
+           product.a.front().bfloat16_terms() >= product.limits.integer_terms;
+}
+
 }  // namespace
 
 bool paths::in_place_integer(const Product& product, const ScaledMatrix& w) {
@@ -70,8 +75,7 @@ bool paths::in_place_integer(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* kernels = table.matmul.bf16;
     const std::int64_t rows = product.total_rows(), k = product.k, step = row_step(w.packed);
     const auto element = static_cast<std::size_t>(w.element);
-    if (kernels == nullptr || kernels->gemv_integers[element] == nullptr || rows > kernels->integer_rows ||
-        product.a.front().bfloat16_terms() < kernels->integer_terms || !readable_in_place(w))
+    if (kernels == nullptr || kernels->gemv_integers[element] == nullptr || !worth_it(product) || !readable_in_place(w))
         return false;
 
     const bool prepared =

@@ -176,23 +176,22 @@ private:
 bool paths::lanes(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* bf16 = product.table.matmul.bf16;
     if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.element)] == nullptr) return false;
-    // Rows in place are turned for every pass; for one or two activations reading them row by row is quicker.
     const bool prepared = w.lane_codes != nullptr;
     const std::int64_t rows = product.total_rows();
-    if (rows < (prepared ? 1 : 3) || rows > bf16->prepared_lane_vectors) return false;
+    const Thresholds& limits = product.limits;
+    if ((!prepared && rows < limits.lane_rows) || rows > limits.prepared_lane_vectors) return false;
     std::optional<LaneBlocks> blocks = lane_blocks(w);
     if (!blocks) return false;
     const ScaledMatrix* coded = codes_that_suit(product, w.packed, *blocks);
     const bool one_term = coded != nullptr || product.precision == Precision::fast;
     const std::int64_t terms = one_term ? 1 : product.a.front().bfloat16_terms();
-    // One activation by codes of a byte is as quick read from rows in place, whose decoding takes fewer instructions.
-    if (rows * terms == 1 && coded == nullptr && !w.packed) return false;
+    if (rows * terms < limits.lane_bytes && coded == nullptr && !w.packed) return false;
     // Panels take activations that are codes without their scales, as one term, and short blocks' scales into codes.
     const bool suits_panels =
         (coded == nullptr && product.a.front().scaled_along_k() != nullptr) || (terms == 1 && blocks->block_quads == 0);
-    const bool float32_panels = terms > bf16->max_terms;  // which decode packed codes more slowly than that
+    const bool float32_panels = terms > limits.panel_terms;  // which decode packed codes more slowly than that
     const bool often = (prepared && !suits_panels) || (float32_panels && w.packed);
-    if (rows * terms > (often ? bf16->prepared_lane_vectors : bf16->lane_vectors)) return false;
+    if (rows * terms > (often ? limits.prepared_lane_vectors : limits.lane_vectors)) return false;
     std::vector<LaneActivations> passes;
     for (std::int64_t first = 0; first < rows; first += passes.back().rows) {
         const std::int64_t count = std::min(group_rows / terms, rows - first);

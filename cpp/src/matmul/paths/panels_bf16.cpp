@@ -366,7 +366,7 @@ bool paths::panels_bf16(const Product& product, const ScaledMatrix& w) {
     if (s.a != nullptr) s.a_plan = plan_of(*s.a, product.k);
     if (s.a_plan.scaling == Scaling::none) s.a = nullptr;
     if (s.a == nullptr && product.precision != Precision::fast) s.terms = product.a.front().bfloat16_terms();
-    if (s.terms > bf16->max_terms) return false;
+    if (s.terms > product.limits.panel_terms) return false;
     const auto [fine, coarse] = std::minmax(s.plan.block, (s.a != nullptr ? s.a_plan : s.plan).block);
     if (coarse < product.k && coarse % fine != 0) return false;
     s.block = fine;

@@ -8,8 +8,7 @@
 namespace breccia {
 
 bool paths::rows_f32(const Product& product, const Rows& w) {
-    constexpr std::int64_t few = 4;
-    if (product.total_rows() >= few) return false;
+    if (product.total_rows() > product.limits.dequantized_rows) return false;
     const KernelTable& table = product.table;
     const std::int64_t rows = product.total_rows();
     std::vector<float> x(static_cast<std::size_t>(rows * product.k));

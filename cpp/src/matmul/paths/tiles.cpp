@@ -214,18 +214,20 @@ bool paths::tiles(const Product& product, const ScaledMatrix& w) {
     if (bf16 == nullptr || bf16->tiles[static_cast<std::size_t>(w.element)] == nullptr) return false;
     if (product.k == 0 || w.col_stride != 1 || w.packed != is_packed(w.element)) return false;
     const std::int64_t rows = product.total_rows();
+    const Thresholds& limits = product.limits;
     // Before all scales are looked at.
-    if (rows > 2 * tile_size || rows * product.a.front().bfloat16_terms() < 3) return false;
+    if (rows > limits.tile_passes_of_terms * tile_size ||
+        rows * product.a.front().bfloat16_terms() < limits.tile_vectors)
+        return false;
     std::optional<RowScales> how = row_scales(w, product.k);
     if (!how || !zero_points_suit(w, *how)) return false;
     const ScaledMatrix* coded = codes_that_suit(product, w.packed, *how);
     const bool one_term = coded != nullptr || product.precision == Precision::fast;
     const std::int64_t terms = one_term ? 1 : product.a.front().bfloat16_terms();
-    // A row at a time is quicker for one or two activations; panels are for more than two passes take, or for more than
-    // one where they take the activations as one term.
     const std::int64_t at_once = tile_size / terms;
     const bool suits_panels = terms == 1 || product.a.front().scaled_along_k() != nullptr;
-    if (rows * terms < 3 || rows > (suits_panels ? at_once : 2 * at_once)) return false;
+    const std::int64_t passes_at_most = suits_panels ? limits.tile_passes : limits.tile_passes_of_terms;
+    if (rows * terms < limits.tile_vectors || rows > passes_at_most * at_once) return false;
     std::vector<TileActivations> passes;
     for (std::int64_t first = 0; first < rows; first += at_once) {
         const std::int64_t count = std::min(at_once, rows - first);
