@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which program loads what `breccia convert` writes, and whether its logits are those of the quantized values.
 
-    python benchmarks/clients.py     # writes benchmarks/results/clients.json, of which docs/formats.md has the table
+    python benchmarks/clients.py [target …]   # writes benchmarks/results/clients.json; make_docs.py makes the table
 
 Every target is written for a tiny model with random weights and opened by the client's own loader. Logits are compared
 with those of the same checkpoint converted to bfloat16, or to float32 where the client computes in it, as a part of
@@ -10,6 +10,7 @@ their norm.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import io
@@ -25,6 +26,17 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "clients.json"
 EQUAL = 0.02  # of the logits' norm: bfloat16 activations through two layers, rounded in another order
 TOKENS = range(3, 43)
+PACKAGES = (
+    "accelerate",
+    "comfy-kitchen",
+    "compressed-tensors",
+    "gguf",
+    "gptqmodel",
+    "mlx-lm",
+    "torch",
+    "torchao",
+    "transformers",
+)
 
 
 def _is_there(*names: str) -> bool:
@@ -71,12 +83,42 @@ def _mlx_lm(path: Path) -> Any:
     return torch.from_numpy(np.array(model(mx.array([list(TOKENS)])).astype(mx.float32)))
 
 
+def _comfy_kitchen(path: Path) -> Any:
+    """The model in float32, each quantized weight as the values that ComfyUI's layouts make of it."""
+    import torch
+    from comfy_kitchen import tensor as kitchen
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    state = load_file(next(path.glob("*.safetensors")))
+    for name in [name for name in state if name.endswith(".comfy_quant")]:
+        layer = name.removesuffix("comfy_quant")
+        said = json.loads(bytes(state.pop(name).tolist()))["format"]
+        weight, scale, second = (state.pop(layer + role, None) for role in ("weight", "weight_scale", "weight_scale_2"))
+        options: dict[str, Any] = {"scale": scale, "orig_dtype": torch.float32, "orig_shape": tuple(weight.shape)}
+        if said == "nvfp4":
+            layout, options = kitchen.TensorCoreNVFP4Layout, {**options, "scale": second, "block_scale": scale}
+        elif said == "mxfp8":
+            layout, options = kitchen.TensorCoreMXFP8Layout, {**options, "scale": scale.view(torch.float8_e8m0fnu)}
+        else:
+            layout = kitchen.TensorWiseINT8Layout if said == "int8_tensorwise" else kitchen.TensorCoreFP8Layout
+        state[layer + "weight"] = layout.dequantize(weight, layout.Params(**options))
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32)
+    missing = model.load_state_dict(state, strict=False).missing_keys
+    if set(missing) - {"lm_head.weight"}:
+        raise ValueError(f"weights are not found: {missing[0]}")
+    model.tie_weights()
+    with torch.no_grad():
+        return model.eval()(torch.tensor([list(TOKENS)])).logits
+
+
 # A client: how the table names it, what must be importable, how it gives logits.
 Client = tuple[str, tuple[str, ...], Callable[[Path], Any]]
 PLAIN: Client = ("transformers", ("transformers",), _transformers)
 CLIENTS: dict[str, Client] = {
     "awq": ("transformers with GPTQModel", ("transformers", "gptqmodel"), _transformers),
     "breccia": ("transformers with `breccia.transformers`", ("transformers",), _with_breccia),
+    "comfyui": ("comfy-kitchen's layouts", ("transformers", "comfy_kitchen"), _comfy_kitchen),
     "compressed-tensors": (
         "transformers with compressed-tensors",
         ("transformers", "compressed_tensors"),
@@ -155,7 +197,7 @@ def check(target: str, source: Path, folder: Path) -> dict[str, Any]:
             for file in source.glob("*.json"):
                 if "index" not in file.name:
                     (folder / file.name).write_bytes(file.read_bytes())
-        exact = logits in (_with_breccia, _mlx_lm)
+        exact = logits in (_with_breccia, _mlx_lm, _comfy_kitchen)
         floats = _floats(out, source, folder, "fp32" if exact else "bf16")
         try:
             found = logits(out)
@@ -185,21 +227,27 @@ def main() -> int:
     sys.path[:0] = [str(ROOT / "tests_py")]
     from tiny_models import tiny
 
-    rows = []
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*", help="run these alone, or all; the rows of others stay")
+    chosen = parser.parse_args().targets or targets()
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"versions": {}, "rows": []}
+    rows = {row["target"]: row for row in before["rows"]}
     with tempfile.TemporaryDirectory() as name:
-        for target in targets():
+        for target in chosen:
             source = Path(name) / model_for(target)
             if not source.exists():
                 tiny(source.name, source)
             folder = Path(name) / target.replace(":", "-")
             folder.mkdir()
             try:
-                rows.append(check(target, source, folder))
+                rows[target] = check(target, source, folder)
             except ModuleNotFoundError as error:
-                print(f"left out: {error}", flush=True)
+                print(f"left as it was: {error}", flush=True)
                 continue
-            print(rows[-1], flush=True)
-    RESULTS.write_text(json.dumps({"versions": _versions(), "rows": rows}, indent=1) + "\n")
+            print(rows[target], flush=True)
+    kept = [rows[target] for target in targets() if target in rows]
+    versions = dict(sorted({**before["versions"], **_versions()}.items()))
+    RESULTS.write_text(json.dumps({"versions": versions, "rows": kept}, indent=1) + "\n")
     return 0
 
 
@@ -207,7 +255,7 @@ def _versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
-    for name in ("accelerate", "compressed-tensors", "gguf", "gptqmodel", "mlx-lm", "torch", "torchao", "transformers"):
+    for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name).partition("+")[0]
     return found

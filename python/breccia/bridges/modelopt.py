@@ -45,6 +45,7 @@ NAME = "modelopt"
 PEER = None
 EXTRA = ""
 ANCHORS = ("weight_scale",)  # ends of the names that `find` begins with
+INPUT_SCALES = True  # of activations: kept
 SHARED_GLOBAL_SCALE = True  # servers keep one number for all parts of a fused layer
 RECIPES: dict[str, ScalingRecipe] = {
     "nvfp4": NVFP4BlockScaling(),

@@ -181,7 +181,8 @@ class _Job:
         if not name.endswith((".input_scale", ".input_global_scale")):
             return False
         weight = name.rpartition(".")[0] + ".weight"
-        return weight in self._quantized and self.target.format != "modelopt"
+        keeps = getattr(bridges.modules().get(self.target.format), "INPUT_SCALES", False)
+        return weight in self._quantized and not (keeps and name.endswith(".input_scale"))
 
     def _check_names(self) -> None:
         seen: set[str] = set()
@@ -267,6 +268,8 @@ class _Job:
             metadata |= choice.metadata
         if whole:
             metadata["tensor_names"] = json.dumps([c.found.name for c in self.choices])
+        if hasattr(bridges.modules().get(self.target.format), "header"):
+            metadata |= self.target.module.header(outputs.modules_of(choices), self.target.inputs)
         if not self.into_directory:
             said = outputs.quantization_config(self.checkpoint, self.target, self.choices)
             if said:

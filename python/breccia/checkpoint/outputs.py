@@ -21,8 +21,9 @@ from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.models import tied_heads
 from breccia.checkpoint.source import LEFT_OUT, MAX_JSON, Checkpoint, read_json
 from breccia.checkpoint.targets import Choice, Target
+from breccia.recipes import ScalingRecipe
 
-__all__ = ["gguf_fields", "gguf_model", "stored_bytes", "write_companions"]
+__all__ = ["gguf_fields", "gguf_model", "modules_of", "stored_bytes", "write_companions"]
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
 _OTHERS = ("config.json", "hf_quant_config.json")
@@ -97,8 +98,7 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
         name = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[target.float_dtype]
         config["dtype" if "dtype" in config else "torch_dtype"] = name
         return config, {}
-    quantized = [c for c in choices if c.action in ("repack", "requantize", "cast")]
-    recipes = {_module(c.found.name): c.recipe for c in quantized if c.recipe is not None}
+    recipes = modules_of(choices)
     if not recipes:
         return config, {}
     kept = {c.found.name for c in choices if c.action == "copy"}
@@ -106,6 +106,12 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
     said = target.module.config(Written(recipes, _ignored(checkpoint, choices), inputs, checkpoint.config))
     others = {key: said.pop(key) for key in list(said) if key == "hf_quant_config"}
     return {**config, **said}, others
+
+
+def modules_of(choices: list[Choice]) -> dict[str, ScalingRecipe]:
+    """The recipes of quantized modules, by their names."""
+    quantized = [c for c in choices if c.action in ("repack", "requantize", "cast")]
+    return {_module(c.found.name): c.recipe for c in quantized if c.recipe is not None}
 
 
 def _module(name: str) -> str:

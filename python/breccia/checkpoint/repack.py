@@ -74,12 +74,14 @@ class _Repack:
         self.lock = threading.Lock()
 
     def run(self, runs: list[tuple[int, int]], workers: Workers) -> None:
-        workers.each(lambda run, _: self._piece(*run), iter(runs))
+        self.step = runs[0][1] - runs[0][0]
         first, _ = target_parts(self.target, self.choice.found.name, cut(self.scaled, *runs[0]))
+        self.first = {name: part.shape for name, part in first.items()}
+        workers.each(lambda run, _: self._piece(*run), iter(runs))
         for name, part in self.whole.items():
             if name in self.gathered:
                 self._write(name, self.gathered.pop(name))
-            elif first[name].shape == part.shape:  # says something of the tensor, not of its rows
+            elif self.first[name] == part.shape:  # says something of the tensor, not of its rows
                 self._write(name, np.asarray(part.make()))
 
     def _write(self, name: str, array: np.ndarray[Any, Any], at: int = 0) -> None:
@@ -88,13 +90,12 @@ class _Repack:
 
     def _piece(self, start: int, stop: int) -> None:
         parts, _ = target_parts(self.target, self.choice.found.name, cut(self.scaled, start, stop))
-        rows = self.scaled.shape[0]
         for name, part in parts.items():
             axis = _axis(part, self.whole[name])
             if axis is None:
                 continue
             array = np.asarray(part.make()).reshape(*_stored(part))
-            first = start * self.whole[name].shape[axis] // rows
+            first = start // self.step * self.first[name][axis]  # all runs but the last are as long as the first
             if axis == 0:
                 self._write(name, array, first * (array.nbytes // array.shape[0]))
                 continue
