@@ -14,14 +14,17 @@
 
 #if defined(__x86_64__)
 #define BRECCIA_X86 1
-#if !defined(BRECCIA_NO_AVX512)
+#if !defined(BRECCIA_ONLY_PORTABLE)
+#define BRECCIA_AVX2 1
+#endif
+#if !defined(BRECCIA_NO_AVX512) && !defined(BRECCIA_ONLY_PORTABLE)
 #define BRECCIA_AVX512 1
 #endif
 #if defined(BRECCIA_AVX512) && !defined(_WIN32)
 #define BRECCIA_AMX 1
 #endif
 #include <cpuid.h>
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(BRECCIA_ONLY_PORTABLE)
 #define BRECCIA_ARM64 1
 #endif
 
@@ -34,10 +37,11 @@ namespace breccia {
 namespace portable {
 extern constinit const KernelTable kernels;
 }
-#ifdef BRECCIA_X86
+#ifdef BRECCIA_AVX2
 namespace avx2 {
 extern constinit const KernelTable kernels;
 }
+#endif
 #ifdef BRECCIA_AVX512
 namespace avx512 {
 extern constinit const KernelTable kernels;
@@ -51,7 +55,6 @@ extern constinit const KernelTable kernels;
 namespace amx {
 extern constinit const ProductKernels matmul_kernels;
 }
-#endif
 #endif
 #ifdef BRECCIA_ARM64
 namespace neon {
@@ -196,15 +199,15 @@ struct Backend {
 
 constexpr Backend backends[] = {
     {"portable", table_of<&portable::kernels>, [] { return true; }},
-#ifdef BRECCIA_X86
+#ifdef BRECCIA_AVX2
     {"avx2", table_of<&avx2::kernels>, [] { return features().avx2; }},
+#endif
 #ifdef BRECCIA_AVX512
     {"avx512", avx512_kernels, [] { return features().avx512; }},
     {"avx512_bf16", table_of<&avx512_bf16::kernels>, has_avx512_bf16},
 #endif
 #ifdef BRECCIA_AMX
     {"amx", amx_kernels, [] { return has_avx512_bf16() && features().gfni && tiles_permitted(); }},
-#endif
 #endif
 #ifdef BRECCIA_ARM64
     {"neon", table_of<&neon::kernels>, [] { return features().neon; }},
