@@ -19,6 +19,7 @@ from breccia.scaled_tensor import ScaledTensor
 __all__ = ["QuantizedLinear", "ScaledLinear"]
 
 _ROLES = ("x", "w", "grad")
+_PARTS = ("weight_data", "weight_scale", "weight_zero_point", "weight_global_scale")
 
 
 class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
@@ -137,12 +138,44 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         self.activations = activations
         self.exact_rows = exact_rows
         self._made: ScaledTensor | None = None
+        self._dtypes: dict[str, torch.dtype] = {}  # of the parts that are parameters of bytes
+
+    def make_shardable_(self) -> QuantizedLinear:
+        """Turn the weight's parts into frozen parameters of uint8, which ``torch.distributed.fsdp.fully_shard`` shards
+        and gathers as they are; buffers it leaves whole on every rank. Parts of one number stay buffers.
+
+        Returns:
+            The layer itself. Its ``state_dict`` keeps its names, holds bytes now, and loads what it held before.
+        """
+        for name in _PARTS:
+            part = self._buffers.get(name)
+            if part is None or part.ndim == 0:
+                continue
+            self._dtypes[name] = part.dtype
+            del self._buffers[name]
+            self.register_parameter(name, torch.nn.Parameter(_as_bytes(part), requires_grad=False))
+        self._made = None
+        return self
+
+    def _viewed(self) -> dict[str, Any]:
+        return {name: self._parameters[name].view(dtype) for name, dtype in self._dtypes.items()}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        # Bytes for codes, or codes for bytes: copied as numbers they would change.
+        for name in _PARTS:
+            given, here = state_dict.get(prefix + name), getattr(self, name)
+            if given is not None and here is not None and given.dtype != here.dtype:
+                if name in self._dtypes and given.dtype == self._dtypes[name]:
+                    state_dict[prefix + name] = _as_bytes(given)
+                elif name not in self._dtypes and given.dtype == torch.uint8:
+                    state_dict[prefix + name] = given.view(here.dtype)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     @property
     def weight(self) -> ScaledTensor:
         """The weight, over the buffers' memory."""
         # Read past torch.nn.Module's __getattr__, which takes as long as all the rest of a small call.
-        parts = self._buffers
+        parts = self._buffers if not self._dtypes else self._buffers | self._viewed()
         data, scale = parts["weight_data"], parts["weight_scale"]
         zero_point, global_scale = parts["weight_zero_point"], parts["weight_global_scale"]
         made = None if torch.compiler.is_dynamo_compiling() else self._made
@@ -184,3 +217,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
                 buffer = moved.view(buffer.dtype).reshape(buffer.shape)  # noqa: PLW2901
             self._buffers[name] = buffer
         return self
+
+
+def _as_bytes(part: Any) -> Any:
+    return (part if part.dtype.itemsize == 1 else part.contiguous()).view(torch.uint8)

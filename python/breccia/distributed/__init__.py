@@ -8,6 +8,7 @@ torch; it works with every backend (gloo, NCCL), because only uint8 travels.
 
 from breccia.distributed.collectives import all_gather, all_to_all, broadcast, reduce_scatter, scatter
 from breccia.distributed.handle import Handle
+from breccia.distributed.modules import make_shardable_
 from breccia.distributed.sharding import Plan, plan
 from breccia.distributed.statistics import amax, cast
 
@@ -19,6 +20,7 @@ __all__ = [
     "amax",
     "broadcast",
     "cast",
+    "make_shardable_",
     "plan",
     "reduce_scatter",
     "scatter",
