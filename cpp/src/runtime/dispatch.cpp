@@ -30,6 +30,7 @@
 #endif
 
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -64,6 +65,7 @@ extern constinit const ProductKernels matmul_kernels;
 #ifdef BRECCIA_ARM64
 namespace neon {
 extern constinit const KernelTable kernels;
+extern constinit const BF16Kernels integer_kernels;
 extern constinit const CompareKernels compare_kernels;
 }  // namespace neon
 #endif
@@ -71,7 +73,7 @@ extern constinit const CompareKernels compare_kernels;
 namespace {
 
 struct Features {
-    bool neon = false;
+    bool neon = false, dotprod = false;
     bool avx2 = false, avx_vnni = false, avx512 = false, avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false;
     bool avx512_fp16 = false, gfni = false, amx_bf16 = false, amx_int8 = false;
 };
@@ -120,8 +122,17 @@ Features detect() {
     return f;
 }
 #elif defined(BRECCIA_ARM64)
-// Part of the architecture's baseline, so there is nothing to ask.
-Features detect() { return {.neon = true}; }
+// NEON is part of the architecture's baseline; its dot products (FEAT_DotProd) are not.
+Features detect() {
+    Features f{.neon = true};
+#if defined(__linux__)
+    constexpr unsigned long asimd_dotprod = 1UL << 20;  // HWCAP_ASIMDDP
+    f.dotprod = (getauxval(AT_HWCAP) & asimd_dotprod) != 0;
+#elif defined(__APPLE__)
+    f.dotprod = true;  // every processor of Apple's that runs macOS has them
+#endif
+    return f;
+}
 #else
 Features detect() { return {}; }
 #endif
@@ -208,6 +219,20 @@ const KernelTable* avx512_kernels() {
 }
 #endif
 
+#ifdef BRECCIA_ARM64
+// neon, with products of integers where the processor has the instructions for them.
+const KernelTable* neon_kernels() {
+    static const MatmulKernels matmul = [] {
+        MatmulKernels kernels = neon::kernels.matmul;
+        if (features().dotprod) kernels.bf16 = &neon::integer_kernels;
+        return kernels;
+    }();
+    static const KernelTable table{
+        .name = "neon", .quantize = neon::kernels.quantize, .dequantize = neon::kernels.dequantize, .matmul = matmul};
+    return &table;
+}
+#endif
+
 template <const KernelTable* Table>
 const KernelTable* table_of() {
     return Table;
@@ -234,7 +259,7 @@ constexpr Backend backends[] = {
      [] { return has_avx512_bf16() && features().gfni && tiles_permitted(); }},
 #endif
 #ifdef BRECCIA_ARM64
-    {"neon", table_of<&neon::kernels>, &neon::compare_kernels, [] { return features().neon; }},
+    {"neon", neon_kernels, &neon::compare_kernels, [] { return features().neon; }},
 #endif
 };
 
@@ -295,6 +320,7 @@ CpuInfo cpu_info() {
     const Features& f = features();
     const std::pair<bool, const char*> names[] = {
         {f.neon, "neon"},
+        {f.dotprod, "dotprod"},
         {f.avx2, "avx2"},
         {f.avx_vnni, "avx_vnni"},
         {f.avx512, "avx512"},

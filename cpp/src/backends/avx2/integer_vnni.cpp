@@ -15,7 +15,9 @@ namespace {
 // clang-format off: sorting would break the order
 #include "kernels/decode_table.inl.hpp"
 #include "backends/avx2/vec.hpp"
+#include "kernels/digit_unit.inl.hpp"
 #include "backends/avx2/integer_rows.inl.hpp"
+#include "kernels/integer_rows.inl.hpp"
 // clang-format on
 }  // namespace
 
