@@ -102,7 +102,7 @@ def test_png_without_matplotlib_names_the_extra(
 
 
 def test_every_command_has_json() -> None:
-    for command in ("demo", "convert", "inspect", "verify", "plot", "doctor"):
+    for command in ("demo", "convert", "merge-lora", "inspect", "verify", "plot", "doctor"):
         out = subprocess.run(
             [sys.executable, "-m", "breccia", command, "--help"], capture_output=True, text=True, check=True
         )

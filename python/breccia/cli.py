@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
         return 1
     except KeyboardInterrupt as error:
-        more = ": the same command goes on where this one was" if args.command == "convert" else ""
+        more = ": the same command goes on where this one was" if args.command in ("convert", "merge-lora") else ""
         print(f"breccia: interrupted{more}", file=sys.stderr)
         return 143 if isinstance(error, Terminated) else 130
     except Exception as error:
@@ -78,6 +78,22 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     convert.add_argument("--group-size", type=count, metavar="N", help="elements per scale of INT4")
     convert.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
     convert.add_argument("--quiet", action="store_true", help="draw no progress bar")
+
+    merge = _command(
+        commands,
+        "merge-lora",
+        _merge_lora,
+        "merge a LoRA adapter into a checkpoint, which keeps its format",
+        "breccia merge-lora model-nvfp4/ adapter/ merged/",
+    )
+    merge.add_argument("base", metavar="BASE", help="safetensors file or directory of shards, quantized or not")
+    merge.add_argument(
+        "adapter", metavar="ADAPTER", help="PEFT's folder: adapter_config.json, adapter_model.safetensors"
+    )
+    merge.add_argument("destination", metavar="OUT", help="file or directory to make; must not be there")
+    merge.add_argument("--stochastic", type=int, metavar="SEED", help="round quantized weights by chance")
+    merge.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
+    merge.add_argument("--quiet", action="store_true", help="draw no progress bar")
 
     inspect = _command(
         commands,
@@ -206,6 +222,24 @@ def _convert(args: argparse.Namespace) -> int:
             f"{share:.0%} of the bytes are weights kept as they were, {kept['largest']} the largest: "
             "--include '*' takes those that are left out by name"
         )
+    _print(args, report, "\n".join(lines))
+    return 0
+
+
+def _merge_lora(args: argparse.Namespace) -> int:
+    from breccia.checkpoint import merge_lora
+
+    report = merge_lora(
+        args.base,
+        args.adapter,
+        args.destination,
+        seed=args.stochastic,
+        progress=not args.quiet and not args.json,
+        threads=args.threads,
+    )
+    tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
+    lines = [f"! {one_line(note)}" for note in report["notes"]]
+    lines.append(f"{report['destination']}: {report['bytes_written']:,} bytes in {report['seconds']} s ({tensors})")
     _print(args, report, "\n".join(lines))
     return 0
 

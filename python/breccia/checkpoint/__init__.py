@@ -11,6 +11,7 @@ from breccia.checkpoint.convert import convert
 from breccia.checkpoint.doctor import doctor
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter, save_arrays
 from breccia.checkpoint.inspect import inspect
+from breccia.checkpoint.merge_lora import merge_lora
 from breccia.checkpoint.plot import plot
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import target_names
@@ -24,6 +25,7 @@ __all__ = [
     "convert",
     "doctor",
     "inspect",
+    "merge_lora",
     "plot",
     "save_arrays",
     "target_names",

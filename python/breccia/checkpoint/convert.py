@@ -36,7 +36,7 @@ from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Work, partial_of
 from breccia.checkpoint.workers import Workers
 
-__all__ = ["convert"]
+__all__ = ["Job", "check_destination", "convert"]
 
 _SYNC_EVERY = 256 << 20  # bytes between two entries of the journal
 
@@ -80,15 +80,25 @@ def convert(
         to, scale_search=scale_search, group_size=group_size, include=tuple(include), exclude=tuple(exclude)
     )
     destination = Path(destination)
+    check_destination(destination, source)
+    checkpoint = Checkpoint(source, mapped=False)
+    try:
+        return Job(checkpoint, destination, target, progress, threads).run()
+    finally:
+        checkpoint.close()
+
+
+def check_destination(destination: Path, source: str | os.PathLike[str]) -> None:
+    """Whether something may be written there.
+
+    Raises:
+        ValueError: it is inside of the source.
+        FileExistsError: it is there.
+    """
     if os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
         raise FileExistsError(f"destination must not be there, {destination} is")
     if Path(source).is_dir() and Path(source).resolve() in destination.resolve().parents:
         raise ValueError(f"destination must not be inside of the source {source}, got {destination}")
-    checkpoint = Checkpoint(source, mapped=False)
-    try:
-        return _Job(checkpoint, destination, target, progress, threads).run()
-    finally:
-        checkpoint.close()
 
 
 def _check_patterns(checkpoint: Checkpoint, target: Target) -> None:
@@ -102,7 +112,9 @@ def _check_patterns(checkpoint: Checkpoint, target: Target) -> None:
                 )
 
 
-class _Job:
+class Job:
+    """One conversion: what becomes of each tensor, and the work."""
+
     def __init__(
         self, checkpoint: Checkpoint, destination: Path, target: Target, show: bool, threads: int | None
     ) -> None:
@@ -125,11 +137,10 @@ class _Job:
             found = together(found)
         self.choices = [self._choose(one) for one in found]
         if not target.float_dtype:
-            self.choices, notes = share(self.choices, target, checkpoint)
+            self.choices, notes = self._share()
             self.notes += notes
             outputs.quantization_config(checkpoint, target, self.choices)  # may refuse, before any work
-        if not target.float_dtype and not any(c.action in ("repack", "requantize", "cast") for c in self.choices):
-            self.notes.append(f"no tensor is quantized: none of the source has a place in {target.spelled}")
+        self.notes += self._note_nothing()
         self.notes += self._note_levels()
         if target.format != "gguf" and isinstance(checkpoint.files[0], GgufFile):
             self.notes.append("there is no config.json: the names are the model's own, programs need its config beside")
@@ -143,6 +154,23 @@ class _Job:
     def _choose(self, found: Found) -> Choice:
         with naming(self.checkpoint.path, found.name):
             return choose(found, self.target)
+
+    def _share(self) -> tuple[list[Choice], list[str]]:
+        return share(self.choices, self.target, self.checkpoint)
+
+    def _note_nothing(self) -> list[str]:
+        if self.target.float_dtype or any(c.action in ("repack", "requantize", "cast") for c in self.choices):
+            return []
+        return [f"no tensor is quantized: none of the source has a place in {self.target.spelled}"]
+
+    def _identity(self) -> bytes:
+        return identity_of(self.checkpoint, self.target)
+
+    def _companions(self, work: Work) -> None:
+        outputs.write_companions(self.checkpoint, work.out, self.target, self.choices, dict(self.files))
+
+    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers) -> None:
+        execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add)
 
     def _note_model(self, names: ModelMap | None, reason: str) -> None:
         if names is None:
@@ -204,15 +232,14 @@ class _Job:
 
     def run(self) -> dict[str, Any]:
         begin = time.monotonic()
-        identity = identity_of(self.checkpoint, self.target)
-        work = Work(self.destination, identity, directory=self.into_directory)
+        work = Work(self.destination, self._identity(), directory=self.into_directory)
         try:
             if not work.finished:
                 with contextlib.closing(Workers(self.threads)) as workers:
                     for name, choices in self.files:
                         self._write(name, choices, work, workers)
                 if self.into_directory:
-                    outputs.write_companions(self.checkpoint, work.out, self.target, self.choices, dict(self.files))
+                    self._companions(work)
                 self.checkpoint.check_unchanged()
             self.notes += work.finish()
         except Exception:
@@ -250,7 +277,7 @@ class _Job:
                 self.progress.skip(_nbytes(choice))
                 continue
             with naming(self.checkpoint.path, choice.found.name):
-                execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add)
+                self._execute(choice, writer, workers)
             pending.append(name_of)
             written += _nbytes(choice)
             if written >= _SYNC_EVERY:

@@ -25,7 +25,7 @@ from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["execute"]
+__all__ = ["cast_for", "execute"]
 
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
@@ -74,13 +74,14 @@ def execute(
             if choice.shared is not None:
                 made = cast_shared(values, choice.recipe, choice.shared.amax(checkpoint))
             else:
-                made = _cast(values, choice.recipe, target)
+                made = cast_for(target, values, choice.recipe)
             repack(made, choice, target, writer, workers, done)
     checkpoint.release(found)
 
 
-def _cast(values: Any, recipe: ScalingRecipe, target: Target) -> ScaledTensor:
-    """Quantize, with scales that bfloat16 can hold where the format's readers round them to it."""
+def cast_for(target: Target, values: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
+    """Quantize, with scales that bfloat16 can hold where the format's readers round them to it; ``options`` are those
+    of `breccia.cast`."""
     if isinstance(values, OutsideTensor):
         values = values.dequantize()
     elif isinstance(values, ScaledTensor):
@@ -88,7 +89,7 @@ def _cast(values: Any, recipe: ScalingRecipe, target: Target) -> ScaledTensor:
     elif values.dtype == np.uint16:
         values = float32(values)
     if not (isinstance(recipe, Float8CurrentScaling) and getattr(target.module, "BFLOAT16_SCALES", False)):
-        return verbs.cast(values, recipe)
+        return verbs.cast(values, recipe, **options)
     shape = values.shape
     rows = values if recipe.granularity == "row" else values.reshape(1, -1)
     # One block per row: the scale is rounded first and codes are made with it.
@@ -98,7 +99,7 @@ def _cast(values: Any, recipe: ScalingRecipe, target: Target) -> ScaledTensor:
         scale_format="bf16",
         scale_search=recipe.scale_search,
     )
-    made = verbs.cast(rows, block)
+    made = verbs.cast(rows, block, **options)
     scale = float32(made.scale)
     if recipe.granularity == "row":
         return ScaledTensor(made.data, scale, recipe, PerChannel())

@@ -38,15 +38,25 @@ def stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def write_companions(
-    checkpoint: Checkpoint, work: Path, target: Target, choices: list[Choice], files: dict[str, list[Choice]]
+    checkpoint: Checkpoint,
+    work: Path,
+    target: Target,
+    choices: list[Choice],
+    files: dict[str, list[Choice]],
+    *,
+    as_it_is: bool = False,
 ) -> None:
-    """Write the index and config.json, and copy tokenizer and the like."""
+    """Write the index and config.json, which may stay ``as_it_is``, and copy tokenizer and the like."""
     _copy_others(checkpoint.path, work, set(files))
     if checkpoint.index is not None:
         weights = {name: file for file, kept in files.items() for c in kept for name in c.outputs}
         total = sum(stored_bytes(d, s) for c in choices for d, s in c.outputs.values())
         _write(work / checkpoint.index.name, {"metadata": {"total_size": total}, "weight_map": weights})
-    if (checkpoint.path / "config.json").is_file():
+    if as_it_is:
+        for name in _OTHERS:
+            if (checkpoint.path / name).is_file():
+                disk.copy_file(checkpoint.path / name, work / name)
+    elif (checkpoint.path / "config.json").is_file():
         config, others = _config(checkpoint, target, choices)
         _write(work / "config.json", config)
         for name, value in others.items():
@@ -110,7 +120,7 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
 
 def modules_of(choices: list[Choice]) -> dict[str, ScalingRecipe]:
     """The recipes of quantized modules, by their names."""
-    quantized = [c for c in choices if c.action in ("repack", "requantize", "cast")]
+    quantized = [c for c in choices if c.action not in ("copy", "float")]
     return {_module(c.found.name): c.recipe for c in quantized if c.recipe is not None}
 
 
@@ -126,7 +136,8 @@ def quantization_config(checkpoint: Checkpoint, target: Target, choices: list[Ch
 
 def _ignored(checkpoint: Checkpoint, choices: list[Choice]) -> list[str]:
     """Modules whose weight stays in high precision; loaders that go by names know "…norm" themselves."""
-    kept = [c.found.name for c in choices if c.action in ("copy", "float") and c.found.name.endswith(".weight")]
+    plain = [c for c in choices if c.action in ("copy", "float") or (c.action == "merge" and c.recipe is None)]
+    kept = [c.found.name for c in plain if c.found.name.endswith(".weight")]
     names = {_module(name) for name in kept if not name.endswith("norm.weight")}
     return sorted(names | tied_heads(found.name for found in checkpoint.found))
 

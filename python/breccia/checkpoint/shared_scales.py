@@ -20,7 +20,7 @@ from breccia.checkpoint.targets import Choice, Target
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Shared", "cast_shared", "share"]
+__all__ = ["Shared", "cast_shared", "fused", "share"]
 
 # The parts of the layers that vLLM and SGLang fuse.
 _FUSED = [
@@ -72,13 +72,8 @@ def share(choices: list[Choice], target: Target, checkpoint: Checkpoint) -> tupl
     """The same choices, those of a fused layer's parts with what they share; and what cannot be shared."""
     if not getattr(target.module, "SHARED_GLOBAL_SCALE", False):
         return choices, []
-    groups: dict[tuple[int, str], list[int]] = {}
-    for i, choice in enumerate(choices):
-        key = _layer(choice.found.name)
-        if key is not None and _two_levels(choice.recipe) and len(choice.found.shape) == 2:
-            groups.setdefault(key, []).append(i)
     result, apart = list(choices), []
-    for members in groups.values():
+    for members in fused(choices):
         parts = [choices[i] for i in members]
         if len(parts) > 1 and all(_may_choose(part) for part in parts):
             shared = Shared([part.found for part in parts])
@@ -90,6 +85,16 @@ def share(choices: list[Choice], target: Target, checkpoint: Checkpoint) -> tupl
         return result, []
     note = f"{apart[0]} and {len(apart) - 1} more: parts of a layer that servers fuse keep global scales that differ"
     return result, [f"{note}; a server takes the largest for all of them"]
+
+
+def fused(choices: list[Choice]) -> list[list[int]]:
+    """Places of the matrices in two levels that make one layer of a server."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for i, choice in enumerate(choices):
+        key = _layer(choice.found.name)
+        if key is not None and _two_levels(choice.recipe) and len(choice.found.shape) == 2:
+            groups.setdefault(key, []).append(i)
+    return list(groups.values())
 
 
 def _are_equal(parts: list[Choice], checkpoint: Checkpoint) -> bool:

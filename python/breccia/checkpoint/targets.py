@@ -21,7 +21,7 @@ from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["FLOATS", "Choice", "Target", "parse_target", "target_names"]
+__all__ = ["FLOATS", "Choice", "Target", "parse_target", "requantized", "target_names"]
 
 FLOATS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 # Weights that quantized checkpoints leave alone; patterns of names, matched as in a shell.
@@ -299,6 +299,15 @@ def _quantize(found: Found, action: str, recipe: ScalingRecipe, target: Target) 
         if found.format == "plain":
             return dataclasses.replace(_copy(found, target), note=f"left as it is: {error}")
         return _as_bfloat16(found, target, str(error))
+
+
+def requantized(found: Found, action: str, recipe: ScalingRecipe, target: Target) -> Choice:
+    """A tensor that is quantized again to its own recipe.
+
+    Raises:
+        ValueError: its shape or name does not suit them.
+    """
+    return _outputs(found, action, ghost(found.shape, recipe), target, recipe)
 
 
 def _outputs(
