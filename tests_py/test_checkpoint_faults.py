@@ -22,6 +22,7 @@ from checkpoints import weight, write_shards
 from fault_runner import tree
 
 RUNNER = Path(__file__).with_name("fault_runner.py")
+KILLER = Path(__file__).with_name("kill_runner.py")
 convert_module = importlib.import_module("breccia.checkpoint.convert")
 
 
@@ -49,6 +50,18 @@ def test_a_kill_before_any_call_loses_nothing(make: Any, to: str, tmp_path: Path
     assert {"make directory", "create", "reserve space for", "write", "flush", "rename to", "remove"} <= {
         *said["calls"]
     }
+
+
+@pytest.mark.parametrize("to", ["mxfp8", "gguf:q8_0"])
+def test_a_kill_at_any_moment_loses_nothing(to: str, tmp_path: Path) -> None:
+    """The same with signals that come when they like."""
+    arrays = [{f"l.{shard}.{i}.weight": weight(128, 256) for i in range(4)} for shard in range(2)]
+    source = write_shards(tmp_path / "in", arrays, {})
+    command = [sys.executable, str(KILLER), str(source), str(tmp_path / "out"), to, "8"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["killed"] >= 8
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
 
 
 def test_every_change_of_the_disk_is_stopped_at(tmp_path: Path) -> None:

@@ -15,14 +15,17 @@
 
 #if defined(__x86_64__)
 #define BRECCIA_X86 1
-#if !defined(BRECCIA_NO_AVX512)
+#if !defined(BRECCIA_ONLY_PORTABLE)
+#define BRECCIA_AVX2 1
+#endif
+#if !defined(BRECCIA_NO_AVX512) && !defined(BRECCIA_ONLY_PORTABLE)
 #define BRECCIA_AVX512 1
 #endif
 #if defined(BRECCIA_AVX512) && !defined(_WIN32)
 #define BRECCIA_AMX 1
 #endif
 #include <cpuid.h>
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(BRECCIA_ONLY_PORTABLE)
 #define BRECCIA_ARM64 1
 #endif
 
@@ -36,12 +39,13 @@ namespace portable {
 extern constinit const KernelTable kernels;
 extern constinit const CompareKernels compare_kernels;
 }  // namespace portable
-#ifdef BRECCIA_X86
+#ifdef BRECCIA_AVX2
 namespace avx2 {
 extern constinit const KernelTable kernels;
 extern constinit const BF16Kernels integer_vnni_kernels;
 extern constinit const CompareKernels compare_kernels;
 }  // namespace avx2
+#endif
 #ifdef BRECCIA_AVX512
 namespace avx512 {
 extern constinit const KernelTable kernels;
@@ -56,7 +60,6 @@ extern constinit const KernelTable kernels;
 namespace amx {
 extern constinit const ProductKernels matmul_kernels;
 }
-#endif
 #endif
 #ifdef BRECCIA_ARM64
 namespace neon {
@@ -175,7 +178,7 @@ const KernelTable* amx_kernels() {
 }
 #endif
 
-#ifdef BRECCIA_X86
+#ifdef BRECCIA_AVX2
 // avx2, with products of integers by the instructions for them (AVX-VNNI) where the processor has those.
 const KernelTable* avx2_kernels() {
     static const MatmulKernels matmul = [] {
@@ -219,8 +222,9 @@ struct Backend {
 
 constexpr Backend backends[] = {
     {"portable", table_of<&portable::kernels>, &portable::compare_kernels, [] { return true; }},
-#ifdef BRECCIA_X86
+#ifdef BRECCIA_AVX2
     {"avx2", avx2_kernels, &avx2::compare_kernels, [] { return features().avx2; }},
+#endif
 #ifdef BRECCIA_AVX512
     {"avx512", avx512_kernels, &avx512::compare_kernels, [] { return features().avx512; }},
     {"avx512_bf16", table_of<&avx512_bf16::kernels>, &avx512::compare_kernels, has_avx512_bf16},
@@ -228,7 +232,6 @@ constexpr Backend backends[] = {
 #ifdef BRECCIA_AMX
     {"amx", amx_kernels, &avx512::compare_kernels,
      [] { return has_avx512_bf16() && features().gfni && tiles_permitted(); }},
-#endif
 #endif
 #ifdef BRECCIA_ARM64
     {"neon", table_of<&neon::kernels>, &neon::compare_kernels, [] { return features().neon; }},
