@@ -35,7 +35,8 @@ public:
     /// Mostly small, sometimes the edge of something.
     std::int64_t extent() {
         constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
-        constexpr std::int64_t edges[] = {-1, most, most / 2 + 1, std::int64_t{1} << 32, std::int64_t{1} << 31, most - 1};
+        constexpr std::int64_t edges[] = {-1,      most, most / 2 + 1, std::int64_t{1} << 32, std::int64_t{1} << 31,
+                                          most - 1};
         constexpr std::int64_t usual[] = {0, 1, 2, 3, 4, 8, 15, 16, 17, 31, 32, 33, 48, 64, 65, 128};
         const std::uint8_t kind = byte();
         if (kind >= 252) return edges[below(6)];
@@ -59,6 +60,12 @@ private:
     std::size_t size_;
 };
 
+/// The product, or one factor where it has no place.
+inline std::int64_t product(std::int64_t a, std::int64_t b) {
+    std::int64_t result = 0;
+    return __builtin_mul_overflow(a, b, &result) ? b : result;
+}
+
 /// An array of any strides, whose memory ends where its elements do; without memory where that would be large.
 inline Array any_array(Input& in, ElementType type, Shape shape) {
     constexpr std::size_t most = 1 << 16;
@@ -69,14 +76,17 @@ inline Array any_array(Input& in, ElementType type, Shape shape) {
     std::int64_t step = static_cast<std::int64_t>(type.size());
     for (std::size_t i = rank; i-- > 0;) {
         strides[i] = step;
-        if (count <= static_cast<__int128>(most)) step *= shape[i];
+        step = product(step, shape[i]);
     }
     const std::int64_t kind = in.below(16);
     if (kind == 1 && rank > 1) std::swap(strides[rank - 1], strides[rank - 2]);
     if (kind == 2 && rank > 0) strides[static_cast<std::size_t>(in.below(static_cast<std::int64_t>(rank)))] = 0;
-    if (kind == 3) for (auto& s : strides) s = -s;
-    if (kind == 4) for (auto& s : strides) s *= 2;
-    if (kind == 5) for (auto& s : strides) s = in.extent();
+    if (kind == 3)
+        for (auto& s : strides) s = product(s, -1);
+    if (kind == 4)
+        for (auto& s : strides) s = product(s, 2);
+    if (kind == 5)
+        for (auto& s : strides) s = in.extent();
     __int128 low = 0, high = static_cast<__int128>(type.size());
     for (std::size_t i = 0; i < rank; ++i) {
         const __int128 last = shape[i] > 0 ? static_cast<__int128>(shape[i] - 1) * strides[i] : 0;

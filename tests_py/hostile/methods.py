@@ -47,7 +47,7 @@ def varied(base: dict[str, Spec], said: Any, prefix: str, *, odd: dict[str, Spec
         found[f"{prefix}, {short} missing"] = model({k: v for k, v in base.items() if k != part}, said, "*")
         for name, shape in shapes.items():
             found[f"{prefix}, {short} {name}"] = model({**base, part: (dtype, shape)}, said, "*")
-        for other in ("BOOL", "I64", "F64"):
+        for other in ("BOOL", "I64", "F64", "C64"):
             found[f"{prefix}, {short} of {other}"] = model({**base, part: (other, base[part][1])}, said, "*")
     for name, spec in odd.items():
         part, _, what = name.partition(" ")

@@ -34,6 +34,7 @@ class OutsideTensor:
         """Logical shape."""
         return self.scaled.shape
 
+    @np.errstate(over="ignore", invalid="ignore")  # infinities of stored scales are values, not mistakes of the caller
     def dequantize(self, dtype: Any = "float32") -> Array:
         """The values, made in the format's arithmetic and rounded to ``dtype``."""
         from breccia.verbs import dequantize

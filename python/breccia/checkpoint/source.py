@@ -230,6 +230,9 @@ class Checkpoint:
     def _check_shape(self, found: Found) -> None:
         """No format has more than 8 elements a byte: what says so would reserve memory and disk for nothing."""
         nbytes = self.nbytes(found)
+        for role, name in found.parts.items():
+            if self.entries[name].dtype == "C64":
+                raise ValueError(f"{role} must have real numbers, {name[:200]!r} has complex ones")
         if not found.shape and not isinstance(found.layout, (PerTensor, type(None))):
             raise ValueError(f"shape must have axes for a layout of {found.layout}, got ()")
         if found.layout is not None:
@@ -283,7 +286,7 @@ class Checkpoint:
         if "members" in found.options:
             batch: ScaledTensor | np.ndarray[Any, Any] = stack([self.load(one) for one in found.options["members"]])
             return batch
-        with naming(self.path, found.name):
+        with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
             if found.format == "plain":
                 array = self._in_order(found, self._one(found, found.parts["weight"]))
                 return np.swapaxes(array, -1, -2) if found.options.get("turned") else array

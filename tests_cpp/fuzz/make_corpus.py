@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs that a fuzzer begins with: `python make_corpus.py FOLDER` fills FOLDER/codecs and FOLDER/tensors, the same
+bytes every time. input.hpp says what is made of them."""
+
+import random
+import sys
+from pathlib import Path
+
+FORMATS = range(11)
+RECIPES = range(10)
+FLOATS = bytes.fromhex("0000000000000080000080bf0000c07f0000807f000080ff0000803f00000001ffff7f7f0000e043")
+
+
+def codecs() -> list[bytes]:
+    """A format, then every code or numbers at the edges of formats."""
+    return [bytes([f]) + rest for f in FORMATS for rest in (bytes(range(256)), FLOATS, FLOATS[::-1], b"")]
+
+
+def tensors() -> list[bytes]:
+    """From numbers (0) or parts (1), a recipe, then anything."""
+    pick = random.Random(0)
+    return [
+        bytes([way, recipe]) + pick.randbytes(size) for way in (0, 1) for recipe in RECIPES for size in (8, 64, 256)
+    ]
+
+
+if __name__ == "__main__":
+    for target in (codecs, tensors):
+        folder = Path(sys.argv[1]) / target.__name__
+        folder.mkdir(parents=True, exist_ok=True)
+        for i, raw in enumerate(target()):
+            (folder / f"seed-{i:03}").write_bytes(raw)
