@@ -159,3 +159,37 @@ def test_threads_change_no_bit():
     for result in results[1:]:
         for one, other in zip(results[0], result, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+# --- wherever a ScaledTensor goes ---------------------------------------------------------------------------------
+
+
+@cases.ALL
+def test_trees_and_compilers_of_jax_take_it(recipe):
+    jax = pytest.importorskip("jax")
+    w = breccia.cast(jax.numpy.asarray(cases.normal((48, 256))), recipe)
+    prepared, x = prepare(w), jax.numpy.asarray(cases.normal((3, 256), 1))
+    expected = breccia.linear(x, w)
+    np.testing.assert_array_equal(jax.jit(breccia.linear)(x, prepared), jax.jit(breccia.linear)(x, w))
+    leaves, tree = jax.tree_util.tree_flatten(prepared)
+    again = jax.tree_util.tree_unflatten(tree, leaves)
+    assert isinstance(again, PreparedWeight) and again.packed_nbytes == prepared.packed_nbytes
+    np.testing.assert_array_equal(breccia.linear(x, again), breccia.linear(x, prepared))
+    np.testing.assert_allclose(breccia.linear(x, again), expected, rtol=1e-4, atol=1e-4)
+
+
+@cases.ALL
+def test_trees_files_and_compilers_of_torch_take_it(recipe, tmp_path):
+    torch = pytest.importorskip("torch")
+    w = breccia.cast(torch.from_numpy(cases.normal((48, 256))), recipe)
+    prepared, x = prepare(w), torch.from_numpy(cases.normal((3, 256), 1))
+    torch._dynamo.reset()
+    compiled = torch.compile(breccia.linear, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, prepared), breccia.linear(x, w), rtol=1e-4, atol=1e-4)
+    again = torch.utils._pytree.tree_map(lambda part: part, prepared)
+    assert isinstance(again, PreparedWeight) and again.packed_nbytes == prepared.packed_nbytes
+    torch.save({"w": prepared}, tmp_path / "w.pt")
+    loaded = torch.load(tmp_path / "w.pt", weights_only=True)["w"]
+    assert isinstance(loaded, PreparedWeight)
+    for other in (again, loaded, again.T.T):
+        assert torch.equal(breccia.linear(x, other), breccia.linear(x, prepared))

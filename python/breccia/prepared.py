@@ -21,6 +21,16 @@ class PreparedWeight(ScaledTensor):
     """
 
     @property
+    def _core(self) -> _core.ScaledTensor:
+        """The core's form, made when first asked for: a tree's node is put together without it."""
+        core: _core.ScaledTensor | None = self.__dict__["_made"]
+        if core is None:
+            turned: PreparedWeight | None = self.__dict__.get("_turned")
+            core = _core.prepare(self.original._core) if turned is None else turned._core.T
+            self.__dict__["_made"] = core
+        return core
+
+    @property
     def packed_nbytes(self) -> int:
         """Bytes of the copy for few activations: those of the tensor, rows padded to 16 and their codes
         to whole quads; 0 where this machine or the recipe has no kernel for it."""
@@ -30,8 +40,8 @@ class PreparedWeight(ScaledTensor):
     def original(self) -> ScaledTensor:
         """The tensor this was made from: the same arrays and metadata, without the copy."""
         return ScaledTensor._unchecked(
-            self.__dict__["_packing"],
-            self.original_dtype,
+            self._packing,  # type: ignore[attr-defined]
+            self._original_dtype,  # type: ignore[attr-defined]
             self.data,
             self.scale,
             self.recipe,
@@ -43,17 +53,24 @@ class PreparedWeight(ScaledTensor):
     @property
     def mT(self) -> ScaledTensor:  # noqa: N802 (NumPy's name)
         """The last two axes swapped: a view, prepared as well."""
-        return self if self.ndim < 2 else _with_core(super().mT, self._core.T)
+        if self.ndim < 2:
+            return self
+        view = _prepared(self.original.mT)
+        object.__setattr__(view, "_turned", self)
+        return view
 
     def __reduce__(self) -> tuple[Any, ...]:
         rebuild, arguments = super().__reduce__()
         return _prepare_rebuilt, (rebuild, arguments)
 
 
-def _with_core(w: ScaledTensor, core: _core.ScaledTensor) -> PreparedWeight:
-    prepared = object.__new__(PreparedWeight)
-    prepared.__dict__.update(w.__dict__, _made=core)
-    return prepared
+def _prepared(w: ScaledTensor) -> PreparedWeight:
+    # The attributes themselves, as torch's compiler follows them.
+    packing, dtype = w._packing, w._original_dtype  # type: ignore[attr-defined]
+    made: Any = PreparedWeight._unchecked(
+        packing, dtype, w.data, w.scale, w.recipe, w.layout, w.zero_point, w.global_scale
+    )
+    return made  # type: ignore[no-any-return]
 
 
 def _prepare_rebuilt(rebuild: Any, arguments: tuple[Any, ...]) -> PreparedWeight:
@@ -76,4 +93,6 @@ def prepare(w: ScaledTensor) -> PreparedWeight:
         raise TypeError(f"w must be a ScaledTensor, got {type(w).__name__}")
     if isinstance(w, PreparedWeight):
         return w
-    return _with_core(w, _core.prepare(w._core))
+    made = _prepared(w)
+    made._core  # noqa: B018 (the copy is made now, not in the first product)
+    return made

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from breccia import layouts, recipes, scaled_tensor
+from breccia import layouts, prepared, recipes, scaled_tensor
 from breccia.frameworks._torch_meta import layout_of
+from breccia.prepared import PreparedWeight
 from breccia.scaled_tensor import ScaledTensor
 
 _LAYOUTS = (layouts.PerTensor, layouts.PerBlockK, layouts.PerChannel, layouts.PerBlockMN)
@@ -26,6 +27,12 @@ def _unflatten(parts: Any, context: Any) -> ScaledTensor:
     recipe, layout, packing, original_dtype = context
     data, scale, zero_point, global_scale = parts
     return ScaledTensor._unchecked(packing, original_dtype, data, scale, recipe, layout, zero_point, global_scale)
+
+
+def _unflatten_prepared(parts: Any, context: Any) -> ScaledTensor:
+    recipe, layout, packing, original_dtype = context
+    data, scale, zero_point, global_scale = parts
+    return PreparedWeight._unchecked(packing, original_dtype, data, scale, recipe, layout, zero_point, global_scale)
 
 
 def _flatten_with_keys(scaled: ScaledTensor) -> Any:
@@ -46,13 +53,15 @@ def _load(dumped: Any) -> Any:
 def register() -> None:
     for constant in (*recipes.all_recipes(), *_LAYOUTS):
         _pytree.register_constant(constant)
-    _pytree.register_pytree_node(
-        ScaledTensor,
-        _flatten,
-        _unflatten,
-        serialized_type_name="breccia.ScaledTensor",
-        to_dumpable_context=_dump,
-        from_dumpable_context=_load,
-        flatten_with_keys_fn=_flatten_with_keys,
-    )
-    torch.serialization.add_safe_globals([ScaledTensor, scaled_tensor._unpickle, *recipes.all_recipes(), *_LAYOUTS])
+    for kind, unflatten in ((ScaledTensor, _unflatten), (PreparedWeight, _unflatten_prepared)):
+        _pytree.register_pytree_node(
+            kind,
+            _flatten,
+            unflatten,
+            serialized_type_name=f"breccia.{kind.__name__}",
+            to_dumpable_context=_dump,
+            from_dumpable_context=_load,
+            flatten_with_keys_fn=_flatten_with_keys,
+        )
+    rebuilders = [scaled_tensor._unpickle, prepared._prepare_rebuilt]
+    torch.serialization.add_safe_globals([ScaledTensor, *rebuilders, *recipes.all_recipes(), *_LAYOUTS])

@@ -21,6 +21,7 @@ from breccia.frameworks import _jax_ffi
 from breccia.frameworks._jax_callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
 from breccia.frameworks._jax_namespace import Jax
 from breccia.kernels import whole_array
+from breccia.prepared import PreparedWeight
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 
@@ -361,13 +362,14 @@ def _flatten(scaled: ScaledTensor) -> Any:
     return [(jax.tree_util.GetAttrKey(key), getattr(scaled, key)) for key in keys], context
 
 
-def _unflatten(context: Any, parts: Any) -> ScaledTensor:
+def _unflatten(kind: type[ScaledTensor], context: Any, parts: Any) -> ScaledTensor:
     recipe, layout, packing, original_dtype = context
     data, scale, zero_point, global_scale = parts
-    return ScaledTensor._unchecked(packing, original_dtype, data, scale, recipe, layout, zero_point, global_scale)
+    return kind._unchecked(packing, original_dtype, data, scale, recipe, layout, zero_point, global_scale)
 
 
-jax.tree_util.register_pytree_with_keys(ScaledTensor, _flatten, _unflatten)
+for _kind in (ScaledTensor, PreparedWeight):
+    jax.tree_util.register_pytree_with_keys(_kind, _flatten, functools.partial(_unflatten, _kind))
 jax.tree_util.register_pytree_node(
     AmaxHistory, lambda state: ((state.amax, state.scale), None), lambda _, parts: AmaxHistory(*parts)
 )
