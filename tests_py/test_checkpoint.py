@@ -24,6 +24,7 @@ from breccia.checkpoint import (
     target_names,
     verify,
 )
+from breccia.checkpoint.verify import values
 from checkpoints import MAKERS, deepseek_v3, first_layer_of_minilm, gpt_oss_20b, modelopt_nvfp4, weight, write_shards
 
 PLAIN = ("bf16", "fp16", "fp32")
@@ -180,15 +181,44 @@ def test_options_are_checked_before_any_work(tmp_path: Path) -> None:
         convert(tmp_path / "none", tmp_path / "b.safetensors", "bf16")
 
 
+@pytest.mark.parametrize(
+    "to", ["bf16", "fp32", "compressed-tensors:nvfp4", "compressed-tensors:fp8", "int8", "comfyui"]
+)
+def test_a_scale_of_the_input_is_multiplied_into_the_weight(to: str, tmp_path: Path) -> None:
+    scaled = breccia.cast(weight(64, 256), breccia.NVFP4BlockScaling())
+    parts = _parts.materialize(modelopt.lay_out(scaled))
+    factor = np.random.default_rng(0).uniform(0.5, 2, 256).astype(np.float32)
+    arrays = {f"a.{role}": array for role, array in parts.items()} | {"a.input_scale": np.float32(0.5).reshape(())}
+    source = tmp_path / "a.safetensors"
+    save_arrays({**arrays, "a.pre_quant_scale": factor}, source)
+    report = convert(source, tmp_path / "b.safetensors", to)
+    assert "scales of the inputs of 1 layers (pre_quant_scale) are multiplied into their weights" in report["notes"]
+    made = Checkpoint(tmp_path / "b.safetensors")
+    (found,) = made.found
+    wanted = breccia.dequantize(scaled) * factor
+    got = values(made.load(found))
+    error = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
+    assert error <= {"bf16": 3e-3, "fp32": 0, "int8": 0.02}.get(to, 0.12)
+    assert verify(source, tmp_path / "b.safetensors")["ok"]
+    save_arrays({"a.weight": wanted}, tmp_path / "floats.safetensors")
+    assert verify(tmp_path / "floats.safetensors", source, min_sqnr_db=100)["ok"]
+
+
 def test_a_scale_of_the_input_is_not_lost(tmp_path: Path) -> None:
     parts = _parts.materialize(modelopt.lay_out(breccia.cast(weight(64, 256), breccia.NVFP4BlockScaling())))
     arrays = {f"a.{role}": array for role, array in parts.items()}
     save_arrays({**arrays, "a.pre_quant_scale": np.ones(256, np.float32)}, tmp_path / "a.safetensors")
-    with pytest.raises(ValueError, match=r"'a.pre_quant_scale' must be absent, or --to modelopt"):
-        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "bf16")
-    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
     convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "modelopt")
     assert "a.pre_quant_scale" in SafetensorsFile(tmp_path / "b.safetensors")
+    save_arrays({**arrays, "a.pre_quant_scale": np.ones(255, np.float32)}, tmp_path / "odd.safetensors")
+    with pytest.raises(ValueError, match=r"'a.weight': pre_quant_scale must have 256 entries, got shape \(255,\)"):
+        convert(tmp_path / "odd.safetensors", tmp_path / "c.safetensors", "bf16")
+    floats = {"a.weight": weight(64, 256), "a.pre_quant_scale": np.ones(256, np.float32)}
+    save_arrays(floats, tmp_path / "plain.safetensors")
+    with pytest.raises(ValueError, match=r"'a.pre_quant_scale' must be absent, or --to modelopt"):
+        convert(tmp_path / "plain.safetensors", tmp_path / "d.safetensors", "bf16")
+    assert not (tmp_path / "c.safetensors").exists()
+    assert not (tmp_path / "d.safetensors").exists()
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

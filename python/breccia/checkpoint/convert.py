@@ -30,7 +30,7 @@ from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.identity import identity_of
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shared_scales import share
-from breccia.checkpoint.source import Checkpoint, is_float, naming
+from breccia.checkpoint.source import FACTOR, Checkpoint, is_float, naming
 from breccia.checkpoint.targets import Choice, Target, choose, gguf_kind, parse_target
 from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Work, partial_of
@@ -129,10 +129,16 @@ class Job:
             self._note_model(names, reason)
         quantized = any(found.format != "plain" for found in checkpoint.found)
         inputs = [f.name.removesuffix(".input_scale") for f in checkpoint.found if f.name.endswith(".input_scale")]
+        if target.format != "modelopt":
+            inputs = [name for name in inputs if f"{name}.pre_quant_scale" not in checkpoint.entries]
         target = dataclasses.replace(target, left_alone=quantized, model=checkpoint.config, inputs=frozenset(inputs))
         self.target = target
+        self._folds = target.format != "modelopt"  # the one format with a place for scales of inputs
         self._quantized = {f.name for f in checkpoint.found if f.format != "plain"}
         found = [checkpoint.refined(one) for one in checkpoint.found if not self._dropped(one.name)]
+        if self._folds:
+            found = [checkpoint.folded(one) for one in found]
+            self._note_folded(found)
         if getattr(bridges.modules().get(target.format), "EXPERTS_TOGETHER", False):
             found = together(found)
         self.choices = [self._choose(one) for one in found]
@@ -154,6 +160,13 @@ class Job:
     def _choose(self, found: Found) -> Choice:
         with naming(self.checkpoint.path, found.name):
             return choose(found, self.target)
+
+    def _note_folded(self, found: list[Found]) -> None:
+        count = sum(FACTOR in one.options for one in found)
+        if count:
+            self.notes.append(
+                f"scales of the inputs of {count} layers (pre_quant_scale) are multiplied into their weights"
+            )
 
     def _share(self) -> tuple[list[Choice], list[str]]:
         return share(self.choices, self.target, self.checkpoint)
@@ -201,14 +214,18 @@ class Job:
         """Scales of activations belong to the format that was quantized for them."""
         if name in self.left_out:
             return True
-        if name.endswith(".pre_quant_scale") and self.target.format != "modelopt":
-            raise ValueError(
-                f"tensor {name!r} must be absent, or --to modelopt: it scales the input of its layer, "
-                f"for which no other format has a place"
-            )
+        weight = name.rpartition(".")[0] + ".weight"
+        if name.endswith(".pre_quant_scale") and self._folds:
+            if weight not in self._quantized:
+                raise ValueError(
+                    f"tensor {name!r} must be absent, or --to modelopt: it scales the input of its layer, "
+                    f"for which no other format has a place"
+                )
+            return True
         if not name.endswith((".input_scale", ".input_global_scale")):
             return False
-        weight = name.rpartition(".")[0] + ".weight"
+        if self._folds and name.removesuffix("input_scale") + "pre_quant_scale" in self.checkpoint.entries:
+            return True  # of inputs that were scaled first
         keeps = getattr(bridges.modules().get(self.target.format), "INPUT_SCALES", False)
         return weight in self._quantized and not (keeps and name.endswith(".input_scale"))
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from breccia import bridges
 from breccia.bridges import gguf
+from breccia.bridges._common import float32
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint import disk
@@ -293,7 +294,22 @@ class Checkpoint:
             parts = {role: self._one(found, name) for role, name in found.parts.items()}
             if found.format == "gguf":
                 parts["blocks"] = self._in_order(found, parts["blocks"])
-            return assemble(found, parts)
+            tensor = assemble(found, parts)
+            factor = found.options.get(FACTOR)
+            return tensor if factor is None else self._by_columns(tensor, self.array(factor))
+
+    def folded(self, found: Found) -> Found:
+        """The weight of a layer whose inputs are scaled first, with that scale in its columns; others as they are."""
+        name = found.name.removesuffix("weight") + "pre_quant_scale"
+        if found.format == "plain" or len(found.shape) != 2 or name not in self.entries:
+            return found
+        return replace(found, recipe=None, layout=None, options={**found.options, FACTOR: name})
+
+    def _by_columns(self, tensor: Any, factor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        values: np.ndarray[Any, Any] = tensor.dequantize() if hasattr(tensor, "dequantize") else float32(tensor)
+        if factor.size != values.shape[-1]:
+            raise ValueError(f"pre_quant_scale must have {values.shape[-1]} entries, got shape {factor.shape}")
+        return values * float32(factor).reshape(-1)
 
     def raw(self, found: Found) -> np.ndarray[Any, Any]:
         """A plain tensor's bytes, flat."""
@@ -356,13 +372,14 @@ def assemble(
         return gguf.dequantize_gguf(parts["blocks"], found.kind)
     if list(found.parts.values()).count(found.parts.get("global_scale", "")) > 1:
         del parts["global_scale"]  # a second name for a role of the format's own
-    options = {key: value for key, value in found.options.items() if key not in ("expert", "experts")}
+    options = {key: value for key, value in found.options.items() if key not in ("expert", "experts", FACTOR)}
     module = bridges.modules()[found.format]
     reader = getattr(module, "load", None) or getattr(module, f"from_{module.__name__.rpartition('.')[2]}")
     result: ScaledTensor | OutsideTensor | np.ndarray[Any, Any] = reader(parts, **options)
     return result
 
 
+FACTOR = "input_factor"  # the option that names a stored scale of a layer's inputs
 ODD = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError, struct.error)
 NAMELESS = ""
 

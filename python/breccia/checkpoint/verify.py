@@ -229,7 +229,7 @@ def verify(
             if not plain or first.raw(found).tobytes() != second.raw(other).tobytes():
                 failed.append(found.name)
             continue
-        difference = compare(found.name, first.load(found), second.load(other))
+        difference = compare(found.name, first.load(first.folded(found)), second.load(second.folded(other)))
         first.release(found)
         second.release(other)
         results.append(difference)

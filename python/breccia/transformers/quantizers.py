@@ -89,7 +89,7 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         if scaled:
             raise ValueError(
                 f"tensor {scaled[0]!r} must be absent: it scales the input of its layer, which no layer here does; "
-                f"fold it into the layer before first"
+                f"'breccia convert' to another format multiplies it into the weight"
             )
 
         def renamed(name: str) -> str:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`breccia.vllm`: vLLM's interface of linear kernels, filled. vLLM has no build for CPUs on the package index: what it
+asks of a kernel stands here as it asks it, in classes of our own."""
+
+import abc
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import breccia
+import numpy as np
+import pytest
+from breccia.bridges import to_compressed_tensors, to_modelopt
+from breccia.bridges._common import to_torch
+
+torch = pytest.importorskip("torch")
+BASES = {"nvfp4.base": "NvFp4LinearKernel", "mxfp8.Mxfp8LinearKernel": "Mxfp8LinearKernel"}
+BASES |= {"mxfp4.base": "MxFp4LinearKernel"}
+METHODS = ("is_supported", "can_implement", "process_weights_after_loading", "apply_weights")
+
+
+def abstract(name: str) -> type:
+    """A base class that cannot be made while a method is missing, and asks what vLLM's asks when it is."""
+
+    def init(self: Any, config: Any) -> None:
+        assert self.can_implement(config)[0]
+        assert self.is_supported()[0]
+        self.config = config
+
+    methods = {method: abc.abstractmethod(lambda self: None) for method in METHODS}
+    return abc.ABCMeta(name, (), {"__init__": init, **methods})
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Modules with the names that vLLM 0.33 has; `lists` has what was registered, `on` says which platform it is."""
+    said = types.SimpleNamespace(lists=[], on="CPU")
+
+    def module(name: str, **content: Any) -> None:
+        made = types.ModuleType(name)
+        vars(made).update(content)
+        monkeypatch.setitem(sys.modules, name, made)
+
+    root = "vllm.model_executor.kernels.linear"
+    for package in ("vllm", "vllm.model_executor", "vllm.model_executor.kernels"):
+        module(package)
+    platform = types.SimpleNamespace(is_cpu=lambda: said.on == "CPU")
+    module("vllm.platforms", current_platform=platform, PlatformEnum=types.SimpleNamespace(CPU="CPU"))
+    module(root, register_linear_kernel=lambda *args: said.lists.append(args))
+    for path, name in BASES.items():
+        module(f"{root}.{path}", **{name: abstract(name)})
+    import breccia.vllm as plugin
+
+    monkeypatch.setattr(plugin, "_registered", [])
+    said.register = plugin.register
+    return said
+
+
+def test_registers_once_and_on_cpus_alone(vllm: Any) -> None:
+    vllm.on = "CUDA"
+    vllm.register()
+    assert not vllm.lists
+    vllm.on = "CPU"
+    vllm.register()
+    vllm.register()
+    assert [(kind, platform) for _, platform, kind in vllm.lists] == [(k, "CPU") for k in ("nvfp4", "mxfp8", "mxfp4")]
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_are_those_of_the_values(kind: str, dtype: str, vllm: Any) -> None:
+    vllm.register()
+    kernel = next(made for made, _, name in vllm.lists if name == kind)(types.SimpleNamespace())
+    scaled = breccia.cast(np.random.default_rng(0).normal(0, 0.02, (256, 128)).astype(np.float32), kind)
+    parts = to_compressed_tensors(scaled) if kind == "mxfp4" else to_modelopt(scaled)
+    layer = torch.nn.Module()
+    names = {"weight_packed": "weight", "weight_scale_2": "weight_global_scale"}
+    for name, array in parts.items():
+        parameter = torch.nn.Parameter(to_torch(np.array(array)), requires_grad=False)
+        layer.register_parameter(names.get(name, name), parameter)
+    before = set(layer.state_dict())
+    kernel.process_weights_after_loading(layer)
+    assert set(layer.state_dict()) == before
+    made = layer.__dict__["breccia_weight"]
+    assert made.data.untyped_storage().data_ptr() == layer.weight.untyped_storage().data_ptr()  # a view
+    x = torch.randn(5, 128, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(getattr(torch, dtype))
+    bias = torch.arange(256, dtype=x.dtype) / 256
+    got = kernel.apply_weights(layer, x, bias)
+    assert got.dtype == x.dtype
+    wanted = x.double() @ torch.from_numpy(breccia.dequantize(scaled)).double().T + bias.double()
+    error = (got.double() - wanted).norm() / wanted.norm()
+    assert error <= (1e-6 if dtype == "float32" else 5e-3)
+
+
+def test_batched_products_are_left_to_vllm(vllm: Any) -> None:
+    vllm.register()
+    kernel = next(made for made, _, name in vllm.lists if name == "mxfp8")
+    assert kernel.can_implement(types.SimpleNamespace(bmm_batch_size=None)) == (True, None)
+    assert not kernel.can_implement(types.SimpleNamespace(bmm_batch_size=4))[0]
+
+
+def test_vllm_finds_the_entry_point() -> None:
+    import breccia.vllm
+
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    section = text.partition('[project.entry-points."vllm.general_plugins"]\n')[2]
+    assert section.startswith('breccia = "breccia.vllm:register"\n')
+    assert callable(breccia.vllm.register)
