@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that links the package, built and run."""
 
-from pathlib import Path
+import os
 
 from conan import ConanFile
 from conan.tools.build import can_run
@@ -25,4 +25,4 @@ class Consumer(ConanFile):
 
     def test(self):
         if can_run(self):
-            self.run(str(Path(self.cpp.build.bindir, "consumer")), env="conanrun")
+            self.run(os.path.join(self.cpp.build.bindir, "consumer"), env="conanrun")  # "./consumer": a Path loses the dot
