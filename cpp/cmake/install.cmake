@@ -15,7 +15,7 @@ install(
   DIRECTORY ${PROJECT_SOURCE_DIR}/cpp/include/breccia
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   COMPONENT breccia_dev
-  FILES_MATCHING PATTERN "*.hpp")
+  FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
 install(
   EXPORT breccia-targets
   NAMESPACE breccia::

@@ -11,16 +11,16 @@ int main() {
     constexpr std::int64_t n = 128, k = 256;
     std::vector<float> weights(n * k);
     for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = 0.01F * static_cast<float>(i % 7) - 0.03F;
-    const auto w = breccia::Array::borrow(weights.data(), breccia::DType::float32, {n, k});
-    const breccia::ScaledTensor q = breccia::cast(w, breccia::make_recipe("INT8Scaling"));
+    const auto w = breccia::Array::borrow(weights, {n, k});
+    const breccia::ScaledTensor q = breccia::cast(w, breccia::recipes::int8{});
     const breccia::PreparedWeight ready(q);
     const breccia::PreparedWeight operand = ready.transposed();
 
     // Made once: an activation, its quantized form, and the result.
     std::vector<float> x(k), y(n);
-    const auto activation = breccia::Array::borrow(x.data(), breccia::DType::float32, {1, k});
-    const auto result = breccia::Array::borrow(y.data(), breccia::DType::float32, {1, n});
-    const breccia::Recipe fp8 = breccia::make_recipe("Float8CurrentScaling");
+    const auto activation = breccia::Array::borrow(x, {1, k});
+    const auto result = breccia::Array::borrow(y, {1, n});
+    const breccia::Recipe fp8 = breccia::recipes::current{};
     const breccia::CastOutput parts = breccia::allocate(breccia::plan_cast(activation.shape, fp8));
 
     double sum = 0;

@@ -8,12 +8,12 @@
 
 int main() {
     std::vector<float> weights(64 * 256, 0.5F), activations(16 * 256, 1.0F);
-    const auto w = breccia::Array::borrow(weights.data(), breccia::DType::float32, {64, 256});
-    const auto x = breccia::Array::borrow(activations.data(), breccia::DType::float32, {16, 256});
+    const auto w = breccia::Array::borrow(weights, {64, 256});
+    const auto x = breccia::Array::borrow(activations, {16, 256});
 
-    const breccia::ScaledTensor q = breccia::cast(w, breccia::make_recipe("NVFP4BlockScaling"));
+    const breccia::ScaledTensor q = breccia::cast(w, breccia::recipes::nvfp4{});
     const breccia::PreparedWeight ready(q);
-    const breccia::Array y = breccia::matmul(x, ready.transposed());
+    const breccia::Array y = breccia::linear(x, ready);
 
     std::printf("%lld bytes instead of %zu, and %lld more for the kernels of few activations\n",
                 static_cast<long long>(q.nbytes()), 4 * weights.size(), static_cast<long long>(ready.packed_nbytes()));

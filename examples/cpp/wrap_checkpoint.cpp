@@ -8,18 +8,14 @@
 
 int main() {
     using breccia::Array;
-    using breccia::ElementType;
 
     // What DeepSeek-V3 stores: FP8 codes (N, K) and one float32 scale to a tile of 128 x 128. Here, made up.
     const std::int64_t n = 256, k = 512;
-    std::vector<std::uint8_t> codes(static_cast<std::size_t>(n * k), 0x38);  // E4M3 for 1
-    std::vector<float> scales{0.5F, 0.25F, 0.5F, 0.25F, 2.0F, 1.0F, 2.0F, 1.0F};
+    const std::vector<std::uint8_t> codes(static_cast<std::size_t>(n * k), 0x38);  // E4M3 for 1
+    const std::vector<float> scales{0.5F, 0.25F, 0.5F, 0.25F, 2.0F, 1.0F, 2.0F, 1.0F};
 
-    const breccia::Recipe recipe =
-        breccia::make_recipe("Float8BlockScaling", {{"block_m", std::int64_t{128}}, {"block_k", std::int64_t{128}}});
-    const breccia::ScaledTensor w(Array::borrow(codes.data(), ElementType::uint8(), {n, k}),
-                                  Array::borrow(scales.data(), breccia::DType::float32, {2, 4}), recipe,
-                                  breccia::Layout::per_block_mn(128, 128));
+    const breccia::Recipe recipe = breccia::recipes::block{.block_k = 128, .block_m = 128};
+    const breccia::ScaledTensor w(Array::borrow(codes, {n, k}), Array::borrow(scales, {2, 4}), recipe, recipe.layout);
 
     const Array values = breccia::dequantize(w);
     std::printf("%s, %lld bytes, not copied: %s\n", breccia::to_string(w.shape()).c_str(),
@@ -29,9 +25,8 @@ int main() {
 
     // A scale of the wrong shape is an error that says which shape it must have.
     try {
-        const breccia::ScaledTensor wrong(Array::borrow(codes.data(), ElementType::uint8(), {n, k}),
-                                          Array::borrow(scales.data(), breccia::DType::float32, {4, 2}), recipe,
-                                          breccia::Layout::per_block_mn(128, 128));
+        const breccia::ScaledTensor wrong(Array::borrow(codes, {n, k}), Array::borrow(scales, {4, 2}), recipe,
+                                          recipe.layout);
     } catch (const breccia::Error& error) {
         std::printf("refused: %s\n", error.what());
     }

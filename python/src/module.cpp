@@ -5,6 +5,7 @@ namespace py = pybind11;
 
 PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
     m.doc() = "The compiled core of breccia.";
+    breccia::set_spelling(breccia::Spelling::python);
     py::register_exception_translator([](std::exception_ptr thrown) {
         try {
             if (thrown) std::rethrow_exception(thrown);

@@ -16,7 +16,7 @@ namespace {
 class Digest {
 public:
     void add(const Array& array) {
-        const auto* bytes = array.as<const std::uint8_t>();
+        const auto* bytes = static_cast<const std::uint8_t*>(array.data);
         const auto count = static_cast<std::size_t>(array.size()) * array.type.size();
         for (std::size_t i = 0; i < count; ++i) value_ = (value_ ^ bytes[i]) * 0x0000'0100'0000'01B3U;
     }

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// First, so that its error for an older language comes before any other.
+// clang-format off
+#include "breccia/version.hpp"
+// clang-format on
+
 #include "breccia/catalogue.hpp"
 #include "breccia/codecs/registry.hpp"
 #include "breccia/compare.hpp"
@@ -8,5 +13,7 @@
 #include "breccia/error.hpp"
 #include "breccia/formats.hpp"
 #include "breccia/ops.hpp"
+#include "breccia/print.hpp"
+#include "breccia/recipes.hpp"
 #include "breccia/scaled_tensor.hpp"
 #include "breccia/word_layouts.hpp"

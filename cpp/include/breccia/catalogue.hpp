@@ -17,7 +17,7 @@ namespace breccia {
 using FieldValue = std::variant<std::monostate, bool, std::int64_t, std::string, double>;
 using Fields = std::map<std::string, FieldValue, std::less<>>;
 
-struct FieldSpec {
+struct BRECCIA_API FieldSpec {
     enum class Kind : std::uint8_t { choice, positive, fixed, any_integer, boolean, optional_positive };
 
     std::string_view name;
@@ -36,10 +36,10 @@ struct RecipeRow {
     Recipe (*build)(const Fields& all_fields);  ///< every field present and checked
 };
 
-std::span<const RecipeRow> catalogue();
+BRECCIA_API std::span<const RecipeRow> catalogue();
 
 /// Builds a recipe by its name or short name, capitals or not; fields left out take their defaults. Throws Error,
 /// naming the field, its value and what it must be, or the names close to one that is not known.
-Recipe make_recipe(std::string_view name, const Fields& fields = {});
+BRECCIA_API Recipe make_recipe(std::string_view name, const Fields& fields = {});
 
 }  // namespace breccia

@@ -9,7 +9,7 @@
 namespace breccia {
 
 /// Where both tensors hold a NaN, both count as zero; one NaN alone makes the sums it enters NaN.
-struct Comparison {
+struct BRECCIA_API Comparison {
     std::int64_t count = 0;           ///< elements
     double signal = 0;                ///< sum of x^2, x of the reference
     double other = 0;                 ///< sum of y^2, y of the tensor
@@ -32,7 +32,7 @@ struct Comparison {
 
 /// Throws Error unless both have one shape. Values are those of dequantize() in float32, and those of float64 arrays
 /// as they are.
-Comparison compare(const Operand& reference, const Operand& tensor);
+BRECCIA_API Comparison compare(const Operand& reference, const Operand& tensor);
 
 /// How many numbers have a magnitude of each half octave.
 struct Magnitudes {
@@ -47,11 +47,11 @@ struct Magnitudes {
 };
 
 /// Of the numbers of `x`, as float32.
-Magnitudes magnitudes(const Operand& x);
+BRECCIA_API Magnitudes magnitudes(const Operand& x);
 /// Of errors in multiples of `unit`, (y - x) / unit in float32. Throws Error unless `unit` is positive and finite.
-Magnitudes error_magnitudes(const Operand& reference, const Operand& tensor, float unit);
+BRECCIA_API Magnitudes error_magnitudes(const Operand& reference, const Operand& tensor, float unit);
 
 /// How often each code of the element format occurs: 2^bits counts.
-std::vector<std::int64_t> count_codes(const ScaledTensor& scaled);
+BRECCIA_API std::vector<std::int64_t> count_codes(const ScaledTensor& scaled);
 
 }  // namespace breccia

@@ -4,9 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "breccia/version.hpp"
 
 namespace breccia {
 
@@ -16,7 +19,7 @@ struct CpuInfo {
     std::vector<std::string> features;   ///< instruction set extensions found
     int threads;
 };
-CpuInfo cpu_info();
+BRECCIA_API CpuInfo cpu_info();
 
 /// Which kernel a kind of product takes in the backend in use.
 struct MatmulKernel {
@@ -27,14 +30,14 @@ struct MatmulKernel {
     std::string kernel;
 };
 /// Found by multiplying small operands of each kind, so that it is the dispatch itself which answers.
-std::vector<MatmulKernel> matmul_kernels();
+BRECCIA_API std::vector<MatmulKernel> matmul_kernels();
 
 /// Forces a backend, as the environment variable BRECCIA_CPU does at start-up. Throws Error when the name is unknown
 /// or the machine cannot run it. An empty name goes back to the best one.
-void set_backend(std::string_view name);
+BRECCIA_API void set_backend(std::string_view name);
 
 /// Runs this thread's calls on one backend for as long as the object lives; "portable" is the reference.
-class BackendScope {
+class BRECCIA_API BackendScope {
 public:
     explicit BackendScope(std::string_view name);
     ~BackendScope();
@@ -47,11 +50,24 @@ private:
 
 /// Threads a call may use, the caller's included; at first BRECCIA_NUM_THREADS or the number of processors this
 /// process may run on. Results do not depend on it.
-void set_num_threads(int count);
-int num_threads();
+BRECCIA_API void set_num_threads(int count);
+BRECCIA_API int num_threads();
 
 /// While a verb works for long, calls `check` on the thread that called the verb, every 50 ms or less often. What
 /// `check` throws ends the verb, whose outputs are then unspecified. Null, as at first, for no such calls.
-void set_interrupt_check(void (*check)());
+BRECCIA_API void set_interrupt_check(void (*check)());
+
+/// Runs task(0) to task(count - 1), each once, in any order and on any threads, and returns when all of them have
+/// returned. Tasks throw nothing. Those that come late find nothing left to do.
+using Executor = std::function<void(int count, const std::function<void(int)>& task)>;
+/// Has the caller's own threads do the work in place of the pool, for calls that begin from now on. It may be called by
+/// several threads at once, with up to num_threads() - 1 tasks; the thread that called the verb works as well. Results
+/// do not depend on it. It must not throw while a task runs; what it throws leaves the verb, whose outputs are then
+/// unspecified. Empty: the pool again.
+BRECCIA_API void set_executor(Executor executor);
+
+/// Ends the threads of the pool, once the call that uses them is done, for a program that is about to unload the
+/// library (dlclose). A later call starts them again. Throws Error when called from within a verb.
+BRECCIA_API void shutdown();
 
 }  // namespace breccia

@@ -4,11 +4,13 @@
 #include <stdexcept>
 #include <string>
 
+#include "breccia/version.hpp"
+
 namespace breccia {
 
 /// The one exception type of the library. `kind` tells the two classes of mistake apart, as Python does:
 /// a wrong kind of thing (TypeError) or a thing of the right kind with a wrong value (ValueError).
-class Error : public std::runtime_error {
+class BRECCIA_API Error : public std::runtime_error {
 public:
     enum class Kind { value, type };
 
@@ -21,5 +23,10 @@ private:
 
 [[noreturn]] inline void throw_value(const std::string& message) { throw Error(Error::Kind::value, message); }
 [[noreturn]] inline void throw_type(const std::string& message) { throw Error(Error::Kind::type, message); }
+
+/// How messages write values: true or True, null or None. C++'s spelling at first; the Python module sets its own.
+enum class Spelling { cpp, python };
+BRECCIA_API void set_spelling(Spelling spelling);
+BRECCIA_API Spelling spelling();
 
 }  // namespace breccia

@@ -28,7 +28,7 @@ struct BlockGrid {
     }
 };
 
-struct Layout {
+struct BRECCIA_API Layout {
     LayoutKind kind = LayoutKind::per_tensor;
     std::int64_t block_m = 1;  ///< along axis -2 (PerBlockMN)
     std::int64_t block_n = 1;  ///< along axis -1 (PerBlockMN); the block size of PerBlockK
@@ -52,6 +52,6 @@ struct Layout {
 
 /// Throws Error unless the functions above could have made it: a kind there is, an axis of -1 or -2, and block sizes
 /// of at least 1 where the kind has them.
-void validate(const Layout& layout);
+BRECCIA_API void validate(const Layout& layout);
 
 }  // namespace breccia

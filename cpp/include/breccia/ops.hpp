@@ -21,14 +21,14 @@ struct CastPlan {
 };
 
 /// Throws Error when `recipe` cannot quantize a tensor of that shape.
-CastPlan plan_cast(const Shape& shape, const Recipe& recipe);
+BRECCIA_API CastPlan plan_cast(const Shape& shape, const Recipe& recipe);
 
 /// C-contiguous destinations with the plan's shapes and types.
 struct CastOutput {
     Array data, scale;
     std::optional<Array> zero_point, global_scale;
 };
-CastOutput allocate(const CastPlan& plan);
+BRECCIA_API CastOutput allocate(const CastPlan& plan);
 
 /// How a cast departs from its recipe.
 struct CastOptions {
@@ -47,18 +47,19 @@ struct CastOptions {
 };
 
 /// Quantizes x, of any strides, in float32: float64 is rounded to float32 first, float16 and bfloat16 are exact.
-void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out, const CastOptions& options = {});
-ScaledTensor cast(const Array& x, const Recipe& recipe, const CastOptions& options = {});
+BRECCIA_API void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out,
+                           const CastOptions& options = {});
+BRECCIA_API ScaledTensor cast(const Array& x, const Recipe& recipe, const CastOptions& options = {});
 
 /// (decode(data) - zero_point) * scale in float32, where scale includes the global scale, rounded once more to the
 /// type of `out` (nearest even). `out` has the logical shape, any strides, and must not overlap the operand.
-void dequantize_into(const ScaledTensor& scaled, const Array& out);
-Array dequantize(const ScaledTensor& scaled, DType dtype = DType::float32);
+BRECCIA_API void dequantize_into(const ScaledTensor& scaled, const Array& out);
+BRECCIA_API Array dequantize(const ScaledTensor& scaled, DType dtype = DType::float32);
 
 /// Converts to another recipe, a block row at a time: no float copy of the whole tensor is made. Each target block
 /// keeps a scale that loses nothing when there is one; otherwise the bytes equal cast(dequantize(scaled), recipe).
-void requantize_into(const ScaledTensor& scaled, const Recipe& recipe, const CastOutput& out);
-ScaledTensor requantize(const ScaledTensor& scaled, const Recipe& recipe);
+BRECCIA_API void requantize_into(const ScaledTensor& scaled, const Recipe& recipe, const CastOutput& out);
+BRECCIA_API ScaledTensor requantize(const ScaledTensor& scaled, const Recipe& recipe);
 
 /// One side of a product: a ScaledTensor, a prepared one or an array of numbers. Borrows.
 class Operand {
@@ -76,7 +77,7 @@ private:
 };
 
 /// Shape of a @ b with NumPy's broadcasting of the leading axes. Throws Error on a mismatch.
-Shape matmul_shape(const Shape& a, const Shape& b);
+BRECCIA_API Shape matmul_shape(const Shape& a, const Shape& b);
 
 /// How activations enter a product.
 enum class Precision : std::uint8_t {
@@ -88,8 +89,17 @@ enum class Precision : std::uint8_t {
 /// Error bound of Precision::exact, u = 2^-24, against the exact product of the dequantized operands:
 /// |error| <= (min(K, 256) + K / 8 + 8) u * sum |a||b|, plus the rounding of the output type. The result does not
 /// depend on the number of threads.
-void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision precision = Precision::exact);
-Array matmul(const Operand& a, const Operand& b, DType out_dtype = DType::float32,
-             Precision precision = Precision::exact);
+BRECCIA_API void matmul_into(const Operand& a, const Operand& b, const Array& out,
+                             Precision precision = Precision::exact);
+BRECCIA_API Array matmul(const Operand& a, const Operand& b, DType out_dtype = DType::float32,
+                         Precision precision = Precision::exact);
+
+/// x (..., K) @ transpose of w (N, K), plus `bias` (N,) where it is not null: the layer of a network whose weight is
+/// stored as checkpoints do. The sum with the bias is rounded once to float32 (float64 where `out` is) and then to the
+/// type of `out`. Of x and w at least two axes; `out` (..., N) must not overlap what is read.
+BRECCIA_API void linear_into(const Operand& x, const Operand& w, const Array* bias, const Array& out,
+                             Precision precision = Precision::exact);
+BRECCIA_API Array linear(const Operand& x, const Operand& w, const Array* bias = nullptr,
+                         DType out_dtype = DType::float32, Precision precision = Precision::exact);
 
 }  // namespace breccia

@@ -14,7 +14,7 @@ namespace breccia {
 ///
 /// It takes the place of a ScaledTensor as an operand. tensor() has the values and, where no copy was needed to order
 /// them, the very arrays it was made from.
-class PreparedWeight {
+class BRECCIA_API PreparedWeight {
 public:
     explicit PreparedWeight(const ScaledTensor& weight);
 

@@ -55,6 +55,6 @@ struct Recipe {
 /// Throws Error unless a cast can follow it: a rule that makes scales of that type for codes of that format, blocks
 /// along the last axis, a global scale only where the rule has one, a margin from -126 to 126, and a short last block
 /// only with PerBlockMN. A tensor that exists may have a recipe that no cast can follow.
-void validate(const Recipe& recipe);
+BRECCIA_API void validate(const Recipe& recipe);
 
 }  // namespace breccia

@@ -20,7 +20,7 @@ struct Extras {
 ///
 /// The constructor checks every invariant once; nothing downstream checks again. Arrays may be owned or borrowed,
 /// of any strides; copies and transposed views share them.
-class ScaledTensor {
+class BRECCIA_API ScaledTensor {
 public:
     /// Throws Error when an array has the wrong type or shape for the recipe and layout.
     ScaledTensor(Array data, Array scale, Recipe recipe, Layout layout, Extras extras = {});

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <span>
 
+#include "breccia/version.hpp"
+
 namespace breccia {
 
 /// GPTQ: 4 or 8 bits, K in multiples of 32 / bits. AWQ: 4 bits, N in multiples of 8.
@@ -21,14 +23,14 @@ struct WordShape {
 
 /// GPTQ: words (K * bits / 32, N), each with neighbours along K. Column j of the codes is column order[j] of the words,
 /// or column j where `order` is empty. Throws Error where sizes or places do not fit.
-void codes_from_gptq(std::span<const std::uint32_t> words, WordShape shape, std::span<const std::int64_t> order,
-                     std::span<std::uint8_t> codes);
+BRECCIA_API void codes_from_gptq(std::span<const std::uint32_t> words, WordShape shape,
+                                 std::span<const std::int64_t> order, std::span<std::uint8_t> codes);
 /// Column j of the words is column order[j] of the codes.
-void codes_to_gptq(std::span<const std::uint8_t> codes, WordShape shape, std::span<const std::int64_t> order,
-                   std::span<std::uint32_t> words);
+BRECCIA_API void codes_to_gptq(std::span<const std::uint8_t> codes, WordShape shape,
+                               std::span<const std::int64_t> order, std::span<std::uint32_t> words);
 
 /// AWQ (GEMM): words (K, N / 8), whose nibbles hold rows 0, 2, 4, 6, 1, 3, 5 and 7 of eight.
-void codes_from_awq(std::span<const std::uint32_t> words, WordShape shape, std::span<std::uint8_t> codes);
-void codes_to_awq(std::span<const std::uint8_t> codes, WordShape shape, std::span<std::uint32_t> words);
+BRECCIA_API void codes_from_awq(std::span<const std::uint32_t> words, WordShape shape, std::span<std::uint8_t> codes);
+BRECCIA_API void codes_to_awq(std::span<const std::uint8_t> codes, WordShape shape, std::span<std::uint32_t> words);
 
 }  // namespace breccia

@@ -9,9 +9,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
@@ -75,62 +78,33 @@ private:
     Clock::time_point began_;
 };
 
-// Lives as long as the process. One job at a time: ranges are handed out by an atomic counter to whoever is awake,
-// smaller and smaller ones, so that all threads end at about the same time.
-class Pool {
+thread_local bool inside_parallel = false;
+
+// That this thread works on a job, so that what it calls does not share out work of its own.
+class Inside {
 public:
-    void run(int threads, std::int64_t count, std::int64_t grain,
-             const std::function<void(std::int64_t, std::int64_t)>& body) {
-        {
-            const std::lock_guard lock(mutex_);
-            while (workers_ < threads - 1 && start_worker()) ++workers_;
-            body_ = &body;
-            count_ = count;
-            grain_ = grain;
-            threads_ = threads;
-            next_.store(0, std::memory_order_relaxed);
-            error_ = nullptr;
-            seats_ = threads - 1;
-            ++job_;
-        }
-        wake_.notify_all();
-        take_ranges(check_interrupt);
-        std::unique_lock lock(mutex_);
-        seats_ = 0;  // a worker that has not started by now has nothing left to do
-        done_.wait(lock, [this] { return busy_ == 0; });
-        body_ = nullptr;
-        if (error_) std::rethrow_exception(error_);
-    }
+    Inside() { inside_parallel = true; }
+    ~Inside() { inside_parallel = before_; }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
 
 private:
-    // False where the system has no thread to give; the caller's own does the work then.
-    bool start_worker() {
-        try {
-            std::thread([this] { work(); }).detach();
-            return true;
-        } catch (const std::exception&) {
-            return false;
-        }
-    }
+    bool before_ = inside_parallel;
+};
 
-    [[noreturn]] void work() {
-        const IeeeArithmetic arithmetic;  // for good: a new thread has the modes of the one that started it
-        std::uint64_t seen = 0;
-        std::unique_lock lock(mutex_);
-        while (true) {
-            wake_.wait(lock, [&] { return job_ != seen && seats_ > 0; });
-            seen = job_;
-            --seats_;
-            ++busy_;
-            lock.unlock();
-            take_ranges([] {});
-            lock.lock();
-            if (--busy_ == 0) done_.notify_one();
-        }
-    }
+using Body = std::function<void(std::int64_t, std::int64_t)>;
 
+// Ranges are handed out by an atomic counter to whoever asks, smaller and smaller ones, so that all threads end at
+// about the same time.
+class Job {
+public:
+    Job(int threads, std::int64_t count, std::int64_t grain, const Body& body)
+        : body_(body), count_(count), grain_(grain), threads_(threads) {}
+
+    // Works until no range is left.
     template <class Check>
     void take_ranges(Check check_between) {
+        const Inside inside;
         RangeLength length(count_, grain_);
         for (;; length.next()) {
             const auto end_of = [&](std::int64_t begin) {
@@ -142,25 +116,139 @@ private:
                 if (begin >= count_) return;
             } while (!next_.compare_exchange_weak(begin, end_of(begin), std::memory_order_relaxed));
             try {
-                (*body_)(begin, end_of(begin));
+                body_(begin, end_of(begin));
                 check_between();
             } catch (...) {
                 const std::lock_guard lock(mutex_);
                 error_ = std::current_exception();
-                next_.store(count_, std::memory_order_relaxed);
+                abandon();
             }
+        }
+    }
+    void abandon() { next_.store(count_, std::memory_order_relaxed); }
+    // Once nobody works any more: throws what a body threw.
+    void rethrow() const {
+        if (error_) std::rethrow_exception(error_);
+    }
+
+private:
+    const Body& body_;
+    std::int64_t count_, grain_, threads_;
+    std::atomic<std::int64_t> next_{0};
+    std::mutex mutex_;
+    std::exception_ptr error_;
+};
+
+// Lives as long as the process, its threads until stop(). One job at a time.
+class Pool {
+public:
+    void run(int threads, Job& job) {
+        {
+            const std::lock_guard lock(mutex_);
+            while (static_cast<int>(workers_.size()) < threads - 1 && start_worker()) {}
+            job_ = &job;
+            seats_ = threads - 1;
+            ++jobs_;
+        }
+        wake_.notify_all();
+        job.take_ranges(check_interrupt);
+        std::unique_lock lock(mutex_);
+        seats_ = 0;  // a worker that has not started by now has nothing left to do
+        done_.wait(lock, [this] { return busy_ == 0; });
+        job_ = nullptr;
+        lock.unlock();
+        job.rethrow();
+    }
+
+    void stop() {
+        {
+            const std::lock_guard lock(mutex_);
+            stopping_ = true;
+        }
+        wake_.notify_all();
+        for (std::thread& worker : workers_) worker.join();
+        workers_.clear();
+        stopping_ = false;
+    }
+
+private:
+    // False where the system has no thread to give; the caller's own does the work then.
+    bool start_worker() {
+        try {
+            workers_.emplace_back([this, seen = jobs_] { work(seen); });
+            return true;
+        } catch (const std::exception&) {
+            return false;
+        }
+    }
+
+    void work(std::uint64_t seen) {
+        const IeeeArithmetic arithmetic;  // for good: a new thread has the modes of the one that started it
+        std::unique_lock lock(mutex_);
+        while (true) {
+            wake_.wait(lock, [&] { return stopping_ || (jobs_ != seen && seats_ > 0); });
+            if (stopping_) return;
+            seen = jobs_;
+            Job& job = *job_;
+            --seats_;
+            ++busy_;
+            lock.unlock();
+            job.take_ranges([] {});
+            lock.lock();
+            if (--busy_ == 0) done_.notify_one();
         }
     }
 
     std::mutex mutex_;
     std::condition_variable wake_, done_;
-    const std::function<void(std::int64_t, std::int64_t)>* body_ = nullptr;
-    std::int64_t count_ = 0, grain_ = 1, threads_ = 1;
-    std::atomic<std::int64_t> next_{0};
-    std::exception_ptr error_;
-    std::uint64_t job_ = 0;
-    int workers_ = 0, seats_ = 0, busy_ = 0;
+    std::vector<std::thread> workers_;
+    Job* job_ = nullptr;
+    std::uint64_t jobs_ = 0;
+    int seats_ = 0, busy_ = 0;
+    bool stopping_ = false;
 };
+
+// The caller's executor, shared by the calls that are under way with it.
+class OtherThreads {
+public:
+    void set(Executor executor) {
+        std::shared_ptr<const Executor> next;
+        if (executor) next = std::make_shared<const Executor>(std::move(executor));
+        const std::lock_guard lock(mutex_);
+        present_ = next != nullptr;
+        executor_.swap(next);
+    }
+    std::shared_ptr<const Executor> get() {
+        if (!present_) return nullptr;
+        const std::lock_guard lock(mutex_);
+        return executor_;
+    }
+
+private:
+    std::mutex mutex_;
+    std::atomic<bool> present_{false};
+    std::shared_ptr<const Executor> executor_;
+};
+
+OtherThreads& other_threads() {
+    static auto* threads = new OtherThreads;  // never destroyed: a verb may run while the process ends
+    return *threads;
+}
+
+void run_with(const Executor& executor, int threads, Job& job) {
+    const auto task = [&job](int) {
+        const IeeeArithmetic arithmetic;
+        job.take_ranges([] {});
+    };
+    try {
+        executor(threads - 1, task);
+    } catch (...) {
+        job.abandon();
+        throw;
+    }
+    job.take_ranges(check_interrupt);  // what an executor of few threads left
+    job.rethrow();
+}
 
 struct SharedPool {
     std::mutex in_use;  // held by the call that uses the pool; whoever finds it held runs on its own thread alone
@@ -179,8 +267,6 @@ std::atomic<SharedPool*>& shared_pool() {
     return shared;
 }
 
-thread_local bool inside_parallel = false;
-
 }  // namespace
 
 void set_num_threads(int count) {
@@ -195,19 +281,11 @@ void parallel_for(std::int64_t count, std::int64_t grain, const std::function<vo
     grain = std::clamp<std::int64_t>(grain, 1, count);
     const int threads = static_cast<int>(std::min<std::int64_t>(num_threads(), (count - 1) / grain + 1));
     if (threads > 1 && !inside_parallel) {
+        Job job(threads, count, grain, body);
+        if (const auto executor = other_threads().get()) return run_with(*executor, threads, job);
         SharedPool& shared = *shared_pool();
         const std::unique_lock lock(shared.in_use, std::try_to_lock);
-        if (lock) {
-            inside_parallel = true;
-            try {
-                shared.pool.run(threads, count, grain, body);
-            } catch (...) {
-                inside_parallel = false;
-                throw;
-            }
-            inside_parallel = false;
-            return;
-        }
+        if (lock) return shared.pool.run(threads, job);
     }
     RangeLength length(count, grain);
     for (std::int64_t begin = 0;;) {
@@ -218,6 +296,15 @@ void parallel_for(std::int64_t count, std::int64_t grain, const std::function<vo
         length.next();
         begin = end;
     }
+}
+
+void set_executor(Executor executor) { other_threads().set(std::move(executor)); }
+
+void shutdown() {
+    if (inside_parallel) throw_value("shutdown() must not be called from within a verb");
+    SharedPool& shared = *shared_pool();
+    const std::lock_guard lock(shared.in_use);
+    shared.pool.stop();
 }
 
 void set_interrupt_check(void (*check)()) { interrupt_check = check; }

@@ -146,6 +146,25 @@ Array Array::borrow(void* data, ElementType type, Shape shape) {
     return {data, type, std::move(shape), std::move(strides), nullptr};
 }
 
+Array Array::borrow_bytes(const void* first, std::size_t bytes, bool read_only, ElementType type, Shape shape) {
+    check_type(type, "array");
+    const auto wanted = static_cast<std::size_t>(element_count(shape, type.size())) * type.size();
+    if (bytes != wanted)
+        throw_value("memory must have the " + std::to_string(wanted) + " bytes of an array of " + type.name() +
+                    " of shape " + to_string(shape) + ", got " + std::to_string(bytes) + " bytes");
+    Array array = borrow(const_cast<void*>(first), type, std::move(shape));
+    array.read_only = read_only;
+    return array;
+}
+
+void Array::throw_unreadable(ElementType type, ElementType wanted, std::size_t size) {
+    throw_type("as<T>() of an array of " + type.name() + " needs a T of that type, an integer of " +
+               std::to_string(type.size()) + " bytes or std::byte, got " +
+               (wanted.is_unknown() ? "a T of " + std::to_string(size) + " bytes" : wanted.name()));
+}
+
+void Array::throw_read_only() { throw_value("as<T>() of a read-only array needs a const T, got one that is not"); }
+
 bool Array::is_contiguous() const {
     if (strides.size() != rank()) return false;
     if (size() == 0) return true;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "breccia/error.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia {
 namespace {
@@ -124,8 +125,8 @@ Recipe build_mxfp4(const Fields& f) { return build_mx(f, format_of<Float4E2M1FN>
 Recipe build_nvfp4(const Fields& f) {
     const bool divides = text(f, "global_scale_form") == "divisor";
     if (divides && !boolean(f, "two_level"))
-        throw_value(
-            "global_scale_form='divisor' needs two_level=True, got False: there is no global scale to divide by");
+        throw_value("global_scale_form='divisor' needs two_level=" + spelled(true) + ", got " + spelled(false) +
+                    ": there is no global scale to divide by");
     return {.element = format_of<Float4E2M1FN>,
             .scale = ScaleType::e4m3,
             .layout = Layout::per_block_mn(1, 16),
@@ -139,9 +140,8 @@ Recipe build_int4(const Fields& f) {
     const bool is_signed = boolean(f, "signed");
     const bool symmetric = boolean(f, "symmetric");
     if (is_signed && !symmetric)
-        throw_value(
-            "symmetric=False (a zero point) needs signed=False, got signed=True: the zero point shifts unsigned codes "
-            "0 ... 15");
+        throw_value("symmetric=" + spelled(false) + " (a zero point) needs signed=" + spelled(false) +
+                    ", got signed=" + spelled(true) + ": the zero point shifts unsigned codes 0 ... 15");
     return {.element = is_signed ? format_of<Int4> : format_of<UInt4>,
             .scale = scale_type(text(f, "scale_dtype")),
             .layout = Layout::per_block_k(integer(f, "group_size")),
@@ -171,7 +171,7 @@ constexpr RecipeRow rows[] = {
 };
 
 std::string to_string(const FieldValue& value) {
-    if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "True" : "False";
+    if (const auto* flag = std::get_if<bool>(&value)) return spelled(*flag);
     if (const auto* number = std::get_if<std::int64_t>(&value)) return std::to_string(*number);
     if (const auto* string = std::get_if<std::string>(&value)) return "'" + *string + "'";
     if (const auto* real = std::get_if<double>(&value)) {
@@ -179,7 +179,7 @@ std::string to_string(const FieldValue& value) {
         text << *real;
         return text.str() + (text.str().find_first_not_of("-0123456789") == std::string::npos ? ".0" : "");
     }
-    return "None";
+    return spelled_none();
 }
 
 [[noreturn]] void reject(const FieldSpec& spec, const std::string& requirement, const FieldValue& value) {
@@ -215,7 +215,8 @@ void check(const FieldSpec& spec, const FieldValue& value) {
             return check_integer(spec, value, 1);
         case Kind::boolean:
             if (!std::holds_alternative<bool>(value))
-                throw_type(std::string(spec.name) + " must be True or False, got " + to_string(value));
+                throw_type(std::string(spec.name) + " must be " + spelled(true) + " or " + spelled(false) + ", got " +
+                           to_string(value));
             return;
         case Kind::fixed:
             if (value != FieldValue(spec.number)) throw_value(std::string(spec.text) + ", got " + to_string(value));

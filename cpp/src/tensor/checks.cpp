@@ -51,6 +51,10 @@ void check_memory(const Array& array, std::string_view name) {
         throw_value(std::string(name) + " must be in memory the core can read, got a null pointer");
 }
 
+void check_writable(const Array& array, const std::string& name) {
+    if (array.read_only) throw_value(name + " must be memory that can be written, got a read-only array");
+}
+
 // Codes of a format are bytes, whichever of the names for them an array has.
 bool holds(ElementType type, ElementType wanted, std::optional<Format> format) {
     if (type == wanted) return true;
@@ -74,6 +78,7 @@ void check_part(const Array& part, const std::string& name, const Shape& shape, 
         throw_value(name + " must be C-contiguous, got strides " + to_string(part.strides) + " for shape " +
                     to_string(shape));
     check_memory(part, name);
+    check_writable(part, name);
 }
 
 void check_part(const std::optional<Array>& part, const std::string& name, bool wanted, const std::string& recipe,
@@ -126,6 +131,7 @@ void check_operand(const Operand& operand, std::string_view name) {
 
 void check_output(const Array& out, const Shape& shape) {
     check_numbers(out, "out");
+    check_writable(out, "out");
     if (out.shape != shape) throw_value("out.shape must be " + to_string(shape) + ", got " + to_string(out.shape));
     if (may_share_elements(out)) throw_value("out must not be a view whose elements share memory");
 }

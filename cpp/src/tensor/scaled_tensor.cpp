@@ -3,6 +3,7 @@
 
 #include "breccia/error.hpp"
 #include "tensor/checks.hpp"
+#include "tensor/spelling.hpp"
 
 namespace breccia {
 namespace {
@@ -121,11 +122,13 @@ void ScaledTensor::check_zero_point() const {
     const auto& zero_point = extras_.zero_point;
     if (!zero_point) {
         if (recipe_.has_zero_point())
-            throw_value("zero_point is required for " + std::string(recipe_.name) + "(symmetric=False)");
+            throw_value("zero_point is required for " + std::string(recipe_.name) + "(symmetric=" + spelled(false) +
+                        ")");
         return;
     }
     if (info(recipe_.element).family != CodecFamily::integer)
-        throw_value("zero_point must be None for " + std::string(recipe_.name) + ": only integer codes have one");
+        throw_value("zero_point must be " + spelled_none() + " for " + std::string(recipe_.name) +
+                    ": only integer codes have one");
     if (zero_point->shape != scale_.shape)
         throw_value("zero_point.shape (" + to_string(zero_point->shape) + ") must match scale.shape (" +
                     to_string(scale_.shape) + ")");
@@ -139,7 +142,8 @@ void ScaledTensor::check_global_scale() const {
     const auto& global = extras_.global_scale;
     if (!global) {
         if (recipe_.two_level)
-            throw_value("global_scale is required for " + std::string(recipe_.name) + "(two_level=True)");
+            throw_value("global_scale is required for " + std::string(recipe_.name) + "(two_level=" + spelled(true) +
+                        ")");
         return;
     }
     if (global->type != ElementType(DType::float32))

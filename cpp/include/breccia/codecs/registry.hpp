@@ -13,6 +13,7 @@
 #include "breccia/codecs/fp6.hpp"
 #include "breccia/codecs/fp8.hpp"
 #include "breccia/codecs/integer.hpp"
+#include "breccia/version.hpp"
 
 namespace breccia {
 
@@ -84,7 +85,7 @@ constexpr std::optional<Format> find_format(std::string_view name) {
 }
 
 /// The format of that name, or an Error that lists the names there are.
-Format parse_format(std::string_view name);
+BRECCIA_API Format parse_format(std::string_view name);
 
 /// Two codes share a byte, element 2i in the low nibble (OCP, torch float4_e2m1fn_x2, compressed-tensors).
 constexpr bool is_packed(Format format) { return info(format).bits == 4; }

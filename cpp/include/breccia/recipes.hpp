@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The named recipes as types: breccia::cast(x, breccia::recipes::nvfp4{.two_level = false}). Each is the row of its
+// name in the catalogue, with the row's fields and defaults, and converts to the Recipe that make_recipe() gives for
+// them. The conversion throws Error for what make_recipe() refuses.
+#pragma once
+
+#include "breccia/catalogue.hpp"
+
+namespace breccia::recipes {
+
+// The choices of a field, in the order of its row.
+enum class Fp8Format : std::uint8_t { E4M3, E5M2 };
+enum class Fp6Format : std::uint8_t { E2M3, E3M2 };
+enum class Granularity : std::uint8_t { tensor, row };
+enum class Fp8Rule : std::uint8_t { torchao, transformer_engine };
+enum class MxRounding : std::uint8_t { rceil, floor, ceil, even };
+enum class BlockScale : std::uint8_t { fp32, bf16, e8m0 };
+enum class Nvfp4Rule : std::uint8_t { transformer_engine, torchao };
+enum class GlobalScaleForm : std::uint8_t { multiplier, divisor };
+enum class Int4Scale : std::uint8_t { fp16, bf16, fp32 };
+enum class Int8Scale : std::uint8_t { fp32, fp16, bf16 };
+
+struct BRECCIA_API delayed {
+    Fp8Format fp8_format = Fp8Format::E4M3;
+    std::int64_t amax_history_len = 16;
+    std::int64_t margin = 0;
+    Fp8Rule scale_rule = Fp8Rule::torchao;
+    operator Recipe() const;
+};
+struct BRECCIA_API current {
+    Fp8Format fp8_format = Fp8Format::E4M3;
+    Granularity granularity = Granularity::tensor;
+    Fp8Rule scale_rule = Fp8Rule::torchao;
+    ScaleSearch scale_search = ScaleSearch::amax;
+    operator Recipe() const;
+};
+struct BRECCIA_API block {
+    Fp8Format fp8_format = Fp8Format::E4M3;
+    std::int64_t block_k = 128;
+    std::int64_t block_m = 1;
+    BlockScale scale_format = BlockScale::fp32;
+    ScaleSearch scale_search = ScaleSearch::amax;
+    operator Recipe() const;
+};
+struct BRECCIA_API mxfp8 {
+    Fp8Format fp8_format = Fp8Format::E4M3;
+    MxRounding scale_rounding = MxRounding::rceil;
+    ScaleSearch scale_search = ScaleSearch::amax;
+    operator Recipe() const;
+};
+struct BRECCIA_API mxfp6 {
+    Fp6Format fp6_format = Fp6Format::E2M3;
+    MxRounding scale_rounding = MxRounding::rceil;
+    ScaleSearch scale_search = ScaleSearch::amax;
+    operator Recipe() const;
+};
+struct BRECCIA_API mxfp4 {
+    MxRounding scale_rounding = MxRounding::rceil;
+    ScaleSearch scale_search = ScaleSearch::amax;
+    operator Recipe() const;
+};
+struct BRECCIA_API nvfp4 {
+    bool two_level = true;
+    ScaleSearch scale_search = ScaleSearch::amax;
+    Nvfp4Rule scale_rule = Nvfp4Rule::transformer_engine;
+    GlobalScaleForm global_scale_form = GlobalScaleForm::multiplier;  ///< divisor needs two_level
+    operator Recipe() const;
+};
+struct BRECCIA_API int4 {
+    std::int64_t group_size = 128;
+    bool is_signed = true;  ///< the row's field `signed`, which is a word of the language
+    Int4Scale scale_dtype = Int4Scale::fp16;
+    bool symmetric = true;  ///< false needs unsigned codes
+    ScaleSearch scale_search = ScaleSearch::amax;
+    operator Recipe() const;
+};
+struct BRECCIA_API int8 {
+    std::optional<std::int64_t> group_size = {};  ///< none: one scale per row
+    Int8Scale scale_dtype = Int8Scale::fp32;
+    bool symmetric = true;
+    ScaleSearch scale_search = ScaleSearch::amax;
+    operator Recipe() const;
+};
+
+}  // namespace breccia::recipes

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The version of these headers, that of the library, and what a declaration needs to be seen outside a shared one.
+#pragma once
+
+#if defined(_MSVC_LANG)
+#define BRECCIA_CPLUSPLUS _MSVC_LANG
+#else
+#define BRECCIA_CPLUSPLUS __cplusplus
+#endif
+#if BRECCIA_CPLUSPLUS < 202002L
+#error "breccia needs C++20: compile with -std=c++20, or set target_compile_features(your_target PRIVATE cxx_std_20)"
+#endif
+#undef BRECCIA_CPLUSPLUS
+
+#include <string_view>
+
+#define BRECCIA_VERSION_MAJOR 0
+#define BRECCIA_VERSION_MINOR 3
+#define BRECCIA_VERSION_PATCH 0
+
+// BRECCIA_SHARED is for who makes a shared library of breccia and its users, BRECCIA_BUILDING for while it is built.
+// In a static library nothing is marked, so that a shared library which it is linked into shows nothing of it.
+#if !defined(BRECCIA_SHARED)
+#define BRECCIA_API
+#elif defined(_WIN32) && defined(BRECCIA_BUILDING)
+#define BRECCIA_API __declspec(dllexport)
+#elif defined(_WIN32)
+#define BRECCIA_API __declspec(dllimport)
+#else
+#define BRECCIA_API __attribute__((visibility("default")))
+#endif
+
+namespace breccia {
+
+/// Of the library that is linked, "0.3.0"; the macros are of the headers that were included.
+BRECCIA_API std::string_view version();
+
+}  // namespace breccia
