@@ -48,9 +48,9 @@ TEST(Catalogue, ChecksFields) {
               "MXFP8 block_size is fixed at 32 by the OCP MX spec, got 16");
     EXPECT_EQ(message(Error::Kind::value, "DelayedScaling", {{"amax_history_len", std::int64_t{0}}}),
               "amax_history_len must be >= 1, got 0");
-    EXPECT_THAT(message(Error::Kind::value, "INT4Scaling", {{"symmetric", false}}), HasSubstr("signed=False"));
+    EXPECT_THAT(message(Error::Kind::value, "INT4Scaling", {{"symmetric", false}}), HasSubstr("signed=false"));
     EXPECT_THAT(message(Error::Kind::type, "INT4Scaling", {{"blocks", false}}), HasSubstr("'blocks'"));
-    EXPECT_THAT(message(Error::Kind::type, "INT4Scaling", {{"signed", std::int64_t{1}}}), HasSubstr("True or False"));
+    EXPECT_THAT(message(Error::Kind::type, "INT4Scaling", {{"signed", std::int64_t{1}}}), HasSubstr("true or false"));
     EXPECT_THAT(message(Error::Kind::value, "FP3", {}), HasSubstr("'FP3'"));
 }
 
@@ -67,7 +67,7 @@ TEST(ScaledTensor, ChecksItsParts) {
     EXPECT_THAT(
         message_of(Error::Kind::value,
                    [&] { ScaledTensor(bytes({8, 256}), floats({8, 2}), fp8, block, {.zero_point = bytes({8, 2})}); }),
-        HasSubstr("zero_point must be None"));
+        HasSubstr("zero_point must be left out"));
     EXPECT_EQ(
         message_of(Error::Kind::value,
                    [&] { ScaledTensor(bytes({8, 128}), floats({8, 2}), int4, block, {.zero_point = bytes({3})}); }),

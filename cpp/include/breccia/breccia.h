@@ -27,6 +27,8 @@
 extern "C" {
 #endif
 
+/* Names are those of C: types in lower case, constants in capitals.
+ * NOLINTBEGIN(readability-identifier-naming) */
 typedef int32_t breccia_status;
 enum {
     BRECCIA_OK = 0,
@@ -82,6 +84,8 @@ BRECCIA_C_API breccia_status breccia_matmul(const breccia_matrix *a, const brecc
 /* x (M, K) @ transpose of w (N, K) into numbers (M, N), plus `bias`, NULL or numbers (1, N). */
 BRECCIA_C_API breccia_status breccia_linear(const breccia_matrix *x, const breccia_matrix *w,
                                             const breccia_matrix *bias, const breccia_matrix *out);
+
+/* NOLINTEND(readability-identifier-naming) */
 
 #ifdef __cplusplus
 }

@@ -10,8 +10,8 @@
 namespace breccia::recipes {
 
 // The choices of a field, in the order of its row.
-enum class Fp8Format : std::uint8_t { E4M3, E5M2 };
-enum class Fp6Format : std::uint8_t { E2M3, E3M2 };
+enum class Fp8Format : std::uint8_t { e4m3, e5m2 };
+enum class Fp6Format : std::uint8_t { e2m3, e3m2 };
 enum class Granularity : std::uint8_t { tensor, row };
 enum class Fp8Rule : std::uint8_t { torchao, transformer_engine };
 enum class MxRounding : std::uint8_t { rceil, floor, ceil, even };
@@ -21,22 +21,24 @@ enum class GlobalScaleForm : std::uint8_t { multiplier, divisor };
 enum class Int4Scale : std::uint8_t { fp16, bf16, fp32 };
 enum class Int8Scale : std::uint8_t { fp32, fp16, bf16 };
 
+// The types have the rows' short names.
+// NOLINTBEGIN(readability-identifier-naming)
 struct BRECCIA_API delayed {
-    Fp8Format fp8_format = Fp8Format::E4M3;
+    Fp8Format fp8_format = Fp8Format::e4m3;
     std::int64_t amax_history_len = 16;
     std::int64_t margin = 0;
     Fp8Rule scale_rule = Fp8Rule::torchao;
     operator Recipe() const;
 };
 struct BRECCIA_API current {
-    Fp8Format fp8_format = Fp8Format::E4M3;
+    Fp8Format fp8_format = Fp8Format::e4m3;
     Granularity granularity = Granularity::tensor;
     Fp8Rule scale_rule = Fp8Rule::torchao;
     ScaleSearch scale_search = ScaleSearch::amax;
     operator Recipe() const;
 };
 struct BRECCIA_API block {
-    Fp8Format fp8_format = Fp8Format::E4M3;
+    Fp8Format fp8_format = Fp8Format::e4m3;
     std::int64_t block_k = 128;
     std::int64_t block_m = 1;
     BlockScale scale_format = BlockScale::fp32;
@@ -44,13 +46,13 @@ struct BRECCIA_API block {
     operator Recipe() const;
 };
 struct BRECCIA_API mxfp8 {
-    Fp8Format fp8_format = Fp8Format::E4M3;
+    Fp8Format fp8_format = Fp8Format::e4m3;
     MxRounding scale_rounding = MxRounding::rceil;
     ScaleSearch scale_search = ScaleSearch::amax;
     operator Recipe() const;
 };
 struct BRECCIA_API mxfp6 {
-    Fp6Format fp6_format = Fp6Format::E2M3;
+    Fp6Format fp6_format = Fp6Format::e2m3;
     MxRounding scale_rounding = MxRounding::rceil;
     ScaleSearch scale_search = ScaleSearch::amax;
     operator Recipe() const;
@@ -82,5 +84,6 @@ struct BRECCIA_API int8 {
     ScaleSearch scale_search = ScaleSearch::amax;
     operator Recipe() const;
 };
+// NOLINTEND(readability-identifier-naming)
 
 }  // namespace breccia::recipes

@@ -13,7 +13,7 @@
 #include "breccia/ops.hpp"
 #include "quantize/quantizer.hpp"
 
-struct breccia_recipe {
+struct breccia_recipe {  // NOLINT(readability-identifier-naming): a name of C
     breccia::Recipe recipe;
 };
 
