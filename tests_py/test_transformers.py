@@ -216,6 +216,12 @@ def test_fused_experts_may_stay(models: Any) -> None:
     assert {name.split(".")[-1] for name in layers(model)} == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
+def test_without_transformers_the_message_names_the_extra() -> None:
+    code = "import sys; sys.modules['transformers'] = None; import breccia.transformers"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: transformers is needed here: pip install breccia[transformers]" in run.stderr
+
+
 MEASURE = """
 import re, sys, warnings
 warnings.simplefilter("ignore")
