@@ -12,7 +12,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, convert
-from tiny_models import logits, tiny, transformers
+from tiny_models import SIZES, logits, tiny, transformers
 
 torch = pytest.importorskip("torch")
 BOUND = 1e-5  # of the logits' norm, all in float32: sums in another order
@@ -112,6 +112,58 @@ def test_quantize_on_load(family: str, models: Any, tmp_path: Path) -> None:
     assert run(load(tmp_path / "saved")).equal(run(model))
 
 
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    # Linear layers with inputs before outputs, which the model initializes by their parts' names.
+    "GPT2": ("GPT2LMHead", {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "Mixtral": ("MixtralForCausal", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "DeepseekV3": (
+        "DeepseekV3ForCausal",
+        {
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 128,
+            "n_routed_experts": 4,
+            "num_local_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 64,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 32,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_ways_to_name_and_keep_weights(name: str, models: Any, tmp_path: Path) -> None:
+    from breccia.transformers import BrecciaConfig
+
+    kind, more = OTHERS[name]
+    sizes = {"vocab_size": 320, "bos_token_id": 1, "eos_token_id": 2}
+    if name != "GPT2":
+        sizes = {**SIZES, "pad_token_id": 0}
+        sizes.pop("head_dim")
+    torch.manual_seed(0)
+    model = getattr(transformers(), f"{kind}Model" if name == "GPT2" else f"{kind}LM")(
+        getattr(transformers(), f"{name}Config")(**{**sizes, **more})
+    )
+    model.save_pretrained(tmp_path / "in")
+    convert(tmp_path / "in", tmp_path / "q", "int8")
+    convert(tmp_path / "q", tmp_path / "floats", "fp32")
+    wanted = logits(tmp_path / "floats", dtype=torch.float32)
+    read, made = load(tmp_path / "q"), load(tmp_path / "in", quantization_config=BrecciaConfig("int8"))
+    stored = {name.replace("block_sparse_moe", "mlp") for name in weights(tmp_path / "q")}
+    assert {f"{path}.weight" for path in layers(read)} == stored
+    assert layers(read).keys() == layers(made).keys()
+    for one in (read, made):
+        close(run(one), wanted)
+    read.save_pretrained(tmp_path / "again")
+    assert run(load(tmp_path / "again")).equal(run(read))
+
+
 def test_activations_and_modules_to_not_convert(models: Any, tmp_path: Path) -> None:
     from breccia.transformers import BrecciaConfig
 
@@ -162,6 +214,12 @@ def test_fused_experts_may_stay(models: Any) -> None:
 
     model = load(models("gpt-oss"), quantization_config=BrecciaConfig("int8", modules_to_not_convert=["*experts"]))
     assert {name.split(".")[-1] for name in layers(model)} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_without_transformers_the_message_names_the_extra() -> None:
+    code = "import sys; sys.modules['transformers'] = None; import breccia.transformers"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: transformers is needed here: pip install breccia[transformers]" in run.stderr
 
 
 MEASURE = """

@@ -37,6 +37,8 @@ def put(
     for part in (layer, *layer._buffers.values()):
         if part is not None:
             part._is_hf_initialized = True
+    # Models that initialize the weight of a part by its name, as GPT-2 does, look at the value.
+    layer.weight.__dict__["_is_hf_initialized"] = True
     parent._modules[last] = layer.train(old.training)
     return layer
 
