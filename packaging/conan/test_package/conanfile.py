@@ -25,4 +25,5 @@ class Consumer(ConanFile):
 
     def test(self):
         if can_run(self):
-            self.run(os.path.join(self.cpp.build.bindir, "consumer"), env="conanrun")  # "./consumer": a Path loses the dot
+            # "./consumer": a Path would lose the dot, and with it the program.
+            self.run(os.path.join(self.cpp.build.bindir, "consumer"), env="conanrun")
