@@ -14,8 +14,8 @@ VERSIONS = {
     "CMakeLists.txt": r"^project\(breccia VERSION (\S+)",
     "CITATION.cff": r"^version: (.*)",
     "CHANGELOG.md": r"^## (\d.*)",
-    "packaging/vcpkg/breccia/vcpkg.json": r'^  "version": "(.*)"',
-    "packaging/conda/recipe.yaml": r'^  version: "(.*)"',
+    "cpp/packaging/vcpkg/breccia/vcpkg.json": r'^  "version": "(.*)"',
+    "cpp/packaging/conda/recipe.yaml": r'^  version: "(.*)"',
 }
 
 
@@ -35,7 +35,7 @@ def test_one_version(name: str) -> None:
     [
         "docs/cpp.md",
         "examples/cpp/CMakeLists.txt",
-        "packaging/conan/test_package/CMakeLists.txt",
+        "cpp/packaging/conan/test_package/CMakeLists.txt",
         "tests_cpp/consumer/find_package/CMakeLists.txt",
         "tests_cpp/consumer/static_export/CMakeLists.txt",
     ],

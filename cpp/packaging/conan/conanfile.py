@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conan recipe of the C++ library: `conan create packaging/conan`."""
+"""Conan recipe of the C++ library: `conan create cpp/packaging/conan`."""
 
 from pathlib import Path
 
@@ -23,11 +23,11 @@ class BrecciaConan(ConanFile):
     implements = ["auto_shared_fpic"]
 
     def set_version(self):
-        cmake = load(self, Path(self.recipe_folder, "..", "..", "CMakeLists.txt"))
+        cmake = load(self, Path(self.recipe_folder, "..", "..", "..", "CMakeLists.txt"))
         self.version = cmake.partition("project(breccia VERSION ")[2].partition(" ")[0]
 
     def export_sources(self):
-        root = str(Path(self.recipe_folder, "..", ".."))
+        root = str(Path(self.recipe_folder, "..", "..", ".."))
         for pattern in ("CMakeLists.txt", "LICENSE", "cpp/*"):
             copy(self, pattern, root, self.export_sources_folder)
 
