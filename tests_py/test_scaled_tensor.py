@@ -113,6 +113,24 @@ def test_copies(scaled):
     assert not np.shares_memory(deep.data, scaled.data)
 
 
+@cases.ALL
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_replace_keeps_what_is_not_replaced(recipe, dtype):
+    scaled = cast(cases.normal(cases.shape_for(recipe)).astype(dtype), recipe)
+    replaced = dataclasses.replace(scaled, scale=scaled.scale.copy())
+    assert_same_value(replaced, scaled)
+    assert replaced.original_dtype == scaled.original_dtype == dtype
+    assert dataclasses.replace(scaled, original_dtype="float64").original_dtype == "float64"
+
+
+def test_replace_keeps_an_odd_shape():
+    codes, scale = np.zeros((3, 3), np.uint8), np.ones((3, 1), np.float32)
+    recipe = breccia.INT4Scaling(group_size=64, scale_dtype="fp32")
+    scaled = ScaledTensor(codes, scale, recipe, PerBlockMN(1, 64), shape=(3, 5))
+    assert dataclasses.replace(scaled, scale=2 * scale).shape == (3, 5)
+    assert dataclasses.replace(scaled, shape=(3, 6)).shape == (3, 6)
+
+
 def test_transposed_views(scaled):
     for view in (scaled.T, scaled.mT):
         assert view.shape == scaled.shape[::-1]

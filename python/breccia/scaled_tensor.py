@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, InitVar, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,6 +49,12 @@ class ScaledTensor:
     layout: Any
     zero_point: Any = None
     global_scale: Any = None
+    # Arguments that dataclasses.replace reads from the properties of the same names; a type checker would take
+    # these lines for the properties.
+    if not TYPE_CHECKING:
+        _: KW_ONLY
+        shape: InitVar[tuple[int, ...] | None]
+        original_dtype: InitVar[str]
 
     def __init__(
         self,

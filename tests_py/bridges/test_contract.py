@@ -137,6 +137,45 @@ def test_tensors_that_do_not_fit_are_refused(name: str) -> None:
             read(module, {**parts, role: parts[role][: max(n // 2, 1), : max(k // 3, 1)]})
 
 
+HOSTILE = {
+    "a scalar": lambda array: array.reshape(-1)[:1].reshape(()),
+    "one axis": lambda array: array.reshape(-1),
+    "three axes": lambda array: array[None],
+    "nothing": lambda array: array[:0] if array.ndim else array.reshape(1)[:0],
+    **{
+        dtype: lambda array, dtype=dtype: np.zeros(array.shape, dtype)
+        for dtype in ("bool", "uint8", "int64", "float64", "complex64")
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize(("name", "key"), CASES)
+def test_any_shape_and_dtype_is_read_or_refused(name: str, key: str, hostile: str) -> None:
+    module = CHECKPOINT[name]
+    recipe = module.RECIPES[key]
+    parts = _parts.materialize(module.lay_out(breccia.cast(weight(), recipe)))
+    for role, array in parts.items():
+        try:
+            result = read(module, {**parts, role: HOSTILE[hostile](array)}, recipe)
+        except (ValueError, TypeError) as error:
+            assert str(error), role
+        else:
+            assert isinstance(result, breccia.ScaledTensor | OutsideTensor), role
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq"])
+@pytest.mark.parametrize("role", ["qweight", "qzeros", "scales"])
+def test_words_that_are_no_matrix_are_named(name: str, role: str) -> None:
+    module = CHECKPOINT[name]
+    parts = _parts.materialize(module.lay_out(breccia.cast(weight(), next(iter(module.RECIPES.values())))))
+    flat = parts[role].reshape(-1)
+    sentence = rf"^{name}: '{role}' must be a matrix, got shape \({flat.size},\)$"
+    with pytest.raises(ValueError, match=sentence):
+        read(module, {**parts, role: flat})
+
+
 @pytest.mark.parametrize(("name", "call"), [("torchao", "to_torchao"), ("transformer_engine", "to_transformer_engine")])
 def test_a_missing_peer_names_the_extra(name: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = MODULES[name]

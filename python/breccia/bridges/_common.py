@@ -151,15 +151,41 @@ def from_words(packed: Array, dtype: str = "<i4") -> Array:
     return np.ascontiguousarray(packed).view(dtype)
 
 
-def get(parts: Mapping[str, Any], name: str, bridge: str) -> Array:
-    """A part that must be there.
+def scale_name(dtype: str) -> str:
+    """The recipes' name of a scale's dtype.
+
+    Raises:
+        ValueError: integers have no scales of that dtype.
+    """
+    if dtype not in SCALE_NAMES:
+        raise ValueError(f"scales must be float16, bfloat16 or float32, got dtype {dtype}")
+    return SCALE_NAMES[dtype]
+
+
+def get(parts: Mapping[str, Any], name: str, bridge: str, axes: int = 0) -> Array:
+    """A part that must be there and have so many axes or more.
+
+    Raises:
+        ValueError: it is not, or has fewer.
+    """
+    if name not in parts:
+        raise ValueError(f"{bridge}: {name!r} must be among the tensors, got {', '.join(sorted(parts)) or 'none'}")
+    array = as_numpy(parts[name], name)
+    if array.ndim < axes:
+        raise ValueError(f"{bridge}: {name!r} must have at least {axes} axes, got shape {array.shape}")
+    return array
+
+
+def get_matrix(parts: Mapping[str, Any], name: str, bridge: str) -> Array:
+    """A part that must be there and be a matrix.
 
     Raises:
         ValueError: it is not.
     """
-    if name not in parts:
-        raise ValueError(f"{bridge}: {name!r} must be among the tensors, got {', '.join(sorted(parts)) or 'none'}")
-    return as_numpy(parts[name], name)
+    array = get(parts, name, bridge)
+    if array.ndim != 2:
+        raise ValueError(f"{bridge}: {name!r} must be a matrix, got shape {array.shape}")
+    return array
 
 
 def unpack_nibbles(packed: Array, n: int) -> Array:
@@ -308,6 +334,8 @@ def int4_from_offset(
 ) -> ScaledTensor:
     """INT4 stored in offset binary, value = (code - zero) · scale with zero = 8 where there is no
     ``zero_point``: signed codes without zero point, or unsigned ones with."""
+    if scale.ndim == 0:
+        raise ValueError("scale must have at least one axis, got shape ()")
     columns = shape[-1]
     data = packed[..., : (columns + 1) // 2]
     if zero_point is None:
@@ -320,7 +348,7 @@ def int4_from_offset(
 def int4(data: Array, scale: Array, zero_point: Array | None, shape: tuple[int, ...], group_size: int) -> ScaledTensor:
     """INT4 of packed codes: signed ones without a ``zero_point``, unsigned ones with one."""
     symmetric = zero_point is None
-    name = SCALE_NAMES[scale.dtype.name]
+    name = scale_name(scale.dtype.name)
     recipe = INT4Scaling(group_size=group_size, signed=symmetric, scale_dtype=name, symmetric=symmetric)
     return ScaledTensor(data, scale, recipe, row_blocks(group_size, shape[-1]), zero_point, shape=shape)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from breccia.bridges._common import FP8_DTYPES, SCALE_NAMES, fp8_recipe, group_size_of, row_blocks
+from breccia.bridges._common import FP8_DTYPES, fp8_recipe, group_size_of, row_blocks, scale_name
 from breccia.bridges._compressed_tensors_integers import NAME, int8_recipe
 from breccia.bridges._parts import Found
 from breccia.bridges._written import Written
@@ -112,7 +112,7 @@ def _find_packed(
             recipe8, layout8 = int8_recipe((*stored[:-1], columns), scale.shape, dtype, symmetric)
             return "int8-packed", (*stored[:-1], columns), recipe8, layout8, dtype
         size = group_size_of(columns, groups, "weight_scale")
-        recipe4 = INT4Scaling(group_size=size, signed=symmetric, symmetric=symmetric, scale_dtype=SCALE_NAMES[dtype])
+        recipe4 = INT4Scaling(group_size=size, signed=symmetric, symmetric=symmetric, scale_dtype=scale_name(dtype))
         return "int4", (*stored[:-1], columns), recipe4, row_blocks(size, columns), dtype
     return None
 
@@ -152,7 +152,7 @@ def refine(found: Found, array: Any) -> Found:
         recipe, layout = int8_recipe(shape, scale.shape, scale.dtype.name, symmetric)
         return replace(found, shape=shape, recipe=recipe, layout=layout)
     size = group_size_of(shape[-1], scale.shape[-1], "weight_scale")
-    dtype = SCALE_NAMES[scale.dtype.name]
+    dtype = scale_name(scale.dtype.name)
     recipe = INT4Scaling(size, signed=symmetric, symmetric=symmetric, scale_dtype=dtype)
     return replace(found, shape=shape, recipe=recipe, layout=row_blocks(size, shape[-1]))
 

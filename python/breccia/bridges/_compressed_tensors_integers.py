@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges._common import (
-    SCALE_NAMES,
     STORED_SCALES,
     Array,
     as_numpy,
@@ -22,6 +21,7 @@ from breccia.bridges._common import (
     offset_codes,
     pack_nibbles,
     row_blocks,
+    scale_name,
     unpack_nibbles,
     words,
 )
@@ -36,6 +36,8 @@ NAME = "compressed-tensors"
 def packed_integers(parts: Mapping[str, Any], weight: Array, scale: Array, kind: str) -> ScaledTensor:
     if "weight_shape" in parts:
         shape = tuple(int(n) for n in get(parts, "weight_shape", NAME).reshape(-1))
+        if not shape:
+            raise ValueError(f"{NAME}: 'weight_shape' must hold a number per axis, got none")
     else:
         shape = (*weight.shape[:-1], weight.shape[-1] * (8 if kind == "int4" else 4))
     bits = 4 if kind == "int4" and -(-shape[-1] * 4 // 32) == weight.shape[-1] else 8
@@ -67,7 +69,7 @@ def int8(data: Array, scale: Array, zero_point: Any) -> ScaledTensor:
 def int8_recipe(
     shape: tuple[int, ...], scale_shape: tuple[int, ...], dtype: str, symmetric: bool
 ) -> tuple[ScalingRecipe, Layout]:
-    name = SCALE_NAMES[dtype]
+    name = scale_name(dtype)
     if scale_shape in ((), (1,)):
         return INT8Scaling(scale_dtype=name, symmetric=symmetric), PerTensor()
     if scale_shape[-1] == 1 or len(scale_shape) < len(shape):

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges._common import (
-    SCALE_NAMES,
     Array,
     as_numpy,
     codes,
     fp8_format_of,
     fp8_recipe,
     row_blocks,
+    scale_name,
     unswizzle,
 )
 from breccia.bridges._outside import OutsideTensor
@@ -102,7 +102,7 @@ def float8(fp8: str, shape: tuple[int, ...], scale: Array, block_size: Any) -> t
 
 def _int8(qdata: Array, scale: Array, zero_point: Any, block_size: Any) -> ScaledTensor:
     size = int(block_size[-1])
-    name = SCALE_NAMES[scale.dtype.name]
+    name = scale_name(scale.dtype.name)
     zero = None if zero_point is None else as_numpy(zero_point, "zero_point")
     if zero is not None and not zero.any():
         zero = None
@@ -124,7 +124,7 @@ def _intx(qdata: Array, scale: Array, zero_point: Any, attributes: Mapping[str, 
     size = int(attributes["block_size"][-1])
     layout = row_blocks(size, qdata.shape[-1])
     if target == "int8":
-        recipe8 = INT8Scaling(group_size=size, scale_dtype=SCALE_NAMES[scale.dtype.name], symmetric=zero is None)
+        recipe8 = INT8Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name), symmetric=zero is None)
         return ScaledTensor(qdata, scale, recipe8, layout, zero)
     if target not in ("int1", "int2", "int3", "int4"):
         raise TypeError(f"tensor has target_dtype {target}: only int1 to int4 and int8 have a recipe")
@@ -132,7 +132,7 @@ def _intx(qdata: Array, scale: Array, zero_point: Any, attributes: Mapping[str, 
         group_size=size,
         signed=zero is None,
         symmetric=zero is None,
-        scale_dtype=SCALE_NAMES[scale.dtype.name],
+        scale_dtype=scale_name(scale.dtype.name),
     )
     nibbles = qdata.view(np.uint8)
     if zero is None:
@@ -146,7 +146,7 @@ def _int4(qdata: Array, scale: Array, parts: Mapping[str, Any], attributes: Mapp
     size = int(attributes["block_size"][-1])
     scale = np.ascontiguousarray(np.swapaxes(scale, -1, -2))
     bias = np.ascontiguousarray(np.swapaxes(as_numpy(parts["zero_point"], "zero_point"), -1, -2))
-    recipe = INT4Scaling(group_size=size, scale_dtype=SCALE_NAMES[scale.dtype.name])
+    recipe = INT4Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name))
     scaled = ScaledTensor(codes(qdata, "qdata"), scale, recipe, row_blocks(size, shape[-1]), shape=shape)
     return OutsideTensor(scaled, bias=bias)
 

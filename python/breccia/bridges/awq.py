@@ -10,17 +10,17 @@ import numpy as np
 
 from breccia import _core
 from breccia.bridges._common import (
-    SCALE_NAMES,
     STORED_SCALES,
     Array,
     as_numpy,
     check_matrix,
-    get,
+    get_matrix,
     integer_zero_point,
     offset_bits,
     pack_nibbles,
     packed_codes,
     row_blocks,
+    scale_name,
     unpack_nibbles,
     word_matrix,
 )
@@ -45,7 +45,7 @@ def from_awq(parts: Mapping[str, Any]) -> ScaledTensor:
     Raises:
         ValueError: a tensor is missing or has a shape that does not fit.
     """
-    qweight, qzeros, scales = (get(parts, role, NAME) for role in ("qweight", "qzeros", "scales"))
+    qweight, qzeros, scales = (get_matrix(parts, role, NAME) for role in ("qweight", "qzeros", "scales"))
     columns, rows = qweight.shape[0], qweight.shape[1] * 8
     groups = scales.shape[0]
     if scales.shape != (groups, rows) or qzeros.shape != (groups, rows // 8) or groups == 0 or columns % groups:
@@ -54,7 +54,7 @@ def from_awq(parts: Mapping[str, Any]) -> ScaledTensor:
             f"got {qweight.shape}, {qzeros.shape}, {scales.shape}"
         )
     size = columns // groups
-    recipe = INT4Scaling(group_size=size, signed=False, symmetric=False, scale_dtype=SCALE_NAMES[scales.dtype.name])
+    recipe = INT4Scaling(group_size=size, signed=False, symmetric=False, scale_dtype=scale_name(scales.dtype.name))
     return ScaledTensor(
         _core.codes_from_awq(word_matrix(qweight, "qweight"), 0),
         np.ascontiguousarray(scales.T),
@@ -124,7 +124,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         return None
     rows, columns = scales.shape[1], qweight.shape[0]
     dtype, size = _NUMPY[scales.dtype], columns // scales.shape[0]
-    recipe = INT4Scaling(group_size=size, signed=False, symmetric=False, scale_dtype=SCALE_NAMES[dtype])
+    recipe = INT4Scaling(group_size=size, signed=False, symmetric=False, scale_dtype=scale_name(dtype))
     parts = {role: prefix + role for role in ("qweight", "qzeros", "scales")}
     return Found(
         prefix + "weight",

@@ -81,7 +81,7 @@ def from_compressed_tensors(
     """
     scale = get(parts, "weight_scale", NAME)
     packed = "weight_packed" in parts
-    weight = get(parts, "weight_packed" if packed else "weight", NAME)
+    weight = get(parts, "weight_packed" if packed else "weight", NAME, 1)
     if "weight_g_idx" in parts:
         raise ValueError(f"{NAME}: weight_g_idx must be absent: activation order is not stored by this format any more")
     kind = kind or _kind(weight, scale, packed)
@@ -124,7 +124,7 @@ def _kind(weight: Array, scale: Array, packed: bool) -> str:
     if packed and name == "float8_e4m3fn":
         return "nvfp4"
     if packed:
-        return "mxfp6" if weight.shape[-1] * 4 == scale.shape[-1] * 96 else "mxfp4"
+        return "mxfp6" if scale.ndim and weight.shape[-1] * 4 == scale.shape[-1] * 96 else "mxfp4"
     if name in ("uint8", "float8_e8m0fnu"):
         return "mxfp8"
     return "int8" if weight.dtype.name == "int8" else "fp8"

@@ -40,7 +40,6 @@ RECIPES: dict[str, ScalingRecipe] = {
     "block-ue8m0": Float8BlockScaling(block_m=128, block_k=128, scale_format="e8m0"),
     "mxfp4": MXFP4BlockScaling(),
 }
-SEED_RECIPES: tuple[ScalingRecipe, ...] = (Float8BlockScaling(),)
 
 __all__ = ["from_deepseek", "from_deepseek_v3", "to_deepseek", "to_deepseek_v3"]
 

@@ -82,10 +82,9 @@ def _blocks(raw: Any, kind: str) -> Array:
     return data.reshape(*data.shape[:-1], data.shape[-1] // size, size)
 
 
-def _half(blocks: Array, kind: str, name: str) -> Array:
+def _half(blocks: Array, name: str) -> Array:
     """A little-endian float16 field."""
     at = {"d": 0, "m": 2}[name]
-    _ = kind
     return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0]
 
 
@@ -124,15 +123,15 @@ def from_gguf(raw: Any, kind: str, global_scale: Any = None) -> ScaledTensor | O
     shape = (*blocks.shape[:-2], columns)
     match kind:
         case "Q8_0":
-            return ScaledTensor(_flat(blocks[..., 2:]), _half(blocks, kind, "d"), RECIPES["q8_0"], PerBlockK(32))
+            return ScaledTensor(_flat(blocks[..., 2:]), _half(blocks, "d"), RECIPES["q8_0"], PerBlockK(32))
         case "Q4_0":
             data = _flat(_split_to_pairs(blocks[..., 2:])) ^ np.uint8(0x88)
-            return ScaledTensor(data, _half(blocks, kind, "d"), RECIPES["q4_0"], PerBlockK(32), shape=shape)
+            return ScaledTensor(data, _half(blocks, "d"), RECIPES["q4_0"], PerBlockK(32), shape=shape)
         case "Q4_1":
             recipe = INT4Scaling(group_size=32, signed=False)
             data = _flat(_split_to_pairs(blocks[..., 4:]))
-            scaled = ScaledTensor(data, _half(blocks, kind, "d"), recipe, PerBlockK(32), shape=shape)
-            return OutsideTensor(scaled, bias=_half(blocks, kind, "m"))
+            scaled = ScaledTensor(data, _half(blocks, "d"), recipe, PerBlockK(32), shape=shape)
+            return OutsideTensor(scaled, bias=_half(blocks, "m"))
         case "MXFP4":
             data = _flat(_split_to_pairs(blocks[..., 1:]))
             scale = np.ascontiguousarray(blocks[..., 0])

@@ -14,19 +14,20 @@ import numpy as np
 
 from breccia import _core
 from breccia.bridges._common import (
-    SCALE_NAMES,
     STORED_SCALES,
     Array,
     as_numpy,
     check_matrix,
     from_words,
     get,
+    get_matrix,
     int4,
     integer_zero_point,
     offset_bits,
     pack_nibbles,
     packed_codes,
     row_blocks,
+    scale_name,
     unpack_nibbles,
     word_matrix,
     words,
@@ -69,8 +70,7 @@ def from_gptq(
     """
     if version not in ("gptq", "gptq_v2"):
         raise ValueError(f"version must be 'gptq' or 'gptq_v2', got {version!r}")
-    qweight, scales = get(parts, "qweight", NAME), get(parts, "scales", NAME)
-    qzeros = get(parts, "qzeros", NAME)
+    qweight, qzeros, scales = (get_matrix(parts, role, NAME) for role in ("qweight", "qzeros", "scales"))
     groups, rows = scales.shape
     bits = 32 * qzeros.shape[1] // rows if rows else 4
     if bits not in (4, 8) or qzeros.shape != (groups, rows * bits // 32) or qweight.shape[1] != rows:
@@ -96,7 +96,7 @@ def from_gptq(
         scaled = int4(data, scale, None if symmetric else zero_point.astype(np.uint8), (rows, columns), size)
     else:
         data = _core.codes_from_gptq(stored, 8, order_of_columns, 0x80808080)
-        recipe = INT8Scaling(group_size=size, scale_dtype=SCALE_NAMES[scale.dtype.name], symmetric=symmetric)
+        recipe = INT8Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name), symmetric=symmetric)
         zero = None if symmetric else (zero_point - 128).astype(np.float32)
         scaled = ScaledTensor(data, scale, recipe, row_blocks(size, columns), zero)
     return scaled if order is None else OutsideTensor(scaled, columns=np.argsort(order, kind="stable"))
@@ -206,11 +206,11 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     version = version if version in ("gptq", "gptq_v2") else "gptq"
     dtype = _NUMPY[scales.dtype]
     recipe: ScalingRecipe | None = INT4Scaling(
-        group_size=size, signed=symmetric, symmetric=symmetric, scale_dtype=SCALE_NAMES[dtype]
+        group_size=size, signed=symmetric, symmetric=symmetric, scale_dtype=scale_name(dtype)
     )
     findings: tuple[str, ...] = ()
     if bits == 8:
-        recipe = INT8Scaling(group_size=size, symmetric=symmetric, scale_dtype=SCALE_NAMES[dtype])
+        recipe = INT8Scaling(group_size=size, symmetric=symmetric, scale_dtype=scale_name(dtype))
     if said.get("desc_act"):
         recipe = None  # the columns' order has no ScaledTensor form
         findings = ("columns are in order of activation (desc_act)",)
@@ -243,7 +243,7 @@ def refine(found: Found, array: Any) -> Found:
     zero = unpack_nibbles(stored, rows) if bits == 4 else stored
     middle = (1 << (bits - 1)) - (1 if found.options["version"] == "gptq" else 0)
     symmetric = bool((zero == middle).all())
-    dtype = SCALE_NAMES[found.scale_dtype]
+    dtype = scale_name(found.scale_dtype)
     recipe: ScalingRecipe | None = INT4Scaling(size, signed=symmetric, symmetric=symmetric, scale_dtype=dtype)
     if bits == 8:
         recipe = INT8Scaling(size, symmetric=symmetric, scale_dtype=dtype)

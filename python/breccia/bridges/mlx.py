@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges._common import (
-    SCALE_NAMES,
     STORED_SCALES,
     Array,
     as_numpy,
@@ -27,6 +26,7 @@ from breccia.bridges._common import (
     pack_nibbles,
     packed_codes,
     row_blocks,
+    scale_name,
     words,
 )
 from breccia.bridges._outside import OutsideTensor
@@ -78,7 +78,7 @@ def from_mlx(parts: Mapping[str, Any], *, mode: str | None = None, bits: int = 4
     Raises:
         ValueError: a tensor is missing or has a shape that does not fit.
     """
-    weight, scales = get(parts, "weight", NAME), get(parts, "scales", NAME)
+    weight, scales = get(parts, "weight", NAME, 1), get(parts, "scales", NAME, 1)
     raw = words(weight, "weight")
     if mode is None:
         mode = "affine" if "biases" in parts else _mode(raw.shape[-1], scales.shape[-1])
@@ -113,7 +113,7 @@ def _affine(parts: Mapping[str, Any], raw: Array, scales: Array, bits: int) -> O
         raise ValueError(f"{NAME}: biases must be shaped like scales {scales.shape}, got {biases.shape}")
     columns, size = _columns(raw.shape[-1], scales.shape[-1], bits)
     shape, layout = (*raw.shape[:-1], columns), row_blocks(size, columns)
-    dtype = SCALE_NAMES[scales.dtype.name]
+    dtype = scale_name(scales.dtype.name)
     if bits <= 4:
         data = raw if bits == 4 else pack_nibbles(_unpack(raw, bits))
         scaled = ScaledTensor(data, scales, INT4Scaling(size, signed=False, scale_dtype=dtype), layout, shape=shape)

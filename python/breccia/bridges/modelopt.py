@@ -71,7 +71,7 @@ def from_modelopt(parts: Mapping[str, Any], kind: str | None = None, fp8_format:
     Raises:
         ValueError: a tensor is missing or has a shape that does not fit.
     """
-    weight = get(parts, "weight", NAME)
+    weight = get(parts, "weight", NAME, 1)
     scale = get(parts, "weight_scale", NAME)
     if kind is None:
         if weight.dtype == np.uint8:
@@ -97,6 +97,11 @@ def from_modelopt(parts: Mapping[str, Any], kind: str | None = None, fp8_format:
 
 
 def _int4(weight: Array, scale: Array) -> ScaledTensor:
+    if weight.ndim < 2 or scale.ndim == 0:
+        raise ValueError(
+            f"{NAME}: 'weight' must have at least 2 axes and 'weight_scale' one, "
+            f"got shapes {weight.shape}, {scale.shape}"
+        )
     rows, columns = weight.shape[-2] * 2, weight.shape[-1]
     by_row = unpack_nibbles(np.swapaxes(weight, -1, -2), rows)
     size = group_size_of(columns, scale.shape[-1], "weight_scale")
