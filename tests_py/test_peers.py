@@ -21,6 +21,7 @@ def asked_for():
 
 
 @pytest.mark.skipif(os.environ.get("REQUIRE_PEERS") != "1", reason="REQUIRE_PEERS is not 1")
+@pytest.mark.filterwarnings("ignore")  # of what a peer says of its own peers
 @pytest.mark.parametrize("name", asked_for())
 def test_peers_are_here(name):
     importlib.import_module(name)
