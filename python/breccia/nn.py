@@ -13,6 +13,7 @@ import torch
 from breccia import autograd, delayed, verbs
 from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
+from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
@@ -110,15 +111,20 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
     Args:
         weight: ScaledTensor ``(N, K)`` of torch tensors.
         bias: ``(N,)`` or None.
-        activations: what to quantize the input to before each product, or None for products with the input as it is.
-            FP8 activations by an FP8 weight multiply on the tensor cores of a GPU in FP8: with many tokens that is what
-            is fast.
+        activations: what to quantize the input to before each product (a recipe or its name), or None for products with
+            the input as it is. FP8 activations by an FP8 weight multiply on the tensor cores of a GPU in FP8: with many
+            tokens that is what is fast.
         exact_rows: inputs of at most so many rows (tokens) are multiplied as they are, without ``activations``: with
             few, reading the weight takes the time. 0 quantizes all.
     """
 
     def __init__(
-        self, weight: ScaledTensor, bias: Any = None, activations: ScalingRecipe | None = None, *, exact_rows: int = 0
+        self,
+        weight: ScaledTensor,
+        bias: Any = None,
+        activations: ScalingRecipe | str | None = None,
+        *,
+        exact_rows: int = 0,
     ) -> None:
         super().__init__()
         if weight.ndim != 2 or not isinstance(weight.data, torch.Tensor):
@@ -131,11 +137,9 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             # A cast on a GPU may store scales in the order that FP8 products want of activations.
             self.register_buffer(f"weight_{part}", array.contiguous() if part == "scale" else array)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
-        if activations is not None and not isinstance(activations, ScalingRecipe):
-            raise TypeError(f"activations must be a ScalingRecipe or None, got {type(activations).__name__}")
         if not isinstance(exact_rows, int) or exact_rows < 0:
             raise ValueError(f"exact_rows must be a non-negative integer, got {exact_rows!r}")
-        self.activations = activations
+        self.activations = None if activations is None else resolve(activations, "activations")
         self.exact_rows = exact_rows
         self._made: ScaledTensor | None = None
         self._dtypes: dict[str, torch.dtype] = {}  # of the parts that are parameters of bytes

@@ -21,7 +21,7 @@ def quantize_(
     recipe: ScalingRecipe | str,
     filter: Callable[[torch.nn.Module, str], bool] | None = None,  # noqa: A002
     *,
-    activations: ScalingRecipe | None = None,
+    activations: ScalingRecipe | str | None = None,
     exact_rows: int = 0,
 ) -> torch.nn.Module:
     """Put a `breccia.nn.QuantizedLinear` in the place of every ``torch.nn.Linear``.
@@ -31,8 +31,8 @@ def quantize_(
             its weight to be a tensor.
         recipe: what to quantize weights ``(out_features, in_features)`` to, or its name.
         filter: ``filter(module, name)`` says whether a linear layer is quantized; default: all are.
-        activations, exact_rows: what inputs are quantized to before each product, and up to how many rows they are
-            not: see `breccia.nn.QuantizedLinear`.
+        activations, exact_rows: what inputs are quantized to (a recipe or its name) before each product, and up to how
+            many rows they are not: see `breccia.nn.QuantizedLinear`.
 
     Returns:
         ``model``. Its ``state_dict`` has ``….weight_data`` and ``….weight_scale`` (and ``weight_zero_point``,

@@ -155,7 +155,19 @@ def test_activations_are_quantized():
     assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x), y)
 
 
-@pytest.mark.parametrize(("wrong", "error"), [({"activations": "fp8"}, TypeError), ({"exact_rows": -1}, ValueError)])
+def test_activations_by_name():
+    torch.manual_seed(0)
+    layer = torch.nn.Sequential(torch.nn.Linear(64, 32))
+    by_name = breccia.quantize_(copy.deepcopy(layer), "mxfp8", activations="fp8")
+    by_recipe = breccia.quantize_(layer, breccia.MXFP8BlockScaling(), activations=breccia.recipe_names.recipe_of("fp8"))
+    assert by_name[0].activations == by_recipe[0].activations
+    x = torch.randn(5, 64)
+    assert torch.equal(by_name(x), by_recipe(x))
+    with pytest.raises(ValueError, match="did you mean nvfp4"):
+        breccia.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 32)), "mxfp8", activations="nvpf4")
+
+
+@pytest.mark.parametrize(("wrong", "error"), [({"activations": 8}, TypeError), ({"exact_rows": -1}, ValueError)])
 def test_activations_are_checked(wrong, error):
     weight = breccia.cast(torch.randn(16, 64), breccia.Float8CurrentScaling())
     with pytest.raises(error, match=next(iter(wrong))):
