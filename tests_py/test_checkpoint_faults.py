@@ -344,7 +344,8 @@ def test_writers_of_one_file_exclude_each_other(tmp_path: Path) -> None:
 def test_signals_leave_what_the_next_run_goes_on_with(number: int, tmp_path: Path) -> None:
     save_arrays({f"layers.{i}.weight": weight(512, 1024) for i in range(24)}, tmp_path / "in.safetensors")
     code = (
-        "import sys, time; from breccia.checkpoint import disk; from breccia.cli import main\n"
+        "import signal, sys, time; from breccia.checkpoint import disk; from breccia.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell in the background leaves out
         "def slow(what, path):\n"
         "    if what == 'write': time.sleep(0.02); print('.', flush=True)\n"
         "disk.before = slow; sys.exit(main(['convert', *sys.argv[1:], '--to', 'mxfp8']))"

@@ -41,6 +41,7 @@ def test_ctrl_c_ends_long_work(work, threads):
         f"""
         import os, signal, threading, time
         import breccia, numpy as np
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # off in the background
         breccia.set_backend("portable")
         breccia.set_num_threads({threads})
         x = np.random.default_rng(0).normal(size=8192).astype(np.float32)
