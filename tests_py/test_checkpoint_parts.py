@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import breccia
 import checkpoints
 import pytest
 from breccia.checkpoint import convert, finish, parts, plan
@@ -237,4 +236,4 @@ def test_a_large_checkpoint_is_divided_evenly_from_headers(tmp_path):
     costs = [piece.cost for piece in pieces]
     assert sum(piece.bytes_read for piece in pieces) > 40e9
     assert max(costs) <= 1.05 * sum(costs) / len(costs)
-    assert breccia.checkpoint.plan is plan
+    assert min(costs) >= 0.9 * sum(costs) / len(costs)

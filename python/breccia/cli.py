@@ -208,9 +208,7 @@ def _convert(args: argparse.Namespace) -> int:
     if args.finish:
         report = finish(args.source, args.destination, args.to, progress=progress, **options)
     else:
-        report = convert(
-            args.source, args.destination, args.to, progress=progress, threads=args.threads, **options
-        )
+        report = convert(args.source, args.destination, args.to, progress=progress, threads=args.threads, **options)
     tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
     lines = [f"! {one_line(note)}" for note in report["notes"]]
     lines.append(

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -396,7 +396,7 @@ def shares(costs: list[int], parts: int) -> list[range]:
         else:
             low = middle + 1
     cuts = _cuts(sums, parts, low)
-    return [range(begin, end) for begin, end in zip(cuts, cuts[1:], strict=False)]
+    return [range(begin, end) for begin, end in pairwise(cuts)]
 
 
 def _cuts(sums: list[int], parts: int, most: int) -> list[int]:
