@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["count", "json_last"]
+__all__ = ["count", "json_last", "part"]
 
 
 def count(text: str) -> int:
@@ -21,6 +21,18 @@ def count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
     return number
+
+
+def part(text: str) -> tuple[int, int]:
+    """An argument I/N: one of so many.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not two whole numbers of which the first is one of 1 … N.
+    """
+    first, slash, second = text.partition("/")
+    if slash and first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
+        return int(first), int(second)
+    raise argparse.ArgumentTypeError(f"must be I/N with I from 1 to N, got {text!r}")
 
 
 def json_last(words: list[str]) -> list[str]:

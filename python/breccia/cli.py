@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from breccia._arguments import count, json_last
+from breccia._arguments import count, json_last, part
 from breccia._command_errors import Terminated, one_line, said, terminable
 from breccia._version import __version__
 
@@ -77,6 +77,9 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     convert.add_argument("--scale-search", choices=["amax", "mse"], help="mse searches scales of least error")
     convert.add_argument("--group-size", type=count, metavar="N", help="elements per scale of INT4")
     convert.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
+    pieces = convert.add_mutually_exclusive_group()
+    pieces.add_argument("--part", type=part, metavar="I/N", help="convert only the I-th of N parts, on any machine")
+    pieces.add_argument("--finish", action="store_true", help="put the parts together when all are there")
     convert.add_argument("--quiet", action="store_true", help="draw no progress bar")
 
     merge = _command(
@@ -191,24 +194,21 @@ def _print_json(pairs: Iterable[tuple[str, Any]]) -> None:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from breccia.checkpoint import convert, target_names
+    from breccia.checkpoint import convert, finish, target_names
 
     if args.to == "list":
         _print(args, target_names(), "\n".join(target_names()))
         return 0
     if args.source is None or args.destination is None:
         raise ValueError("IN and OUT must be given, but with --to list")
-    report = convert(
-        args.source,
-        args.destination,
-        args.to,
-        include=args.include,
-        exclude=args.exclude,
-        scale_search=args.scale_search,
-        group_size=args.group_size,
-        progress=not args.quiet and not args.json,
-        threads=args.threads,
-    )
+    options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size")}
+    progress = not args.quiet and not args.json
+    if args.part:
+        return _convert_part(args, options, progress)
+    if args.finish:
+        report = finish(args.source, args.destination, args.to, progress=progress, **options)
+    else:
+        report = convert(args.source, args.destination, args.to, progress=progress, threads=args.threads, **options)
     tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
     lines = [f"! {one_line(note)}" for note in report["notes"]]
     lines.append(
@@ -223,6 +223,17 @@ def _convert(args: argparse.Namespace) -> int:
             "--include '*' takes those that are left out by name"
         )
     _print(args, report, "\n".join(lines))
+    return 0
+
+
+def _convert_part(args: argparse.Namespace, options: dict[str, Any], progress: bool) -> int:
+    from breccia.checkpoint import plan
+
+    number, parts = args.part
+    pieces = plan(args.source, args.destination, args.to, parts, **options)
+    report = pieces[number - 1].run(progress=progress, threads=args.threads)
+    did = "was there" if report["was_there"] else f"{report['bytes_written']:,} bytes in {report['seconds']} s"
+    _print(args, report, f"part {number} of {parts}: {report['tensors']} tensors, {did}")
     return 0
 
 

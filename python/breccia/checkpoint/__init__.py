@@ -12,6 +12,7 @@ from breccia.checkpoint.doctor import doctor
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter, save_arrays
 from breccia.checkpoint.inspect import inspect
 from breccia.checkpoint.merge_lora import merge_lora
+from breccia.checkpoint.parts import Piece, finish, plan
 from breccia.checkpoint.plot import plot
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import target_names
@@ -19,13 +20,16 @@ from breccia.checkpoint.verify import verify
 
 __all__ = [
     "Checkpoint",
+    "Piece",
     "SafetensorsFile",
     "SafetensorsWriter",
     "complete",
     "convert",
     "doctor",
+    "finish",
     "inspect",
     "merge_lora",
+    "plan",
     "plot",
     "save_arrays",
     "target_names",

@@ -36,7 +36,7 @@ from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Work, partial_of
 from breccia.checkpoint.workers import Workers
 
-__all__ = ["Job", "check_destination", "convert"]
+__all__ = ["Job", "check_destination", "convert", "nbytes_of_choice"]
 
 _SYNC_EVERY = 256 << 20  # bytes between two entries of the journal
 
@@ -152,7 +152,7 @@ class Job:
             self.notes.append("there is no config.json: the names are the model's own, programs need its config beside")
         self._check_names()
         self.files = self._files()
-        total = sum(_nbytes(c) for c in self.choices)
+        total = sum(nbytes_of_choice(c) for c in self.choices)
         self.progress = Progress(total, show)
         self.threads = threads
         self.into_directory = checkpoint.path.is_dir() and target.format != "gguf"
@@ -206,8 +206,8 @@ class Job:
         kept = [c for c in self.choices if c.action == "copy" and is_float(c.found) and len(c.found.shape) > 1]
         return {
             "tensors": len(kept),
-            "bytes": sum(_nbytes(c) for c in kept),
-            "largest": max(kept, key=_nbytes).found.name if kept else None,
+            "bytes": sum(nbytes_of_choice(c) for c in kept),
+            "largest": max(kept, key=nbytes_of_choice).found.name if kept else None,
         }
 
     def _dropped(self, name: str) -> bool:
@@ -252,9 +252,7 @@ class Job:
         work = Work(self.destination, self._identity(), directory=self.into_directory)
         try:
             if not work.finished:
-                with contextlib.closing(Workers(self.threads)) as workers:
-                    for name, choices in self.files:
-                        self._write(name, choices, work, workers)
+                self._make(work)
                 if self.into_directory:
                     self._companions(work)
                 self.checkpoint.check_unchanged()
@@ -268,11 +266,17 @@ class Job:
         self.progress.finish()
         return self._report(time.monotonic() - begin)
 
+    def _make(self, work: Work) -> None:
+        """Make the weight files."""
+        with contextlib.closing(Workers(self.threads)) as workers:
+            for name, choices in self.files:
+                self._write(name, choices, work, workers)
+
     def _write(self, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
         writer = self._writer(work.out / name, choices)
         try:
             if writer.complete:
-                self.progress.skip(sum(_nbytes(c) for c in choices))
+                self.progress.skip(sum(nbytes_of_choice(c) for c in choices))
                 return
             if not writer.resumed:
                 work.restart(name)
@@ -291,12 +295,12 @@ class Job:
             if name_of in done:
                 for output in choice.outputs:
                     writer.skip(output)
-                self.progress.skip(_nbytes(choice))
+                self.progress.skip(nbytes_of_choice(choice))
                 continue
             with naming(self.checkpoint.path, choice.found.name):
                 self._execute(choice, writer, workers)
             pending.append(name_of)
-            written += _nbytes(choice)
+            written += nbytes_of_choice(choice)
             if written >= _SYNC_EVERY:
                 writer.sync()
                 work.record(name, pending)
@@ -326,7 +330,7 @@ class Job:
         names = self.target.names
         kinds = {n: (d if d in gguf.TYPES else gguf_kind(d), s) for n, (d, s) in plan.items()}
         fields, trouble = outputs.gguf_fields(self.checkpoint, names, self.left_out, kinds)
-        if trouble:
+        if trouble and trouble not in self.notes:
             self.notes.append(trouble)
         orders = {}
         for choice in choices:
@@ -354,5 +358,6 @@ class Job:
         }
 
 
-def _nbytes(choice: Choice) -> int:
+def nbytes_of_choice(choice: Choice) -> int:
+    """Bytes that a tensor takes in the output."""
     return sum(outputs.stored_bytes(dtype, shape) for dtype, shape in choice.outputs.values())

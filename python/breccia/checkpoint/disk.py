@@ -22,6 +22,7 @@ before: Callable[[str, Path], None] | None = None
 
 _NO_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _NO_LOCKS = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 _PIECE = 1 << 20
 Stamp = tuple[int, int, int, int]
 
@@ -173,6 +174,18 @@ def copy_file(source: Path, destination: Path) -> None:
             sync(fd, destination)
         finally:
             os.close(fd)
+
+
+def link_or_copy(source: Path, destination: Path) -> None:
+    """A second name for a file, or a copy where the file system has no such thing."""
+    remove(destination)
+    try:
+        with _call("link", destination):
+            os.link(source, destination, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        copy_file(source, destination)
 
 
 def stamp_of(said: os.stat_result) -> Stamp:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -12,14 +13,20 @@ from breccia.checkpoint import disk
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Target
 
-__all__ = ["identity_of"]
+__all__ = ["identity_of", "spelled"]
 
 
 def identity_of(checkpoint: Checkpoint, target: Target) -> bytes:
     """32 bytes: of this version, the target with its options, config.json, and the stamp of every file."""
-    said: list[Any] = [__version__, repr(target), checkpoint.config]
+    said: list[Any] = [__version__, spelled(target), checkpoint.config]
     said += [[str(path.resolve()), stamp] for path, stamp in checkpoint.stamps.items()]
     if checkpoint.path.is_dir():  # what is copied, or says something of the model
         names = sorted(p for p in checkpoint.path.rglob("*") if p.is_file() and not p.name.startswith("."))
         said += [[str(path), disk.stamp_of(path.stat())] for path in names]
     return hashlib.sha256(json.dumps(said).encode()).digest()
+
+
+def spelled(target: Target) -> str:
+    """A target with its options in words that are the same in every process: sets have no order of their own."""
+    said = {field.name: getattr(target, field.name) for field in dataclasses.fields(target)}
+    return repr(said | {"inputs": sorted(target.inputs)})

@@ -94,6 +94,15 @@ class PlannedWriter:
         with self._lock:
             self._left[name] -= len(view)
 
+    @property
+    def spans(self) -> Mapping[str, tuple[int, int]]:
+        """Where each span begins and ends in the file."""
+        return self._spans
+
+    def write_stored(self, name: str, raw: bytes, at: int) -> None:
+        """Write bytes of a span that are as the file stores them."""
+        PlannedWriter.write(self, name, np.frombuffer(raw, np.uint8), at)
+
     def skip(self, name: str) -> None:
         """Count a span as written: it is there from an earlier run."""
         self._left[name] = 0

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions in parts write what one process writes, whoever runs them and however often they are killed."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import checkpoints
+import pytest
+from breccia.checkpoint import convert, finish, parts, plan
+from fault_runner import tree
+
+CASES = [
+    ("deepseek", "nvfp4"),
+    ("deepseek", "bf16"),
+    ("gpt-oss", "mxfp8"),
+    ("modelopt", "compressed-tensors:nvfp4"),
+    ("modelopt", "modelopt:nvfp4"),  # whose inputs are a set, in another order in every process
+    ("deepseek", "torchao:fp8"),
+]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sources")
+    return {name: make(folder / name) for name, make in checkpoints.MAKERS.items()}
+
+
+def cli(*words, seed="0"):
+    env = {**os.environ, "PYTHONHASHSEED": seed}
+    command = [sys.executable, "-m", "breccia", "convert", *map(str, words), "--quiet"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(("name", "to"), CASES)
+@pytest.mark.parametrize("count", [1, 2, 3, 50])
+def test_any_number_of_parts_gives_the_bytes_of_one_process(sources, tmp_path, name, to, count):
+    convert(sources[name], tmp_path / "whole", to)
+    pieces = pickle.loads(pickle.dumps(plan(sources[name], tmp_path / "out", to, count)))
+    done = [piece.run(threads=1) for piece in reversed(pieces)]
+    assert sum(report["tensors"] for report in done) == sum(piece.tensors for piece in pieces) > 0
+    finish(sources[name], tmp_path / "out", to)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path)) == ["out", "whole"]
+
+
+@pytest.mark.parametrize("to", ["mxfp8", "gguf:q8_0", "gguf:nvfp4"])
+def test_one_file(tmp_path, to):
+    source = checkpoints.first_layer_of_minilm(tmp_path / "source")
+    source = source if to.startswith("gguf") else source / "model.safetensors"
+    convert(source, tmp_path / "whole", to)
+    for piece in plan(source, tmp_path / "out", to, 3):
+        piece.run(threads=1)
+    finish(source, tmp_path / "out", to, parts=3)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_rows_in_the_order_of_gguf_are_put_there_once(tmp_path):
+    """Llama's query and key rows have another order in GGUF."""
+    shapes = {"self_attn.q_proj": (64, 64), "self_attn.k_proj": (64, 64), "mlp.up_proj": (128, 64)}
+    arrays = {f"model.layers.0.{part}.weight": checkpoints.weight(*shape) for part, shape in shapes.items()}
+    said = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    said |= {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "intermediate_size": 128}
+    said |= {"rms_norm_eps": 1e-5, "max_position_embeddings": 64, "vocab_size": 32}
+    source = checkpoints.write_shards(tmp_path / "source", [arrays], said)
+    (source / "tokenizer.json").unlink()
+    convert(source, tmp_path / "whole", "gguf:q8_0")
+    for piece in plan(source, tmp_path / "out", "gguf:q8_0", 3):
+        piece.run(threads=1)
+    finish(source, tmp_path / "out", "gguf:q8_0")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_parts_of_other_processes_by_the_command(sources, tmp_path):
+    """Sets are in another order in each process; each part is planned anew from the same headers."""
+    source, out, to = sources["modelopt"], tmp_path / "out", ("--to", "modelopt:nvfp4")
+    convert(source, tmp_path / "whole", "modelopt:nvfp4")
+    for part in (1, 3):
+        assert cli(source, out, *to, "--part", f"{part}/3", seed=str(part)).returncode == 0
+    run = cli(source, out, *to, "--finish")
+    assert run.returncode == 2
+    assert "1 of 3 are not: run --part I/3 for I = 2" in run.stderr
+    assert not out.exists()
+    assert cli(source, out, *to, "--part", "2/3", seed="7").returncode == 0
+    assert "was there" in cli(source, out, *to, "--part", "2/3", seed="8").stdout
+    assert cli(source, out, *to, "--finish", seed="9").returncode == 0
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+KILLED = """
+import os, sys
+from breccia.checkpoint import disk, finish, plan
+left = [int(sys.argv[1])]
+def before(*_):
+    left[0] -= 1
+    if left[0] < 0:
+        os._exit(77)
+disk.before = before
+for piece in plan(sys.argv[2], sys.argv[3], "nvfp4", 2):
+    piece.run(threads=1)
+finish(sys.argv[2], sys.argv[3], "nvfp4")
+"""
+
+
+def test_killed_at_any_call_a_run_again_gives_the_same_bytes(sources, tmp_path):
+    """A process that does all parts is stopped before one of its calls to the disk, then run again in full."""
+    source, out = sources["deepseek"], tmp_path / "out"
+    convert(source, tmp_path / "whole", "nvfp4")
+    stopped = 0
+    for step in (0, 3, 9, 17, 26, 38, 47, 55):
+        command = [sys.executable, "-c", KILLED]
+        first = subprocess.run([*command, str(step), source, out], capture_output=True, timeout=60, check=False)
+        assert first.returncode == 77, first.stderr
+        stopped += 1
+        if out.exists():
+            assert tree(out) == tree(tmp_path / "whole")
+        again = subprocess.run([*command, "100000", source, out], capture_output=True, timeout=60, check=False)
+        assert again.returncode == 0, again.stderr
+        assert tree(out) == tree(tmp_path / "whole")
+        for path in sorted(out.rglob("*"), reverse=True):
+            path.unlink()
+        out.rmdir()
+    assert stopped == 8
+
+
+def test_what_is_missing_or_of_another_conversion_is_told(sources, tmp_path):
+    source, out = sources["deepseek"], tmp_path / "out"
+    with pytest.raises(ValueError, match=r"parts must be there before --finish, there are none"):
+        finish(source, out, "nvfp4")
+    pieces = plan(source, out, "nvfp4", 3)
+    pieces[1].run()
+    with pytest.raises(ValueError, match=r"2 of 3 are not: run --part I/3 for I = 1, 3$"):
+        finish(source, out, "nvfp4")
+    with pytest.raises(ValueError, match=r"2-of-3 must be made from this source and target"):
+        plan(source, out, "mxfp8", 3)[1].run()
+    plan(source, out, "nvfp4", 2)[0].run()
+    with pytest.raises(ValueError, match=r"must be of one division, there are some of 2 and 3"):
+        finish(source, out, "nvfp4")
+    with pytest.raises(ValueError, match=r"parts must be 1 or more, got 0"):
+        plan(source, out, "nvfp4", 0)
+    assert not out.exists()
+
+
+def test_a_part_that_was_cut_is_told(sources, tmp_path):
+    source, out = sources["deepseek"], tmp_path / "out"
+    for piece in plan(source, out, "nvfp4", 3):
+        piece.run()
+    damaged = next(parts.parts_of(out).glob("2-of-3/*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"must be as its part wrote it, it is not: remove .*2-of-3"):
+        finish(source, out, "nvfp4")
+    assert not out.exists()
+
+
+def test_a_source_that_changed_is_told(tmp_path):
+    source = checkpoints.deepseek_v3(tmp_path / "source")
+    piece = plan(source, tmp_path / "out", "nvfp4", 2)[0]
+    shard = next(source.glob("*.safetensors"))
+    os.utime(shard, ns=(1, 1))
+    with pytest.raises(ValueError, match=r"must be as it was planned for, it is another now"):
+        piece.run()
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/", "/3", "-1/3", "a/b"])
+def test_the_command_refuses_other_parts(tmp_path, text):
+    run = cli(tmp_path / "in", tmp_path / "out", "--to", "nvfp4", f"--part={text}")
+    assert run.returncode == 2
+    assert "must be I/N with I from 1 to N" in run.stderr
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_shares_are_the_best_runs_there_are(count):
+    """Against every way to cut a short list."""
+    costs = [5, 1, 1, 9, 2, 2, 2]
+    best = min(max(_sums(costs, cuts)) for cuts in _all_cuts(len(costs), count))
+    found = parts.shares(costs, count)
+    assert [i for run in found for i in run] == list(range(len(costs)))
+    assert len(found) == count
+    assert max(sum(costs[i] for i in run) for run in found) == best
+
+
+def _all_cuts(length, count, begin=0):
+    if count == 1:
+        yield [(begin, length)]
+        return
+    for end in range(begin, length + 1):
+        for rest in _all_cuts(length, count - 1, end):
+            yield [(begin, end), *rest]
+
+
+def _sums(costs, cuts):
+    return [sum(costs[begin:end]) for begin, end in cuts]
+
+
+def large(folder: Path, layers: int, experts: int) -> Path:
+    """The headers of DeepSeek-V3's checkpoint, of so many layers and experts; files are holes."""
+    folder.mkdir()
+    tensors = {"model.embed_tokens.weight": ("BF16", (129280, 7168)), "lm_head.weight": ("BF16", (129280, 7168))}
+    for layer in range(layers):
+        wide = 18432 if layer < 3 else 2048
+        names = [""] if layer < 3 else [f"experts.{i}." for i in range(experts)]
+        weights = {
+            f"mlp.{name}{p}": (7168, wide) if p == "down_proj" else (wide, 7168)
+            for name in names
+            for p in ("gate_proj", "up_proj", "down_proj")
+        }
+        weights |= {"self_attn.q_b_proj": (24576, 1536), "self_attn.o_proj": (7168, 16384)}
+        for name, (rows, columns) in weights.items():
+            base = f"model.layers.{layer}.{name}.weight"
+            tensors[base] = ("F8_E4M3", (rows, columns))
+            tensors[f"{base}_scale_inv"] = ("F32", (rows // 128, columns // 128))
+    shards, sizes = [{}], [0]
+    for name, (dtype, shape) in tensors.items():
+        size = shape[0] * shape[1] * {"BF16": 2, "F8_E4M3": 1, "F32": 4}[dtype]
+        if sizes[-1] + size > 4 << 30:
+            shards.append({})
+            sizes.append(0)
+        shards[-1][name] = {"dtype": dtype, "shape": shape, "data_offsets": [sizes[-1], sizes[-1] + size]}
+        sizes[-1] += size
+    for i, (header, size) in enumerate(zip(shards, sizes, strict=True)):
+        text = json.dumps(header).encode()
+        with (folder / f"model-{i:05}.safetensors").open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + size)
+    said = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps({"model_type": "deepseek_v3", "quantization_config": said}))
+    return folder
+
+
+def test_a_large_checkpoint_is_divided_evenly_from_headers(tmp_path):
+    """A sixteenth of the experts of DeepSeek-V3 for a sixteenth of 64 workers."""
+    pieces = plan(large(tmp_path / "large", 61, 16), tmp_path / "out", "nvfp4", 4)
+    costs = [piece.cost for piece in pieces]
+    assert sum(piece.bytes_read for piece in pieces) > 40e9
+    assert max(costs) <= 1.05 * sum(costs) / len(costs)
+    assert min(costs) >= 0.9 * sum(costs) / len(costs)
