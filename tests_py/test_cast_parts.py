@@ -152,6 +152,12 @@ def test_traced_amax_and_position():
         ),
         (
             "nvfp4",
+            {"offset": "3"},
+            TypeError,
+            "offset must be an integer or a pair of them (position, row length), got '3'",
+        ),
+        (
+            "nvfp4",
             {"rounding": "stochastic", "seed": 1, "offset": -1},
             ValueError,
             "offset must not be negative, got -1",

@@ -202,6 +202,19 @@ def refuses(rank, world):
         "scaled must be a ScaledTensor of torch tensors, got one of ndarray",
         lambda: distributed.all_gather(half.to("numpy")),
     )
+    # What one rank gets wrong leaves no other waiting.
+    error, message = (TypeError, "got NoneType") if rank == 0 else (RuntimeError, "rank 0 of the group had nothing to")
+    says(error, message, lambda: distributed.broadcast(None, 0))
+    says(error, message, lambda: distributed.scatter(None, 0))
+    dealt = distributed.plan((256, 256), "nvfp4", 2)
+    if rank == 0:
+        says(
+            ValueError,
+            "x must have the shape that the plan gives rank 0",
+            lambda: distributed.cast(x, "nvfp4", plan=dealt),
+        )
+    else:
+        distributed.cast(dealt.cut(x, 1), "nvfp4", plan=dealt)
     dealt = distributed.plan((256, 256), "mxfp8", 2)
     says(
         ValueError,

@@ -64,7 +64,8 @@ def cast(
     recipe = resolve(recipe)
     if isinstance(x, ScaledTensor):
         raise TypeError("x must be an array of floats, got a ScaledTensor: use requantize(x, recipe)")
-    if rounding == "nearest" and seed is None and hadamard is None and not square_blocks and amax is None:
+    plain = rounding == "nearest" and seed is None and hadamard is None and not square_blocks and amax is None
+    if plain and isinstance(offset, int) and offset == 0:
         return frameworks.of(x).cast(x, recipe)
     options = CastOptions(rounding, seed, hadamard, square_blocks, amax, offset)
     return frameworks.of(x).cast_with(x, recipe, options)

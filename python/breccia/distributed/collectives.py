@@ -36,8 +36,8 @@ def all_gather(
             holds any. Transposed views are welcome.
         group: the ranks; None for all.
         dim: the axis along which the parts lie; may be negative.
-        plan: how the tensor is dealt out, where `plan` did it: without it the ranks first tell each other how long
-            their parts are, 16 bytes each.
+        plan: how the tensor is dealt out, where `plan` did it; all ranks must hold parts of one form then. Without it
+            the ranks first tell each other the form and how long their parts are, 16 bytes each.
         async_op: return a `Handle` at once; its ``wait()`` returns the tensor.
 
     Returns:
@@ -344,20 +344,30 @@ def _announced(scaled: Any, src: int, group: Any) -> tuple[ScaledTensor, bool]:
         raise ValueError(f"src must be a rank of the group, 0 to {dist.get_world_size(group) - 1}, got {src}")
     here = dist.get_rank(group) == src
     message = torch.zeros(_HEADER_BYTES, dtype=torch.uint8)
-    turned = False
+    text, problem = b"", None
     if here:
-        scaled = _checked(scaled, "scaled", group)
-        turned = scaled.layout.axis == -2
-        scaled = scaled.mT if turned else scaled
-        tensors, key = flatten(scaled)
-        parts = [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in tensors]
-        text = json.dumps([key, parts, turned]).encode()
+        try:
+            text = _header(_checked(scaled, "scaled", group))
+        except TypeError as error:  # the others wait for a message: they get this one
+            text, problem = json.dumps({"error": str(error)[: _HEADER_BYTES // 8]}).encode(), error
         message[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     message = message.to(device_of(group))
     dist.broadcast(message, _global_rank(src, group), group=group)
+    if problem is not None:
+        raise problem
+    told = json.loads(text if here else bytes(message.cpu().numpy()).rstrip(b"\0"))
+    if "error" in told:
+        raise RuntimeError(f"rank {src} of the group had nothing to send: {told['error']}")
     if here:
-        return scaled, turned
-    key, parts, turned = json.loads(bytes(message.cpu().numpy()).rstrip(b"\0"))
-    empty = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, dtype in parts]
-    like: ScaledTensor = unflatten(empty, key)
-    return like, turned
+        return (scaled.mT if told["turned"] else scaled), told["turned"]
+    empty = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, dtype in told["parts"]]
+    like: ScaledTensor = unflatten(empty, told["key"])
+    return like, told["turned"]
+
+
+def _header(scaled: ScaledTensor) -> bytes:
+    """The form of a tensor, of its transpose where it is a transposed view."""
+    turned = scaled.layout.axis == -2
+    tensors, key = flatten(scaled.mT if turned else scaled)
+    parts = [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in tensors]
+    return json.dumps({"key": key, "parts": parts, "turned": turned}).encode()

@@ -88,9 +88,10 @@ def cast(
     """
     check_group(group)
     rank = dist.get_rank(group)
+    dim = dim if plan is None else plan.dim
+    found = amax([x], recipe, group, dim)[0]  # before any check: the other ranks wait for it
     options: dict[str, Any] = {"rounding": rounding, "seed": seed}
     if plan is not None:
-        dim = plan.dim
         begin, end = plan.ranges[rank]
         wanted = (*plan.shape[:dim], end - begin, *plan.shape[dim + 1 :])
         if tuple(x.shape) != wanted:
@@ -98,7 +99,7 @@ def cast(
         options["offset"] = plan.offset(rank) if rounding == "stochastic" else 0
     elif rounding == "stochastic":
         raise ValueError("plan is required for rounding='stochastic', which draws on positions in the whole tensor")
-    return verbs.cast(x, recipe, amax=amax([x], recipe, group, dim)[0], **options)
+    return verbs.cast(x, recipe, amax=found, **options)
 
 
 def _crosses(recipe: ScalingRecipe, dim: int, ndim: int) -> bool:
