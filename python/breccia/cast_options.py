@@ -63,6 +63,10 @@ class CastOptions:
         pair = self.offset if isinstance(self.offset, tuple) else (self.offset, 0)
         if len(pair) != 2 or not all(_is_integer(x) for x in pair):
             raise TypeError(f"offset must be an integer or a pair of them (position, row length), got {self.offset!r}")
+        if any(isinstance(x, int) and x >= 2**63 for x in pair):
+            raise ValueError(f"offset must be below 2**63, got {self.offset!r}")
+        if any(isinstance(x, int) and x < -(2**63) for x in pair):
+            raise ValueError(f"offset must not be negative, got {self.offset!r}")
         object.__setattr__(self, "offset", pair)
 
     @property
