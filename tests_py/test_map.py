@@ -11,7 +11,7 @@ ENDINGS = (".hpp", ".cpp", ".inl.hpp")
 
 def folders():
     """Each folder of the map's tree, and the names that stand after it."""
-    tree = MAP.split("## Map")[1].split("```")[1]
+    tree = re.sub(r"\n {29}", " ", MAP.split("## Map")[1].split("```")[1])  # lines that go on
     above = []
     for line in tree.strip("\n").splitlines():
         folder, names = line.split("\u2014")[0].split(maxsplit=1)
