@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from breccia.bridges import modules
 from breccia.checkpoint import Checkpoint, convert, verify
-from tiny_models import MODELS, logits, tiny, transformers
+from tiny_models import MODELS, logits, made_once, transformers
 
 torch = pytest.importorskip("torch")
 BOUND = 1e-2  # of the logits' norm: bfloat16 activations through two layers, rounded in another order
@@ -21,14 +21,7 @@ BOUND = 1e-2  # of the logits' norm: bfloat16 activations through two layers, ro
 def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Directories of tiny models, made when asked for."""
     transformers()
-    made: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            made[name] = tiny(name, tmp_path_factory.mktemp("models") / name)
-        return made[name]
-
-    return get
+    return made_once(tmp_path_factory.mktemp("models"))
 
 
 def check(source: Path, out: Path, to: str, bound: float = BOUND, **options: Any) -> dict[str, Any]:

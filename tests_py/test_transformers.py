@@ -12,7 +12,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, convert
-from tiny_models import SIZES, logits, tiny, transformers
+from tiny_models import SIZES, logits, made_once, transformers
 
 torch = pytest.importorskip("torch")
 BOUND = 1e-5  # of the logits' norm, all in float32: sums in another order
@@ -27,14 +27,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
     transformers()
     import breccia.transformers  # noqa: F401 (registers)
 
-    made: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            made[name] = tiny(name, tmp_path_factory.mktemp("models") / name)
-        return made[name]
-
-    return get
+    return made_once(tmp_path_factory.mktemp("models"))
 
 
 def load(path: Path, dtype: Any = torch.float32, **options: Any) -> Any:

@@ -2,6 +2,7 @@
 """Models as people have them, tiny and with random weights, saved by transformers."""
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ def tiny(name: str, path: Path) -> Path:
                 parameter.normal_(0, 0.08)
     model.save_pretrained(path)
     return path
+
+
+def made_once(folder: Path) -> Callable[[str], Path]:
+    """Gives a model's directory by name, made in `folder` when it is first asked for."""
+    return cache(lambda name: tiny(name, folder / name))
 
 
 def logits(path: Path, **options: Any) -> Any:
