@@ -250,26 +250,23 @@ class Job:
     def run(self) -> dict[str, Any]:
         begin = time.monotonic()
         work = Work(self.destination, self._identity(), directory=self.into_directory)
-        try:
+        with work.kept_when_interrupted():
             if not work.finished:
                 self._make(work)
                 if self.into_directory:
                     self._companions(work)
                 self.checkpoint.check_unchanged()
             self.notes += work.finish()
-        except Exception:
-            work.abandon()
-            raise
-        except BaseException:  # interrupted: the next run goes on
-            work.close()
-            raise
         self.progress.finish()
         return self._report(time.monotonic() - begin)
 
     def _make(self, work: Work) -> None:
         """Make the weight files."""
+        self._write_files(self.files, work)
+
+    def _write_files(self, files: list[tuple[str, list[Choice]]], work: Work) -> None:
         with contextlib.closing(Workers(self.threads)) as workers:
-            for name, choices in self.files:
+            for name, choices in files:
                 self._write(name, choices, work, workers)
 
     def _write(self, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:

@@ -32,7 +32,6 @@ from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Choice, Target, parse_target
 from breccia.checkpoint.work import Work
-from breccia.checkpoint.workers import Workers
 
 __all__ = ["Piece", "finish", "parts_of", "plan"]
 
@@ -310,20 +309,12 @@ class _Parts(Job):
 
     def _make_part(self, part: int, files: Files) -> None:
         work = Work(self._place(part), bytes.fromhex(self.identity), directory=True)
-        try:
+        with work.kept_when_interrupted():
             if not work.finished:
-                with contextlib.closing(Workers(self.threads)) as workers:
-                    for name, choices in files:
-                        self._write(name, choices, work, workers)
+                self._write_files(files, work)
                 self.checkpoint.check_unchanged()
                 disk.write_file(work.out / _MARK, self.identity.encode())
             work.finish()
-        except Exception:
-            work.abandon()
-            raise
-        except BaseException:  # interrupted: the next run goes on
-            work.close()
-            raise
 
     def finish(self) -> dict[str, Any]:
         """See `finish`."""

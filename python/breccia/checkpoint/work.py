@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from breccia.checkpoint import disk
@@ -108,6 +108,18 @@ class Work:
         """Say that tensors of a file are on disk."""
         assert self._journal is not None
         self._journal.add(("tensor", file, name) for name in tensors)
+
+    @contextlib.contextmanager
+    def kept_when_interrupted(self) -> Iterator[None]:
+        """Do what makes the output: an error abandons the work, an interruption leaves it for the next run."""
+        try:
+            yield
+        except Exception:
+            self.abandon()
+            raise
+        except BaseException:
+            self.close()
+            raise
 
     def finish(self) -> list[str]:
         """Give the output its name and clean up.
