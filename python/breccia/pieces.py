@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from breccia import frameworks
-from breccia.layouts import PerBlockK, PerBlockMN, PerChannel, PerTensor
+from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
 from breccia.scaled_tensor import ScaledTensor, check_kernels
 
-__all__ = ["concatenate", "index", "reshape", "stack"]
+__all__ = ["block_along", "concatenate", "index", "reshape", "stack"]
 
 
 class _Blocks(NamedTuple):
@@ -27,8 +27,7 @@ class _Blocks(NamedTuple):
     columns: int
 
 
-def _blocks(scaled: ScaledTensor) -> _Blocks:
-    layout = scaled.layout
+def _blocks(layout: Layout) -> _Blocks:
     if isinstance(layout, PerTensor):
         return _Blocks(0, 0)
     if isinstance(layout, PerChannel):
@@ -37,6 +36,13 @@ def _blocks(scaled: ScaledTensor) -> _Blocks:
         return _Blocks(1, layout.block_size)
     assert isinstance(layout, PerBlockMN)
     return _Blocks(layout.block_m, layout.block_n)
+
+
+def block_along(layout: Layout, packed: bool, axis: int) -> int:
+    """Elements along an axis, counted from the end, that a cut must leave together."""
+    rows, columns = _blocks(layout)
+    block = max({-1: columns, -2: rows}.get(axis, 1), 1)
+    return math.lcm(block, 2) if packed and axis == -1 else block
 
 
 def _made(like: ScaledTensor, columns: int, parts: Sequence[Any]) -> ScaledTensor:
@@ -79,7 +85,7 @@ def index(scaled: ScaledTensor, key: Any) -> ScaledTensor:
     if getattr(scaled.layout, "axis", -1) == -2:
         *batch, rows, columns = picks
         return index(scaled.mT, (*batch, columns, rows)).mT
-    blocks = _blocks(scaled)
+    blocks = _blocks(scaled.layout)
     whole = blocks == (0, 0)
     if not whole:
         for axis in (-2, -1):
@@ -222,7 +228,7 @@ def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:
     wanted = _extents(shape, scaled)
     if wanted == scaled.shape:
         return scaled
-    blocks, columns = _blocks(scaled), scaled.shape[-1]
+    blocks, columns = _blocks(scaled.layout), scaled.shape[-1]
     if blocks != (0, 0):
         if len(wanted) < 2:
             raise ValueError(f"shape must have two axes or more for {scaled.layout}, got {wanted}")
@@ -287,10 +293,8 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: int = 0) -> ScaledTensor:
     axis = _axis_of(axis, first.ndim)
     for i, t in enumerate(parts):
         _check_like(first, t, i, axis)
-    blocks, from_end = _blocks(first), axis - first.ndim
-    block = max(blocks.columns if from_end == -1 else blocks.rows if from_end == -2 else 1, 1)
-    if from_end == -1 and first.is_packed:
-        block = math.lcm(block, 2)
+    blocks, from_end = _blocks(first.layout), axis - first.ndim
+    block = block_along(first.layout, first.is_packed, from_end)
     for i, t in enumerate(parts[:-1]):
         if t.shape[axis] % block:
             raise ValueError(

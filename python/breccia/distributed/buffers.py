@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from breccia.distributed.sharding import block_of
+from breccia.pieces import block_along
 from breccia.scaled_tensor import ScaledTensor
 
 _ALIGNMENT = 16
@@ -61,7 +61,7 @@ class Wire:
         elif like.layout.name == "per_channel" and self.dim == -1:
             return shape
         else:
-            per = block_of(like.layout, False, self.dim)
+            per = block_along(like.layout, False, self.dim)
         return (*shape[:axis], -(-self.extent // per), *shape[axis + 1 :])
 
     def write(self, scaled: ScaledTensor, buffer: torch.Tensor) -> None:

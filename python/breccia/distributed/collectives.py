@@ -15,7 +15,7 @@ from breccia import pieces, verbs
 from breccia.distributed.buffers import Wire
 from breccia.distributed.groups import check_group, device_of, gather_into, place
 from breccia.distributed.handle import Handle
-from breccia.distributed.sharding import Plan, block_of, deal, plan
+from breccia.distributed.sharding import Plan, deal, plan
 from breccia.frameworks._torch_meta import flatten, unflatten
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
@@ -203,7 +203,7 @@ def scatter(
     """
     like, turned = _announced(scaled, src, group)
     axis = _axis(_swapped(dim, like.ndim) if turned else dim, like.ndim)
-    block = block_of(like.layout, like.is_packed, axis)
+    block = pieces.block_along(like.layout, like.is_packed, axis)
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     ranges = deal(like.shape[axis], block, world)
     wires = [Wire(like, axis, end - begin) for begin, end in ranges]
@@ -294,9 +294,7 @@ def _extents(scaled: ScaledTensor, axis: int, group: Any) -> list[int]:
 
 
 def _planned(scaled: ScaledTensor, axis: int, dealt: Plan, group: Any) -> list[int]:
-    rank = dist.get_rank(group)
-    begin, end = dealt.ranges[rank]
-    wanted = (*dealt.shape[: dealt.dim], end - begin, *dealt.shape[dealt.dim + 1 :])
+    wanted = dealt.shape_of(dist.get_rank(group))
     if dealt.dim - len(dealt.shape) != axis or scaled.shape != wanted:
         raise ValueError(
             f"scaled must be the part that the plan gives {place(group)}, {wanted} along dim {dealt.dim}, "
@@ -306,7 +304,7 @@ def _planned(scaled: ScaledTensor, axis: int, dealt: Plan, group: Any) -> list[i
 
 
 def _check_cuts(scaled: ScaledTensor, axis: int, extents: Sequence[int], name: str = "") -> None:
-    block = block_of(scaled.layout, scaled.is_packed, axis)
+    block = pieces.block_along(scaled.layout, scaled.is_packed, axis)
     held = [i for i, extent in enumerate(extents) if extent]
     for rank in held[:-1]:
         if extents[rank] % block:

@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from breccia import layouts
 from breccia.formats import finfo
+from breccia.pieces import block_along
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 
@@ -36,6 +36,11 @@ class Plan:
         """The part of rank ``rank``: a view of an array or ScaledTensor of the whole shape."""
         begin, end = self.ranges[rank]
         return tensor[(slice(None),) * self.dim + (slice(begin, end),)]
+
+    def shape_of(self, rank: int) -> tuple[int, ...]:
+        """Logical shape of the part of rank ``rank``."""
+        begin, end = self.ranges[rank]
+        return (*self.shape[: self.dim], end - begin, *self.shape[self.dim + 1 :])
 
     def offset(self, rank: int) -> tuple[int, int]:
         """``offset=`` of `breccia.cast` for the part of rank ``rank``.
@@ -77,7 +82,7 @@ def plan(shape: tuple[int, ...], recipe: ScalingRecipe | str, world: int, dim: i
     if not -len(shape) <= dim < len(shape):
         raise ValueError(f"dim must be from {-len(shape)} to {len(shape) - 1} for shape {shape}, got {dim}")
     dim %= len(shape)
-    block = block_of(recipe.layout, finfo(recipe.element).bits == 4, dim - len(shape))
+    block = block_along(recipe.layout, finfo(recipe.element).bits == 4, dim - len(shape))
     return Plan(shape, dim, block, deal(shape[dim], block, world))
 
 
@@ -87,15 +92,3 @@ def deal(extent: int, block: int, world: int) -> tuple[tuple[int, int], ...]:
     per_rank = math.ceil(blocks / world) * block
     cuts = [min(rank * per_rank, extent) for rank in range(world + 1)]
     return tuple(itertools.pairwise(cuts))
-
-
-def block_of(layout: Any, packed: bool, axis: int) -> int:
-    """Elements along an axis, counted from the end, that a cut must leave together."""
-    rows, columns = 1, 1
-    if isinstance(layout, layouts.PerBlockK):
-        columns = layout.block_size
-    elif isinstance(layout, layouts.PerBlockMN):
-        rows, columns = layout.block_m, layout.block_n
-    if axis == -1:
-        return math.lcm(columns, 2) if packed else columns
-    return rows if axis == -2 else 1

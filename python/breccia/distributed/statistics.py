@@ -92,8 +92,7 @@ def cast(
     found = amax([x], recipe, group, dim)[0]  # before any check: the other ranks wait for it
     options: dict[str, Any] = {"rounding": rounding, "seed": seed}
     if plan is not None:
-        begin, end = plan.ranges[rank]
-        wanted = (*plan.shape[:dim], end - begin, *plan.shape[dim + 1 :])
+        wanted = plan.shape_of(rank)
         if tuple(x.shape) != wanted:
             raise ValueError(f"x must have the shape that the plan gives rank {rank}, {wanted}, got {tuple(x.shape)}")
         options["offset"] = plan.offset(rank) if rounding == "stochastic" else 0
