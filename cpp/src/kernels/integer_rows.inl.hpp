@@ -1,7 +1,133 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What backends share that multiply rows of 4-bit codes in place as integers: which kernel takes which scales, and the
-// table. Included after the backend's NibbleRows and pack_nibble_digits.
+// What backends share that multiply rows of 4-bit codes in place as integers: how an activation becomes digits, the way
+// along the rows, which kernel takes which scales, and the table. Included after the backend's NibbleSums, its put_lane
+// and the few operations on Eight elements.
+
+/// See pack_step of avx512_bf16/integer_gemv.inl.hpp, whose digits these are; here a lane is Eight.
+template <class C>
+static bool pack_nibble_step(const PackDigits& p, std::int64_t s, std::int32_t largest) {
+    constexpr int lanes_of_step = 16;
+    DigitStep& to = p.out->steps[s];
+    const float* x = p.x + s * row_step(true);
+    const int exponent = (largest >> 23) - 127, offset = p.zero_points ? 1 : NibbleBytes<C>::offset;
+    constexpr int fineness = 7;
+    const int least = exponent - fineness > -100 ? exponent - fineness : -100;
+    const auto at_least = exponent < -100 ? largest : static_cast<std::int32_t>(bits_of(exp2i(least)));
+    alignas(32) float left[lanes_of_step][8];
+    bool thirds = false, any = false;
+    for (int lane = 0; lane < lanes_of_step; ++lane) {
+        const Eight value = load_eight(x + 8 * lane);
+        const std::int32_t own = largest_of(value), most = own > at_least ? own : at_least;
+        float unit = 1, up = 1;
+        // Where all are zero or subnormal there is none to go by; the latter leave something behind.
+        if (exponent >= -100) {
+            const int unit_exponent = unit_exponent_of(most);
+            unit = float_from_bits(static_cast<std::uint32_t>(unit_exponent) << 23);
+            up = float_from_bits(static_cast<std::uint32_t>(254 - unit_exponent) << 23);
+        }
+        const Eight v = times(value, up);
+        if (any_lost(value, v)) return false;
+        const EightIntegers integers = nearest(v);
+        const Eight rest = rest_of(v, integers);
+        any |= any_not_zero(rest);
+        store_eight(left[lane], rest);
+        thirds |= put_lane(integers, DigitStep::first, to.digits, lane);
+        to.offsets[0][lane] = -offset * sum_of(integers);
+        to.units[lane] = unit * NibbleBytes<C>::unit;
+    }
+    int further = 0;
+    while (any) {
+        if (++further > DigitStep::most - DigitStep::first) return false;
+        const float more = exp2i(8 * further - 1);
+        any = false;
+        for (int lane = 0; lane < lanes_of_step; ++lane) {
+            const Eight v = times(load_eight(left[lane]), more);
+            const EightIntegers integers = nearest(v);
+            any |= any_not_zero(rest_of(v, integers));
+            put_lane(integers, further, to.digits + DigitStep::first, lane);
+            to.offsets[1][lane] = -offset * sum_of(integers);
+        }
+    }
+    to.smaller = exp2i(1 - 8 * further);
+    to.further = static_cast<std::uint8_t>(further);
+    to.count = static_cast<std::uint8_t>(!thirds && further == 0 ? 2 : DigitStep::first + further);
+    return true;
+}
+
+template <class C>
+static bool pack_nibble_digits(const PackDigits& p) {
+    p.out->bias = 1;
+    for (std::int64_t s = 0; s < p.steps; ++s) {
+        const float* x = p.x + s * row_step(true);
+        std::int32_t largest = 0;
+        for (int lane = 0; lane < 16; ++lane) {
+            const std::int32_t own = largest_of(load_eight(x + 8 * lane));
+            largest = own > largest ? own : largest;
+        }
+        if ((largest >> 23) - 127 > 100) return false;  // infinities and NaN, too
+        if (!pack_nibble_step<C>(p, s, largest)) return false;
+    }
+    return true;
+}
+
+/// Rows of codes by an activation of digits, `Rows` at a time.
+template <class C, int PerHalf, bool HasZero, int Rows>
+struct NibbleRows {
+    const IntegerGemv& g;
+    NibbleSums<C, PerHalf, HasZero, Rows> sums;
+
+    BRECCIA_INLINE_MEMBER void one_step(std::int64_t ahead) {
+        switch (sums.step->count) {
+            case 2: sums.template by_digits<2>(ahead); break;
+            case 3: sums.template by_digits<3>(ahead); break;
+            case 4: sums.template by_digits<4>(ahead); break;
+            case 5: sums.template by_digits<5>(ahead); break;
+            default: sums.template by_digits<6>(ahead);
+        }
+        ++sums.step;
+    }
+
+    void run(std::int64_t row, const float* converted, std::int64_t blocks) {
+        const CodeRows& w = g.w;
+        const std::int64_t bytes = (w.k + 1) / 2, rest = bytes % 64;
+        const std::int64_t steps_per_scale = PerHalf > 0 ? 1 : blocks == 1 ? w.k : w.block / row_step(true);
+        for (int r = 0; r < Rows; ++r) {
+            sums.codes[r] = w.codes + (row + r) * w.row_stride;
+            sums.scales[r] = converted + r * blocks;
+            if constexpr (HasZero) sums.zeros[r] = w.zero_points + w.scale_row_of(row + r) * w.zero_row_stride;
+            sums.clear(r);
+        }
+        std::int64_t left = steps_per_scale;
+        for (std::int64_t s = 0; s < bytes / 64; ++s) {
+            one_step(Rows * w.row_stride);
+            const bool next_scale = PerHalf > 0 || --left == 0;
+            for (int r = 0; r < Rows; ++r) {
+                sums.codes[r] += 64;
+                if (next_scale) sums.scales[r] += PerHalf > 0 ? 2 * PerHalf : 1;
+                if (HasZero && next_scale) ++sums.zeros[r];
+            }
+            if (next_scale) left = steps_per_scale;
+        }
+        if (rest > 0) run_rest(rest, converted, blocks);
+        for (int r = 0; r < Rows; ++r) g.out[row + r] = sums.total(r);
+    }
+
+    // Less than a step, filled up with codes and scales that meet zeros.
+    BRECCIA_INLINE_MEMBER void run_rest(std::int64_t rest, const float* converted, std::int64_t blocks) {
+        alignas(64) std::uint8_t last[Rows][64];
+        float last_scales[Rows][8];
+        for (int r = 0; r < Rows; ++r) {
+            for (std::int64_t i = 0; i < 64; ++i) last[r][i] = i < rest ? sums.codes[r][i] : 0;
+            sums.codes[r] = last[r];
+            if constexpr (PerHalf == 0) continue;
+            const std::int64_t there = converted + (r + 1) * blocks - sums.scales[r];
+            for (std::int64_t i = 0; i < 8; ++i) last_scales[r][i] = i < there ? sums.scales[r][i] : 0;
+            sums.scales[r] = last_scales[r];
+        }
+        one_step(0);
+    }
+};
 
 /// `n` scales as floats.
 template <class T>
@@ -38,10 +164,10 @@ static void nibble_rows(const IntegerGemv& g) {
     const std::int64_t blocks = (w.k + w.block - 1) / w.block;
     const auto some = [&]<int Rows>(std::int64_t row) BRECCIA_INLINE_LAMBDA {
         for (int r = 0; r < Rows; ++r) {
-            const std::int64_t from = NibbleRows<C, PerHalf, HasZero, 1>::scale_row_of(w, row + r);
-            convert_scales(w.scales + from * w.scale_row_stride, w.scale_type, blocks, w.scale_scratch + r * blocks);
+            const std::byte* from = w.scales + w.scale_row_of(row + r) * w.scale_row_stride;
+            convert_scales(from, w.scale_type, blocks, w.scale_scratch + r * blocks);
         }
-        NibbleRows<C, PerHalf, HasZero, Rows>{.g = g, .step = g.x->steps}.run(row, w.scale_scratch, blocks);
+        NibbleRows<C, PerHalf, HasZero, Rows>{.g = g, .sums = {.step = g.x->steps}}.run(row, w.scale_scratch, blocks);
     };
     std::int64_t row = 0;
     for (; row + 2 <= w.rows; row += 2) some.template operator()<2>(row);

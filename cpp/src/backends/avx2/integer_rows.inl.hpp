@@ -81,16 +81,19 @@ BRECCIA_INLINE __m256 scales_of_half(const float* scales, int half) {
                                     _mm256_srli_epi32(lane, PerHalf == 2 ? 2 : 1));
 }
 
-/// Rows of codes by an activation of digits, `Rows` at a time.
+/// Sums of `Rows` rows at a time.
 template <class C, int PerHalf, bool HasZero, int Rows>
-struct NibbleRows {
-    const IntegerGemv& g;
+struct NibbleSums {
     const DigitStep* step;
     const std::uint8_t* codes[Rows] = {};
     const float* scales[Rows] = {};
     const std::uint8_t* zeros[Rows] = {};
     __m256 total_f32x8[Rows] = {};
 
+    BRECCIA_INLINE_MEMBER void clear(int r) { total_f32x8[r] = _mm256_setzero_ps(); }
+    BRECCIA_INLINE_MEMBER float total(int r) const { return sum_of(total_f32x8[r]); }
+
+    /// One step; `ahead`: bytes from a row's codes to what is prefetched.
     template <int Count>
     BRECCIA_INLINE_MEMBER void by_digits(std::int64_t ahead) {
         constexpr int first = Count < DigitStep::first ? Count : DigitStep::first;
@@ -129,68 +132,31 @@ struct NibbleRows {
             }
         }
     }
-
-    BRECCIA_INLINE_MEMBER void one_step(std::int64_t ahead) {
-        switch (step->count) {
-            case 2: by_digits<2>(ahead); break;
-            case 3: by_digits<3>(ahead); break;
-            case 4: by_digits<4>(ahead); break;
-            case 5: by_digits<5>(ahead); break;
-            default: by_digits<6>(ahead);
-        }
-        ++step;
-    }
-
-    void run(std::int64_t row, const float* converted, std::int64_t blocks) {
-        const CodeRows& w = g.w;
-        const std::int64_t bytes = (w.k + 1) / 2, rest = bytes % 64;
-        const std::int64_t steps_per_scale = PerHalf > 0 ? 1 : blocks == 1 ? w.k : w.block / row_step(true);
-        for (int r = 0; r < Rows; ++r) {
-            codes[r] = w.codes + (row + r) * w.row_stride;
-            scales[r] = converted + r * blocks;
-            if constexpr (HasZero) zeros[r] = w.zero_points + scale_row_of(w, row + r) * w.zero_row_stride;
-            total_f32x8[r] = _mm256_setzero_ps();
-        }
-        std::int64_t left = steps_per_scale;
-        for (std::int64_t s = 0; s < bytes / 64; ++s) {
-            one_step(Rows * w.row_stride);
-            const bool next_scale = PerHalf > 0 || --left == 0;
-            for (int r = 0; r < Rows; ++r) {
-                codes[r] += 64;
-                if (next_scale) scales[r] += PerHalf > 0 ? 2 * PerHalf : 1;
-                if (HasZero && next_scale) ++zeros[r];
-            }
-            if (next_scale) left = steps_per_scale;
-        }
-        if (rest > 0) {  // filled up with others, which meet zeros
-            alignas(64) std::uint8_t last[Rows][64];
-            float last_scales[Rows][8];
-            for (int r = 0; r < Rows; ++r) {
-                for (std::int64_t i = 0; i < 64; ++i) last[r][i] = i < rest ? codes[r][i] : 0;
-                codes[r] = last[r];
-                if constexpr (PerHalf == 0) continue;
-                const std::int64_t there = converted + (r + 1) * blocks - scales[r];
-                for (std::int64_t i = 0; i < 8; ++i) last_scales[r][i] = i < there ? scales[r][i] : 0;
-                scales[r] = last_scales[r];
-            }
-            one_step(0);
-        }
-        for (int r = 0; r < Rows; ++r) g.out[row + r] = sum_of(total_f32x8[r]);
-    }
-
-    BRECCIA_INLINE std::int64_t scale_row_of(const CodeRows& w, std::int64_t row) {
-        return w.block_rows == 1 ? w.first_row + row : (w.first_row + row) / w.block_rows;
-    }
 };
 
-/// Of eight numbers: the bits of the largest magnitude, and the sum of integers.
-BRECCIA_INLINE std::int32_t largest_of(__m256 x) {
+/// Eight elements, which a lane of a step has.
+using Eight = __m256;
+using EightIntegers = __m256i;
+BRECCIA_INLINE Eight load_eight(const float* p) { return _mm256_loadu_ps(p); }
+BRECCIA_INLINE void store_eight(float* p, Eight x) { _mm256_storeu_ps(p, x); }
+BRECCIA_INLINE EightIntegers nearest(Eight x) { return _mm256_cvtps_epi32(x); }
+/// What rounding leaves.
+BRECCIA_INLINE Eight rest_of(Eight x, EightIntegers integers) { return _mm256_sub_ps(x, _mm256_cvtepi32_ps(integers)); }
+BRECCIA_INLINE Eight times(Eight x, float by) { return _mm256_mul_ps(x, _mm256_set1_ps(by)); }
+BRECCIA_INLINE __m256 is_zero(Eight x) { return _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_EQ_OQ); }
+BRECCIA_INLINE bool any_not_zero(Eight x) { return _mm256_movemask_ps(is_zero(x)) != 255; }
+/// Whether a number that is not zero became zero.
+BRECCIA_INLINE bool any_lost(Eight before, Eight after) {
+    return _mm256_movemask_ps(_mm256_andnot_ps(is_zero(before), is_zero(after))) != 0;
+}
+/// The bits of the largest magnitude.
+BRECCIA_INLINE std::int32_t largest_of(Eight x) {
     const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7FFF'FFFF));
     __m128i four = _mm_max_epi32(_mm256_castsi256_si128(magnitude), _mm256_extracti128_si256(magnitude, 1));
     four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0b01'00'11'10));
     return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0b10'11'00'01)));
 }
-BRECCIA_INLINE std::int32_t sum_of(__m256i x) {
+BRECCIA_INLINE std::int32_t sum_of(EightIntegers x) {
     __m128i four = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0b01'00'11'10));
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0b10'11'00'01)));
@@ -198,7 +164,7 @@ BRECCIA_INLINE std::int32_t sum_of(__m256i x) {
 
 /// `count` digits of the integers of a lane's elements, to where its codes meet them. Returns whether the last is not
 /// zero everywhere.
-BRECCIA_INLINE bool put_lane(__m256i integers, int count, std::int8_t (*digits)[128], int lane) {
+BRECCIA_INLINE bool put_lane(EightIntegers integers, int count, std::int8_t (*digits)[128], int lane) {
     // The lowest bytes of a half's doublewords, those of even k first.
     const __m256i lowest = _mm256_setr_epi8(0, 8, 4, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
                                             0, 8, 4, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
@@ -215,73 +181,4 @@ BRECCIA_INLINE bool put_lane(__m256i integers, int count, std::int8_t (*digits)[
         integers = _mm256_srai_epi32(_mm256_sub_epi32(integers, digit), 8);
     }
     return any;
-}
-
-/// See pack_step of avx512_bf16/integer_gemv.inl.hpp, whose digits these are; here a lane is a vector.
-template <class C>
-static bool pack_nibble_step(const PackDigits& p, std::int64_t s, std::int32_t largest) {
-    constexpr int lanes_of_step = 16;
-    DigitStep& to = p.out->steps[s];
-    const float* x = p.x + s * row_step(true);
-    const int exponent = (largest >> 23) - 127, times = p.zero_points ? 1 : NibbleBytes<C>::offset;
-    constexpr int fineness = 7;
-    const int least = exponent - fineness > -100 ? exponent - fineness : -100;
-    const auto at_least = exponent < -100 ? largest : static_cast<std::int32_t>(bits_of(exp2i(least)));
-    alignas(32) float left[lanes_of_step][8];
-    bool thirds = false, any = false;
-    const auto is_zero = [](__m256 a)
-                             BRECCIA_INLINE_LAMBDA { return _mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_EQ_OQ); };
-    for (int lane = 0; lane < lanes_of_step; ++lane) {
-        const __m256 value = _mm256_loadu_ps(x + 8 * lane);
-        const std::int32_t own = largest_of(value), most = own > at_least ? own : at_least;
-        float unit = 1, up = 1;
-        // Where all are zero or subnormal there is none to go by; the latter leave something behind.
-        if (exponent >= -100) {
-            const int unit_exponent = unit_exponent_of(most);
-            unit = float_from_bits(static_cast<std::uint32_t>(unit_exponent) << 23);
-            up = float_from_bits(static_cast<std::uint32_t>(254 - unit_exponent) << 23);
-        }
-        const __m256 v = _mm256_mul_ps(value, _mm256_set1_ps(up));
-        const __m256i integers = _mm256_cvtps_epi32(v);
-        const __m256 rest = _mm256_sub_ps(v, _mm256_cvtepi32_ps(integers));
-        if (_mm256_movemask_ps(_mm256_andnot_ps(is_zero(value), is_zero(v))) != 0) return false;
-        any |= _mm256_movemask_ps(is_zero(rest)) != 255;
-        _mm256_store_ps(left[lane], rest);
-        thirds |= put_lane(integers, DigitStep::first, to.digits, lane);
-        to.offsets[0][lane] = -times * sum_of(integers);
-        to.units[lane] = unit * NibbleBytes<C>::unit;
-    }
-    int further = 0;
-    while (any) {
-        if (++further > DigitStep::most - DigitStep::first) return false;
-        const __m256 more = _mm256_set1_ps(exp2i(8 * further - 1));
-        any = false;
-        for (int lane = 0; lane < lanes_of_step; ++lane) {
-            const __m256 v = _mm256_mul_ps(_mm256_load_ps(left[lane]), more);
-            const __m256i integers = _mm256_cvtps_epi32(v);
-            any |= _mm256_movemask_ps(is_zero(_mm256_sub_ps(v, _mm256_cvtepi32_ps(integers)))) != 255;
-            put_lane(integers, further, to.digits + DigitStep::first, lane);
-            to.offsets[1][lane] = -times * sum_of(integers);
-        }
-    }
-    to.smaller = exp2i(1 - 8 * further);
-    to.further = static_cast<std::uint8_t>(further);
-    to.count = static_cast<std::uint8_t>(!thirds && further == 0 ? 2 : DigitStep::first + further);
-    return true;
-}
-
-template <class C>
-static bool pack_nibble_digits(const PackDigits& p) {
-    p.out->bias = 1;
-    for (std::int64_t s = 0; s < p.steps; ++s) {
-        const float* x = p.x + s * row_step(true);
-        std::int32_t largest = 0;
-        for (int lane = 0; lane < 16; ++lane) {
-            const std::int32_t own = largest_of(_mm256_loadu_ps(x + 8 * lane));
-            largest = own > largest ? own : largest;
-        }
-        if ((largest >> 23) - 127 > 100) return false;  // infinities and NaN, too
-        if (!pack_nibble_step<C>(p, s, largest)) return false;
-    }
-    return true;
 }

@@ -128,7 +128,7 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
 
     const std::uint8_t* codes = w.codes + row * w.row_stride;
     const std::uint8_t* next = codes + Rows * w.row_stride;
-    const std::int64_t first_scale_row = scale_row_of(w, row);
+    const std::int64_t first_scale_row = w.scale_row_of(row);
     const std::uint8_t* zeros = HasZero ? w.zero_points + first_scale_row * w.zero_row_stride : nullptr;
     const std::uint8_t* special = Decoder::is_told ? w.special + row / special_rows * spans : nullptr;
     std::uintptr_t scales = 0, scales_to[Rows] = {};
@@ -137,7 +137,7 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
     F total_f32x16[Rows][Vectors];
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
-        const std::int64_t scale_row = r == 0 ? first_scale_row : scale_row_of(w, row + r);
+        const std::int64_t scale_row = r == 0 ? first_scale_row : w.scale_row_of(row + r);
         const auto at = reinterpret_cast<std::uintptr_t>(
             row_scales(w.scales + scale_row * w.scale_row_stride, w.scale_type, blocks, w.scale_scratch + r * blocks));
         if (r == 0) scales = at;

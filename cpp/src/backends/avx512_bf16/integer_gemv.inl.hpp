@@ -115,7 +115,7 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
     const std::int64_t steps_per_scale = blocks == 1 ? w.k : w.block < step_codes ? 1 : w.block / step_codes;
     constexpr std::int64_t scale_size = coded ? 1 : sizeof(float);
 
-    const std::int64_t first_scale_row = scale_row_of(w, first);
+    const std::int64_t first_scale_row = w.scale_row_of(first);
     const std::uint8_t* codes = w.codes + first * w.row_stride;
     const std::byte* scales =
         coded ? w.scales + first_scale_row * w.scale_row_stride : reinterpret_cast<const std::byte*>(w.scale_scratch);
@@ -125,7 +125,7 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) {
         const std::int64_t row = first + r < w.rows ? r : w.rows - 1 - first;
-        const std::int64_t scale_row = r == 0 ? first_scale_row : scale_row_of(w, first + row);
+        const std::int64_t scale_row = r == 0 ? first_scale_row : w.scale_row_of(first + row);
         codes_to[r] = r == 0 ? 0 : row * w.row_stride;
         scales_to[r] = coded ? (scale_row - first_scale_row) * w.scale_row_stride : r * blocks * scale_size;
         zeros_to[r] = (scale_row - first_scale_row) * w.zero_row_stride;
@@ -238,7 +238,7 @@ static void integer_gemv_of(const IntegerGemv& g) {
         const std::int64_t n = w.rows - row < 4 ? w.rows - row : 4;
         bool coded = e4m3 || e8m0;
         for (std::int64_t r = 0; coded && r < n; ++r)
-            coded = shift_makes_floats(w.scales + scale_row_of(w, row + r) * w.scale_row_stride, w.scale_type, blocks);
+            coded = shift_makes_floats(w.scales + w.scale_row_of(row + r) * w.scale_row_stride, w.scale_type, blocks);
         float sums[4];
         if (w.block >= row_step(packed) || blocks == 1) {
             integer_rows<C, RowScales::one, HasZero, Near>(g, row, sums);

@@ -22,14 +22,6 @@ BRECCIA_INLINE void prefetch_codes(const std::uint8_t* codes) {
         _mm_prefetch(codes, _MM_HINT_T1);
 }
 
-/// The row of the scales that a row of codes takes.
-BRECCIA_INLINE std::int64_t scale_row_of(const CodeRows& w, std::int64_t row) {
-    // A division takes long. Unless this is likely, gcc makes one division of both.
-    if (w.block_rows == 1) [[likely]]
-        return w.first_row + row;
-    return (w.first_row + row) / w.block_rows;
-}
-
 /// `n` scales as float32.
 static void convert_scales(const std::byte* from, ScaleType type, std::int64_t n, float* out) {
     const std::int64_t size = is_coded(type) ? 1 : static_cast<std::int64_t>(size_of(static_cast<DType>(type)));

@@ -31,6 +31,14 @@ struct CodeRows {
     /// For prepared E4M3 weights, or null: bit n % special_rows of special[n / special_rows * spans + s] says whether a
     /// code of span s of row n is zero, subnormal or NaN. A span is row_span() elements; `spans` is their number.
     const std::uint8_t* special = nullptr;
+
+    /// The row of the scales that a row of codes takes.
+    [[nodiscard]] std::int64_t scale_row_of(std::int64_t row) const {
+        // A division takes long. Unless this is likely, gcc makes one division of both.
+        if (block_rows == 1) [[likely]]
+            return first_row + row;
+        return (first_row + row) / block_rows;
+    }
 };
 
 /// Elements in a step of 64 bytes.
