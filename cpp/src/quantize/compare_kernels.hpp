@@ -30,7 +30,4 @@ struct CompareKernels {
     std::uint32_t (*bins)(const float* x, const float* y, float unit, std::int64_t n, std::uint16_t* bins);
 };
 
-/// Those of the backend in use.
-const CompareKernels& compare_kernels();
-
 }  // namespace breccia

@@ -9,7 +9,6 @@
 
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
-#include "quantize/compare_kernels.hpp"
 #include "runtime/kernel_table.hpp"
 #include "runtime/threads.hpp"
 
@@ -38,20 +37,17 @@
 namespace breccia {
 namespace portable {
 extern constinit const KernelTable kernels;
-extern constinit const CompareKernels compare_kernels;
 }  // namespace portable
 #ifdef BRECCIA_AVX2
 namespace avx2 {
 extern constinit const KernelTable kernels;
 extern constinit const BF16Kernels integer_vnni_kernels;
-extern constinit const CompareKernels compare_kernels;
 }  // namespace avx2
 #endif
 #ifdef BRECCIA_AVX512
 namespace avx512 {
 extern constinit const KernelTable kernels;
 extern constinit const BF16Kernels integer_kernels;
-extern constinit const CompareKernels compare_kernels;
 }  // namespace avx512
 namespace avx512_bf16 {
 extern constinit const KernelTable kernels;
@@ -66,7 +62,6 @@ extern constinit const ProductKernels matmul_kernels;
 namespace neon {
 extern constinit const KernelTable kernels;
 extern constinit const BF16Kernels integer_kernels;
-extern constinit const CompareKernels compare_kernels;
 }  // namespace neon
 #endif
 
@@ -167,7 +162,27 @@ bool tiles_permitted() {
     return false;
 #endif
 }
+#endif
 
+// A backend's table with other kernels that read rows in place.
+struct Variant {
+    MatmulKernels matmul;
+    KernelTable table;
+
+    Variant(std::string_view name, const KernelTable& base, const BF16Kernels* in_place)
+        : matmul(base.matmul),
+          table{.name = name,
+                .quantize = base.quantize,
+                .dequantize = base.dequantize,
+                .matmul = matmul,
+                .compare = base.compare} {
+        matmul.bf16 = in_place;
+    }
+    Variant(const Variant&) = delete;  // the table refers to the kernels beside it
+    Variant& operator=(const Variant&) = delete;
+};
+
+#ifdef BRECCIA_AMX
 // avx512_bf16 but for the products that are quicker otherwise.
 const KernelTable* amx_kernels() {
     static const BF16Kernels bf16 = [] {
@@ -176,60 +191,35 @@ const KernelTable* amx_kernels() {
         kernels.gemv[static_cast<std::size_t>(format_of<Float8E4M3FN>)] = amx::matmul_kernels.gemv_e4m3;
         return kernels;
     }();
-    static const MatmulKernels matmul = [] {
-        MatmulKernels kernels = avx512_bf16::kernels.matmul;
-        kernels.bf16 = &bf16;
-        return kernels;
-    }();
-    static const KernelTable table{.name = "amx",
-                                   .quantize = avx512_bf16::kernels.quantize,
-                                   .dequantize = avx512_bf16::kernels.dequantize,
-                                   .matmul = matmul};
-    return &table;
+    static const Variant variant("amx", avx512_bf16::kernels, &bf16);
+    return &variant.table;
 }
 #endif
 
 #ifdef BRECCIA_AVX2
 // avx2, with products of integers by the instructions for them (AVX-VNNI) where the processor has those.
 const KernelTable* avx2_kernels() {
-    static const MatmulKernels matmul = [] {
-        MatmulKernels kernels = avx2::kernels.matmul;
-        if (features().avx_vnni) kernels.bf16 = &avx2::integer_vnni_kernels;
-        return kernels;
-    }();
-    static const KernelTable table{
-        .name = "avx2", .quantize = avx2::kernels.quantize, .dequantize = avx2::kernels.dequantize, .matmul = matmul};
-    return &table;
+    static const Variant variant("avx2", avx2::kernels,
+                                 features().avx_vnni ? &avx2::integer_vnni_kernels : avx2::kernels.matmul.bf16);
+    return &variant.table;
 }
 #endif
 
 #ifdef BRECCIA_AVX512
 // avx512, with products of integers by the instructions for them (VNNI) or by AVX2's.
 const KernelTable* avx512_kernels() {
-    static const MatmulKernels matmul = [] {
-        MatmulKernels kernels = avx512::kernels.matmul;
-        kernels.bf16 = features().avx512_vnni ? &avx512::integer_kernels : avx2::kernels.matmul.bf16;
-        return kernels;
-    }();
-    static const KernelTable table{.name = "avx512",
-                                   .quantize = avx512::kernels.quantize,
-                                   .dequantize = avx512::kernels.dequantize,
-                                   .matmul = matmul};
-    return &table;
+    static const Variant variant("avx512", avx512::kernels,
+                                 features().avx512_vnni ? &avx512::integer_kernels : avx2::kernels.matmul.bf16);
+    return &variant.table;
 }
 #endif
 
 #ifdef BRECCIA_ARM64
 // neon, with products of integers where the processor has the instructions for them.
 const KernelTable* neon_kernels() {
-    static const MatmulKernels matmul = [] {
-        MatmulKernels kernels = neon::kernels.matmul;
-        if (features().dotprod) kernels.bf16 = &neon::integer_kernels;
-        return kernels;
-    }();
-    static const KernelTable table{
-        .name = "neon", .quantize = neon::kernels.quantize, .dequantize = neon::kernels.dequantize, .matmul = matmul};
-    return &table;
+    static const Variant variant("neon", neon::kernels,
+                                 features().dotprod ? &neon::integer_kernels : neon::kernels.matmul.bf16);
+    return &variant.table;
 }
 #endif
 
@@ -241,25 +231,23 @@ const KernelTable* table_of() {
 struct Backend {
     std::string_view name;
     const KernelTable* (*table)();
-    const CompareKernels* compare;
     bool (*supported)();
 };
 
 constexpr Backend backends[] = {
-    {"portable", table_of<&portable::kernels>, &portable::compare_kernels, [] { return true; }},
+    {"portable", table_of<&portable::kernels>, [] { return true; }},
 #ifdef BRECCIA_AVX2
-    {"avx2", avx2_kernels, &avx2::compare_kernels, [] { return features().avx2; }},
+    {"avx2", avx2_kernels, [] { return features().avx2; }},
 #endif
 #ifdef BRECCIA_AVX512
-    {"avx512", avx512_kernels, &avx512::compare_kernels, [] { return features().avx512; }},
-    {"avx512_bf16", table_of<&avx512_bf16::kernels>, &avx512::compare_kernels, has_avx512_bf16},
+    {"avx512", avx512_kernels, [] { return features().avx512; }},
+    {"avx512_bf16", table_of<&avx512_bf16::kernels>, has_avx512_bf16},
 #endif
 #ifdef BRECCIA_AMX
-    {"amx", amx_kernels, &avx512::compare_kernels,
-     [] { return has_avx512_bf16() && features().gfni && tiles_permitted(); }},
+    {"amx", amx_kernels, [] { return has_avx512_bf16() && features().gfni && tiles_permitted(); }},
 #endif
 #ifdef BRECCIA_ARM64
-    {"neon", neon_kernels, &neon::compare_kernels, [] { return features().neon; }},
+    {"neon", neon_kernels, [] { return features().neon; }},
 #endif
 };
 
@@ -297,11 +285,6 @@ const KernelTable& kernels() {
         chosen.store(table, std::memory_order_release);
     }
     return *table;
-}
-
-const CompareKernels& compare_kernels() {
-    const std::string_view name = kernels().name;
-    return *std::ranges::find(backends, name, &Backend::name)->compare;
 }
 
 BackendScope::BackendScope(std::string_view name) : previous_(chosen_here) {

@@ -10,6 +10,7 @@
 
 #include "breccia/recipe.hpp"
 #include "matmul/kernel_interface.hpp"
+#include "quantize/compare_kernels.hpp"
 #include "quantize/random.hpp"
 
 namespace breccia {
@@ -134,6 +135,7 @@ struct KernelTable {
     const QuantizeKernels& quantize;
     const DequantizeKernels& dequantize;
     const MatmulKernels& matmul;
+    const CompareKernels& compare;
 
     [[nodiscard]] const FormatKernels& operator[](Format f) const {
         return quantize.formats[static_cast<std::size_t>(f)];

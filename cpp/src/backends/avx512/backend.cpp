@@ -6,9 +6,13 @@ namespace breccia::avx512 {
 extern constinit const QuantizeKernels quantize_kernels;
 extern constinit const DequantizeKernels dequantize_kernels;
 extern constinit const MatmulKernels matmul_kernels;
+extern constinit const CompareKernels compare_kernels;
 
 extern constinit const KernelTable kernels;
-constinit const KernelTable kernels{
-    .name = "avx512", .quantize = quantize_kernels, .dequantize = dequantize_kernels, .matmul = matmul_kernels};
+constinit const KernelTable kernels{.name = "avx512",
+                                    .quantize = quantize_kernels,
+                                    .dequantize = dequantize_kernels,
+                                    .matmul = matmul_kernels,
+                                    .compare = compare_kernels};
 
 }  // namespace breccia::avx512

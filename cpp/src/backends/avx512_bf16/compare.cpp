@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/avx512_bf16/target.hpp"
+#include "quantize/compare_kernels.hpp"
+
+BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
+namespace breccia::avx512_bf16 {
+namespace {
+inline constexpr int vector_bytes = 64;
+#include "kernels/compare_kernels.inl.hpp"
+}  // namespace
+
+extern constinit const CompareKernels compare_kernels;
+constinit const CompareKernels compare_kernels = make_compare_kernels();
+
+}  // namespace breccia::avx512_bf16
+BRECCIA_TARGET_END
