@@ -65,7 +65,7 @@ class CastOptions:
             raise TypeError(f"offset must be an integer or a pair of them (position, row length), got {self.offset!r}")
         if any(isinstance(x, int) and x >= 2**63 for x in pair):
             raise ValueError(f"offset must be below 2**63, got {self.offset!r}")
-        if any(isinstance(x, int) and x < -(2**63) for x in pair):
+        if any(isinstance(x, int) and x < 0 for x in pair):
             raise ValueError(f"offset must not be negative, got {self.offset!r}")
         object.__setattr__(self, "offset", pair)
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -23,16 +24,10 @@ def _flatten(scaled: ScaledTensor) -> tuple[list[Any], Any]:
     return parts, (scaled.recipe, scaled.layout, scaled._packing, scaled._original_dtype)  # type: ignore[attr-defined]
 
 
-def _unflatten(parts: Any, context: Any) -> ScaledTensor:
+def _unflatten(kind: type[ScaledTensor], parts: Any, context: Any) -> ScaledTensor:
     recipe, layout, packing, original_dtype = context
     data, scale, zero_point, global_scale = parts
-    return ScaledTensor._unchecked(packing, original_dtype, data, scale, recipe, layout, zero_point, global_scale)
-
-
-def _unflatten_prepared(parts: Any, context: Any) -> ScaledTensor:
-    recipe, layout, packing, original_dtype = context
-    data, scale, zero_point, global_scale = parts
-    return PreparedWeight._unchecked(packing, original_dtype, data, scale, recipe, layout, zero_point, global_scale)
+    return kind._unchecked(packing, original_dtype, data, scale, recipe, layout, zero_point, global_scale)
 
 
 def _flatten_with_keys(scaled: ScaledTensor) -> Any:
@@ -53,11 +48,11 @@ def _load(dumped: Any) -> Any:
 def register() -> None:
     for constant in (*recipes.all_recipes(), *_LAYOUTS):
         _pytree.register_constant(constant)
-    for kind, unflatten in ((ScaledTensor, _unflatten), (PreparedWeight, _unflatten_prepared)):
+    for kind in (ScaledTensor, PreparedWeight):
         _pytree.register_pytree_node(
             kind,
             _flatten,
-            unflatten,
+            functools.partial(_unflatten, kind),
             serialized_type_name=f"breccia.{kind.__name__}",
             to_dumpable_context=_dump,
             from_dumpable_context=_load,
