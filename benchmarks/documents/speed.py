@@ -21,6 +21,8 @@ CPU = [  # group, name, what the reader is told, the peer
 ANY_CPU = [  # name, what the reader is told, the peer of one row
     ("bf16 × FP8 1×128", "FP8, 1 × 128", "torch bf16"),
     ("fp32 × FP8 1×128", "FP8, 1 × 128; fp32 activations", "torch fp32"),
+    ("bf16 × INT8 per row", "INT8, per row", "torch bf16"),
+    ("fp32 × INT8 per row", "INT8, per row; fp32 activations", "torch fp32"),
     ("bf16 × MXFP4", "MXFP4", "torch bf16"),
     ("bf16 × NVFP4", "NVFP4", "torch bf16"),
     ("bf16 × INT4 g128", "INT4", "torch bf16"),
