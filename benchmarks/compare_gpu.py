@@ -21,6 +21,7 @@ import torch
 import triton
 from comparison.gpu_conversions import casts, conversions
 from comparison.gpu_eager import compiled, eager
+from comparison.gpu_peers import block_fp8
 from comparison.gpu_products import accuracy, grouped, products_large, products_small, weight_only
 from comparison.gpu_timing import ROWS, Fn
 
@@ -47,6 +48,7 @@ def machine() -> dict[str, Any]:
 SECTIONS: dict[str, Fn] = {
     "eager": eager,
     "compiled": compiled,
+    "peers": block_fp8,
     "small": products_small,
     "decode": lambda: weight_only((1, 2, 4, 8, 16, 64, 128, 256)),
     "casts": casts,

@@ -34,6 +34,7 @@ TABLES = {
     "gpu": speed.gpu_summary,
     "gpu casts": speed.gpu_casts,
     "gpu layers": speed.gpu_layers,
+    "gpu peers": speed.gpu_peers,
 }
 FILES = {
     "docs/images/accuracy.svg": pictures.accuracy,

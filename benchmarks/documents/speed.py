@@ -104,6 +104,15 @@ def gpu_layers() -> str:
     return table(["weights", "tokens", "breccia", "bf16", "as fast"], rows, "lrrrr")
 
 
+def gpu_peers() -> str:
+    rows = []
+    for r in load("gpu_peers_h100")["results"]:
+        others = [r.get(f"{peer}_us") for peer in ("deepgemm", "cublas", "bf16")]
+        shape = r["shape"].replace("x", " × ")
+        rows.append([shape, f"{r['us']:.1f} µs", *("" if us is None else times(us / r["us"]) for us in others)])
+    return table(["M × N × K", "breccia", "DeepGEMM", "cuBLASLt FP8", "bf16"], rows, "lrrrr")
+
+
 def gpu_casts() -> str:
     rows = [
         [r["name"], r["group"], f"{r['us']:.1f}", f"{100 * r['of_copy']:.0f} %"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import breccia
@@ -11,7 +12,7 @@ import pytest
 import torch
 from breccia.kernels import triton as kernels
 from breccia.kernels.triton import ops, recipes
-from breccia.kernels.triton.products import configs, w4_gemv, weights_matmul
+from breccia.kernels.triton.products import configs, fp8_matmul, w4_gemv, weights_matmul
 from breccia.kernels.triton.products import dispatch as products
 
 BLOCK, TILE = breccia.Float8BlockScaling(), breccia.Float8BlockScaling(block_m=128)
@@ -42,6 +43,39 @@ def test_block(shape: tuple[int, int, int], weights: Any, dtype: torch.dtype) ->
     a, w = ops.cast(randn((m, k)), BLOCK), ops.cast(randn((n, k), 1), weights)
     close(kernels.block_scaled_matmul_triton(a, w.T, dtype), exact(a, w.T))
     close(kernels.matmul(a, w.T, dtype), exact(a, w.T))
+
+
+@pytest.mark.parametrize("tile", [tile for _, _, tile in configs.TIMED], ids=lambda t: f"{t.rows}x{t.cols}")
+@pytest.mark.parametrize("parts", configs.PARTS)
+@pytest.mark.parametrize("k", [896, 1024])
+def test_parts_and_pairs_of_k(tile: configs.Tile, parts: int, k: int) -> None:
+    """Seven and eight slices in one to eight parts: odd counts, a last part that is shorter, one slice to a part."""
+    if not configs.divides(parts, k):
+        pytest.skip("a part would be empty")
+    tile = dataclasses.replace(tile, parts=parts)
+    m, n = (min(13, tile.cols), 150) if tile.swap else (tile.rows + 13, 150)
+    bias = randn((n,), 2)
+    for weights in (BLOCK, TILE):
+        a, w = ops.cast(randn((m, k)), BLOCK), ops.cast(randn((n, k), 1), weights)
+        for dtype in BOUND:
+            given = (a.data, w.data, a.scale, w.scale, dtype, bias)
+            y = fp8_matmul.fp8_matmul(*given, block=True, tile=tile)
+            close(y, exact(a, w.T) + bias.double())
+            assert torch.equal(y, fp8_matmul.fp8_matmul(*given, block=True, tile=tile))
+    rows = breccia.Float8CurrentScaling(granularity="row")
+    a, w = ops.cast(randn((m, k - 24)), rows), ops.cast(randn((n, k - 24), 1), rows)
+    for fast in (False, True):
+        y = fp8_matmul.fp8_matmul(a.data, w.data, a.scale, w.scale, bias=bias, fast=fast, tile=tile)
+        close(y, exact(a, w.T) + bias.double(), 6e-3 if fast else None)
+
+
+@pytest.mark.parametrize("shape", [(64, 2112, 7168), (128, 576, 7168), (16, 576, 7168), (200, 4096, 7168)], ids=str)
+def test_products_with_few_tiles(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, w = ops.cast(randn((m, k)), BLOCK), ops.cast(randn((n, k), 1), TILE)
+    y = breccia.linear(a, w, out_dtype=torch.bfloat16)
+    close(y, exact(a, w.T))
+    assert all(torch.equal(y, breccia.linear(a, w, out_dtype=torch.bfloat16)) for _ in range(3))
 
 
 @pytest.mark.parametrize("fast", [False, True])

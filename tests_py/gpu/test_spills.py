@@ -64,6 +64,10 @@ FP8_CASES = [
     (configs.fp8_tile(16, 7168, 4096, "block"), 1, 2, False, 0),
     (configs.fp8_tile(64, 7168, 4096, "block"), 2, 1, False, 0),
     (configs.fp8_tile(128, 7168, 4096, "block"), 2, 1, False, 0),
+    (configs.Tile(True, 64, 16, 1, 1, 8, parts=2, pairs=True), 1, 2, False, 0),
+    (configs.Tile(False, 64, 64, 1, 1, 6, parts=4, pairs=True), 2, 1, False, 0),
+    (configs.Tile(False, 64, 128, 1, 1, 6, parts=4, pairs=True), 2, 1, False, 0),
+    (configs.Tile(False, 128, 64, 2, 1, 6, parts=4, pairs=True), 2, 1, False, 0),
 ]
 
 
@@ -98,6 +102,8 @@ def test_fp8(
         "STAGES": tile.stages,
         "OUT_BUFS": tile.out_bufs,
         "GROUP": tile.group,
+        "PARTS": tile.parts,
+        "PAIRS": tile.pairs,
     }
     used = usage(hopper_fp8.fp8_kernel, types, constants, tmp_path, maxnreg=tile.maxnreg)
     assert used["stack"] == used["local"] == 0 and used["shared"] <= 232_448, used

@@ -5,11 +5,16 @@ for."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One configuration of the Hopper FP8 kernel. `swap` puts the weights on the 64-row side of the instruction."""
+    """One configuration of the Hopper FP8 kernel. `swap` puts the weights on the 64-row side of the instruction.
+
+    `parts`: into how many parts K is divided, each summed by a program of its own; `pairs`: two slices of K are
+    multiplied at a time; `resident`: programs to a multiprocessor.
+    """
 
     swap: bool
     rows: int
@@ -18,6 +23,9 @@ class Tile:
     waves: int
     stages: int
     group: int = 8
+    parts: int = 1
+    pairs: bool = False
+    resident: int = 1
 
     @property
     def maxnreg(self) -> int | None:
@@ -37,9 +45,33 @@ LARGE = {
 }
 MEDIUM = Tile(False, 128, 128, 2, 1, 4)
 
+# For up to 1,024 rows: the microseconds that a program takes to begin and end, and those of a slice of K.
+# Measured on an H100 by benchmarks/tune_fp8.py.
+TIMED = (
+    (2.9, 0.112, Tile(True, 64, 16, 1, 1, 8, pairs=True)),
+    (2.2, 0.150, Tile(True, 64, 32, 1, 1, 8, pairs=True)),
+    (2.1, 0.151, Tile(False, 64, 64, 1, 1, 6, pairs=True)),
+    (1.9, 0.247, Tile(False, 64, 128, 1, 1, 6, pairs=True)),
+    (1.4, 0.275, Tile(False, 128, 64, 2, 1, 6, pairs=True)),
+    (1.4, 0.394, Tile(False, 128, 128, 2, 1, 4, pairs=True)),
+    (1.4, 0.620, LARGE["block"]),
+)
+PARTS = (1, 2, 4, 8)
+ADDING = 0.3  # microseconds to add up the parts of K, and those for each MB of them
+ADDING_MB = 0.75
 
+
+def divides(parts: int, k: int) -> bool:
+    """Whether each of `parts` parts of K gets a slice of it: parts are as long as the first, but for the last."""
+    slices = -(-k // 128)
+    return (parts - 1) * -(-slices // parts) < slices
+
+
+@lru_cache(4096)
 def fp8_tile(m: int, n: int, k: int, mode: str, sms: int = 132) -> Tile:
     """Configuration for an (m, k) by (n, k) product; mode is fast, precise or block."""
+    if mode != "fast" and m <= 1024:
+        return quickest(m, n, k, mode, sms)
     if m <= 16:
         return Tile(True, 64, 16, 1, 1, 8)
     if m <= 32:
@@ -51,9 +83,45 @@ def fp8_tile(m: int, n: int, k: int, mode: str, sms: int = 132) -> Tile:
     tiles = -(-m // 256) * -(-n // 128)
     if tiles < sms // 2:
         return MEDIUM
-    tile = LARGE[mode]
-    # Bands twice as high read less of the columns' operand; with long rows they no longer fit the L2 cache.
-    return replace(tile, group=16) if mode != "fast" and k <= 4096 else tile
+    return large(k, mode)
+
+
+def large(k: int, mode: str) -> Tile:
+    """Bands twice as high read less of the columns' operand; with long rows they no longer fit the L2 cache."""
+    return replace(LARGE[mode], group=16) if mode != "fast" and k <= 4096 else LARGE[mode]
+
+
+def suits(m: int, tile: Tile) -> bool:
+    """Whether a tile is about as high as m rows. Of those for more than 64, the one of 64 is for an m that would leave
+    half of the last tile of 128 empty."""
+    if m <= 32:
+        return tile.swap and (m <= 16) == (tile.cols == 16)
+    if m <= 64:
+        return (tile.rows, tile.cols) == (64, 64)
+    return tile.rows > 64 or (tile.cols == 128 and 0 < m % 128 <= 64)
+
+
+def quickest(m: int, n: int, k: int, mode: str, sms: int) -> Tile:
+    """Of TIMED, with K in one or more parts, the tile that should take the least time."""
+    slices = -(-k // 128)
+    best, found = float("inf"), MEDIUM
+    for ends, each, tile in TIMED:
+        if not suits(m, tile):
+            continue
+        tiles = -(-m // tile.rows) * -(-n // tile.cols) if not tile.swap else -(-n // tile.rows)
+        for parts in PARTS if tile.pairs else PARTS[:1]:
+            if not divides(parts, k):
+                continue
+            length = -(-slices // parts)
+            time = ends + -(-tiles * parts // sms) * length * each
+            time += (ADDING + ADDING_MB * 4e-6 * parts * m * n) if parts > 1 else 0.0
+            if time < best:
+                best, found = time, replace(tile, parts=parts)
+    if found.waves == 2:
+        return large(k, mode)
+    # Where narrow tiles fill the machine, the rate of the L2 cache bounds them, and pairs only wait for each other.
+    crowded = found.swap and found.parts == 1 and -(-n // found.rows) > 96
+    return replace(found, pairs=False) if crowded else found
 
 
 def prefers_cublas(m: int, n: int, k: int, mode: str) -> bool:
@@ -75,13 +143,18 @@ def weight_only(m: int, n: int, k: int, element: str) -> str:
 def candidates(m: int, n: int, k: int, mode: str) -> list[Tile]:
     """What `autotune=True` times."""
     stages = 4 if mode == "fast" else 3
-    large = [Tile(False, 256, 128, 2, 2, stages, group) for group in (4, 8, 16)]
+    wide = [Tile(False, 256, 128, 2, 2, stages, group) for group in (4, 8, 16)]
     medium = [Tile(False, 128, 128, 2, 1, 4), Tile(False, 128, 64, 2, 1, 6), Tile(False, 64, 128, 1, 1, 6)]
+    parts = [count for count in PARTS if divides(count, k)]
+    if mode != "fast":
+        medium += [replace(tile, pairs=True, parts=count) for tile in medium for count in parts if m <= 1024]
     if m > 256:
-        return large + medium
+        return wide + medium
     width = max(16, min(128, 1 << (m - 1).bit_length()))
     small = [Tile(True, 64, width, 1, 1, s) for s in (4, 6, 8) if s * (64 + width) * 132 < 220_000]
-    return small + medium + large
+    if mode != "fast":
+        small += [replace(small[-1], pairs=True, parts=count) for count in parts]
+    return small + medium + wide
 
 
 @dataclass(frozen=True)

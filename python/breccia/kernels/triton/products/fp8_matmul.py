@@ -11,6 +11,7 @@ import triton
 from triton.experimental.gluon.language._layouts import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from breccia.kernels.triton.products.add_parts import add_parts
 from breccia.kernels.triton.products.configs import Tile, fp8_tile
 from breccia.kernels.triton.products.hopper_fp8 import fp8_kernel
 from breccia.kernels.triton.products.turn_scales import scales_along_rows
@@ -85,6 +86,9 @@ def fp8_matmul(
         if epilogue == 2:
             a_scale, b_scale = a_scale.reshape(-1).expand(m), b_scale.reshape(-1).expand(n)
             a_scale, b_scale = a_scale.contiguous(), b_scale.contiguous()
+    made, added = out, bias
+    if tile.parts > 1:
+        made, added = torch.empty((tile.parts, m, n), dtype=torch.float32, device=a.device), None
     rows, cols = (b, a) if tile.swap else (a, b)
     scale_r, scale_c = (b_scale, a_scale) if tile.swap else (a_scale, b_scale)
     if tile.swap:
@@ -93,9 +97,9 @@ def fp8_matmul(
         strides.reverse()
     tma_store = (
         not tile.swap
-        and out.element_size() == 2
-        and out.stride(0) % 8 == 0
-        and out.data_ptr() % 16 == 0
+        and made.element_size() == 2
+        and made.stride(-2) % 8 == 0
+        and made.data_ptr() % 16 == 0
         and tile.cols >= 64
     )
     row_desc = descriptor(rows, [tile.rows, 128], FP8)
@@ -108,7 +112,7 @@ def fp8_matmul(
             base = zero_scales(rows.device.index)
         scale_descs.append(descriptor(base, [1, box if kind == 2 else 32], FLAT32))
     if tma_store:
-        out_desc = descriptor(out, [64, tile.cols], NVMMASharedLayout(128, 16, 2))
+        out_desc = descriptor(made, [64, tile.cols], NVMMASharedLayout(128, 16, 2))
     else:
         out_desc = descriptor(
             zero_outputs(rows.device.index), [8, tile.cols], NVMMASharedLayout(min(128, tile.cols * 2), 16, 2)
@@ -116,20 +120,21 @@ def fp8_matmul(
     row_tiles, col_tiles = triton.cdiv(rows.shape[0], tile.rows), triton.cdiv(cols.shape[0], tile.cols)
     launch(
         fp8_kernel,
-        (min(sms, row_tiles * col_tiles),),
+        (min(sms * tile.resident, row_tiles * col_tiles * tile.parts),),
         a,
         row_desc,
         col_desc,
         scale_descs[0],
         scale_descs[1],
         out_desc,
-        out,
+        made,
         scale_r,
         scale_c,
-        scale_r if bias is None else bias,
+        scale_r if added is None else added,
         rows.shape[0],
         cols.shape[0],
-        out.stride(0),
+        made.stride(-2),
+        m * n,
         strides[0],
         strides[1],
         row_tiles,
@@ -139,7 +144,7 @@ def fp8_matmul(
         COL_SCALE=kinds[1],
         FAST=fast and not block,
         EPILOGUE=epilogue,
-        BIAS=bias is not None,
+        BIAS=added is not None,
         SWAP=tile.swap,
         TMA_STORE=tma_store,
         CONSUMERS=tile.consumers,
@@ -147,10 +152,14 @@ def fp8_matmul(
         STAGES=tile.stages,
         OUT_BUFS=tile.out_bufs,
         GROUP=tile.group,
+        PARTS=tile.parts,
+        PAIRS=tile.pairs and not (fast and not block),
         num_warps=4,
         maxnreg=tile.maxnreg,
         launch_pdl=True,
     )
+    if tile.parts > 1:
+        add_parts(made, bias, out)
     return out
 
 

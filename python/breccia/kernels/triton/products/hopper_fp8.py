@@ -20,99 +20,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from breccia.kernels.triton.products.hopper_fp8_product import Product, wait_for_kernel_before
+
 BLOCK_K = gl.constexpr(128)
-
-
-@gluon.jit
-def tile_position(tile, row_tiles, col_tiles, GROUP: gl.constexpr):
-    """Tiles in bands of GROUP row tiles, so that concurrent tiles share operands in the L2 cache."""
-    band = tile // (GROUP * col_tiles)
-    first = band * GROUP
-    height = gl.minimum(row_tiles - first, GROUP)
-    inside = tile - band * (GROUP * col_tiles)
-    return first + inside % height, inside // height
-
-
-@gluon.jit
-def wait_for_kernel_before(m, n):
-    """`gdc_wait`, on the condition that the numbers of a tile are not negative: so the compiler leaves their divisions
-    before it, where they cost nothing. Returns them."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .pred known; .reg .b32 both;
-        or.b32 both, $2, $3; setp.ge.s32 known, both, 0; @known griddepcontrol.wait; mov.b32 $0, $2; mov.b32 $1, $3;
-        }""",
-        "=&r,=r,r,r", [m, n], dtype=(gl.int32, gl.int32), is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@aggregate
-class Product:
-    """What every warp knows. ROW_SCALE, COL_SCALE: what each slice of K is multiplied by, nothing (0), one scale of the
-    tile (1) or one of each row or column (2); EPILOGUE: the same of the whole sum. FAST: the tensor cores keep the sum.
-    SWAP: rows are the output's columns. A consumer has WAVES times 64 rows and OUT_BUFS buffers for results."""
-
-    row_desc: tma.tensor_descriptor
-    col_desc: tma.tensor_descriptor
-    row_scale_desc: tma.tensor_descriptor
-    col_scale_desc: tma.tensor_descriptor
-    out_desc: tma.tensor_descriptor
-    out_ptr: gl.tensor
-    row_scale_ptr: gl.tensor
-    col_scale_ptr: gl.tensor
-    bias_ptr: gl.tensor
-    row_bufs: gl.shared_memory_descriptor
-    col_bufs: gl.shared_memory_descriptor
-    row_scale_bufs: gl.shared_memory_descriptor
-    col_scale_bufs: gl.shared_memory_descriptor
-    out_bufs: gl.shared_memory_descriptor
-    ready: gl.shared_memory_descriptor
-    free: gl.shared_memory_descriptor
-    R: gl.tensor
-    C: gl.tensor
-    out_stride: gl.tensor
-    row_scale_stride: gl.tensor
-    col_scale_stride: gl.tensor
-    row_tiles: gl.tensor
-    col_tiles: gl.tensor
-    k_tiles: gl.tensor
-    ROW_SCALE: gl.constexpr
-    COL_SCALE: gl.constexpr
-    FAST: gl.constexpr
-    EPILOGUE: gl.constexpr
-    BIAS: gl.constexpr
-    SWAP: gl.constexpr
-    TMA_STORE: gl.constexpr
-    WAVES: gl.constexpr
-    STAGES: gl.constexpr
-    OUT_BUFS: gl.constexpr
-    GROUP: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(
-        self, row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr,
-        bias_ptr, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, R, C, out_stride,
-        row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS,
-        SWAP, TMA_STORE, WAVES, STAGES, OUT_BUFS, GROUP,
-    ):  # fmt: skip
-        self.row_desc, self.col_desc = row_desc, col_desc
-        self.row_scale_desc, self.col_scale_desc, self.out_desc = row_scale_desc, col_scale_desc, out_desc
-        self.out_ptr, self.bias_ptr = out_ptr, bias_ptr
-        self.row_scale_ptr, self.col_scale_ptr = row_scale_ptr, col_scale_ptr
-        self.row_bufs, self.col_bufs, self.out_bufs = row_bufs, col_bufs, out_bufs
-        self.row_scale_bufs, self.col_scale_bufs = row_scale_bufs, col_scale_bufs
-        self.ready, self.free = ready, free
-        self.R, self.C, self.out_stride = R, C, out_stride
-        self.row_scale_stride, self.col_scale_stride = row_scale_stride, col_scale_stride
-        self.row_tiles, self.col_tiles, self.k_tiles = row_tiles, col_tiles, k_tiles
-        self.ROW_SCALE, self.COL_SCALE = gl.constexpr(ROW_SCALE), gl.constexpr(COL_SCALE)
-        self.FAST, self.EPILOGUE, self.BIAS = gl.constexpr(FAST), gl.constexpr(EPILOGUE), gl.constexpr(BIAS)
-        self.SWAP, self.TMA_STORE = gl.constexpr(SWAP), gl.constexpr(TMA_STORE)
-        self.WAVES, self.STAGES = gl.constexpr(WAVES), gl.constexpr(STAGES)
-        self.OUT_BUFS, self.GROUP = gl.constexpr(OUT_BUFS), gl.constexpr(GROUP)
 
 
 @gluon.jit
@@ -135,9 +47,11 @@ def producer(p):
     SCALES: gl.constexpr = (BM if p.ROW_SCALE == 2 else 0) + (p.col_scale_bufs.shape[2] if p.COL_SCALE == 2 else 0)
     stage = 0
     phase = 1
-    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
-        m, n = wait_for_kernel_before(*tile_position(tile, p.row_tiles, p.col_tiles, p.GROUP))
-        for k in range(p.k_tiles):
+    for tile in range(gl.program_id(0), p.tiles(), gl.num_programs(0)):
+        m, n, part = p.place(tile)
+        m, n = wait_for_kernel_before(m, n)
+        begin, end = p.slices(part)
+        for k in range(begin, end):
             mbarrier.wait(p.free.index(stage), phase)
             bar = p.ready.index(stage)
             mbarrier.expect(bar, (BM + BN) * BLOCK_K + 4 * SCALES)
@@ -199,7 +113,7 @@ def load_ending(p, row0, col0, layout: gl.constexpr):
 
 
 @gluon.jit
-def store_tile(p, acc, row0, col0, out_buf, row_scale, col_scale, bias):
+def store_tile(p, acc, row0, col0, part, out_buf, row_scale, col_scale, bias):
     """Scales per tensor (EPILOGUE 1) or per row and column (2), bias along the output's columns, then the store."""
     layout: gl.constexpr = acc.type.layout
     rows = row0 + gl.arange(0, acc.type.shape[0], layout=gl.SliceLayout(1, layout))
@@ -225,7 +139,67 @@ def store_tile(p, acc, row0, col0, out_buf, row_scale, col_scale, bias):
             at = gl.expand_dims(cols.to(gl.int64) * p.out_stride, 0) + gl.expand_dims(rows, 1)
         else:
             at = gl.expand_dims(rows.to(gl.int64) * p.out_stride, 1) + gl.expand_dims(cols, 0)
+        if p.PARTS > 1:
+            at += gl.cast(part, gl.int64) * p.part_stride
         gl.store(p.out_ptr + at, acc.to(p.out_ptr.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def multiply_slice(p, stage, phase, BASE: gl.constexpr, zero):
+    """Waits for the operands of a slice and asks for their product, which the tensor cores then compute."""
+    mbarrier.wait(p.ready.index(stage), phase)
+    cols = p.col_bufs.index(stage).permute((1, 0))
+    return warpgroup_mma(p.row_bufs.index(stage).slice(BASE, 64), cols, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def slice_scales(p, stage, row_scale, col_scale, BASE: gl.constexpr, layout: gl.constexpr):
+    """The scales of a slice: those given, or where each row or column has its own those in the stage's buffers."""
+    if p.ROW_SCALE == 2:
+        row_scale = load_scale(p.row_scale_bufs, stage, BASE, 64, gl.SliceLayout(1, layout))
+    if p.COL_SCALE == 2:
+        col_scale = load_scale(p.col_scale_bufs, stage, 0, p.col_bufs.shape[1], gl.SliceLayout(0, layout))
+    return row_scale, col_scale
+
+
+@gluon.jit
+def after(stage, phase, STAGES: gl.constexpr):
+    """The stage after this one and its phase."""
+    wraps = (stage + 1 == STAGES).to(gl.int32)
+    return stage + 1 - wraps * STAGES, phase ^ wraps
+
+
+@gluon.jit
+def add_pairs(p, acc, stage, phase, begin, end, row_scale_at, col_scale_at, BASE: gl.constexpr, layout: gl.constexpr):
+    """Sums slices begin, begin + 1, ... while two are left: one is multiplied while the other is added. `acc` is zero.
+    Returns (sum, stage, phase, first slice not added)."""
+    zero = acc
+    last = end - 1
+    row0 = gl.load(row_scale_at + begin) if p.ROW_SCALE == 1 else 1.0
+    row1 = gl.load(row_scale_at + gl.minimum(begin + 1, last)) if p.ROW_SCALE == 1 else 1.0
+    col0 = gl.load(col_scale_at + begin) if p.COL_SCALE == 1 else 1.0
+    col1 = gl.load(col_scale_at + gl.minimum(begin + 1, last)) if p.COL_SCALE == 1 else 1.0
+    for k in range(begin, last, 2):
+        row_now0, row_now1, col_now0, col_now1 = row0, row1, col0, col1
+        if p.ROW_SCALE == 1:  # fetched a pair ahead of their use
+            row0 = gl.load(row_scale_at + gl.minimum(k + 2, last))
+            row1 = gl.load(row_scale_at + gl.minimum(k + 3, last))
+        if p.COL_SCALE == 1:
+            col0 = gl.load(col_scale_at + gl.minimum(k + 2, last))
+            col1 = gl.load(col_scale_at + gl.minimum(k + 3, last))
+        stage1, phase1 = after(stage, phase, p.STAGES)
+        raw0 = multiply_slice(p, stage, phase, BASE, zero)
+        raw1 = multiply_slice(p, stage1, phase1, BASE, zero)
+        row_now0, col_now0 = slice_scales(p, stage, row_now0, col_now0, BASE, layout)
+        row_now1, col_now1 = slice_scales(p, stage1, row_now1, col_now1, BASE, layout)
+        raw0, raw1 = warpgroup_mma_wait(1, deps=[raw0, raw1])
+        mbarrier.arrive(p.free.index(stage))
+        acc = add_slice(p, acc, raw0, row_now0, col_now0)
+        raw1 = warpgroup_mma_wait(0, deps=[raw1])
+        mbarrier.arrive(p.free.index(stage1))
+        acc = add_slice(p, acc, raw1, row_now1, col_now1)
+        stage, phase = after(stage1, phase1, p.STAGES)
+    return acc, stage, phase, begin + (end - begin) // 2 * 2
 
 
 @gluon.jit
@@ -236,11 +210,13 @@ def consumer(p, WHICH: gl.constexpr):
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 32])
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     col_layout: gl.constexpr = gl.SliceLayout(0, layout)
-    stage = 0
-    phase = 0
-    for tile in range(gl.program_id(0), p.row_tiles * p.col_tiles, gl.num_programs(0)):
+    stage = gl.to_tensor(0)
+    phase = gl.to_tensor(0)
+    for tile in range(gl.program_id(0), p.tiles(), gl.num_programs(0)):
+        m, n, part = p.place(tile)
         # For scales and bias, and for whoever still reads what `out` was before.
-        m, n = wait_for_kernel_before(*tile_position(tile, p.row_tiles, p.col_tiles, p.GROUP))
+        m, n = wait_for_kernel_before(m, n)
+        begin, end = p.slices(part)
         scales0, scales1, scales_along, bias = load_ending(p, m * BM + BASE, n * BN, layout)
         zero = gl.zeros([64, BN], gl.float32, layout)
         acc0 = zero
@@ -248,12 +224,16 @@ def consumer(p, WHICH: gl.constexpr):
         # A scale that is one number for the tile is fetched one slice ahead of its use.
         row_scale_at = p.row_scale_ptr + (m * BM // 128) * p.row_scale_stride
         col_scale_at = p.col_scale_ptr + (n * BN // 128) * p.col_scale_stride
-        row_next = gl.load(row_scale_at) if p.ROW_SCALE == 1 else 1.0
-        col_next = gl.load(col_scale_at) if p.COL_SCALE == 1 else 1.0
-        for k in range(p.k_tiles):
+        if p.PAIRS:
+            acc0, stage, phase, begin = add_pairs(
+                p, acc0, stage, phase, begin, end, row_scale_at, col_scale_at, BASE, layout
+            )
+        row_next = gl.load(row_scale_at + begin, mask=begin < end, other=1.0) if p.ROW_SCALE == 1 else 1.0
+        col_next = gl.load(col_scale_at + begin, mask=begin < end, other=1.0) if p.COL_SCALE == 1 else 1.0
+        for k in range(begin, end):
             row_scale = row_next
             col_scale = col_next
-            ahead = gl.minimum(k + 1, p.k_tiles - 1)
+            ahead = gl.minimum(k + 1, end - 1)
             if p.ROW_SCALE == 1:
                 row_next = gl.load(row_scale_at + ahead)
             if p.COL_SCALE == 1:
@@ -268,7 +248,9 @@ def consumer(p, WHICH: gl.constexpr):
                     acc0, acc1 = warpgroup_mma_wait(2, deps=[acc0, acc1])
                 else:
                     acc0 = warpgroup_mma_wait(1, deps=[acc0])
-                mbarrier.arrive(p.free.index(previous(stage, p.STAGES)), pred=k > 0)  # the slice before is done with
+                mbarrier.arrive(
+                    p.free.index(previous(stage, p.STAGES)), pred=k > begin
+                )  # the slice before is done with
             else:
                 if p.COL_SCALE == 2:
                     col_scale = load_scale(p.col_scale_bufs, stage, 0, BN, col_layout)
@@ -298,10 +280,10 @@ def consumer(p, WHICH: gl.constexpr):
                 acc0 = warpgroup_mma_wait(0, deps=[acc0])
             mbarrier.arrive(p.free.index(previous(stage, p.STAGES)))
         out_buf = p.out_bufs.index(WHICH * p.OUT_BUFS)
-        store_tile(p, acc0, m * BM + BASE, n * BN, out_buf, scales0, scales_along, bias)
+        store_tile(p, acc0, m * BM + BASE, n * BN, part, out_buf, scales0, scales_along, bias)
         if p.WAVES == 2:
             out_buf = p.out_bufs.index(WHICH * p.OUT_BUFS + p.OUT_BUFS - 1)
-            store_tile(p, acc1, m * BM + BASE + 64, n * BN, out_buf, scales1, scales_along, bias)
+            store_tile(p, acc1, m * BM + BASE + 64, n * BN, part, out_buf, scales1, scales_along, bias)
     if p.TMA_STORE:
         tma.store_wait(0)
 
@@ -309,10 +291,10 @@ def consumer(p, WHICH: gl.constexpr):
 @gluon.jit
 def fp8_kernel(
     row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr, R,
-    C, out_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE: gl.constexpr,
-    COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr, SWAP: gl.constexpr,
-    TMA_STORE: gl.constexpr, CONSUMERS: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, OUT_BUFS: gl.constexpr,
-    GROUP: gl.constexpr,
+    C, out_stride, part_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles,
+    ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr,
+    SWAP: gl.constexpr, TMA_STORE: gl.constexpr, CONSUMERS: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr,
+    OUT_BUFS: gl.constexpr, GROUP: gl.constexpr, PARTS: gl.constexpr, PAIRS: gl.constexpr,
 ):  # fmt: skip
     gdc_launch_dependents()
     BM: gl.constexpr = row_desc.block_type.shape[0]
@@ -337,9 +319,10 @@ def fp8_kernel(
     p = Product(  # integers that are one come as constants
         row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr,
         row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, gl.to_tensor(R), gl.to_tensor(C),
-        gl.to_tensor(out_stride), gl.to_tensor(row_scale_stride), gl.to_tensor(col_scale_stride),
-        gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(k_tiles), ROW_SCALE, COL_SCALE, FAST, EPILOGUE,
-        BIAS, SWAP, TMA_STORE, WAVES, STAGES, OUT_BUFS, GROUP,
+        gl.to_tensor(out_stride), gl.to_tensor(part_stride), gl.to_tensor(row_scale_stride),
+        gl.to_tensor(col_scale_stride), gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(k_tiles),
+        ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES, OUT_BUFS, GROUP, PARTS,
+        PAIRS,
     )  # fmt: skip
     if CONSUMERS == 2:
         gl.warp_specialize([(consumer, (p, 0)), (consumer, (p, 1)), (producer, (p,))], [4, 1], [240, 24])

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all warps of the Hopper FP8 kernel know of a product, and which tile of it a number means."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.core import _aggregate as aggregate
+
+
+@gluon.jit
+def tile_position(tile, row_tiles, col_tiles, GROUP: gl.constexpr):
+    """Tiles in bands of GROUP row tiles, so that concurrent tiles share operands in the L2 cache."""
+    band = tile // (GROUP * col_tiles)
+    first = band * GROUP
+    height = gl.minimum(row_tiles - first, GROUP)
+    inside = tile - band * (GROUP * col_tiles)
+    return first + inside % height, inside // height
+
+
+@gluon.jit
+def wait_for_kernel_before(m, n):
+    """`gdc_wait`, on the condition that the numbers of a tile are not negative: so the compiler leaves their divisions
+    before it, where they cost nothing. Returns them."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred known; .reg .b32 both;
+        or.b32 both, $2, $3; setp.ge.s32 known, both, 0; @known griddepcontrol.wait; mov.b32 $0, $2; mov.b32 $1, $3;
+        }""",
+        "=&r,=r,r,r", [m, n], dtype=(gl.int32, gl.int32), is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@aggregate
+class Product:
+    """What every warp knows. ROW_SCALE, COL_SCALE: what each slice of K is multiplied by, nothing (0), one scale of the
+    tile (1) or one of each row or column (2); EPILOGUE: the same of the whole sum. FAST: the tensor cores keep the sum.
+    SWAP: rows are the output's columns. A consumer has WAVES times 64 rows and OUT_BUFS buffers for results."""
+
+    row_desc: tma.tensor_descriptor
+    col_desc: tma.tensor_descriptor
+    row_scale_desc: tma.tensor_descriptor
+    col_scale_desc: tma.tensor_descriptor
+    out_desc: tma.tensor_descriptor
+    out_ptr: gl.tensor
+    row_scale_ptr: gl.tensor
+    col_scale_ptr: gl.tensor
+    bias_ptr: gl.tensor
+    row_bufs: gl.shared_memory_descriptor
+    col_bufs: gl.shared_memory_descriptor
+    row_scale_bufs: gl.shared_memory_descriptor
+    col_scale_bufs: gl.shared_memory_descriptor
+    out_bufs: gl.shared_memory_descriptor
+    ready: gl.shared_memory_descriptor
+    free: gl.shared_memory_descriptor
+    R: gl.tensor
+    C: gl.tensor
+    out_stride: gl.tensor
+    part_stride: gl.tensor
+    row_scale_stride: gl.tensor
+    col_scale_stride: gl.tensor
+    row_tiles: gl.tensor
+    col_tiles: gl.tensor
+    k_tiles: gl.tensor
+    ROW_SCALE: gl.constexpr
+    COL_SCALE: gl.constexpr
+    FAST: gl.constexpr
+    EPILOGUE: gl.constexpr
+    BIAS: gl.constexpr
+    SWAP: gl.constexpr
+    TMA_STORE: gl.constexpr
+    WAVES: gl.constexpr
+    STAGES: gl.constexpr
+    OUT_BUFS: gl.constexpr
+    GROUP: gl.constexpr
+    PARTS: gl.constexpr
+    PAIRS: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr,
+        bias_ptr, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, R, C, out_stride,
+        part_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST,
+        EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES, OUT_BUFS, GROUP, PARTS, PAIRS,
+    ):  # fmt: skip
+        self.row_desc, self.col_desc = row_desc, col_desc
+        self.row_scale_desc, self.col_scale_desc, self.out_desc = row_scale_desc, col_scale_desc, out_desc
+        self.out_ptr, self.bias_ptr = out_ptr, bias_ptr
+        self.row_scale_ptr, self.col_scale_ptr = row_scale_ptr, col_scale_ptr
+        self.row_bufs, self.col_bufs, self.out_bufs = row_bufs, col_bufs, out_bufs
+        self.row_scale_bufs, self.col_scale_bufs = row_scale_bufs, col_scale_bufs
+        self.ready, self.free = ready, free
+        self.R, self.C, self.out_stride, self.part_stride = R, C, out_stride, part_stride
+        self.row_scale_stride, self.col_scale_stride = row_scale_stride, col_scale_stride
+        self.row_tiles, self.col_tiles, self.k_tiles = row_tiles, col_tiles, k_tiles
+        self.ROW_SCALE, self.COL_SCALE = gl.constexpr(ROW_SCALE), gl.constexpr(COL_SCALE)
+        self.FAST, self.EPILOGUE, self.BIAS = gl.constexpr(FAST), gl.constexpr(EPILOGUE), gl.constexpr(BIAS)
+        self.SWAP, self.TMA_STORE = gl.constexpr(SWAP), gl.constexpr(TMA_STORE)
+        self.WAVES, self.STAGES = gl.constexpr(WAVES), gl.constexpr(STAGES)
+        self.OUT_BUFS, self.GROUP = gl.constexpr(OUT_BUFS), gl.constexpr(GROUP)
+        self.PARTS, self.PAIRS = gl.constexpr(PARTS), gl.constexpr(PAIRS)
+
+    @gluon.jit
+    def tiles(self):
+        return self.row_tiles * self.col_tiles * self.PARTS
+
+    @gluon.jit
+    def place(self, tile):
+        """Of a tile's number: (row tile, column tile, part of K)."""
+        part = 0
+        if self.PARTS > 1:
+            part = tile // (self.row_tiles * self.col_tiles)
+            tile -= part * (self.row_tiles * self.col_tiles)
+        m, n = tile_position(tile, self.row_tiles, self.col_tiles, self.GROUP)
+        return m, n, part
+
+    @gluon.jit
+    def slices(self, part):
+        """Of a part of K: (its first slice, the one after its last)."""
+        if self.PARTS == 1:
+            return 0, self.k_tiles
+        length = (self.k_tiles + self.PARTS - 1) // self.PARTS
+        return part * length, gl.minimum((part + 1) * length, self.k_tiles)
