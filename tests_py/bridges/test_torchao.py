@@ -9,7 +9,7 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import OutsideTensor, from_torchao, to_torchao
+from breccia.bridges import OutsideTensor, _torchao_files, from_torchao, to_torchao
 from breccia.bridges import torchao as bridge
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile
 
@@ -154,12 +154,12 @@ def test_safetensors_layout_is_torchaos(name: str, tmp_path: Path) -> None:
     flat, metadata = flatten_tensor_state_dict({"layer.weight": tensor, "layer.bias": torch.zeros(3)})
     save_file({k: v.contiguous() for k, v in flat.items()}, tmp_path / "a.safetensors", metadata)
     file = SafetensorsFile(tmp_path / "a.safetensors")
-    (found,) = bridge.find_all(file.entries, file.metadata)
+    (found,) = bridge.BRIDGE.find_all(file.entries, file.metadata)
     parts = {role: file[full] for role, full in found.parts.items() if role != "global_scale"}
-    scaled = bridge.load(parts, **found.options)
+    scaled = bridge.BRIDGE.open(parts, found)
     assert found.shape == tuple(tensor.shape)
     np.testing.assert_array_equal(breccia.dequantize(scaled), breccia.dequantize(from_torchao(tensor)))
-    ours, text = bridge.store("layer.weight", scaled, "float32")
+    ours, text = _torchao_files.store("layer.weight", scaled, "float32")
     with SafetensorsWriter(
         tmp_path / "b.safetensors",
         {k: (p.dtype, p.shape) for k, p in ours.items()},

@@ -5,7 +5,8 @@
 and quantize nothing. Peers are imported when a function needs them: an ImportError names the extra.
 docs/formats.md is the map of what each format stores.
 
-The names in the ``__all__`` of every module here are names of this package.
+The names in the ``__all__`` of every module here are names of this package. `registry` has what each format is, as a
+`Bridge`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ import importlib
 import pkgutil
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from breccia.bridges._bridge import Bridge
+
+OWN = "breccia"  # the format of recipes that are named without one
+_OTHERS = {
+    "_bridge": ("Bridge", "FileFormat", "Place", "register", "unregister"),
+    "_outside": ("OutsideTensor",),
+    "_parts": ("Found", "Part"),
+    "_written": ("Written",),
+}
 
 
 @cache
@@ -25,10 +37,25 @@ def modules() -> dict[str, ModuleType]:
     return {module.NAME: module for module in found}
 
 
+def registry() -> dict[str, Bridge]:
+    """Every format, by name: those of this package and those that `register` added."""
+    from breccia.bridges._bridge import all_of
+
+    return all_of(module.BRIDGE for module in modules().values())
+
+
+def bridge(name: str) -> Bridge:
+    """The format of a name; "" and "plain" are that of tensors without codes."""
+    from breccia.bridges._bridge import PLAIN
+
+    return PLAIN if name in ("", "plain") else registry()[name]
+
+
 @cache
 def _home() -> dict[str, ModuleType]:
     homes = {name: module for module in modules().values() for name in module.__all__}
-    return homes | {"OutsideTensor": importlib.import_module(f"{__name__}._outside")}
+    others = {name: importlib.import_module(f"{__name__}.{home}") for home, names in _OTHERS.items() for name in names}
+    return homes | others
 
 
 def __getattr__(name: str) -> Any:

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from breccia.bridges._bridge import Place
 from breccia.bridges._common import FP8_DTYPES
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part
@@ -36,6 +37,24 @@ def store(name: str, scaled: ScaledTensor | OutsideTensor, high: str = "bfloat16
     module, _, last = name.rpartition(".")
     entry = {"_type": kind, "_data": attributes, "_tensor_data_names": list(parts)}
     return {f"{module}._{last}_{role}": value for role, value in parts.items()}, json.dumps(entry)
+
+
+def store_in_checkpoint(
+    name: str, scaled: ScaledTensor | OutsideTensor, place: Place
+) -> tuple[dict[str, Part], dict[str, str]]:
+    """As `store`, with the entry's name."""
+    parts, text = store(name, scaled)
+    return parts, {name: text}
+
+
+def plain_metadata(name: str) -> dict[str, str]:
+    """The entry of a tensor that is not of torchao's classes."""
+    return {name: json.dumps({"_type": "Tensor"})}
+
+
+def header(names: Sequence[str], recipes: Mapping[str, ScalingRecipe], inputs: frozenset[str]) -> dict[str, str]:
+    """The entry that lists all tensors."""
+    return {"tensor_names": json.dumps(list(names))}
 
 
 def load(parts: Mapping[str, Any], *, kind: str, attributes: Mapping[str, Any]) -> ScaledTensor | OutsideTensor:

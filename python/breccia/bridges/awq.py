@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from breccia import _core
+from breccia.bridges._bridge import FileFormat
 from breccia.bridges._common import (
     STORED_SCALES,
     Array,
@@ -32,7 +33,6 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "awq"
 PEER = None
 EXTRA = ""
-ANCHORS = (".qweight",)  # ends of the names that `find` begins with
 RECIPES: dict[str, ScalingRecipe] = {"int4": INT4Scaling(signed=False, symmetric=False)}
 _NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -150,3 +150,17 @@ def config(written: Written) -> dict[str, Any]:
             "modules_to_not_convert": written.ignored,
         }
     }
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    anchors=(".qweight",),
+    find=find,
+    read=from_awq,
+    carries=carries,
+    lay_out=lambda scaled, place: lay_out(scaled),
+    config=config,
+)

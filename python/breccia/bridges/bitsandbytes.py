@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia.bridges._bridge import FileFormat
 from breccia.bridges._common import (
     Array,
     codes,
@@ -23,11 +24,6 @@ from breccia.recipes import ScalingRecipe
 NAME = "bitsandbytes"
 PEER = None
 EXTRA = ""
-ANCHORS = (
-    ".SCB",
-    ".quant_state.bitsandbytes__nf4",
-    ".quant_state.bitsandbytes__fp4",
-)  # ends of the names that `find` begins with
 RECIPES: dict[str, ScalingRecipe] = {}
 
 __all__ = ["from_bitsandbytes"]
@@ -121,3 +117,15 @@ def refine(found: Found, array: Any) -> Found:
         return found
     state = _state(array(found.parts["quant_state"]))
     return replace(found, shape=tuple(int(n) for n in state["shape"]), findings=())
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    anchors=(".SCB", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"),
+    find=find,
+    refine=refine,
+    read=from_bitsandbytes,
+)

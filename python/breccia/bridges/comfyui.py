@@ -8,12 +8,13 @@ files name the formats in the header, under ``_quantization_metadata``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from breccia.bridges._bridge import FileFormat, Place
 from breccia.bridges._common import (
     FP8_CODES,
     FP8_DTYPES,
@@ -42,8 +43,6 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "comfyui"
 PEER = None
 EXTRA = ""
-ANCHORS = (".comfy_quant", ".weight_scale")  # ends of the names that `find` begins with
-INPUT_SCALES = True  # its own, of FP8 and NVFP4, mean what ModelOpt's do
 HEADER = "_quantization_metadata"
 RECIPES: dict[str, ScalingRecipe] = {
     "nvfp4": NVFP4BlockScaling(),
@@ -180,10 +179,10 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     return {**parts, "comfy_quant": _said(scaled.recipe, inputs=False)}
 
 
-def lay_out_for_checkpoint(scaled: ScaledTensor, *, inputs: bool, model: Mapping[str, Any]) -> dict[str, Part]:
-    """As `lay_out`; FP8 layers without a scale of their ``inputs`` multiply in high precision: ComfyUI would round the
+def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part]:
+    """As `lay_out`; FP8 layers without a scale of their inputs multiply in high precision: ComfyUI would round the
     inputs with the scale 1."""
-    return {**lay_out(scaled), "comfy_quant": _said(scaled.recipe, inputs)}
+    return {**lay_out(scaled), "comfy_quant": _said(scaled.recipe, place.inputs)}
 
 
 def _check_multiples(scaled: ScaledTensor, size: int) -> None:
@@ -227,7 +226,7 @@ def carries(recipe: ScalingRecipe) -> bool:
     return False
 
 
-def header(recipes: Mapping[str, ScalingRecipe], inputs: frozenset[str]) -> dict[str, str]:
+def header(names: Sequence[str], recipes: Mapping[str, ScalingRecipe], inputs: frozenset[str]) -> dict[str, str]:
     """Entries of the header's metadata of a file with these layers."""
     layers = {name: _layer(recipe, name in inputs) for name, recipe in recipes.items()}
     return {HEADER: json.dumps({"format_version": "1.0", "layers": layers})} if layers else {}
@@ -306,3 +305,21 @@ def refine(found: Found, array: Callable[[str], Array]) -> Found:
     if kind != found.kind:
         raise ValueError(f"{NAME}: comfy_quant must say {found.kind!r} of such tensors, it says {kind!r}")
     return replace(found, options={"kind": kind})
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    anchors=(".comfy_quant", ".weight_scale"),
+    input_scales=True,  # its own, of FP8 and NVFP4, mean what ModelOpt's do
+    find=find,
+    find_all=find_all,
+    refine=refine,
+    read=from_comfyui,
+    carries=carries,
+    lay_out=lay_out_for_checkpoint,
+    header=header,
+    config=config,
+)

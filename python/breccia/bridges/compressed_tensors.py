@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges import _compressed_tensors_headers as _headers
+from breccia.bridges._bridge import FileFormat
 from breccia.bridges._common import (
     STORED_SCALES,
     Array,
@@ -43,9 +44,6 @@ from breccia.scaled_tensor import ScaledTensor
 
 PEER = "compressed_tensors"
 EXTRA = "compressed-tensors"
-ANCHORS = ("weight_scale",)  # ends of the names that `find` begins with
-SHARED_GLOBAL_SCALE = True  # servers keep one number for all parts of a fused layer
-BFLOAT16_SCALES = True  # transformers rounds scales to the model's dtype
 RECIPES: dict[str, ScalingRecipe] = {
     "nvfp4": NVFP4BlockScaling(global_scale_form="divisor"),
     "fp8": Float8CurrentScaling(granularity="row"),
@@ -59,7 +57,6 @@ RECIPES: dict[str, ScalingRecipe] = {
     "int8": INT8Scaling(scale_dtype="bf16"),
 }
 
-find, refine, config = _headers.find, _headers.refine, _headers.config
 
 __all__ = ["from_compressed_tensors", "to_compressed_tensors"]
 
@@ -218,3 +215,20 @@ def _one_divisor(scaled: ScaledTensor) -> Array:
     if second.size != 1:
         raise ValueError(f"global_scale must be one number for {NAME}, got {second.shape}: store experts one by one")
     return second.reshape(1)
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    anchors=("weight_scale",),
+    shared_global_scale=True,
+    bfloat16_scales=True,  # transformers rounds scales to the model's dtype
+    find=_headers.find,
+    refine=_headers.refine,
+    read=from_compressed_tensors,
+    carries=carries,
+    lay_out=lambda scaled, place: lay_out(scaled),
+    config=_headers.config,
+)

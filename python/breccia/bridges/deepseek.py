@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia.bridges._bridge import FileFormat, Place
 from breccia.bridges._common import (
     FP8_DTYPES,
     STORED_SCALES,
@@ -34,7 +35,6 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "deepseek"
 PEER = None
 EXTRA = ""
-ANCHORS = ("_scale_inv", ".scale")  # ends of the names that `find` begins with
 RECIPES: dict[str, ScalingRecipe] = {
     "block": Float8BlockScaling(block_m=128, block_k=128),
     "block-ue8m0": Float8BlockScaling(block_m=128, block_k=128, scale_format="e8m0"),
@@ -135,11 +135,11 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     return {"weight": weight, "weight_scale_inv": part(scale, STORED_SCALES[scale.dtype.name])}
 
 
-def lay_out_for_checkpoint(scaled: ScaledTensor, *, inputs: bool, model: Mapping[str, Any]) -> dict[str, Part]:
+def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part]:
     """As `lay_out`; E8M0 scales of a model before V4 are float32 numbers under V3's name, as in V3.1."""
     parts = lay_out(scaled)
     scale = parts.get("scale")
-    if scale is None or isinstance(scaled.recipe, MXFP4BlockScaling) or _may_be_v4(model):
+    if scale is None or isinstance(scaled.recipe, MXFP4BlockScaling) or _may_be_v4(place.model):
         return parts
 
     def numbers() -> Array:
@@ -226,3 +226,18 @@ def config(written: Written) -> dict[str, Any]:
         result["scale_fmt"] = "ue8m0"
     experts = {"expert_dtype": "fp4"} if any(isinstance(r, MXFP4BlockScaling) for r in recipes) else {}
     return {"quantization_config": result, **experts}
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    anchors=("_scale_inv", ".scale"),
+    find=find,
+    read=from_deepseek,
+    carries=carries,
+    model_knows=model_knows,
+    lay_out=lay_out_for_checkpoint,
+    config=config,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from breccia.bridges._bridge import FileFormat
 from breccia.recipes import ScalingRecipe
 
 if TYPE_CHECKING:
@@ -30,3 +31,11 @@ def from_dlpack(scaled: Any, framework: str) -> Any:
     from breccia import dlpack
 
     return dlpack.from_dlpack(scaled, framework)
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+)

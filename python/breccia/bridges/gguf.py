@@ -8,11 +8,13 @@ first half of a block's elements is in the low ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from breccia.bridges._bridge import FileFormat, Place, stored_name
 from breccia.bridges._common import (
     Array,
     as_numpy,
@@ -25,8 +27,7 @@ from breccia.bridges._common import (
     global_scale as one_global_scale,
 )
 from breccia.bridges._outside import OutsideTensor
-from breccia.bridges._parts import Part, materialize, rows_only
-from breccia.bridges._written import Written
+from breccia.bridges._parts import Found, Part, materialize, rows_only
 from breccia.layouts import PerBlockK, PerBlockMN
 from breccia.recipes import INT4Scaling, INT8Scaling, MXFP4BlockScaling, NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -34,8 +35,6 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "gguf"
 PEER = "gguf"
 EXTRA = "gguf"
-EMBEDDINGS = True  # may be quantized
-FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {
     "q8_0": INT8Scaling(group_size=32, scale_dtype="fp16"),
     "q4_0": INT4Scaling(group_size=32, scale_dtype="fp16"),
@@ -67,6 +66,7 @@ TYPES: dict[str, tuple[int, int, int]] = {
     "NVFP4": (40, 64, 36),
 }
 NUMBERS = {number: name for name, (number, _, _) in TYPES.items()}
+_TENSORS = ("Q8_0", "Q4_0", "Q4_1", "MXFP4", "NVFP4")  # types that `from_gguf` knows
 RECIPE_OF: dict[str, ScalingRecipe] = {name.upper(): recipe for name, recipe in RECIPES.items()}
 
 __all__ = ["dequantize_gguf", "from_gguf", "to_gguf"]
@@ -257,7 +257,7 @@ def dequantize_gguf(raw: Any, kind: str) -> Array:
     Raises:
         ValueError: an unknown kind, or rows that are not whole blocks.
     """
-    if kind in ("Q8_0", "Q4_0", "MXFP4", "NVFP4", "Q4_1"):
+    if kind in _TENSORS:
         from breccia.verbs import dequantize
 
         made = from_gguf(raw, kind)
@@ -359,6 +359,62 @@ _VALUES: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def config(written: Written) -> dict[str, Any]:
-    """GGUF files carry their own metadata."""
-    return {}
+def found_of(name: str, kind: str, shape: tuple[int, ...], second: str | None) -> Found:
+    """A tensor of a file, of its table's row.
+
+    Args:
+        name: in the table.
+        kind: a name of `TYPES` that has blocks.
+        shape: logical.
+        second: the tensor that has the global scale, if there is one; it is NVFP4's alone.
+    """
+    parts = {"blocks": name}
+    recipe = RECIPE_OF.get(kind)
+    if isinstance(recipe, NVFP4BlockScaling):
+        recipe = replace(recipe, two_level=second is not None)
+        parts |= {} if second is None else {"global_scale": second}
+    layout = None if recipe is None else recipe.layout
+    dtype = "float16" if kind.startswith("Q") else "uint8"
+    return Found(name, NAME, kind, parts, shape, recipe, layout, dtype, options={"kind": kind})
+
+
+def read_blocks(
+    parts: Mapping[str, Any], *, kind: str, row_order: Array | None = None
+) -> ScaledTensor | OutsideTensor | Array:
+    """A tensor of a file: ``blocks`` and perhaps ``global_scale``.
+
+    Args:
+        parts: the stored tensors by role.
+        kind: a name of `TYPES`.
+        row_order: where the file keeps the rows of the model's tensor, if in another order.
+
+    Raises:
+        ValueError: the blocks do not fit.
+    """
+    blocks = parts["blocks"] if row_order is None else parts["blocks"][np.argsort(row_order)]
+    if kind in _TENSORS:
+        return from_gguf(blocks, kind, parts.get("global_scale"))
+    return dequantize_gguf(blocks, kind)
+
+
+def store(name: str, scaled: ScaledTensor | OutsideTensor, place: Place) -> tuple[dict[str, Part], dict[str, str]]:
+    """Stored tensors by the names that programs of the model know; a part's dtype is its block type and its shape the
+    logical one, as in the file's table."""
+    roles = lay_out(scaled)
+    kind, name = next(iter(roles)), place.spell(name)
+    second = {stored_name(name, "scale"): roles["scale"]} if "scale" in roles else {}
+    return {name: Part(kind, scaled.shape, roles[kind].make), **second}, {}
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    own_files=True,
+    embeddings=True,
+    fused_experts=True,
+    read=read_blocks,
+    carries=carries,
+    store=store,
+)

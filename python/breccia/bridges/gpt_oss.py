@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from breccia.bridges._bridge import FileFormat
 from breccia.bridges._common import (
     Array,
     codes,
@@ -21,8 +22,6 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "gpt-oss"
 PEER = None
 EXTRA = ""
-ANCHORS = ("_blocks",)  # ends of the names that `find` begins with
-FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {"mxfp4": MXFP4BlockScaling()}
 
 __all__ = ["from_gpt_oss", "to_gpt_oss"]
@@ -108,3 +107,20 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
 def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here."""
     return {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": written.ignored}}
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    anchors=("_blocks",),
+    fused_experts=True,
+    find=find,
+    read=from_gpt_oss,
+    carries=carries,
+    takes=takes,
+    lay_out=lambda scaled, place: lay_out(scaled),
+    role_name=stored_name,
+    config=config,
+)

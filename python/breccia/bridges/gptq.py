@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from breccia import _core
+from breccia.bridges._bridge import FileFormat, Place
 from breccia.bridges._common import (
     STORED_SCALES,
     Array,
@@ -41,7 +42,6 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "gptq"
 PEER = None
 EXTRA = ""
-ANCHORS = (".qweight",)  # ends of the names that `find` begins with
 RECIPES: dict[str, ScalingRecipe] = {
     "int4": INT4Scaling(),
     "int4-asym": INT4Scaling(signed=False, symmetric=False),
@@ -175,7 +175,7 @@ def lay_out(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
     }
 
 
-def lay_out_for_checkpoint(scaled: ScaledTensor, *, inputs: bool, model: Mapping[str, Any]) -> dict[str, Part]:
+def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part]:
     """As `lay_out`; asymmetric tensors in version "gptq_v2", which alone can store every zero point."""
     return lay_out(scaled, version="gptq" if scaled.zero_point is None else "gptq_v2")
 
@@ -280,3 +280,18 @@ def _fused(modules: list[str]) -> list[str]:
         prefixes = (module.removesuffix(parts[0]) for module in modules if module.endswith(f".{parts[0]}"))
         names += [prefix + whole for prefix in prefixes if all(prefix + part in there for part in parts)]
     return names
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    anchors=(".qweight",),
+    find=find,
+    refine=refine,
+    read=from_gptq,
+    carries=carries,
+    lay_out=lay_out_for_checkpoint,
+    config=config,
+)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia.bridges._bridge import FileFormat
 from breccia.bridges._common import (
     STORED_SCALES,
     Array,
@@ -46,10 +47,6 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "mlx"
 PEER = "mlx.core"
 EXTRA = "mlx"
-ANCHORS = (".scales",)  # ends of the names that `find` begins with
-EXPERTS_TOGETHER = True  # its readers want all experts of a layer in one tensor
-EMBEDDINGS = True  # may be quantized
-FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {
     "mxfp4": MXFP4BlockScaling(),
     "mxfp8": MXFP8BlockScaling(),
@@ -348,3 +345,21 @@ def _numbers(recipe: ScalingRecipe) -> dict[str, Any]:
         case _:
             bits = 8 if isinstance(recipe, INT8Scaling) else 4
             return {"group_size": getattr(recipe, "group_size", 64), "bits": bits, "mode": "affine"}
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    anchors=(".scales",),
+    experts_together=True,
+    embeddings=True,
+    fused_experts=True,
+    find=find,
+    read=from_mlx,
+    carries=carries,
+    why_not=why_not,
+    lay_out=lambda scaled, place: lay_out(scaled),
+    config=config,
+)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia.bridges._bridge import FileFormat, Place
 from breccia.bridges._common import (
     FP8_DTYPES,
     STORED_SCALES,
@@ -44,9 +45,6 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "modelopt"
 PEER = None
 EXTRA = ""
-ANCHORS = ("weight_scale",)  # ends of the names that `find` begins with
-INPUT_SCALES = True  # of activations: kept
-SHARED_GLOBAL_SCALE = True  # servers keep one number for all parts of a fused layer
 RECIPES: dict[str, ScalingRecipe] = {
     "nvfp4": NVFP4BlockScaling(),
     "fp8": Float8CurrentScaling(granularity="row"),
@@ -169,9 +167,9 @@ def lay_out(scaled: ScaledTensor) -> dict[str, Part]:
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 
 
-def lay_out_for_checkpoint(scaled: ScaledTensor, *, inputs: bool, model: Mapping[str, Any]) -> dict[str, Part]:
+def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part]:
     """As `lay_out`; tiles' scales in four axes as ModelOpt exports them, and a tensor's own scale for each row where
-    there are no ``inputs``, scales of activations: servers have no FP8 of weights in one scale alone."""
+    there are no scales of activations (inputs): servers have no FP8 of weights in one scale alone."""
     parts = lay_out(scaled)
     scale = parts["weight_scale"]
     if isinstance(scaled.recipe, Float8BlockScaling) and len(scale.shape) == 2:
@@ -179,7 +177,7 @@ def lay_out_for_checkpoint(scaled: ScaledTensor, *, inputs: bool, model: Mapping
         parts["weight_scale"] = Part(
             scale.dtype, (rows, 1, columns, 1), lambda: scale.make().reshape(rows, 1, columns, 1)
         )
-    elif isinstance(scaled.layout, PerTensor) and not inputs:
+    elif isinstance(scaled.layout, PerTensor) and not place.inputs:
         every = scaled.shape[:-1]
         parts["weight_scale"] = Part(scale.dtype, every, lambda: np.full(every, scale.make().reshape(())))
     return parts
@@ -289,6 +287,12 @@ def config(written: Written) -> dict[str, Any]:
     }
 
 
+def said_beside(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``quantization_config`` of a checkpoint whose config.json has none, of its hf_quant_config.json."""
+    quantization = said.get("quantization")
+    return {"quant_method": NAME, **(quantization if isinstance(quantization, dict) else {})}
+
+
 def _algorithm(recipe: ScalingRecipe, inputs: bool) -> dict[str, Any]:
     match recipe:
         case NVFP4BlockScaling():
@@ -315,3 +319,22 @@ def _group(kind: dict[str, Any]) -> dict[str, Any]:
         return {"weights": weights | size}
     inputs = {"dynamic": False, "num_bits": bits, "type": "float"}
     return {"input_activations": inputs | size, "weights": weights | size}
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    anchors=("weight_scale",),
+    input_scales=True,
+    pre_scales=True,
+    shared_global_scale=True,
+    beside="hf_quant_config",
+    said_beside=said_beside,
+    find=find,
+    read=from_modelopt,
+    carries=carries,
+    lay_out=lay_out_for_checkpoint,
+    config=config,
+)

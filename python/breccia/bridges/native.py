@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from breccia import frameworks, layouts, recipes
+from breccia.bridges._bridge import FileFormat, Place
 from breccia.bridges._common import (
     FP8_CODES,
     STORED_SCALES,
@@ -39,9 +40,6 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = "breccia"
 PEER = None
 EXTRA = ""
-TURNED_WEIGHTS = True  # read by name, whose weights are turned back
-EMBEDDINGS = True  # may be quantized
-FUSED_EXPERTS = True  # its readers know all experts of a layer in one tensor
 RECIPES: dict[str, ScalingRecipe] = {}
 ROLES = ("data", "scale", "zero_point", "global_scale")
 
@@ -105,6 +103,12 @@ def store(name: str, scaled: ScaledTensor) -> tuple[dict[str, Part], str]:
         "original_dtype": scaled.original_dtype,
     }
     return parts, json.dumps(config)
+
+
+def store_in_checkpoint(name: str, scaled: ScaledTensor, place: Place) -> tuple[dict[str, Part], dict[str, str]]:
+    """As `store`, with the entry's name."""
+    parts, text = store(name, scaled)
+    return parts, {f"{name}.config": text}
 
 
 def _stored(array: Array) -> str:
@@ -272,3 +276,19 @@ def config(written: Written) -> dict[str, Any]:
     if others:
         said["modules"] = {module: recipe.to_dict() for recipe, modules in others for module in modules}
     return {"quantization_config": said}
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    turned_weights=True,  # read by name, whose weights are turned back
+    embeddings=True,
+    fused_experts=True,
+    find_all=find_all,
+    read=load,
+    carries=carries,
+    store=store_in_checkpoint,
+    config=config,
+)

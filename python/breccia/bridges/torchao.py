@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from breccia.bridges import _torchao_files, _torchao_read
+from breccia.bridges._bridge import FileFormat
 from breccia.bridges._common import (
     in_torch,
     require,
@@ -34,7 +35,6 @@ from breccia.scaled_tensor import ScaledTensor
 NAME = _torchao_read.NAME
 PEER = "torchao"
 EXTRA = "torchao"
-SINGLE_EXPERTS = False  # transformers keeps them in one tensor, which it makes of floats alone
 RECIPES: dict[str, ScalingRecipe] = {
     "fp8": Float8CurrentScaling(granularity="row"),
     "fp8-tensor": Float8CurrentScaling(),
@@ -57,9 +57,6 @@ _OPAQUE = {
     "NF4Tensor": "a codebook",
 }
 
-
-find_all, refine, load = _torchao_files.find_all, _torchao_files.refine, _torchao_files.load
-store, config = _torchao_files.store, _torchao_files.config
 
 __all__ = ["from_torchao", "to_torchao"]
 
@@ -162,3 +159,21 @@ def carries(recipe: ScalingRecipe) -> bool:
     if isinstance(recipe, INT4Scaling):
         return recipe.signed or not recipe.symmetric
     return True
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    whole_header=True,  # readers take the last shard's header for that of all
+    single_experts=False,  # transformers keeps them in one tensor, which it makes of floats alone
+    find_all=_torchao_files.find_all,
+    refine=_torchao_files.refine,
+    read=_torchao_files.load,
+    carries=carries,
+    store=_torchao_files.store_in_checkpoint,
+    plain_metadata=_torchao_files.plain_metadata,
+    header=_torchao_files.header,
+    config=_torchao_files.config,
+)

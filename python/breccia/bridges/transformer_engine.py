@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia.bridges._bridge import FileFormat
 from breccia.bridges._common import (
     Array,
     as_numpy,
@@ -288,3 +289,12 @@ def carries(recipe: ScalingRecipe) -> bool:
     if isinstance(recipe, NVFP4BlockScaling):
         return recipe.two_level
     return isinstance(recipe, (DelayedScaling, MXFP8BlockScaling)) or recipe == Float8CurrentScaling()
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    carries=carries,
+)

@@ -17,13 +17,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from breccia import bridges
-from breccia.bridges import gguf
 from breccia.bridges._parts import Found
 from breccia.checkpoint import outputs
 from breccia.checkpoint.execute import execute
 from breccia.checkpoint.experts import together
-from breccia.checkpoint.files.gguf_file import GgufFile, GgufWriter
+from breccia.checkpoint.files.gguf_file import GgufFile, GgufWriter, block_type
 from breccia.checkpoint.files.gguf_models import ModelMap
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
@@ -31,7 +29,7 @@ from breccia.checkpoint.identity import identity_of
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shared_scales import share
 from breccia.checkpoint.source import FACTOR, Checkpoint, is_float, naming
-from breccia.checkpoint.targets import Choice, Target, choose, gguf_kind, parse_target
+from breccia.checkpoint.targets import Choice, Target, choose, parse_target
 from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Work, partial_of
 from breccia.checkpoint.workers import Workers
@@ -123,23 +121,24 @@ class Job:
         _check_patterns(checkpoint, target)
         self.notes: list[str] = []
         self.left_out: list[str] = []
-        if target.format == "gguf":
+        bridge = target.bridge
+        if bridge.own_files:
             names, reason = outputs.gguf_model(checkpoint)
             target = dataclasses.replace(target, names=names)
             self._note_model(names, reason)
         quantized = any(found.format != "plain" for found in checkpoint.found)
         inputs = [f.name.removesuffix(".input_scale") for f in checkpoint.found if f.name.endswith(".input_scale")]
-        if target.format != "modelopt":
+        if not bridge.pre_scales:
             inputs = [name for name in inputs if f"{name}.pre_quant_scale" not in checkpoint.entries]
         target = dataclasses.replace(target, left_alone=quantized, model=checkpoint.config, inputs=frozenset(inputs))
         self.target = target
-        self._folds = target.format != "modelopt"  # the one format with a place for scales of inputs
+        self._folds = not bridge.pre_scales
         self._quantized = {f.name for f in checkpoint.found if f.format != "plain"}
         found = [checkpoint.refined(one) for one in checkpoint.found if not self._dropped(one.name)]
         if self._folds:
             found = [checkpoint.folded(one) for one in found]
             self._note_folded(found)
-        if getattr(bridges.modules().get(target.format), "EXPERTS_TOGETHER", False):
+        if bridge.experts_together:
             found = together(found)
         self.choices = [self._choose(one) for one in found]
         if not target.float_dtype:
@@ -148,14 +147,14 @@ class Job:
             outputs.quantization_config(checkpoint, target, self.choices)  # may refuse, before any work
         self.notes += self._note_nothing()
         self.notes += self._note_levels()
-        if target.format != "gguf" and isinstance(checkpoint.files[0], GgufFile):
+        if not bridge.own_files and isinstance(checkpoint.files[0], GgufFile):
             self.notes.append("there is no config.json: the names are the model's own, programs need its config beside")
         self._check_names()
         self.files = self._files()
         total = sum(nbytes_of_choice(c) for c in self.choices)
         self.progress = Progress(total, show)
         self.threads = threads
-        self.into_directory = checkpoint.path.is_dir() and target.format != "gguf"
+        self.into_directory = checkpoint.path.is_dir() and not bridge.own_files
 
     def _choose(self, found: Found) -> Choice:
         with naming(self.checkpoint.path, found.name):
@@ -226,8 +225,7 @@ class Job:
             return False
         if self._folds and name.removesuffix("input_scale") + "pre_quant_scale" in self.checkpoint.entries:
             return True  # of inputs that were scaled first
-        keeps = getattr(bridges.modules().get(self.target.format), "INPUT_SCALES", False)
-        return weight in self._quantized and not (keeps and name.endswith(".input_scale"))
+        return weight in self._quantized and not (self.target.bridge.input_scales and name.endswith(".input_scale"))
 
     def _check_names(self) -> None:
         seen: set[str] = set()
@@ -239,7 +237,7 @@ class Job:
 
     def _files(self) -> list[tuple[str, list[Choice]]]:
         """Output files and what goes into each: as the source's, where it has several."""
-        if not self.checkpoint.path.is_dir() or self.target.format == "gguf":
+        if not self.checkpoint.path.is_dir() or self.target.bridge.own_files:
             return [(self.destination.name, self.choices)]
         by_file: dict[str, list[Choice]] = {f.path.name: [] for f in self.checkpoint.files}
         for choice in self.choices:
@@ -305,16 +303,14 @@ class Job:
 
     def _writer(self, path: Path, choices: list[Choice]) -> PlannedWriter:
         plan = {name: spec for choice in choices for name, spec in choice.outputs.items()}
-        if self.target.format == "gguf":
+        bridge = self.target.bridge
+        if bridge.own_files:
             return self._gguf_writer(path, choices, plan)
         metadata = {"format": "pt"}
-        whole = self.target.format == "torchao"  # whose readers take the last shard's header for that of all
-        for choice in self.choices if whole else choices:
+        told = self.choices if bridge.whole_header else choices
+        for choice in told:
             metadata |= choice.metadata
-        if whole:
-            metadata["tensor_names"] = json.dumps([c.found.name for c in self.choices])
-        if hasattr(bridges.modules().get(self.target.format), "header"):
-            metadata |= self.target.module.header(outputs.modules_of(choices), self.target.inputs)
+        metadata |= bridge.header([c.found.name for c in told], outputs.modules_of(told), self.target.inputs)
         if not self.into_directory:
             said = outputs.quantization_config(self.checkpoint, self.target, self.choices)
             if said:
@@ -325,7 +321,7 @@ class Job:
         self, path: Path, choices: list[Choice], plan: dict[str, tuple[str, tuple[int, ...]]]
     ) -> PlannedWriter:
         names = self.target.names
-        kinds = {n: (d if d in gguf.TYPES else gguf_kind(d), s) for n, (d, s) in plan.items()}
+        kinds = {n: (block_type(d), s) for n, (d, s) in plan.items()}
         fields, trouble = outputs.gguf_fields(self.checkpoint, names, self.left_out, kinds)
         if trouble and trouble not in self.notes:
             self.notes.append(trouble)

@@ -40,16 +40,16 @@ def doctor() -> dict[str, Any]:
         "memory_bytes": _memory(),
         "gpus": _gpus(),
         "peers": {name: _version(name) for name in _uses()},
-        "bridges": sorted(bridges.modules()),
+        "bridges": sorted(bridges.registry()),
     }
 
 
 def _uses() -> dict[str, tuple[str, str]]:
     """Distribution -> what it is for and its extra."""
     peers = {
-        module.PEER.partition(".")[0]: (f"the {name} bridge", module.EXTRA)
-        for name, module in bridges.modules().items()
-        if module.PEER
+        bridge.peer.partition(".")[0]: (f"the {name} bridge", bridge.extra)
+        for name, bridge in bridges.registry().items()
+        if bridge.peer
     }
     return dict(sorted({**peers, **_FRAMEWORKS}.items()))
 

@@ -14,7 +14,7 @@ from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
 from breccia.checkpoint.models import is_turned, models_name
 
-__all__ = ["Logical", "Plain", "in_order", "spelled"]
+__all__ = ["Logical", "Plain", "blocks_of", "in_order", "spelled"]
 
 
 class PlainSaid(NamedTuple):
@@ -128,6 +128,15 @@ def spelled(name: str, home: SafetensorsFile | GgufFile, shape: tuple[int, ...])
     outside = home.model.outside(name)
     order = home.model.row_order(outside, shape[0] if shape else 0)
     return outside, {} if order is None else {"row_order": order}
+
+
+def blocks_of(file: GgufFile) -> list[Found]:
+    """The tensors of a GGUF file that are stored in blocks, by the model's own names."""
+    result = []
+    for one in file.blocks():
+        name, options = spelled(one.name, file, one.shape)
+        result.append(replace(one, name=name, options={**one.options, **options}))
+    return result
 
 
 def _suspicious(entry: Entry) -> tuple[str, ...]:

@@ -85,11 +85,11 @@ def _target(checkpoint: Checkpoint) -> Target:
         raise ValueError(f"base must be of safetensors files, {checkpoint.path} is GGUF: merge before converting to it")
     formats = sorted({found.format for found in checkpoint.found} - {"plain"})
     if not formats:
-        return Target("merge-lora", format="breccia", exclude=("*",))
-    module = bridges.modules()[formats[0]]
-    if len(formats) > 1 or not (hasattr(module, "lay_out") or hasattr(module, "store")):
+        return Target("merge-lora", exclude=("*",))
+    bridge = bridges.bridge(formats[0])
+    if len(formats) > 1 or not bridge.writes:
         raise ValueError(f"base must be in one format that is written here, it is in {', '.join(formats)}")
-    default = next(iter(module.RECIPES.values()), None)
+    default = next(iter(bridge.recipes.values()), None)
     return Target("merge-lora", format=formats[0], default=default)
 
 
@@ -152,7 +152,7 @@ class _Merge(Job):
     def _share(self) -> tuple[list[Choice], list[str]]:
         """Parts that share a global scale, where one of them changes."""
         choices = list(self.choices)
-        if getattr(self.target.module, "SHARED_GLOBAL_SCALE", False):
+        if self.target.bridge.shared_global_scale:
             for members in shared_scales.fused(choices):
                 if any(choices[i].action == "merge" for i in members):
                     group = _Group(self, [choices[i].found for i in members])

@@ -4,37 +4,33 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from breccia.bridges import gguf
 from breccia.bridges._written import Written
 from breccia.checkpoint import disk
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.files.bounded_json import loads
-from breccia.checkpoint.files.gguf_file import GgufFile
+from breccia.checkpoint.files.gguf_file import GgufFile, block_bytes
 from breccia.checkpoint.files.gguf_models import ARRAY, STRING, UINT32, Fields, ModelMap, hyperparameters, model_map
 from breccia.checkpoint.files.gguf_tokenizer import chat_fields, tokenizer_fields
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.models import tied_heads
-from breccia.checkpoint.source import LEFT_OUT, MAX_JSON, Checkpoint, read_json
+from breccia.checkpoint.source import LEFT_OUT, MAX_JSON, Checkpoint, config_files, read_json
 from breccia.checkpoint.targets import Choice, Target
 from breccia.recipes import ScalingRecipe
 
 __all__ = ["gguf_fields", "gguf_model", "modules_of", "stored_bytes", "write_companions"]
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
-_OTHERS = ("config.json", "hf_quant_config.json")
 
 
 def stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of an output; ``dtype`` is safetensors' name or GGUF's block type."""
     if dtype in DTYPES:
         return nbytes_of(dtype, shape)
-    _, block, nbytes = gguf.TYPES[dtype]
-    return math.prod(shape) // block * nbytes
+    return block_bytes(dtype, shape)
 
 
 def write_companions(
@@ -53,7 +49,7 @@ def write_companions(
         total = sum(stored_bytes(d, s) for c in choices for d, s in c.outputs.values())
         _write(work / checkpoint.index.name, {"metadata": {"total_size": total}, "weight_map": weights})
     if as_it_is:
-        for name in _OTHERS:
+        for name in config_files():
             if (checkpoint.path / name).is_file():
                 disk.copy_file(checkpoint.path / name, work / name)
     elif (checkpoint.path / "config.json").is_file():
@@ -66,9 +62,9 @@ def write_companions(
 def _copy_others(source: Path, work: Path, files: set[str]) -> None:
     """Copy what is not the model's weights: files beside them, and folders, in which sentence-transformers keeps how
     it pools and further layers, weights included."""
-    parts = _modules(source / "modules.json")
+    parts, others = _modules(source / "modules.json"), config_files()
     for path in sorted(source.iterdir()):
-        skip = path.name.startswith(".") or path.name in _OTHERS or path.name.endswith(".index.json")
+        skip = path.name.startswith(".") or path.name in others or path.name.endswith(".index.json")
         skip = skip or path.name in files
         if path.is_file() and not skip and path.suffix not in _WEIGHTS:
             disk.copy_file(path, work / path.name)
@@ -113,8 +109,9 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
         return config, {}
     kept = {c.found.name for c in choices if c.action == "copy"}
     inputs = frozenset(m for m in recipes if f"{m}.input_scale" in kept)
-    said = target.module.config(Written(recipes, _ignored(checkpoint, choices), inputs, checkpoint.config))
-    others = {key: said.pop(key) for key in list(said) if key == "hf_quant_config"}
+    said = target.bridge.config(Written(recipes, _ignored(checkpoint, choices), inputs, checkpoint.config))
+    beside = target.bridge.beside
+    others = {beside: said.pop(beside)} if beside in said else {}
     return {**config, **said}, others
 
 

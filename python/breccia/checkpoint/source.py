@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from breccia import bridges
-from breccia.bridges import gguf
 from breccia.bridges._common import float32
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
@@ -28,16 +27,20 @@ from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
-from breccia.checkpoint.logical import Logical, Plain, in_order, spelled
+from breccia.checkpoint.logical import Logical, Plain, blocks_of, in_order
 from breccia.layouts import PerTensor
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["Checkpoint", "assemble", "read_json"]
 
 MAX_JSON = 100_000_000  # bytes, as of a header
-_WRITTEN = ("config.json", "hf_quant_config.json")  # beside the weights, by this package too
 LEFT_OUT = "breccia.left_out"  # GGUF metadata: names of the source's tensors that GGUF has no place for
 _FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def config_files() -> tuple[str, ...]:
+    """Files beside the weights that say how they are quantized, which this package writes too."""
+    return ("config.json", *(f"{b.beside}.json" for b in bridges.registry().values() if b.beside))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -119,12 +122,10 @@ class Checkpoint:
             return [self.path]
         if os.path.lexists(self.path / "config.json"):
             self.config = self._json(self.path / "config.json")
-        if os.path.lexists(self.path / "hf_quant_config.json") and not self.quantization:
-            said = self._json(self.path / "hf_quant_config.json").get("quantization")
-            self.config["quantization_config"] = {
-                "quant_method": "modelopt",
-                **(said if isinstance(said, dict) else {}),
-            }
+        for bridge in bridges.registry().values():
+            beside = self.path / f"{bridge.beside}.json"
+            if bridge.beside and os.path.lexists(beside) and not self.quantization:
+                self.config["quantization_config"] = bridge.said_beside(self._json(beside))
         indices = sorted(p for p in self.path.glob("*.safetensors.index.json") if not p.name.startswith("."))
         if not indices:
             paths = sorted(p for p in self.path.glob("*.safetensors") if not p.name.startswith("."))
@@ -150,7 +151,7 @@ class Checkpoint:
         for name in names:
             if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
                 raise ValueError(f"{index}: files must be names in its directory, got {name[:200]!r}")
-            if name in _WRITTEN or name.endswith(".index.json"):
+            if name in config_files() or name.endswith(".index.json"):
                 raise ValueError(f"{index}: files must be of tensors, {name!r} is not")
         return names
 
@@ -198,34 +199,35 @@ class Checkpoint:
         found: list[Found] = []
         for file in self.files:
             if isinstance(file, GgufFile):
-                found += self._find_gguf(file, taken)
+                found += blocks_of(file)
+                taken |= {name for one in found for name in one.parts.values()}
                 continue
-            for module in bridges.modules().values():
-                if hasattr(module, "find_all") and file.metadata:
+            for bridge in bridges.registry().values():
+                if file.metadata:
                     with naming(file.path, NAMELESS):
-                        every = module.find_all(self.entries, file.metadata)
+                        every = bridge.find_all(self.entries, file.metadata)
                     for one in every:
                         with naming(file.path, one.name):
                             self._check_shape(one)
                     found += [f for f in every if _take(f, taken)]
-        finders = [m for m in bridges.modules().values() if hasattr(m, "find")]
-        anchors = tuple({anchor for module in finders for anchor in module.ANCHORS})
+        finders = [bridge for bridge in bridges.registry().values() if bridge.anchors]
+        anchors = tuple({anchor for bridge in finders for anchor in bridge.anchors})
         troubles: dict[str, str] = {}
         for name in self.entries:
             if not name.endswith(anchors):
                 continue
-            for module in finders:
-                if name in taken or not name.endswith(module.ANCHORS):
+            for bridge in finders:
+                if name in taken or not name.endswith(bridge.anchors):
                     continue
                 try:
-                    one = module.find(name, self.entries, context)
-                    if one is not None:
-                        self._check_shape(one)
+                    known = bridge.find(name, self.entries, context)
+                    if known is not None:
+                        self._check_shape(known)
                 except ODD as error:
                     troubles[name] = f"looks quantized but does not fit: {trouble(error)}"
                     continue
-                if one is not None and _take(one, taken):
-                    found.append(one)
+                if known is not None and _take(known, taken):
+                    found.append(known)
         return in_order(found, taken, Plain(self.entries, self.home, self.config, troubles))
 
     def _check_shape(self, found: Found) -> None:
@@ -240,26 +242,6 @@ class Checkpoint:
             found.layout.scale_shape(found.shape)  # raises where they do not fit
         if math.prod(found.shape) > 8 * nbytes:
             raise ValueError(f"shape must be that of {nbytes} stored bytes, got {found.shape}")
-
-    def _find_gguf(self, file: GgufFile, taken: set[str]) -> list[Found]:
-        found = []
-        for name, kind in file.kinds.items():
-            if gguf.TYPES[kind][1] == 1:
-                continue
-            parts = {"blocks": name}
-            second = name.removesuffix("weight") + "scale" if name.endswith("weight") else name + ".scale"
-            if kind == "NVFP4" and second in file.entries:
-                parts["global_scale"] = second
-            recipe = gguf.RECIPE_OF.get(kind)
-            if kind == "NVFP4" and recipe is not None:
-                recipe = replace(recipe, two_level="global_scale" in parts)  # type: ignore[call-arg]
-            layout = None if recipe is None else recipe.layout
-            dtype = "float16" if kind.startswith("Q") else "uint8"
-            outside, options = spelled(name, file, file.shapes[name])
-            one = Found(outside, "gguf", kind, parts, file.shapes[name], recipe, layout, dtype, options=options)
-            taken |= set(parts.values())
-            found.append(one)
-        return found
 
     def nbytes(self, found: Found) -> int:
         """Stored bytes of a logical tensor."""
@@ -292,8 +274,6 @@ class Checkpoint:
                 array = self._in_order(found, self._one(found, found.parts["weight"]))
                 return np.swapaxes(array, -1, -2) if found.options.get("turned") else array
             parts = {role: self._one(found, name) for role, name in found.parts.items()}
-            if found.format == "gguf":
-                parts["blocks"] = self._in_order(found, parts["blocks"])
             tensor = assemble(found, parts)
             factor = found.options.get(FACTOR)
             return tensor if factor is None else self._by_columns(tensor, self.array(factor))
@@ -339,12 +319,10 @@ class Checkpoint:
         """What only small tensors tell, such as whether zero points are all the same, looked at."""
         if "members" in found.options or "expert" in found.options:
             return found
-        refine = getattr(bridges.modules().get(found.format), "refine", None)
-        if refine is None:
-            return found
         with naming(self.path, found.name):
-            one: Found = refine(found, self.array)
-            self._check_shape(one)
+            one = bridges.bridge(found.format).refine(found, self.array)
+            if one is not found:
+                self._check_shape(one)
         return one
 
     def release(self, found: Found) -> None:
@@ -366,17 +344,10 @@ def assemble(
     Raises:
         ValueError: they do not fit.
     """
-    if found.format == "gguf":
-        if found.kind in ("Q8_0", "Q4_0", "Q4_1", "MXFP4", "NVFP4"):
-            return gguf.from_gguf(parts["blocks"], found.kind, parts.get("global_scale"))
-        return gguf.dequantize_gguf(parts["blocks"], found.kind)
     if list(found.parts.values()).count(found.parts.get("global_scale", "")) > 1:
         del parts["global_scale"]  # a second name for a role of the format's own
     options = {key: value for key, value in found.options.items() if key not in ("expert", "experts", FACTOR)}
-    module = bridges.modules()[found.format]
-    reader = getattr(module, "load", None) or getattr(module, f"from_{module.__name__.rpartition('.')[2]}")
-    result: ScaledTensor | OutsideTensor | np.ndarray[Any, Any] = reader(parts, **options)
-    return result
+    return bridges.bridge(found.format).open(parts, replace(found, options=options))
 
 
 FACTOR = "input_factor"  # the option that names a stored scale of a layer's inputs

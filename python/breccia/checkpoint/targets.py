@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from types import ModuleType
 from typing import Any
 
 from breccia import bridges, recipe_names, recipes
-from breccia.bridges import gguf
+from breccia.bridges._bridge import Bridge, Place
 from breccia.bridges._parts import Found, Part, ghost
 from breccia.bridges._written import same_grid
 from breccia.checkpoint.files.gguf_models import ModelMap
@@ -91,9 +89,9 @@ class Target:
         return (self.names.inside(name) if self.names else None) or name
 
     @property
-    def module(self) -> ModuleType:
-        """The bridge that writes the format."""
-        return bridges.modules()[self.format]
+    def bridge(self) -> Bridge:
+        """What the format is; that of plain tensors where a float dtype is written."""
+        return bridges.bridge(self.format)
 
 
 @dataclass(frozen=True)
@@ -116,9 +114,9 @@ class Choice:
 def target_names() -> list[str]:
     """Everything `parse_target` understands, formats with their recipes."""
     names = [*FLOATS, *recipe_names.names()]
-    for name, module in bridges.modules().items():
-        if hasattr(module, "lay_out") or name == "torchao":
-            names += [name, *(f"{name}:{key}" for key in module.RECIPES)]
+    for name, bridge in bridges.registry().items():
+        if bridge.writes and name != bridges.OWN:  # whose recipes are spelled alone
+            names += [name, *(f"{name}:{key}" for key in bridge.recipes)]
     return names
 
 
@@ -143,16 +141,16 @@ def parse_target(
     options = {"scale_search": scale_search, "group_size": group_size}
     if name in recipe_names.names():
         base = recipe_names.recipe_of(spelled)
-        return Target(spelled, format="breccia", recipe=_with(base, options), **patterns)
-    module = bridges.modules().get(name)
-    if module is None or not (hasattr(module, "lay_out") or name in ("torchao", "breccia")):
+        return Target(spelled, format=bridges.OWN, recipe=_with(base, options), **patterns)
+    bridge = bridges.registry().get(name)
+    if bridge is None or not bridge.writes:
         names = recipe_names.suggestion(spelled, target_names())
         raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {names}")
-    if keys and keys[0] not in module.RECIPES:
-        names = ", ".join(module.RECIPES) or "nothing"
+    if keys and keys[0] not in bridge.recipes:
+        names = ", ".join(bridge.recipes) or "nothing"
         raise ValueError(f"--to {name}: must be followed by one of {names}, got {keys[0]!r}")
-    default = next(iter(module.RECIPES.values()), recipes.NVFP4BlockScaling())
-    recipe = recipe_names.with_options(module.RECIPES[keys[0]], keys[1:], f"--to {name}:{keys[0]}") if keys else None
+    default = next(iter(bridge.recipes.values()), recipes.NVFP4BlockScaling())
+    recipe = recipe_names.with_options(bridge.recipes[keys[0]], keys[1:], f"--to {name}:{keys[0]}") if keys else None
     if recipe is None and any(v is not None for v in options.values()):
         recipe = default
     return Target(
@@ -213,7 +211,7 @@ def choose(found: Found, target: Target) -> Choice:
         return _as_bfloat16(found, target, why)
     if found.format == "plain":
         recipe = _recipe(target)
-        if not wanted(found, target) or recipe is None or not _takes(found, target):
+        if not wanted(found, target) or recipe is None or not target.bridge.takes(found.name, found.shape):
             return _copy(found, target)
         return _quantize(found, "cast", recipe, target)
     if found.recipe is not None and _holds(found, target):
@@ -228,12 +226,11 @@ def _holds(found: Found, target: Target) -> bool:
     assert recipe is not None
     if target.recipe is not None and not same_grid(recipe, target.recipe):
         return False
-    if not target.module.carries(recipe):
+    if not target.bridge.carries(recipe):
         return False
     if target.names is not None and not target.names.second_scales and "global_scale" in found.parts:
         return False
-    knows = getattr(target.module, "model_knows", None)
-    if knows is not None and not knows(recipe, target.model):
+    if not target.bridge.model_knows(recipe, target.model):
         return False
     try:
         target_parts(target, found.name, found.ghost())
@@ -244,35 +241,25 @@ def _holds(found: Found, target: Target) -> bool:
 
 def _without_a_place(found: Found, target: Target) -> str:
     """Why no program loads a quantized tensor from the format though the bytes have a form in it; "" where one does."""
+    bridge = target.bridge
     if is_turned(found.name, found.shape, target.model):
-        if len(found.shape) == 2 and not getattr(target.module, "TURNED_WEIGHTS", False):
+        if len(found.shape) == 2 and not bridge.turned_weights:
             return f"weights with inputs before outputs have no form in {target.format} that a program loads"
-        if len(found.shape) == 3 and not getattr(target.module, "FUSED_EXPERTS", False):
+        if len(found.shape) == 3 and not bridge.fused_experts:
             return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
-    if why := getattr(target.module, "why_not", lambda _: "")(found.name):
-        return str(why)
-    if found.format != "plain" and is_embedding(found.name) and not getattr(target.module, "EMBEDDINGS", False):
+    if why := bridge.why_not(found.name):
+        return why
+    if found.format != "plain" and is_embedding(found.name) and not bridge.embeddings:
         return f"embeddings have no form in {target.format} that a program loads"
-    if is_one_expert(found.name) and not getattr(target.module, "SINGLE_EXPERTS", True):
+    if is_one_expert(found.name) and not bridge.single_experts:
         return f"experts in tensors of their own have no form in {target.format} that a program loads"
     return ""
 
 
 def _as_bfloat16(found: Found, target: Target, why: str) -> Choice:
     """What cannot be written in the new format must not stay in the old one, which nothing would read."""
-    name, metadata = target.spell(found.name), _plain_metadata(found.name, target)
+    name, metadata = target.spell(found.name), target.bridge.plain_metadata(found.name)
     return _float(found, target, name, "BF16", metadata=metadata, note=f"written as bf16: {why}")
-
-
-def _plain_metadata(name: str, target: Target) -> dict[str, str]:
-    """torchao's word for a tensor that is not of its classes."""
-    return {name: json.dumps({"_type": "Tensor"})} if target.format == "torchao" else {}
-
-
-def _takes(found: Found, target: Target) -> bool:
-    """Whether the format has a place for a quantized tensor of that name and shape."""
-    takes = getattr(target.module, "takes", None)
-    return takes is None or bool(takes(found.name, found.shape))
 
 
 def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> Choice:
@@ -287,7 +274,7 @@ def _copy(found: Found, target: Target) -> Choice:
         # Programs add and multiply by vectors in float32 only.
         return Choice(found, "float", {target.spell(found.name): ("F32", found.shape)})
     name = target.spell(found.name)
-    metadata = _plain_metadata(name, target)
+    metadata = target.bridge.plain_metadata(name)
     shape = (*found.shape[:-2], found.shape[-1], found.shape[-2]) if found.options.get("turned") else found.shape
     return Choice(found, "copy", {name: (found.dtype, shape)}, metadata=metadata)
 
@@ -324,38 +311,5 @@ def target_parts(target: Target, name: str, scaled: ScaledTensor) -> tuple[dict[
     Raises:
         ValueError: the format has no place for such a tensor.
     """
-    module = target.module
-    if target.format == "breccia":
-        parts, text = module.store(name, scaled)
-        return parts, {f"{name}.config": text}
-    if target.format == "torchao":
-        parts, text = module.store(name, scaled)
-        return parts, {name: text}
-    if hasattr(module, "lay_out_for_checkpoint"):
-        inputs = name.removesuffix(".weight") in target.inputs
-        roles = module.lay_out_for_checkpoint(scaled, inputs=inputs, model=target.model)
-    else:
-        roles = module.lay_out(scaled)
-    if target.format == "gguf":
-        kind, name = next(iter(roles)), target.spell(name)
-        second = {stored_name(name, "scale"): roles["scale"]} if "scale" in roles else {}
-        block = Part(kind, scaled.shape, roles[kind].make)  # GGUF's table has types and logical shapes
-        return {name: block, **second}, {}
-    spell = getattr(module, "stored_name", stored_name)
-    return {spell(name, role): p for role, p in roles.items()}, {}
-
-
-def stored_name(name: str, role: str) -> str:
-    """``X.weight`` and ``weight_scale`` give ``X.weight_scale``; so does ``X``."""
-    return (name.removesuffix("weight") if name.endswith("weight") else name + ".") + role
-
-
-def gguf_kind(dtype: str) -> str:
-    """The GGUF type of a plain tensor.
-
-    Raises:
-        ValueError: GGUF has none.
-    """
-    if dtype not in gguf.TYPES:
-        raise ValueError(f"dtype must be one GGUF has, got {dtype}")
-    return dtype
+    inputs = name.removesuffix(".weight") in target.inputs
+    return target.bridge.stored(name, scaled, Place(inputs, target.model, target.spell))

@@ -8,9 +8,9 @@ from typing import Any
 from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from breccia import bridges
+from breccia.bridges._bridge import Place
 from breccia.bridges._common import to_torch
 from breccia.bridges._parts import Part
-from breccia.checkpoint.targets import stored_name
 from breccia.nn import QuantizedLinear
 
 __all__ = ["stored_tensors"]
@@ -20,24 +20,20 @@ _TORCH = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "floa
 
 def stored_tensors(model: Any, format: str) -> tuple[dict[str, Any], dict[str, str]]:  # noqa: A002
     """The state of a model with each quantized weight as a format stores it, and entries of the files' metadata."""
-    state, metadata = dict(model.state_dict()), {}
+    state: dict[str, Any] = dict(model.state_dict())
+    metadata: dict[str, str] = {}
     used = getattr(model, "_weight_conversions", None) or []
     backwards = [one.reverse_transform() for one in reversed(used) if isinstance(one, WeightRenaming)]
-    module = bridges.modules()[format]
+    bridge = bridges.bridge(format)
     for path, layer in model.named_modules():
         if not isinstance(layer, QuantizedLinear):
             continue
         for part in ("data", "scale", "zero_point", "global_scale"):
             state.pop(f"{path}.weight_{part}", None)
         weight = layer.weight.to("cpu").to("numpy")
-        if format == "breccia":
-            parts, text = module.store(f"{path}.weight", weight)
-            metadata[apply_renamings(f"{path}.weight.config", backwards)] = text
-        else:
-            roles = module.lay_out_for_checkpoint(
-                weight, inputs=hasattr(layer, "input_scale"), model=model.config.to_dict()
-            )
-            parts = {stored_name(f"{path}.weight", role): part for role, part in roles.items()}
+        place = Place(hasattr(layer, "input_scale"), model.config.to_dict())
+        parts, said = bridge.stored(f"{path}.weight", weight, place)
+        metadata |= {apply_renamings(key, backwards): text for key, text in said.items()}
         state |= {name: _tensor(part) for name, part in parts.items()}
     return state, metadata
 

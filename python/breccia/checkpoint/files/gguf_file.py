@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.gguf import NUMBERS, TYPES
+from breccia.bridges._bridge import stored_name
+from breccia.bridges._parts import Found
+from breccia.bridges.gguf import NUMBERS, TYPES, found_of
 from breccia.checkpoint.files.gguf_models import model_of
 from breccia.checkpoint.files.input_file import InputFile
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_header import Entry
 
-__all__ = ["GgufFile", "GgufWriter"]
+__all__ = ["GgufFile", "GgufWriter", "block_bytes", "block_type"]
 
 _MAGIC = b"GGUF"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -194,6 +196,13 @@ class GgufFile:
         self.entries[name] = Entry(name, dtype, stored, start, start + total)
         self.kinds[name], self.shapes[name] = kind, shape
 
+    def blocks(self) -> Iterator[Found]:
+        """The tensors whose type has blocks, by their names in the file."""
+        for name, kind in self.kinds.items():
+            if TYPES[kind][1] > 1:
+                second = stored_name(name, "scale")
+                yield found_of(name, kind, self.shapes[name], second if second in self.entries else None)
+
     def raw(self, name: str) -> np.ndarray[Any, Any]:
         """A tensor's bytes, flat."""
         entry = self.entries[name]
@@ -236,10 +245,10 @@ class GgufWriter(PlannedWriter):
             header += _text(key) + struct.pack("<I", kind) + _value(kind, value)
         at, offsets = 0, {}
         for name, (kind_name, shape) in plan.items():
-            number, block, nbytes = TYPES[kind_name]
+            number, _, _ = TYPES[kind_name]
             header += _text(name) + struct.pack("<I", len(shape))
             header += struct.pack(f"<{len(shape)}Q", *shape[::-1]) + struct.pack("<IQ", number, at)
-            length = math.prod(shape) // block * nbytes
+            length = block_bytes(kind_name, shape)
             offsets[name] = (at, at + length)
             at += -(-length // 32) * 32
         header += bytes(-len(header) % 32)
@@ -267,6 +276,23 @@ class GgufWriter(PlannedWriter):
             rows = self._waiting.pop(name).reshape(len(order), -1)
             self._left[name] = rows.size
             super().write(name, rows[order])
+
+
+def block_type(dtype: str) -> str:
+    """The type of a tensor, of GGUF's own names or of a plain one's dtype.
+
+    Raises:
+        ValueError: GGUF has none.
+    """
+    if dtype not in TYPES:
+        raise ValueError(f"dtype must be one GGUF has, got {dtype}")
+    return dtype
+
+
+def block_bytes(kind: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor of a type."""
+    _, block, nbytes = TYPES[kind]
+    return math.prod(shape) // block * nbytes
 
 
 def _text(text: str) -> bytes:

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A format is one value of the bridges' registry: nothing else knows formats by their names."""
+
+import ast
+import importlib.util
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import breccia
+import numpy as np
+import pytest
+from breccia import bridges
+from breccia.bridges import Bridge
+from breccia.checkpoint import SafetensorsFile, convert, save_arrays, verify
+
+PACKAGE = Path(breccia.__file__).parent
+REGISTRY = bridges.registry()
+MEMBERS = [name for name in vars(Bridge) if not name.startswith("_")]
+# What may not know a format by its name. checkpoint/files reads containers, of which GGUF is one.
+CALLERS = [*(PACKAGE / "checkpoint").glob("*.py"), PACKAGE / "cli.py", PACKAGE / "files.py"]
+CALLERS += [PACKAGE / "transformers" / "saving.py", PACKAGE / "transformers" / "loading.py"]
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_bridge_has_every_member_of_the_protocol(name: str) -> None:
+    bridge = REGISTRY[name]
+    assert bridge.name == name
+    for member in MEMBERS:
+        described, value = inspect.getattr_static(Bridge, member), getattr(bridge, member)
+        assert callable(value) is not isinstance(described, property), member
+        assert inspect.getdoc(described), member
+        if callable(value):
+            wanted = list(inspect.signature(described).parameters)[1:]
+            taken = inspect.signature(value)
+            taken.bind(*wanted)  # raises where it cannot be called so
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_what_a_bridge_says_fits(name: str) -> None:
+    bridge = REGISTRY[name]
+    assert all(bridge.carries(recipe) for recipe in bridge.recipes.values())
+    assert not bridge.recipes or bridge.writes or not bridge.anchors
+    assert bool(bridge.extra) or bridge.peer is None
+
+
+def _names_of_formats(tree: ast.AST) -> Iterator[str]:
+    """Comparisons with, and keyword arguments of, a format's name; modules of bridges that are asked for."""
+    for node in ast.walk(tree):
+        found: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            found = [node.left, *node.comparators]
+        elif (isinstance(node, ast.keyword) and node.arg in ("format", "bridge")) or isinstance(node, ast.MatchValue):
+            found = [node.value]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            modules = {module.__name__ for module in bridges.modules().values()}
+            every = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            yield from (f"{node.lineno}: {one}" for one in every if one in modules)
+        for value in found:
+            items = value.elts if isinstance(value, ast.Tuple | ast.List | ast.Set) else [value]
+            for item in items:
+                if isinstance(item, ast.Constant) and item.value in REGISTRY:
+                    yield f"{node.lineno}: {item.value!r}"  # type: ignore[attr-defined]
+
+
+def _guesses(tree: ast.AST) -> Iterator[str]:
+    """Questions whether a bridge has a member."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("hasattr", "getattr"):
+            asked = ast.unparse(node.args[0])
+            if any(word in asked for word in ("bridge", "module")):
+                yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("path", CALLERS, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_caller_knows_a_format_by_its_name(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert list(_names_of_formats(tree)) == []
+    assert list(_guesses(tree)) == []
+
+
+def test_the_search_finds_what_it_looks_for() -> None:
+    questions = ['f == "gguf" or g in ("awq", "x")', 'T(format="mlx")', "from breccia.bridges import gguf"]
+    bad = "\n".join([*questions, 'hasattr(module, "x")'])
+    assert len(list(_names_of_formats(ast.parse(bad)))) == 4
+    assert len(list(_guesses(ast.parse(bad)))) == 1
+
+
+TOY = '''
+"""INT8 with a row's scale, in files that call codes "toy" and scales "size"."""
+
+import numpy as np
+
+import breccia
+from breccia.bridges import FileFormat, Found, Part
+from breccia.layouts import PerChannel
+
+ROW = breccia.INT8Scaling()
+
+
+def from_toy(parts):
+    return breccia.ScaledTensor(parts["toy"].view(np.int8), parts["size"], ROW, PerChannel())
+
+
+def find(name, entries, context):
+    prefix = name.removesuffix("toy")
+    if prefix + "size" not in entries:
+        return None
+    parts = {"toy": name, "size": prefix + "size"}
+    return Found(prefix + "weight", "toy", "toy", parts, entries[name].shape, ROW, PerChannel(), "float32")
+
+
+def lay_out(scaled, place):
+    if scaled.recipe != ROW:
+        raise ValueError(f"scaled must be {ROW}, got {scaled.recipe}")
+    return {
+        "toy": Part("I8", scaled.shape, lambda: np.asarray(scaled.data)),
+        "size": Part("F32", tuple(scaled.scale.shape), lambda: np.asarray(scaled.scale)),
+    }
+
+
+BRIDGE = FileFormat(
+    "toy",
+    recipes={"row": ROW},
+    anchors=(".toy",),
+    find=find,
+    read=from_toy,
+    carries=lambda recipe: recipe == ROW,
+    lay_out=lay_out,
+    header=lambda names, recipes, inputs: {"toys": str(len(recipes))},
+    config=lambda written: {"quantization_config": {"quant_method": "toy", "left": written.ignored}},
+)
+'''
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[Any]:
+    """A format that is one file."""
+    path = tmp_path / "toy.py"
+    path.write_text(TOY)
+    spec = importlib.util.spec_from_file_location("toy", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    bridges.register(module.BRIDGE)
+    try:
+        yield module
+    finally:
+        bridges.unregister("toy")
+
+
+def model(path: Path) -> Path:
+    path.mkdir()
+    values = np.random.default_rng(3).normal(0, 0.1, (64, 96)).astype(np.float32)
+    arrays = {"layer.weight": values, "norm.weight": np.ones(96, np.float32)}
+    save_arrays(arrays, path / "model.safetensors", {"format": "pt"})
+    (path / "config.json").write_text(json.dumps({"model_type": "test"}))
+    return path
+
+
+def test_a_new_format_is_one_file(toy: Any, tmp_path: Path) -> None:
+    source = model(tmp_path / "in")
+    convert(source, tmp_path / "toy", "toy")
+    file = SafetensorsFile(tmp_path / "toy" / "model.safetensors")
+    assert set(file.entries) == {"layer.toy", "layer.size", "norm.weight"}
+    assert file.metadata["toys"] == "1"
+    said = json.loads((tmp_path / "toy" / "config.json").read_text())
+    assert said["quantization_config"]["quant_method"] == "toy"
+    expected = breccia.cast(SafetensorsFile(source / "model.safetensors")["layer.weight"], toy.ROW)
+    with_toy = dict(breccia.open(tmp_path / "toy"))["layer.weight"]
+    np.testing.assert_array_equal(with_toy.data, expected.data.view(np.int8))
+    np.testing.assert_array_equal(with_toy.scale, expected.scale)
+    convert(tmp_path / "toy", tmp_path / "own", "breccia")
+    report = convert(tmp_path / "own", tmp_path / "again", "toy:row")
+    assert report["tensors"]["repack"] == 1
+    again = SafetensorsFile(tmp_path / "again" / "model.safetensors")
+    for name in ("layer.toy", "layer.size"):
+        np.testing.assert_array_equal(again[name], file[name])
+    verify(tmp_path / "toy", source)
+
+
+def test_a_format_leaves_with_its_registration(toy: Any, tmp_path: Path) -> None:
+    assert "toy:row" in breccia.checkpoint.target_names()
+    bridges.unregister("toy")
+    try:
+        assert "toy" not in bridges.registry()
+        with pytest.raises(ValueError, match="--to must be a recipe or a format, got 'toy'"):
+            convert(model(tmp_path / "in"), tmp_path / "out", "toy")
+    finally:
+        bridges.register(toy.BRIDGE)
+
+
+@pytest.mark.parametrize("name", ["", "plain", "Toy", "a:b", " toy"])
+def test_a_name_that_nothing_can_spell_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^bridge\.name must be a word in lower case without ':', got "):
+        bridges.register(bridges.FileFormat(name))
+
+
+def test_a_name_is_taken_once() -> None:
+    with pytest.raises(ValueError, match=r"^bridge\.name must be new, there is a format 'gguf'$"):
+        bridges.register(bridges.FileFormat("gguf"))
