@@ -102,11 +102,14 @@ CASES: dict[str, Hostile] = {
     "tokenizer without end": config(link("/dev/zero"), "", "tokenizer.json"),
     "files called as work is": config(b"x", "", "journal"),
     **{
+        f"quantization_config {text}": config(
+            f'{{"quantization_config":{text}}}'.encode(), "quantization_config in config.json must be an object"
+        )
+        for text in ("1", "[]", '"gptq"')
+    },
+    **{
         f"quantization_config {text}": config(f'{{"quantization_config":{text}}}'.encode(), "")
         for text in (
-            "1",
-            "[]",
-            '"gptq"',
             "{}",
             '{"quant_method":[]}',
             '{"quant_method":{"a":1}}',

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from breccia.bridges._checks import StoredTypeError
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor, _spec
 from breccia.recipe_names import resolve
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, INT4Scaling, ScalingRecipe, global_divides
@@ -118,7 +119,7 @@ def codes(x: Any, argument: str) -> Array:
     """
     array = as_numpy(x, argument)
     if array.dtype.itemsize != 1:
-        raise TypeError(f"{argument} must have one-byte items, got dtype {array.dtype}")
+        raise StoredTypeError(f"{argument} must have one-byte items, got dtype {array.dtype}")
     return array if array.dtype == np.uint8 else np.ascontiguousarray(array).view(np.uint8).reshape(array.shape)
 
 
@@ -130,7 +131,7 @@ def word_matrix(x: Any, argument: str) -> NDArray[np.uint32]:
     """
     array = as_numpy(x, argument)
     if array.dtype.kind not in "iu" or array.dtype.itemsize != 4:
-        raise TypeError(f"{argument} must be an int32 or uint32 array, got dtype {array.dtype}")
+        raise StoredTypeError(f"{argument} must be an int32 or uint32 array, got dtype {array.dtype}")
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).view("<u4")
 
 
@@ -301,6 +302,8 @@ def fp8_recipe(
     Raises:
         ValueError: the scale's shape fits no granularity.
     """
+    if not shape:
+        raise ValueError("weight.shape must have at least one axis, got ()")
     rows, columns = (shape[-2], shape[-1]) if len(shape) > 1 else (1, shape[-1])
     if math.prod(scale_shape) == 1 and rows * columns != 1:
         return Float8CurrentScaling(fp8_format=fp8_format), PerTensor(), ()
@@ -323,6 +326,38 @@ def fp8_recipe(
         f"scale.shape must be that of one scale per tensor, row, block of a row or square tile of {shape}, "
         f"got {scale_shape}"
     )
+
+
+def made(
+    data: Any,
+    scale: Any,
+    recipe: ScalingRecipe,
+    layout: Layout,
+    zero_point: Any = None,
+    *,
+    global_scale: Any = None,
+    shape: tuple[int, ...] | None = None,
+    original_dtype: str = "float32",
+) -> ScaledTensor:
+    """A ScaledTensor of stored arrays.
+
+    Raises:
+        ValueError: they do not fit.
+        StoredTypeError: one has a dtype that no ScaledTensor has.
+    """
+    try:
+        return ScaledTensor(
+            data,
+            scale,
+            recipe,
+            layout,
+            zero_point,
+            global_scale=global_scale,
+            shape=shape,
+            original_dtype=original_dtype,
+        )
+    except TypeError as error:
+        raise StoredTypeError(str(error)) from error
 
 
 def int4_from_offset(
@@ -350,7 +385,7 @@ def int4(data: Array, scale: Array, zero_point: Array | None, shape: tuple[int, 
     symmetric = zero_point is None
     name = scale_name(scale.dtype.name)
     recipe = INT4Scaling(group_size=group_size, signed=symmetric, scale_dtype=name, symmetric=symmetric)
-    return ScaledTensor(data, scale, recipe, row_blocks(group_size, shape[-1]), zero_point, shape=shape)
+    return made(data, scale, recipe, row_blocks(group_size, shape[-1]), zero_point, shape=shape)
 
 
 def offset_bits(scaled: ScaledTensor) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from breccia.bridges._checks import FLOATS, check_axes
 from breccia.bridges._common import FP8_DTYPES, fp8_recipe, group_size_of, row_blocks, scale_name
-from breccia.bridges._compressed_tensors_integers import NAME, int8_recipe
+from breccia.bridges._compressed_tensors_integers import NAME, int8_recipe, stored_shape
 from breccia.bridges._parts import Found
 from breccia.bridges._written import Written
 from breccia.layouts import Layout, PerBlockMN
@@ -41,6 +42,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         return None
     if not packed and (context.get("quantization_config") or {}).get("quant_method") == "modelopt":
         return None
+    check_axes(1, weight)
     parts = {"weight_packed" if packed else "weight": weight.name, "weight_scale": name}
     for role in ("weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx"):
         if prefix + role in entries:
@@ -74,21 +76,22 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
 
 
 _Kind = tuple[str, tuple[int, ...], ScalingRecipe | None, Layout | None, str]
-_NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def _bits(said: Mapping[str, Any]) -> int | None:
     """Width of packed integers, where config.json has one for all groups."""
     groups = said.get("config_groups")
     schemes = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
-    widths = {s.get("num_bits") for s in schemes if isinstance(s, dict)}
-    return widths.pop() if widths in ({4}, {8}) else None
+    widths = [s.get("num_bits") for s in schemes if isinstance(s, dict)]
+    return next((bits for bits in (4, 8) if widths and all(width == bits for width in widths)), None)
 
 
 def _find_packed(
     prefix: str, parts: dict[str, str], weight: Any, scale: Any, said_bits: int | None, findings: list[str]
 ) -> _Kind | None:
     stored, groups = weight.shape, scale.shape[-1] if scale.shape else 1
+    if groups == 0:
+        raise ValueError(f"{scale.name} must have entries along each axis, got shape {scale.shape}")
     if weight.dtype == "U8" and scale.dtype == "F8_E4M3":
         shape = (*stored[:-1], stored[-1] * 2)
         if "weight_global_scale" not in parts:
@@ -101,8 +104,8 @@ def _find_packed(
         if stored[-1] * 4 == groups * 32 * 3:
             return "mxfp6", (*stored[:-1], groups * 32), MXFP6BlockScaling(), PerBlockMN(1, 32), "uint8"
         return None
-    if weight.dtype == "I32" and scale.dtype in _NUMPY:
-        dtype = _NUMPY[scale.dtype]
+    if weight.dtype == "I32" and scale.dtype in FLOATS:
+        dtype = FLOATS[scale.dtype]
         symmetric = "weight_zero_point" not in parts
         columns = stored[-1] * 8
         # weight_shape is data; where headers and config.json leave 4 or 8 bits open, groups decide.
@@ -123,9 +126,9 @@ def _find_plain(parts: dict[str, str], weight: Any, scale: Any) -> _Kind | None:
             return None
         recipe8 = MXFP8BlockScaling(fp8_format=FP8_DTYPES[weight.dtype])
         return "mxfp8", weight.shape, recipe8, PerBlockMN(1, 32), "uint8"
-    if scale.dtype not in _NUMPY:
+    if scale.dtype not in FLOATS:
         return None
-    dtype = _NUMPY[scale.dtype]
+    dtype = FLOATS[scale.dtype]
     if weight.dtype == "I8":
         recipe, layout = int8_recipe(weight.shape, scale.shape, dtype, "weight_zero_point" not in parts)
         return "int8", weight.shape, recipe, layout, dtype
@@ -139,7 +142,7 @@ def refine(found: Found, array: Any) -> Found:
     """The shape and width of packed integers, which ``weight_shape`` says and headers do not."""
     if "weight_shape" not in found.parts or found.recipe is None:
         return found
-    shape = tuple(int(n) for n in array(found.parts["weight_shape"]).reshape(-1))
+    shape = stored_shape(array(found.parts["weight_shape"]))
     packed = array(found.parts["weight_packed"])
     cols = packed.shape[-1]
     scale = array(found.parts["weight_scale"])
@@ -151,6 +154,8 @@ def refine(found: Found, array: Any) -> Found:
     if -(-shape[-1] * 4 // 32) != cols:
         recipe, layout = int8_recipe(shape, scale.shape, scale.dtype.name, symmetric)
         return replace(found, shape=shape, recipe=recipe, layout=layout)
+    if scale.ndim == 0:
+        raise ValueError(f"{found.parts['weight_scale']} must have at least one axis, got shape ()")
     size = group_size_of(shape[-1], scale.shape[-1], "weight_scale")
     dtype = scale_name(scale.dtype.name)
     recipe = INT4Scaling(size, signed=symmetric, symmetric=symmetric, scale_dtype=dtype)

@@ -18,6 +18,7 @@ from breccia.bridges._common import (
     group_size_of,
     int4_from_offset,
     integer_zero_point,
+    made,
     offset_codes,
     pack_nibbles,
     row_blocks,
@@ -35,9 +36,7 @@ NAME = "compressed-tensors"
 
 def packed_integers(parts: Mapping[str, Any], weight: Array, scale: Array, kind: str) -> ScaledTensor:
     if "weight_shape" in parts:
-        shape = tuple(int(n) for n in get(parts, "weight_shape", NAME).reshape(-1))
-        if not shape:
-            raise ValueError(f"{NAME}: 'weight_shape' must hold a number per axis, got none")
+        shape = stored_shape(get(parts, "weight_shape", NAME))
     else:
         shape = (*weight.shape[:-1], weight.shape[-1] * (8 if kind == "int4" else 4))
     bits = 4 if kind == "int4" and -(-shape[-1] * 4 // 32) == weight.shape[-1] else 8
@@ -58,12 +57,25 @@ def packed_integers(parts: Mapping[str, Any], weight: Array, scale: Array, kind:
     return int8(data, scale, None if zero is None else (zero ^ np.uint8(0x80)).view(np.int8))
 
 
+def stored_shape(stored: Array) -> tuple[int, ...]:
+    """The shape that ``weight_shape`` says.
+
+    Raises:
+        ValueError: its numbers are not whole, or there are none.
+    """
+    if stored.dtype.kind not in "iu" or not 0 < stored.size <= 8:
+        raise ValueError(
+            f"{NAME}: 'weight_shape' must hold a whole number per axis, got dtype {stored.dtype}, shape {stored.shape}"
+        )
+    return tuple(int(n) for n in stored.reshape(-1))
+
+
 def int8(data: Array, scale: Array, zero_point: Any) -> ScaledTensor:
     recipe, layout = int8_recipe(data.shape, scale.shape, scale.dtype.name, zero_point is None)
     if isinstance(layout, PerTensor):
         scale = scale.reshape(())
     zero = None if zero_point is None else as_numpy(zero_point, "weight_zero_point").reshape(scale.shape)
-    return ScaledTensor(data, scale, recipe, layout, zero)
+    return made(data, scale, recipe, layout, zero)
 
 
 def int8_recipe(

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges._bridge import Place
+from breccia.bridges._checks import check_axes, mapping, numbers, shown
 from breccia.bridges._common import FP8_DTYPES
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part
 from breccia.bridges._torchao_parts import describe
-from breccia.bridges._torchao_read import NAME, dtype_name, float8, from_parts
+from breccia.bridges._torchao_read import NAME, check_kind, dtype_name, float8, from_parts
 from breccia.bridges._written import Written
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.layouts import Layout, PerBlockMN
@@ -29,6 +30,8 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+
+_OPTIONAL = ("zero_point", "per_tensor_scale", "act_pre_scale")  # parts that change the values
 
 
 def store(name: str, scaled: ScaledTensor | OutsideTensor, high: str = "bfloat16") -> tuple[dict[str, Part], str]:
@@ -78,22 +81,31 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
     found = []
     for name, entry in described.items():
         kind = entry.get("_type") if isinstance(entry, dict) else None
-        if kind in (None, "Tensor"):
+        if kind is None or kind == "Tensor":
             continue
         module, _, last = name.rpartition(".")
-        parts = {role: f"{module}._{last}_{role}" for role in entry.get("_tensor_data_names", [])}
+        roles = entry.get("_tensor_data_names")
+        if not isinstance(roles, list) or not all(isinstance(role, str) for role in roles):
+            raise ValueError(f"tensor {name!r}: _tensor_data_names must be a list of names, got {shown(roles)}")
+        parts = {role: f"{module}._{last}_{role}" for role in roles}
+        for role in _OPTIONAL:
+            if role not in parts and f"{module}._{last}_{role}" in entries:
+                raise ValueError(f"tensor {name!r}: _tensor_data_names must have {role!r}, which is in the file")
         missing = [full for full in parts.values() if full not in entries]
         if missing or "qdata" not in parts or "scale" not in parts:
             raise ValueError(
                 f"tensor {name!r}: {missing or 'qdata and scale'} must be in the file, as its metadata says"
             )
-        found.append(_found(name, kind, parts, entry["_data"], entries))
+        attributes = mapping(entry.get("_data"), f"tensor {name!r}: _data")
+        check_axes(1, entries[parts["qdata"]])
+        found.append(_found(name, kind, parts, dict(attributes), entries))
     return found
 
 
 def _found(
     name: str, kind: str, parts: dict[str, str], attributes: dict[str, Any], entries: Mapping[str, Any]
 ) -> Found:
+    check_kind(kind)
     qdata, scale = entries[parts["qdata"]], entries[parts["scale"]]
     shape = tuple(qdata.shape)
     options = {"kind": kind, "attributes": attributes}
@@ -106,8 +118,7 @@ def _found(
         if "per_tensor_scale" in parts:
             parts = {**parts, "global_scale": parts["per_tensor_scale"]}
     elif kind == "MXTensor":
-        element = attributes["elem_dtype"]
-        element = element if isinstance(element, str) else dtype_name(element)
+        element = dtype_name(attributes.get("elem_dtype"))
         layout = PerBlockMN(1, 32)
         if element == "float4_e2m1fn_x2":
             recipe, shape = MXFP4BlockScaling(), (*shape[:-1], shape[-1] * 2)
@@ -120,7 +131,7 @@ def _found(
         options["attributes"] = {**attributes, "fp8_format": fp8}
         recipe, layout = float8(fp8, shape, np.empty(scale.shape, np.float32), attributes.get("block_size"))
     elif kind == "Int4Tensor":
-        shape = tuple(attributes["shape"])
+        shape = numbers(attributes.get("shape"), f"{NAME}: shape")
     swizzled = ("scales are tiled for cuBLAS (swizzled)",) if attributes.get("is_swizzled_scales") else ()
     return Found(name, NAME, kind, parts, shape, recipe, layout, dtype, options=options, findings=swizzled)
 

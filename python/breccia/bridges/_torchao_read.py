@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from breccia.bridges._checks import StoredTypeError, flag, numbers, shown
 from breccia.bridges._common import (
     Array,
     as_numpy,
     codes,
     fp8_format_of,
     fp8_recipe,
+    get,
+    made,
     row_blocks,
     scale_name,
     unswizzle,
@@ -42,22 +45,46 @@ def dtype_name(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
+KINDS = ("Float8Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor", "Int4Tensor", "MXTensor", "NVFP4Tensor")
+
+
+def check_kind(kind: Any) -> None:
+    """Whether a class is one that is read here.
+
+    Raises:
+        StoredTypeError: it is not.
+    """
+    if kind not in KINDS:
+        raise StoredTypeError(f"tensor must be one of torchao's plain tensor classes, got {shown(kind)}")
+
+
+def _swizzled(attributes: Mapping[str, Any]) -> bool:
+    return flag(attributes.get("is_swizzled_scales"), f"{NAME}: is_swizzled_scales")
+
+
+def _block(attributes: Mapping[str, Any], axes: int) -> tuple[int, ...]:
+    """``block_size``, which has a number for each axis."""
+    value = attributes.get("block_size")
+    return numbers(list(value) if isinstance(value, tuple) else value, f"{NAME}: block_size", axes)
+
+
 def from_parts(kind: str, parts: Mapping[str, Any], attributes: Mapping[str, Any]) -> ScaledTensor | OutsideTensor:
+    check_kind(kind)
     for needed in ("qdata", "scale"):
         if needed not in parts:
             raise ValueError(f"{NAME}: {kind} must have {needed!r}, got {', '.join(sorted(parts))}")
     if "act_pre_scale" in parts:
         raise ValueError(f"{NAME}: act_pre_scale must be absent: it scales the layer's input, not this tensor")
-    qdata, scale = as_numpy(parts["qdata"], "qdata"), as_numpy(parts["scale"], "scale")
+    qdata, scale = get(parts, "qdata", NAME, 1), get(parts, "scale", NAME)
     match kind:
         case "Float8Tensor":
             fp8_format = fp8_format_of(qdata, attributes.get("fp8_format"))
             recipe, layout = float8(fp8_format, qdata.shape, scale, attributes.get("block_size"))
             if isinstance(layout, PerTensor):
                 scale = scale.reshape(())
-            return ScaledTensor(codes(qdata, "qdata"), scale, recipe, layout)
+            return made(codes(qdata, "qdata"), scale, recipe, layout)
         case "Int8Tensor":
-            return _int8(qdata, scale, parts.get("zero_point"), attributes["block_size"])
+            return _int8(qdata, scale, parts.get("zero_point"), _block(attributes, qdata.ndim))
         case "IntxUnpackedToInt8Tensor":
             return _intx(qdata, scale, parts.get("zero_point"), attributes)
         case "Int4Tensor":
@@ -68,15 +95,15 @@ def from_parts(kind: str, parts: Mapping[str, Any], attributes: Mapping[str, Any
             shape = (*qdata.shape[:-1], qdata.shape[-1] * 2)
             second = parts.get("per_tensor_scale")
             second = None if second is None else np.asarray(as_numpy(second, "per_tensor_scale"), np.float32)
-            return ScaledTensor(
+            return made(
                 codes(qdata, "qdata"),
-                _rows(codes(scale, "scale"), shape, 16, bool(attributes.get("is_swizzled_scales"))),
+                _rows(codes(scale, "scale"), shape, 16, _swizzled(attributes)),
                 NVFP4BlockScaling(two_level=second is not None),
                 PerBlockMN(1, 16),
                 global_scale=second,
                 shape=shape,
             )
-    raise TypeError(f"tensor must be one of torchao's plain tensor classes, got {kind}")
+    raise AssertionError(kind)
 
 
 def _rows(scale: Array, shape: tuple[int, ...], block: int, swizzled: bool) -> Array:
@@ -91,7 +118,9 @@ def float8(fp8: str, shape: tuple[int, ...], scale: Array, block_size: Any) -> t
     if block_size is None or scale.size == 1:
         recipe, layout, _ = fp8_recipe(fp8, shape, scale.shape, scale.dtype.name)
         return recipe, layout
-    block = [int(b) for b in block_size]
+    block = list(numbers(list(block_size) if isinstance(block_size, tuple) else block_size, f"{NAME}: block_size"))
+    if len(block) != len(shape) or len(block) < 2:
+        raise ValueError(f"{NAME}: block_size must have a number per axis of {shape}, got {block}")
     if tuple(block[:-2]) != (1,) * (len(block) - 2):
         raise ValueError(f"{NAME}: block_size must be 1 along leading axes, got {block}")
     if block[-1] == shape[-1] and block[-2] == 1:
@@ -100,8 +129,8 @@ def float8(fp8: str, shape: tuple[int, ...], scale: Array, block_size: Any) -> t
     return recipe, row_blocks(block[-1], shape[-1]) if block[-2] == 1 else PerBlockMN(block[-2], block[-1])
 
 
-def _int8(qdata: Array, scale: Array, zero_point: Any, block_size: Any) -> ScaledTensor:
-    size = int(block_size[-1])
+def _int8(qdata: Array, scale: Array, zero_point: Any, block: tuple[int, ...]) -> ScaledTensor:
+    size = block[-1]
     name = scale_name(scale.dtype.name)
     zero = None if zero_point is None else as_numpy(zero_point, "zero_point")
     if zero is not None and not zero.any():
@@ -109,25 +138,25 @@ def _int8(qdata: Array, scale: Array, zero_point: Any, block_size: Any) -> Scale
     symmetric = zero is None
     if scale.size == 1 and qdata.shape[0] != 1:
         recipe, layout = INT8Scaling(scale_dtype=name, symmetric=symmetric), PerTensor()
-        return ScaledTensor(qdata, scale.reshape(()), recipe, layout, None if zero is None else zero.reshape(()))
+        return made(qdata, scale.reshape(()), recipe, layout, None if zero is None else zero.reshape(()))
     if size == qdata.shape[-1]:
-        return ScaledTensor(qdata, scale, INT8Scaling(scale_dtype=name, symmetric=symmetric), PerChannel(), zero)
+        return made(qdata, scale, INT8Scaling(scale_dtype=name, symmetric=symmetric), PerChannel(), zero)
     recipe = INT8Scaling(group_size=size, scale_dtype=name, symmetric=symmetric)
-    return ScaledTensor(qdata, scale, recipe, row_blocks(size, qdata.shape[-1]), zero)
+    return made(qdata, scale, recipe, row_blocks(size, qdata.shape[-1]), zero)
 
 
 def _intx(qdata: Array, scale: Array, zero_point: Any, attributes: Mapping[str, Any]) -> ScaledTensor:
-    target = dtype_name(attributes["target_dtype"])
+    target = dtype_name(attributes.get("target_dtype"))
     zero = None if zero_point is None else as_numpy(zero_point, "zero_point")
     if zero is not None and not zero.any():
         zero = None
-    size = int(attributes["block_size"][-1])
+    size = _block(attributes, qdata.ndim)[-1]
     layout = row_blocks(size, qdata.shape[-1])
     if target == "int8":
         recipe8 = INT8Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name), symmetric=zero is None)
-        return ScaledTensor(qdata, scale, recipe8, layout, zero)
+        return made(qdata, scale, recipe8, layout, zero)
     if target not in ("int1", "int2", "int3", "int4"):
-        raise TypeError(f"tensor has target_dtype {target}: only int1 to int4 and int8 have a recipe")
+        raise StoredTypeError(f"tensor has target_dtype {target}: only int1 to int4 and int8 have a recipe")
     recipe = INT4Scaling(
         group_size=size,
         signed=zero is None,
@@ -136,24 +165,23 @@ def _intx(qdata: Array, scale: Array, zero_point: Any, attributes: Mapping[str, 
     )
     nibbles = qdata.view(np.uint8)
     if zero is None:
-        return ScaledTensor(nibbles & 15, scale, recipe, layout, shape=qdata.shape)
+        return made(nibbles & 15, scale, recipe, layout, shape=qdata.shape)
     unsigned = zero.astype(np.uint8) + np.uint8(8) if zero.dtype.kind in "iu" else zero.astype(np.float32) + 8
-    return ScaledTensor((nibbles + np.uint8(8)) & 15, scale, recipe, layout, unsigned, shape=qdata.shape)
+    return made((nibbles + np.uint8(8)) & 15, scale, recipe, layout, unsigned, shape=qdata.shape)
 
 
 def _int4(qdata: Array, scale: Array, parts: Mapping[str, Any], attributes: Mapping[str, Any]) -> OutsideTensor:
-    shape = tuple(int(n) for n in attributes["shape"])
-    size = int(attributes["block_size"][-1])
+    shape = numbers(list(attributes.get("shape") or ()), f"{NAME}: shape")
+    size = _block(attributes, len(shape))[-1]
     scale = np.ascontiguousarray(np.swapaxes(scale, -1, -2))
-    bias = np.ascontiguousarray(np.swapaxes(as_numpy(parts["zero_point"], "zero_point"), -1, -2))
+    bias = np.ascontiguousarray(np.swapaxes(get(parts, "zero_point", NAME, 2), -1, -2))
     recipe = INT4Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name))
-    scaled = ScaledTensor(codes(qdata, "qdata"), scale, recipe, row_blocks(size, shape[-1]), shape=shape)
+    scaled = made(codes(qdata, "qdata"), scale, recipe, row_blocks(size, shape[-1]), shape=shape)
     return OutsideTensor(scaled, bias=bias)
 
 
 def _mx(qdata: Array, scale: Array, attributes: Mapping[str, Any]) -> ScaledTensor:
-    element = attributes["elem_dtype"]
-    element = element if element in ("fp6_e2m3", "fp6_e3m2") else dtype_name(element)
+    element = dtype_name(attributes.get("elem_dtype"))
     shape = qdata.shape
     recipe: ScalingRecipe
     match element:
@@ -167,8 +195,8 @@ def _mx(qdata: Array, scale: Array, attributes: Mapping[str, Any]) -> ScaledTens
             recipe = MXFP4BlockScaling()
             shape = (*qdata.shape[:-1], qdata.shape[-1] * 2)
         case _:
-            raise TypeError(f"tensor has elem_dtype {element}, which must be an FP8, FP6 or FP4 type")
-    if int(attributes.get("block_size", 32)) != 32:
-        raise ValueError(f"{NAME}: block_size must be 32, got {attributes['block_size']}")
-    rows = _rows(codes(scale, "scale"), shape, 32, bool(attributes.get("is_swizzled_scales")))
-    return ScaledTensor(codes(qdata, "qdata"), rows, recipe, PerBlockMN(1, 32), shape=shape)
+            raise StoredTypeError(f"tensor has elem_dtype {element}, which must be an FP8, FP6 or FP4 type")
+    if attributes.get("block_size", 32) != 32:
+        raise ValueError(f"{NAME}: block_size must be 32, got {shown(attributes['block_size'])}")
+    rows = _rows(codes(scale, "scale"), shape, 32, _swizzled(attributes))
+    return made(codes(qdata, "qdata"), rows, recipe, PerBlockMN(1, 32), shape=shape)

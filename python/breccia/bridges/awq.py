@@ -10,6 +10,7 @@ import numpy as np
 
 from breccia import _core
 from breccia.bridges._bridge import FileFormat
+from breccia.bridges._checks import check_axes, float_name
 from breccia.bridges._common import (
     STORED_SCALES,
     Array,
@@ -17,6 +18,7 @@ from breccia.bridges._common import (
     check_matrix,
     get_matrix,
     integer_zero_point,
+    made,
     offset_bits,
     pack_nibbles,
     packed_codes,
@@ -34,7 +36,6 @@ NAME = "awq"
 PEER = None
 EXTRA = ""
 RECIPES: dict[str, ScalingRecipe] = {"int4": INT4Scaling(signed=False, symmetric=False)}
-_NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 __all__ = ["from_awq", "to_awq"]
 
@@ -55,7 +56,7 @@ def from_awq(parts: Mapping[str, Any]) -> ScaledTensor:
         )
     size = columns // groups
     recipe = INT4Scaling(group_size=size, signed=False, symmetric=False, scale_dtype=scale_name(scales.dtype.name))
-    return ScaledTensor(
+    return made(
         _core.codes_from_awq(word_matrix(qweight, "qweight"), 0),
         np.ascontiguousarray(scales.T),
         recipe,
@@ -118,12 +119,15 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         return None
     prefix = name.removesuffix("qweight")
     qweight, qzeros, scales = entries[name], entries.get(prefix + "qzeros"), entries.get(prefix + "scales")
-    if qzeros is None or scales is None or qweight.shape[1] != qzeros.shape[1]:
+    if qzeros is None or scales is None:
+        return None
+    check_axes(2, qweight, qzeros, scales, most=2)
+    if qweight.shape[1] != qzeros.shape[1]:
         return None
     if scales.shape[1] != qweight.shape[1] * 8:
         return None
     rows, columns = scales.shape[1], qweight.shape[0]
-    dtype, size = _NUMPY[scales.dtype], columns // scales.shape[0]
+    dtype, size = float_name(scales), columns // scales.shape[0]
     recipe = INT4Scaling(group_size=size, signed=False, symmetric=False, scale_dtype=scale_name(dtype))
     parts = {role: prefix + role for role in ("qweight", "qzeros", "scales")}
     return Found(

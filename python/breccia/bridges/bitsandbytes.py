@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges._bridge import FileFormat
+from breccia.bridges._checks import number, numbers, real
 from breccia.bridges._common import (
     Array,
     codes,
@@ -43,25 +44,40 @@ def from_bitsandbytes(parts: Mapping[str, Any], dtype: Any = "float32") -> Array
     if "SCB" in parts:
         return _int8(get(parts, "weight", NAME), get(parts, "SCB", NAME), dtype)
     state = _state(get(parts, "quant_state", NAME))
-    shape, size = tuple(int(n) for n in state["shape"]), int(state["blocksize"])
+    shape, size = _shape(state), number(state["blocksize"], f"{NAME}: blocksize")
     packed = codes(get(parts, "weight", NAME), "weight").reshape(-1)
     count = math.prod(shape)
     if packed.size != (count + 1) // 2:
         raise ValueError(f"{NAME}: weight must have {(count + 1) // 2} bytes for shape {shape}, got {packed.size}")
     absmax = get(parts, "absmax", NAME).reshape(-1)
     if absmax.dtype == np.uint8:
-        inner = int(state["nested_blocksize"])
-        nested = get(parts, "nested_absmax", NAME).reshape(-1)
-        values = get(parts, "nested_quant_map", NAME)[absmax] * np.repeat(nested, inner)[: absmax.size]
-        absmax = (values + np.float32(state["nested_offset"])).astype(np.float32)
+        absmax = _nested(parts, state, absmax)
     if absmax.size != -(-count // size):
         raise ValueError(f"{NAME}: absmax must have {-(-count // size)} entries for shape {shape}, got {absmax.size}")
     book = get(parts, "quant_map", NAME).astype(np.float32).reshape(-1)
     if book.size != 16:
         raise ValueError(f"{NAME}: quant_map must have 16 entries, got {book.size}")
     both = np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)[:count]
-    result: Array = (book[both] * np.repeat(absmax, size)[:count]).reshape(shape)
+    result: Array = (book[both] * np.repeat(absmax, min(size, count))[:count]).reshape(shape)
     return result if dtype == "float32" else result.astype(dtype)
+
+
+def _nested(parts: Mapping[str, Any], state: Mapping[str, Any], absmax: Array) -> Array:
+    """Magnitudes of their codes, which have a codebook, magnitudes and an offset of their own."""
+    inner = number(state.get("nested_blocksize"), f"{NAME}: nested_blocksize")
+    offset = real(state.get("nested_offset"), f"{NAME}: nested_offset")
+    nested, book = (get(parts, role, NAME).reshape(-1) for role in ("nested_absmax", "nested_quant_map"))
+    if book.size != 256 or nested.size != -(-absmax.size // inner):
+        raise ValueError(
+            f"{NAME}: nested_quant_map must have 256 entries and nested_absmax {-(-absmax.size // inner)} for "
+            f"{absmax.size} of absmax, got {book.size} and {nested.size}"
+        )
+    scales = np.repeat(nested, min(inner, absmax.size))[: absmax.size]
+    return np.asarray(book[absmax] * scales + np.float32(offset), np.float32)
+
+
+def _shape(state: Mapping[str, Any]) -> tuple[int, ...]:
+    return numbers(state["shape"], f"{NAME}: shape")
 
 
 def _int8(weight: Array, rows: Array, dtype: Any) -> Array:
@@ -116,7 +132,7 @@ def refine(found: Found, array: Any) -> Found:
     if "quant_state" not in found.parts:
         return found
     state = _state(array(found.parts["quant_state"]))
-    return replace(found, shape=tuple(int(n) for n in state["shape"]), findings=())
+    return replace(found, shape=_shape(state), findings=())
 
 
 BRIDGE = FileFormat(

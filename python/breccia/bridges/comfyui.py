@@ -23,6 +23,7 @@ from breccia.bridges._common import (
     codes,
     get,
     global_scale,
+    made,
     packed_codes,
     swizzle,
     unswizzle,
@@ -80,22 +81,22 @@ def from_comfyui(parts: Mapping[str, Any], kind: str | None = None) -> ScaledTen
         if second.size != 1:
             raise ValueError(f"{NAME}: weight_scale_2 must be one number, got shape {second.shape}")
         blocks = _untiled(scale, shape[0], shape[1] // 16)
-        return ScaledTensor(
+        return made(
             _swapped(data), blocks, RECIPES["nvfp4"], PerBlockMN(1, 16), global_scale=second.reshape(()), shape=shape
         )
     if kind == "mxfp8":
         blocks = _untiled(scale, weight.shape[0], -(-weight.shape[1] // 32))
-        return ScaledTensor(data, blocks, RECIPES["mxfp8"], PerBlockMN(1, 32))
+        return made(data, blocks, RECIPES["mxfp8"], PerBlockMN(1, 32))
     scale = scale.astype(np.float32)
     if kind == "int8_tensorwise":
         rows = (weight.shape[0], 1)
         if scale.size != 1 and scale.shape != rows:
             raise ValueError(f"{NAME}: weight_scale must be one number or have shape {rows}, got {scale.shape}")
         every = np.ascontiguousarray(np.broadcast_to(scale.reshape(-1, 1), rows))
-        return ScaledTensor(data, every, INT8Scaling(), PerChannel())
+        return made(data, every, INT8Scaling(), PerChannel())
     if scale.size != 1:
         raise ValueError(f"{NAME}: weight_scale must be one number for {kind}, got shape {scale.shape}")
-    return ScaledTensor(data, scale.reshape(()), Float8CurrentScaling(fp8_format=_FP8[kind]), PerTensor())
+    return made(data, scale.reshape(()), Float8CurrentScaling(fp8_format=_FP8[kind]), PerTensor())
 
 
 def _kind(dtype: str, scale_bytes: int) -> str:

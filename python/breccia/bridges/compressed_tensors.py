@@ -23,6 +23,7 @@ from breccia.bridges._common import (
     fp8_recipe,
     get,
     global_scale,
+    made,
     packed_codes,
 )
 from breccia.bridges._compressed_tensors_integers import NAME, int8, pack_int4, pack_int8, packed_integers, store_int8
@@ -84,7 +85,7 @@ def from_compressed_tensors(
     kind = kind or _kind(weight, scale, packed)
     if kind == "nvfp4":
         second = get(parts, "weight_global_scale", NAME) if "weight_global_scale" in parts else None
-        return ScaledTensor(
+        return made(
             codes(weight, "weight_packed"),
             codes(scale, "weight_scale"),
             _headers.nvfp4_recipe(second is not None),
@@ -94,9 +95,9 @@ def from_compressed_tensors(
         )
     if kind == "mxfp4":
         shape = (*weight.shape[:-1], weight.shape[-1] * 2)
-        return ScaledTensor(weight, codes(scale, "weight_scale"), MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
+        return made(weight, codes(scale, "weight_scale"), MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
     if kind == "mxfp6":
-        return ScaledTensor(
+        return made(
             _unpack6(codes(weight, "weight_packed")),
             codes(scale, "weight_scale"),
             MXFP6BlockScaling(),
@@ -105,13 +106,13 @@ def from_compressed_tensors(
     fp8_format = fp8_format_of(weight, fp8_format)
     if kind == "mxfp8":
         recipe = MXFP8BlockScaling(fp8_format=fp8_format)
-        return ScaledTensor(codes(weight, "weight"), codes(scale, "weight_scale"), recipe, PerBlockMN(1, 32))
+        return made(codes(weight, "weight"), codes(scale, "weight_scale"), recipe, PerBlockMN(1, 32))
     if kind in ("int4", "int8-packed"):
         return packed_integers(parts, weight, scale, kind)
     if kind == "int8":
         return int8(codes(weight, "weight"), scale, parts.get("weight_zero_point"))
     recipe8, layout, scale_shape = fp8_recipe(fp8_format, weight.shape, scale.shape, scale.dtype.name)
-    return ScaledTensor(codes(weight, "weight"), scale.reshape(scale_shape), recipe8, layout)
+    return made(codes(weight, "weight"), scale.reshape(scale_shape), recipe8, layout)
 
 
 def _kind(weight: Array, scale: Array, packed: bool) -> str:

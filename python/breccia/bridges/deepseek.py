@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges._bridge import FileFormat, Place
+from breccia.bridges._checks import numbers
 from breccia.bridges._common import (
     FP8_DTYPES,
     STORED_SCALES,
@@ -23,6 +24,7 @@ from breccia.bridges._common import (
     codes,
     fp8_format_of,
     get,
+    made,
     packed_codes,
     row_blocks,
 )
@@ -65,9 +67,9 @@ def from_deepseek_v3(data: Any, scale: Any, block_k: int = 128, fp8_format: str 
         raise ValueError(f"data must be at least 2-D, got shape {tuple(data.shape)}")
     dtype = str(scale.dtype).removeprefix("torch.")
     if str(data.dtype).removeprefix("torch.") == "int8":
-        return ScaledTensor(codes(data, "data"), codes(scale, "scale"), MXFP4BlockScaling(), PerBlockMN(1, 32))
+        return made(codes(data, "data"), codes(scale, "scale"), MXFP4BlockScaling(), PerBlockMN(1, 32))
     recipe, layout = _block(tuple(data.shape), tuple(scale.shape), dtype, block_k, fp8_format)
-    return ScaledTensor(data, scale, recipe, layout)
+    return made(data, scale, recipe, layout)
 
 
 def _block(
@@ -112,7 +114,7 @@ def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block
     fp8_format = fp8_format_of(weight, fp8_format)
     if scale.size == 1 and scale.ndim < 2:  # of the whole tensor, as Mistral's checkpoints have it
         recipe = Float8CurrentScaling(fp8_format=fp8_format)
-        return ScaledTensor(codes(weight, "weight"), scale.reshape(()), recipe, PerTensor())
+        return made(codes(weight, "weight"), scale.reshape(()), recipe, PerTensor())
     return from_deepseek_v3(weight, scale, block_k, fp8_format)
 
 
@@ -195,12 +197,13 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         one = Float8CurrentScaling(fp8_format=fp8)
         options: dict[str, Any] = {"fp8_format": fp8}
         return Found(weight, NAME, "FP8", parts, stored.shape, one, PerTensor(), dtype, options=options)
-    block = (context.get("quantization_config") or {}).get("weight_block_size") or [128, 128]
-    recipe, layout = _block(stored.shape, entry.shape, dtype, int(block[-1]), fp8)
-    options = {"fp8_format": fp8, "block_k": int(block[-1])}
+    said = (context.get("quantization_config") or {}).get("weight_block_size")
+    block = (128, 128) if said is None else numbers(said, f"{NAME}: weight_block_size", 2)
+    recipe, layout = _block(stored.shape, entry.shape, dtype, block[-1], fp8)
+    options = {"fp8_format": fp8, "block_k": block[-1]}
     findings: tuple[str, ...] = ()
-    if isinstance(layout, PerBlockK) and (context.get("quantization_config") or {}).get("weight_block_size"):
-        findings = (f"scale {entry.shape} is per row although config.json says weight_block_size {block}",)
+    if isinstance(layout, PerBlockK) and said is not None:
+        findings = (f"scale {entry.shape} is per row although config.json says weight_block_size {list(block)}",)
     kind = "FP8 tiles" if isinstance(layout, PerBlockMN) and layout.block_m > 1 else "FP8 row blocks"
     return Found(weight, NAME, kind, parts, stored.shape, recipe, layout, dtype, options=options, findings=findings)
 

@@ -19,6 +19,7 @@ from breccia.bridges._common import (
     Array,
     as_numpy,
     codes,
+    made,
     offset_codes,
     packed_codes,
     unpack_nibbles,
@@ -123,25 +124,25 @@ def from_gguf(raw: Any, kind: str, global_scale: Any = None) -> ScaledTensor | O
     shape = (*blocks.shape[:-2], columns)
     match kind:
         case "Q8_0":
-            return ScaledTensor(_flat(blocks[..., 2:]), _half(blocks, "d"), RECIPES["q8_0"], PerBlockK(32))
+            return made(_flat(blocks[..., 2:]), _half(blocks, "d"), RECIPES["q8_0"], PerBlockK(32))
         case "Q4_0":
             data = _flat(_split_to_pairs(blocks[..., 2:])) ^ np.uint8(0x88)
-            return ScaledTensor(data, _half(blocks, "d"), RECIPES["q4_0"], PerBlockK(32), shape=shape)
+            return made(data, _half(blocks, "d"), RECIPES["q4_0"], PerBlockK(32), shape=shape)
         case "Q4_1":
             recipe = INT4Scaling(group_size=32, signed=False)
             data = _flat(_split_to_pairs(blocks[..., 4:]))
-            scaled = ScaledTensor(data, _half(blocks, "d"), recipe, PerBlockK(32), shape=shape)
+            scaled = made(data, _half(blocks, "d"), recipe, PerBlockK(32), shape=shape)
             return OutsideTensor(scaled, bias=_half(blocks, "m"))
         case "MXFP4":
             data = _flat(_split_to_pairs(blocks[..., 1:]))
             scale = np.ascontiguousarray(blocks[..., 0])
-            return ScaledTensor(data, scale, MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
+            return made(data, scale, MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
         case "NVFP4":
             groups = blocks[..., 4:].reshape(*blocks.shape[:-1], 4, 8)
             data = _flat(_flat(_split_to_pairs(groups)))
             second = None if global_scale is None else np.asarray(as_numpy(global_scale, "global_scale"), np.float32)
             second = second.reshape(()) if second is not None and second.size == 1 else second
-            return ScaledTensor(
+            return made(
                 data,
                 _flat(np.ascontiguousarray(blocks[..., :4])),
                 NVFP4BlockScaling(two_level=second is not None),

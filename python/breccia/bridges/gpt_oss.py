@@ -11,6 +11,7 @@ from breccia.bridges._common import (
     Array,
     codes,
     get,
+    made,
     packed_codes,
 )
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
@@ -41,9 +42,7 @@ def from_gpt_oss(parts: Mapping[str, Any]) -> ScaledTensor:
             f"got {blocks.shape} and {scales.shape}"
         )
     data = blocks.reshape(*blocks.shape[:-2], blocks.shape[-2] * 16)
-    return ScaledTensor(
-        data, scales, MXFP4BlockScaling(), PerBlockMN(1, 32), shape=(*data.shape[:-1], data.shape[-1] * 2)
-    )
+    return made(data, scales, MXFP4BlockScaling(), PerBlockMN(1, 32), shape=(*data.shape[:-1], data.shape[-1] * 2))
 
 
 def to_gpt_oss(scaled: ScaledTensor) -> dict[str, Array]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from breccia import _core
 from breccia.bridges._bridge import FileFormat, Place
+from breccia.bridges._checks import StoredTypeError, check_axes, float_name, shown
 from breccia.bridges._common import (
     STORED_SCALES,
     Array,
@@ -24,6 +25,7 @@ from breccia.bridges._common import (
     get_matrix,
     int4,
     integer_zero_point,
+    made,
     offset_bits,
     pack_nibbles,
     packed_codes,
@@ -47,7 +49,6 @@ RECIPES: dict[str, ScalingRecipe] = {
     "int4-asym": INT4Scaling(signed=False, symmetric=False),
 }
 _IN_ORDER = np.zeros(0, np.int64)  # columns of the core stay where they are
-_NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 __all__ = ["from_gptq", "to_gptq"]
 
@@ -98,7 +99,7 @@ def from_gptq(
         data = _core.codes_from_gptq(stored, 8, order_of_columns, 0x80808080)
         recipe = INT8Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name), symmetric=symmetric)
         zero = None if symmetric else (zero_point - 128).astype(np.float32)
-        scaled = ScaledTensor(data, scale, recipe, row_blocks(size, columns), zero)
+        scaled = made(data, scale, recipe, row_blocks(size, columns), zero)
     return scaled if order is None else OutsideTensor(scaled, columns=np.argsort(order, kind="stable"))
 
 
@@ -108,6 +109,8 @@ def _order(parts: Mapping[str, Any], columns: int, groups: int) -> tuple[Array |
     if "g_idx" not in parts:
         return None, size
     g_idx = get(parts, "g_idx", NAME)
+    if g_idx.dtype.kind not in "iu":
+        raise StoredTypeError(f"{NAME}: g_idx must be of integers, got dtype {g_idx.dtype}")
     if g_idx.shape != (columns,) or (columns and (g_idx.min() < 0 or g_idx.max() >= groups)):
         raise ValueError(f"{NAME}: g_idx must be {columns} numbers below {groups}, got shape {g_idx.shape}")
     if np.array_equal(g_idx, np.arange(columns) // size):
@@ -192,7 +195,10 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     prefix = name.removesuffix("qweight")
     qzeros, scales = entries.get(prefix + "qzeros"), entries.get(prefix + "scales")
     qweight = entries[name]
-    if qzeros is None or scales is None or qweight.shape[1] != scales.shape[1]:
+    if qzeros is None or scales is None:
+        return None
+    check_axes(2, qweight, qzeros, scales, most=2)
+    if qweight.shape[1] != scales.shape[1]:
         return None
     said = context.get("quantization_config") or {}
     rows, groups = scales.shape[1], scales.shape[0]
@@ -202,9 +208,11 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     columns = qweight.shape[0] * 32 // bits
     size = -(-columns // groups)
     symmetric = bool(said.get("sym", False))
-    version = str(said.get("checkpoint_format", "gptq"))
-    version = version if version in ("gptq", "gptq_v2") else "gptq"
-    dtype = _NUMPY[scales.dtype]
+    version = said.get("checkpoint_format")
+    version = "gptq" if version is None else version
+    if version not in ("gptq", "gptq_v2"):
+        raise ValueError(f"{name}: checkpoint_format must be 'gptq' or 'gptq_v2', got {shown(version)}")
+    dtype = float_name(scales)
     recipe: ScalingRecipe | None = INT4Scaling(
         group_size=size, signed=symmetric, symmetric=symmetric, scale_dtype=scale_name(dtype)
     )

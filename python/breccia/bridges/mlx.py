@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges._bridge import FileFormat
+from breccia.bridges._checks import check_axes, float_name
 from breccia.bridges._common import (
     STORED_SCALES,
     Array,
@@ -23,6 +24,7 @@ from breccia.bridges._common import (
     from_words,
     get,
     global_scale,
+    made,
     offset_codes,
     pack_nibbles,
     packed_codes,
@@ -56,7 +58,6 @@ RECIPES: dict[str, ScalingRecipe] = {
 }
 _BITS = (2, 3, 4, 5, 6, 8)
 _SIZES = (32, 64, 128)
-_NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 __all__ = ["from_mlx", "to_mlx"]
 
@@ -83,10 +84,10 @@ def from_mlx(parts: Mapping[str, Any], *, mode: str | None = None, bits: int = 4
         return _affine(parts, raw, scales, bits)
     scale = codes(scales, "scales")
     if mode == "mxfp8":
-        return ScaledTensor(raw, scale, MXFP8BlockScaling(), PerBlockMN(1, 32))
+        return made(raw, scale, MXFP8BlockScaling(), PerBlockMN(1, 32))
     shape = (*raw.shape[:-1], raw.shape[-1] * 2)
     if mode == "mxfp4":
-        return ScaledTensor(raw, scale, MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
+        return made(raw, scale, MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
     if mode != "nvfp4":
         raise ValueError(f"mode must be 'affine', 'mxfp4', 'mxfp8' or 'nvfp4', got {mode!r}")
     second = None
@@ -94,7 +95,7 @@ def from_mlx(parts: Mapping[str, Any], *, mode: str | None = None, bits: int = 4
         amax = np.asarray(get(parts, "global_scale", NAME), np.float32)
         second = amax.reshape(() if amax.size == 1 else (*amax.shape, 1, 1)) / np.float32(448 * 6)
     recipe = NVFP4BlockScaling(two_level=second is not None)
-    return ScaledTensor(raw, scale, recipe, PerBlockMN(1, 16), global_scale=second, shape=shape)
+    return made(raw, scale, recipe, PerBlockMN(1, 16), global_scale=second, shape=shape)
 
 
 def _mode(row_bytes: int, groups: int) -> str:
@@ -113,12 +114,12 @@ def _affine(parts: Mapping[str, Any], raw: Array, scales: Array, bits: int) -> O
     dtype = scale_name(scales.dtype.name)
     if bits <= 4:
         data = raw if bits == 4 else pack_nibbles(_unpack(raw, bits))
-        scaled = ScaledTensor(data, scales, INT4Scaling(size, signed=False, scale_dtype=dtype), layout, shape=shape)
+        scaled = made(data, scales, INT4Scaling(size, signed=False, scale_dtype=dtype), layout, shape=shape)
     else:
         # Codes from 0 up as INT8 whose zero point is the least code.
         data = (raw if bits == 8 else _unpack(raw, bits)) ^ np.uint8(0x80)
         zero = np.full(scales.shape, -128, np.int8)
-        scaled = ScaledTensor(data, scales, INT8Scaling(size, scale_dtype=dtype, symmetric=False), layout, zero)
+        scaled = made(data, scales, INT8Scaling(size, scale_dtype=dtype, symmetric=False), layout, zero)
     arithmetic = "bfloat16" if scales.dtype == np.uint16 else scales.dtype.name
     return OutsideTensor(scaled, bias=biases, arithmetic=arithmetic)
 
@@ -292,6 +293,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     weight, scales, biases = entries.get(prefix + "weight"), entries[name], entries.get(prefix + "biases")
     if weight is None or weight.dtype != "U32" or len(weight.shape) < 2:
         return None
+    check_axes(1, scales)
     row = weight.shape[-1] * 4
     parts = {"weight": weight.name, "scales": name}
     if prefix + "global_scale" in entries:
@@ -319,7 +321,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         shape,
         None,
         row_blocks(size, shape[-1]),
-        _NUMPY[scales.dtype],
+        float_name(scales),
         options={"mode": "affine", "bits": bits},
         findings=findings,
     )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges._bridge import FileFormat, Place
+from breccia.bridges._checks import FLOATS, check_axes, float_name
 from breccia.bridges._common import (
     FP8_DTYPES,
     STORED_SCALES,
@@ -23,9 +24,11 @@ from breccia.bridges._common import (
     get,
     global_scale,
     group_size_of,
+    made,
     pack_nibbles,
     packed_codes,
     row_blocks,
+    scale_name,
     unpack_nibbles,
 )
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
@@ -53,7 +56,6 @@ RECIPES: dict[str, ScalingRecipe] = {
     "mxfp8": MXFP8BlockScaling(),
     "int4": INT4Scaling(scale_dtype="fp32"),
 }
-_NUMPY = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 __all__ = ["from_modelopt", "to_modelopt"]
 
@@ -81,17 +83,15 @@ def from_modelopt(parts: Mapping[str, Any], kind: str | None = None, fp8_format:
         second = second.reshape(()) if second.size == 1 else second.reshape(*weight.shape[:-2], 1, 1)
         shape = (*weight.shape[:-1], weight.shape[-1] * 2)
         recipe = NVFP4BlockScaling()
-        return ScaledTensor(
-            weight, codes(scale, "weight_scale"), recipe, PerBlockMN(1, 16), global_scale=second, shape=shape
-        )
+        return made(weight, codes(scale, "weight_scale"), recipe, PerBlockMN(1, 16), global_scale=second, shape=shape)
     fp8_format = fp8_format_of(weight, fp8_format)
     if kind == "mxfp8":
         mx = MXFP8BlockScaling(fp8_format=fp8_format)
-        return ScaledTensor(codes(weight, "weight"), codes(scale, "weight_scale"), mx, PerBlockMN(1, 32))
+        return made(codes(weight, "weight"), codes(scale, "weight_scale"), mx, PerBlockMN(1, 32))
     if kind == "int4":
         return _int4(weight, scale)
     recipe8, layout, scale_shape = fp8_recipe(fp8_format, weight.shape, scale.shape, scale.dtype.name)
-    return ScaledTensor(codes(weight, "weight"), scale.reshape(scale_shape), recipe8, layout)
+    return made(codes(weight, "weight"), scale.reshape(scale_shape), recipe8, layout)
 
 
 def _int4(weight: Array, scale: Array) -> ScaledTensor:
@@ -104,7 +104,7 @@ def _int4(weight: Array, scale: Array) -> ScaledTensor:
     by_row = unpack_nibbles(np.swapaxes(weight, -1, -2), rows)
     size = group_size_of(columns, scale.shape[-1], "weight_scale")
     dtype = {"float16": "fp16", "float32": "fp32"}.get(scale.dtype.name, "bf16")
-    return ScaledTensor(
+    return made(
         pack_nibbles(np.swapaxes(by_row, -1, -2)),
         scale,
         INT4Scaling(group_size=size, scale_dtype=dtype),
@@ -215,12 +215,12 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     method = (context.get("quantization_config") or {}).get("quant_method")
     if method != "modelopt":
         return None
-    if weight.dtype == "U8" and scale.dtype in _NUMPY:
+    if weight.dtype == "U8" and scale.dtype in FLOATS:
+        check_axes(1, scale)
         shape = (*weight.shape[:-2], weight.shape[-2] * 2, weight.shape[-1])
         size = group_size_of(shape[-1], scale.shape[-1], name)
-        short = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}[scale.dtype]
-        recipe = INT4Scaling(group_size=size, scale_dtype=short)
-        dtype = _NUMPY[scale.dtype]
+        dtype = float_name(scale)
+        recipe = INT4Scaling(group_size=size, scale_dtype=scale_name(dtype))
         return _found(prefix, "int4", parts, shape, recipe, row_blocks(size, shape[-1]), dtype, findings)
     if weight.dtype not in FP8_DTYPES:
         return None
@@ -228,8 +228,8 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     if scale.dtype in ("U8", "F8_E8M0"):
         mx = MXFP8BlockScaling(fp8_format=fp8)
         return _found(prefix, "mxfp8", parts, weight.shape, mx, PerBlockMN(1, 32), "uint8", findings, fp8)
-    recipe8, layout, _ = fp8_recipe(fp8, weight.shape, scale.shape, _NUMPY[scale.dtype])
-    return _found(prefix, "fp8", parts, weight.shape, recipe8, layout, _NUMPY[scale.dtype], findings, fp8)
+    recipe8, layout, _ = fp8_recipe(fp8, weight.shape, scale.shape, float_name(scale))
+    return _found(prefix, "fp8", parts, weight.shape, recipe8, layout, float_name(scale), findings, fp8)
 
 
 def _found(

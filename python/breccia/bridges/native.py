@@ -18,6 +18,7 @@ import numpy as np
 
 from breccia import frameworks, layouts, recipes
 from breccia.bridges._bridge import FileFormat, Place
+from breccia.bridges._checks import StoredTypeError, shown
 from breccia.bridges._common import (
     FP8_CODES,
     STORED_SCALES,
@@ -25,6 +26,7 @@ from breccia.bridges._common import (
     as_numpy,
     check_upright,
     codes,
+    made,
     packed_codes,
 )
 from breccia.bridges._parts import Found, Part, part
@@ -41,6 +43,8 @@ NAME = "breccia"
 PEER = None
 EXTRA = ""
 RECIPES: dict[str, ScalingRecipe] = {}
+_ORIGINALS = ("float32", "float64", "float16", "bfloat16")
+_GRID = {"fp8_format", "fp6_format", "block_k", "group_size", "signed", "symmetric"}  # in files of every version
 ROLES = ("data", "scale", "zero_point", "global_scale")
 
 __all__ = ["load_safetensors", "save_safetensors"]
@@ -137,7 +141,10 @@ def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int
         if fields["name"] == "nvfp4":  # breccia 0.1.3 had one level, and no field to say so
             fields.setdefault("two_level", False)
         known = {name: kind for kind in recipes.all_recipes() for name in (kind.name, kind.__name__)}
-        _check_fields(known[fields["name"]], config["recipe"]["fields"])
+        kind = known[fields["name"]]
+        _check_fields(kind, config["recipe"]["fields"])
+        if lacking := sorted(_GRID & {f.name for f in dataclasses.fields(kind)} - fields.keys()):
+            raise ValueError(f"recipe must have {', '.join(lacking)}, which say what the codes mean")
         recipe = recipes.from_dict(fields)
         layout_kind = {kind.name: kind for kind in layouts.Layout.__subclasses__()}[config["layout"]["name"]]
         _check_fields(layout_kind, config["layout"]["fields"])
@@ -145,12 +152,10 @@ def parse_config(text: str, name: str) -> tuple[ScalingRecipe, Layout, tuple[int
         shape = config.get("shape")
         if shape is not None and not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)):
             raise ValueError(f"shape must be a list of numbers, got {shape!r}")
-        return (
-            recipe,
-            layout,
-            None if shape is None else tuple(shape),
-            str(config.get("original_dtype", "float32")),
-        )
+        original = config.get("original_dtype", "float32")
+        if original not in _ORIGINALS:
+            raise ValueError(f"original_dtype must be one of {', '.join(_ORIGINALS)}, got {shown(original)}")
+        return recipe, layout, None if shape is None else tuple(shape), original
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"metadata {name + '.config'!r} must describe a recipe and a layout: {error}") from None
 
@@ -213,10 +218,10 @@ def load(parts: Mapping[str, Array], *, config: str, name: str = "") -> ScaledTe
     if data.dtype.itemsize == 1 and data.dtype != np.uint8 and recipe.element not in data.dtype.name:
         data = data.view(np.uint8)
     if data.dtype.kind in "iuf" and data.dtype.itemsize > 1:
-        raise TypeError(f"data must have one-byte items, got {data.dtype}")
+        raise StoredTypeError(f"data must have one-byte items, got {data.dtype}")
     if isinstance(layout, PerTensor) and scale.size == 1:
         scale = scale.reshape(())  # 0.2 also wrote arrays of one element
-    return ScaledTensor(
+    return made(
         data,
         scale,
         recipe,

@@ -8,7 +8,6 @@ import contextlib
 import gc
 import math
 import os
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from breccia import bridges
+from breccia.bridges._checks import shown
 from breccia.bridges._common import float32
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
@@ -182,8 +182,11 @@ class Checkpoint:
         for place in (self.config, self.config.get("text_config"), self.config.get("language_config")):
             if isinstance(place, dict):
                 for key in ("quantization_config", "compression_config", "quantization"):
-                    if isinstance(place.get(key), dict):
-                        return dict(place[key])
+                    said = place.get(key)
+                    if isinstance(said, dict):
+                        return said
+                    if said is not None:
+                        raise ValueError(f"{self.path}: {key} in config.json must be an object, got {shown(said)}")
         for file in self.files:
             try:
                 said = loads(file.metadata.get("quantization_config", "{}"))
@@ -223,8 +226,8 @@ class Checkpoint:
                     known = bridge.find(name, self.entries, context)
                     if known is not None:
                         self._check_shape(known)
-                except ODD as error:
-                    troubles[name] = f"looks quantized but does not fit: {trouble(error)}"
+                except ValueError as error:
+                    troubles[name] = f"looks quantized but does not fit: {error}"
                     continue
                 if known is not None and _take(known, taken):
                     found.append(known)
@@ -351,7 +354,6 @@ def assemble(
 
 
 FACTOR = "input_factor"  # the option that names a stored scale of a layer's inputs
-ODD = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError, struct.error)
 NAMELESS = ""
 
 
@@ -367,24 +369,17 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def trouble(error: BaseException) -> str:
-    """What is wrong with a tensor, of an error in reading it."""
-    if isinstance(error, KeyError):
-        return f"{error} must be there"
-    return str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
-
-
 @contextlib.contextmanager
 def naming(path: Path, name: str) -> Iterator[None]:
-    """Whatever stored bytes lead to inside becomes a ValueError that names file and tensor.
+    """A ValueError inside, which is what stored bytes lead to, also names file and tensor.
 
     Raises:
-        ValueError: see above.
+        ValueError: see above. Other errors are defects of a bridge and stay as they are.
     """
     try:
         yield
-    except ODD as error:
-        text = trouble(error)
+    except ValueError as error:
+        text = str(error)
         if not text.startswith(str(path)):
             text = f"{path}: tensor {name[:200]!r}: {text}" if name else f"{path}: {text}"
         raise ValueError(text) from error

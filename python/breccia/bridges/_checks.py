@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What files say, checked: whatever it is, what does not fit is a ValueError that says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["FLOATS", "StoredTypeError", "check_axes", "flag", "float_name", "mapping", "number", "numbers", "real"]
+
+FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_LARGEST = 2**31  # of a size that a header or a configuration may say
+
+
+class StoredTypeError(TypeError, ValueError):
+    """An array of another dtype than the format stores: a TypeError of who passes it, and a ValueError of the file that
+    it comes from."""
+
+
+def shown(value: Any) -> str:
+    """A value of JSON for a message, in little room."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def number(value: Any, what: str, least: int = 1) -> int:
+    """A whole number of JSON.
+
+    Args:
+        value: what the file says.
+        what: its name for the message, such as "gptq: bits".
+        least: the smallest that may be.
+
+    Raises:
+        ValueError: it is not one, or out of range.
+    """
+    if type(value) is not int or not least <= value < _LARGEST:
+        raise ValueError(f"{what} must be a whole number from {least} to 2^31, got {shown(value)}")
+    return value
+
+
+def real(value: Any, what: str) -> float:
+    """A finite number of JSON.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    if type(value) not in (int, float) or abs(value) > 3.4e38 or not math.isfinite(value):
+        raise ValueError(f"{what} must be a finite number, got {shown(value)}")
+    return float(value)
+
+
+def numbers(value: Any, what: str, count: int | None = None, least: int = 1) -> tuple[int, ...]:
+    """A list of whole numbers of JSON, of ``count`` of them where that is given.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    if not isinstance(value, (list, tuple)) or not value or len(value) != (count or len(value)):
+        some = "" if count is None else f"{count} "
+        raise ValueError(f"{what} must be a list of {some}whole numbers, got {shown(value)}")
+    return tuple(number(item, what, least) for item in value)
+
+
+def flag(value: Any, what: str) -> bool:
+    """True or false of JSON; false where there is nothing.
+
+    Raises:
+        ValueError: it is another value.
+    """
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{what} must be true or false, got {shown(value)}")
+    return bool(value)
+
+
+def mapping(value: Any, what: str) -> Mapping[str, Any]:
+    """An object of JSON.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what} must be an object, got {shown(value)}")
+    return value
+
+
+def float_name(entry: Any) -> str:
+    """NumPy's name of a header's float dtype.
+
+    Raises:
+        ValueError: it is another dtype.
+    """
+    if entry.dtype not in FLOATS:
+        raise ValueError(f"{entry.name} must be of F32, BF16 or F16, got {entry.dtype}")
+    return FLOATS[entry.dtype]
+
+
+def check_axes(least: int, *entries: Any, most: int = 8) -> None:
+    """Whether stored tensors have so many axes, and none of them without entries.
+
+    Raises:
+        ValueError: one has not.
+    """
+    for entry in entries:
+        if not least <= len(entry.shape) <= most or 0 in entry.shape:
+            axes = f"{least} axes" if least == most else f"{least} axes or more"
+            raise ValueError(f"{entry.name} must have {axes} and entries along each, got shape {entry.shape}")
