@@ -227,15 +227,26 @@ def _amax(x: torch.Tensor, parts: torch.Tensor) -> int:
     return count
 
 
-def statistics(x: torch.Tensor, rule: str, top: float, margin: float, scale: torch.Tensor) -> torch.Tensor:
-    """Two launches: what `finish_kernel` computes from all of x; `scale` gets the stored scale."""
-    parts = torch.empty((2 * PARTIALS + 8,), dtype=torch.float32, device=x.device)
+def partial_maxima(x: torch.Tensor, parts: torch.Tensor) -> int:
+    """Partial maxima of the finite magnitudes of a matrix in parts[:count], of all in as many from PARTIALS on; count."""
     if x.is_contiguous() and x.numel() < 2**31 and takes(x, "e4m3", (1, 16), "divide"):
         from breccia.kernels.triton.casts.amax_words import amax_words
 
-        count = amax_words(x, parts, PARTIALS)
-    else:
-        count = _amax(x, parts)
+        return amax_words(x, parts, PARTIALS)
+    return _amax(x, parts)
+
+
+def finite_amax(x: torch.Tensor) -> torch.Tensor:
+    """The largest finite magnitude of a 2-D tensor, 0-d float32."""
+    x = contiguous_rows(x)
+    parts = torch.empty((2 * PARTIALS,), dtype=torch.float32, device=x.device)
+    return parts[: partial_maxima(x, parts)].amax() if x.numel() else parts.new_zeros(())
+
+
+def statistics(x: torch.Tensor, rule: str, top: float, margin: float, scale: torch.Tensor) -> torch.Tensor:
+    """Two launches: what `finish_kernel` computes from all of x; `scale` gets the stored scale."""
+    parts = torch.empty((2 * PARTIALS + 8,), dtype=torch.float32, device=x.device)
+    count = partial_maxima(x, parts)
     stats = parts[2 * PARTIALS :]
     launch(
         finish_kernel, (1,), x, parts, stats, scale, count, RULE=rule, MAX=top, MARGIN=margin, N=PARTIALS, num_warps=4
