@@ -4,7 +4,7 @@ to their places in the whole.
 
     codes of rank 0 | codes of rank 1 | …        scales of rank 0 | scales of rank 1 | …
 
-NCCL sends all of them in one operation.
+They travel in one operation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from breccia.distributed.buffers import PARTS, Wire, bytes_of
-from breccia.distributed.groups import device_of, gather_into
+from breccia.distributed.groups import gather_into
 from breccia.distributed.handle import Handle
 from breccia.scaled_tensor import ScaledTensor
 
@@ -74,10 +74,7 @@ class _Several:
 
 
 def _send(pairs: list[tuple[torch.Tensor, torch.Tensor]], group: Any) -> Any:
-    device = device_of(group)
-    if device.type != "cuda" or len(pairs) == 1:
+    together = getattr(dist.group.WORLD if group is None else group, "allgather_into_tensor_coalesced", None)
+    if together is None:  # a backend or a version of torch without it
         return _Several([gather_into(into, sent, group=group, async_op=True) for into, sent in pairs])
-    with dist._coalescing_manager(group=group, device=device, async_ops=True) as together:
-        for into, sent in pairs:
-            gather_into(into, sent, group=group)
-    return together
+    return together([into for into, _ in pairs], [sent for _, sent in pairs])
