@@ -95,6 +95,29 @@ def test_parts_are_those_of_the_whole(recipe, nan, seed):
         same(cast(piece, recipe, **options), whole, axis, begin, end, extent)
 
 
+@pytest.mark.parametrize("factor", [0.5, 1e-3, 1e-30, 0.0])
+@pytest.mark.parametrize("backend", breccia.cpu_info()["supported"])
+@cases.ALL
+def test_values_beyond_the_amax_saturate(recipe, backend, factor):
+    """The caller's amax may be too small: codes are then the largest, of the value's own sign, on every backend."""
+    x = cases.normal((64, 256), 5)
+    axis = 1 if recipe.layout.name == "per_channel" else 0
+    if not (crosses(recipe, axis) and can_be_cut(recipe, axis)):
+        pytest.skip("takes no amax")
+    amax = amax_of(x, recipe) * np.float32(factor)
+    expected = whole_array.cast(
+        _torch_ops.NAMESPACE, torch.from_numpy(x), recipe, breccia.cast_options.CastOptions(amax=amax)
+    )
+    before = breccia.cpu_info()["backend"]
+    breccia.set_backend(backend)
+    try:
+        made = cast(x, recipe, amax=amax)
+    finally:
+        breccia.set_backend(before)
+    assert (breccia.dequantize(made) * x >= 0).all()
+    assert np.asarray(made.data).tobytes() == expected.data.contiguous().view(torch.uint8).numpy().tobytes()
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @cases.ALL
 def test_frameworks_make_the_cores_bytes(recipe, axis):

@@ -49,6 +49,22 @@ def test_cast_equals_core(recipe: Any, dtype: torch.dtype) -> None:
 
 
 @cases.ALL
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_cast_of_a_part_equals_core(recipe: Any, dtype: torch.dtype) -> None:
+    """With the whole's amax, wherever the core takes one."""
+    x = torch.from_numpy(cases.normal((64, 256), 1, 3.0)).to(dtype)
+    for amax in (100.0, torch.linspace(50, 100, 64)):
+        try:
+            core = breccia.cast(x, recipe, amax=amax)
+        except ValueError:
+            with pytest.raises(ValueError, match="amax"):
+                breccia.cast(x.cuda(), recipe, amax=amax)
+            continue
+        given = amax.cuda() if isinstance(amax, torch.Tensor) else amax
+        same(breccia.cast(x.cuda(), recipe, amax=given), core)
+
+
+@cases.ALL
 @pytest.mark.parametrize("kind", cases.DATA)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_trouble(recipe: Any, kind: str, dtype: torch.dtype) -> None:

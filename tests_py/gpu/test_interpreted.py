@@ -19,16 +19,16 @@ from breccia.kernels.triton.products import gemm, gemv, order_activations
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
-def run(x: torch.Tensor, recipe: Any) -> tuple[torch.Tensor, ...]:
+def run(x: torch.Tensor, recipe: Any, amax: Any = None) -> tuple[torch.Tensor, ...]:
     plan = recipes.plan(recipe)
     if plan.kind == "tensor":
-        return cast_tensor.cast_tensor(x, plan.element, plan.rule, plan.margin)
+        return cast_tensor.cast_tensor(x, plan.element, plan.rule, plan.margin, amax=amax)
     if plan.kind == "row":
         return cast_tensor.cast_row(x, plan.element, plan.rule, plan.scale_dtype)
     if plan.kind == "search":
         return tuple(cast_search.cast_search(x, plan))
     if plan.kind == "nvfp4":
-        codes, scale, global_scale = cast_nvfp4.cast_nvfp4(x, plan.two_level, plan.rule)
+        codes, scale, global_scale = cast_nvfp4.cast_nvfp4(x, plan.two_level, plan.rule, amax=amax)
         return (codes, scale) if global_scale is None else (codes, scale, global_scale)
     return cast_block.cast_block(x, plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed)
 
@@ -57,6 +57,20 @@ def test_cast(recipe: Any, make: str, device: str) -> None:
     parts = [part for part in (core.data, core.scale, core.zero_point, core.global_scale) if part is not None]
     for ours, theirs in zip(made, parts, strict=True):
         assert np.array_equal(bytes_of(ours), bytes_of(theirs))
+
+
+@cases.ALL
+@pytest.mark.parametrize("make", ["normal", "troubled"])
+def test_cast_with_the_amax_of_a_larger_tensor(recipe: Any, make: str, device: str) -> None:
+    if not ops.takes_amax(recipe):
+        pytest.skip("whole-array operations take these")
+    x = torch.from_numpy(cases.normal((37, 96))) if make == "normal" else troubled(48)
+    for amax in (1e4, 1.0, 0.0, 1e-40, 3e38):  # beyond x's own, below it, and where scales would leave float32
+        made = run(x.to(device), recipe, torch.tensor([amax], device=device))
+        core = breccia.cast(x, recipe, amax=amax)
+        parts = [part for part in (core.data, core.scale, core.global_scale) if part is not None]
+        for ours, theirs in zip(made, parts, strict=True):
+            assert np.array_equal(bytes_of(ours), bytes_of(theirs)), amax
 
 
 @cases.some("block mxfp8 mxfp4 nvfp4 int4-32 int4-fp32")

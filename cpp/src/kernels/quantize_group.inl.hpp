@@ -130,16 +130,15 @@ static void encode_group(const float* x, std::int64_t block, std::int64_t count,
 
 // Whether x / scale may round beyond the format's largest value. It cannot where the scale is amax over that value,
 // rounded to no fewer bits than decide it, or rounded up. An NVFP4 scale that is a normal number of E4M3 is within 1/16
-// of that, where 7/6 would matter. Unsigned codes cut off negative values.
+// of that, where 7/6 would matter; the largest may stand for what is larger, where the amax came from outside and was
+// too small. Unsigned codes cut off negative values.
 template <class C>
 BRECCIA_INLINE bool may_saturate(I stored, const ScaleParams& p) {
     if (p.search != ScaleSearch::amax || C::lowest >= 0) return true;
     switch (p.rule) {
         case ScaleRule::nvfp4_te:
-        case ScaleRule::nvfp4_torchao: {
-            const int largest = p.two_level ? Float8E4M3FN::max_code : Float8E4M3FN::max_code - 1;
-            return !i_none(m_or(i_less(stored, i_set(8)), i_less(i_set(largest), stored)));
-        }
+        case ScaleRule::nvfp4_torchao:
+            return !i_none(m_or(i_less(stored, i_set(8)), i_less(i_set(Float8E4M3FN::max_code - 1), stored)));
         case ScaleRule::mx_rceil: return false;
         case ScaleRule::divide: return p.margin_factor < 1.0F;
         case ScaleRule::mx_floor:

@@ -18,7 +18,7 @@ from breccia.pieces import block_along
 from breccia.scaled_tensor import ScaledTensor
 
 _ALIGNMENT = 16
-_PARTS = ("data", "scale", "zero_point", "global_scale")
+PARTS = ("data", "scale", "zero_point", "global_scale")
 
 
 class Slot(NamedTuple):
@@ -37,7 +37,7 @@ class Wire:
         self.like, self.dim, self.extent = like, dim, extent
         self.slots: list[Slot | None] = []
         at = 0
-        for name in _PARTS:
+        for name in PARTS:
             part = getattr(like, name)
             if part is None:
                 self.slots.append(None)
@@ -66,30 +66,33 @@ class Wire:
 
     def write(self, scaled: ScaledTensor, buffer: torch.Tensor) -> None:
         """Copy the tensor's parts to the buffer's bytes."""
-        for name, slot in zip(_PARTS, self.slots, strict=True):
+        for name, slot in zip(PARTS, self.slots, strict=True):
             if slot is not None:
-                buffer[slot.begin : slot.end].copy_(_bytes_of(getattr(scaled, name)))
+                buffer[slot.begin : slot.end].copy_(bytes_of(getattr(scaled, name)))
 
     def read(self, buffer: torch.Tensor) -> ScaledTensor:
         """The tensor whose parts lie in the buffer."""
-        parts = [None if slot is None else _part(buffer, slot) for slot in self.slots]
-        data, scale, zero_point, global_scale = parts
+        parts = zip(PARTS, self.slots, strict=True)
+        return self.of({name: _part(buffer, slot) for name, slot in parts if slot is not None})
+
+    def of(self, parts: dict[str, torch.Tensor]) -> ScaledTensor:
+        """The tensor made of these parts."""
         packing = self.like.__dict__["_packing"]
         if packing != "one" and self.dim == -1:
             packing = "odd" if self.extent % 2 else "two"
         return ScaledTensor._unchecked(
             packing,
             self.like.original_dtype,
-            data,
-            scale,
+            parts["data"],
+            parts["scale"],
             self.like.recipe,
             self.like.layout,
-            zero_point,
-            global_scale,
+            parts.get("zero_point"),
+            parts.get("global_scale"),
         )
 
 
-def _bytes_of(part: torch.Tensor) -> torch.Tensor:
+def bytes_of(part: torch.Tensor) -> torch.Tensor:
     part = part.detach().reshape(1) if part.ndim == 0 else part.detach()
     if part.dtype.itemsize == 1:
         return part.view(torch.uint8).contiguous().reshape(-1)

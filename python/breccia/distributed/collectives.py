@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of ScaledTensors. Each sends one buffer of bytes."""
+"""Collectives of ScaledTensors. Each sends one buffer of bytes, or the parts from where they lie in one operation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from breccia import pieces, verbs
+from breccia.distributed import in_place
 from breccia.distributed.buffers import Wire
 from breccia.distributed.groups import check_group, device_of, gather_into, place
 from breccia.distributed.handle import Handle
@@ -57,6 +58,8 @@ def all_gather(
     world = dist.get_world_size(group)
     extents = _extents(scaled, axis, group) if plan is None else _planned(scaled, axis, plan, group)
     _check_cuts(scaled, axis, extents)
+    if in_place.suits(scaled, axis, extents):
+        return _result(in_place.gather(scaled, group), async_op)
     wires = [Wire(scaled, axis, extent) for extent in extents]
     size = max(wire.bytes for wire in wires)
     mine = _buffer(scaled, size)

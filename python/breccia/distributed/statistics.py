@@ -13,11 +13,14 @@ from breccia import layouts, verbs
 from breccia.distributed.groups import check_group
 from breccia.distributed.sharding import Plan
 from breccia.formats import finfo
+from breccia.kernels import triton
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["amax", "cast"]
+
+_BY_KERNEL = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def amax(
@@ -111,8 +114,18 @@ def _crosses(recipe: ScalingRecipe, dim: int, ndim: int) -> bool:
 
 
 def _finite_amax(x: torch.Tensor, by_rows: bool) -> torch.Tensor:
-    magnitude = x.detach().float().abs()
+    """The largest finite magnitude, of each row or of all; 0 of nothing."""
+    x = x.detach()
+    if x.numel() == 0:
+        return torch.zeros(x.shape[:-1] if by_rows else (), dtype=torch.float32, device=x.device)
+    if not by_rows and x.is_cuda and x.dtype in _BY_KERNEL and triton.TRITON_AVAILABLE:
+        from breccia.kernels.triton.casts.cast_tensor import finite_amax
+
+        return finite_amax(x.reshape(-1, x.shape[-1]))
+    low, high = (x.amin(-1), x.amax(-1)) if by_rows else torch.aminmax(x)
+    found = torch.maximum(high, -low).float()
+    if not x.is_cuda and bool(torch.isfinite(found).all()):
+        return found
+    magnitude = x.float().abs()
     magnitude = torch.where(torch.isfinite(magnitude), magnitude, 0.0)
-    if by_rows:
-        return magnitude.amax(-1) if x.shape[-1] else magnitude.new_zeros(x.shape[:-1])
-    return magnitude.amax() if x.numel() else magnitude.new_zeros(())
+    return magnitude.amax(-1) if by_rows else magnitude.amax()

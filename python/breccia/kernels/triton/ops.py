@@ -25,7 +25,7 @@ from breccia.kernels.triton.conversions.conversion import Source
 from breccia.kernels.triton.conversions.conversion import requantize as fused_requantize
 from breccia.kernels.triton.conversions.dequant import dequantize as dequantize_2d
 from breccia.kernels.triton.products.turn_scales import scales_along_rows
-from breccia.kernels.triton.runtime import along_rows, empty_along_rows
+from breccia.kernels.triton.runtime import ELEMENTS, along_rows, empty_along_rows
 from breccia.recipes import _spec, scale_format
 from breccia.scaled_tensor import ScaledTensor
 
@@ -49,14 +49,21 @@ def cast(x: torch.Tensor, recipe: Any) -> ScaledTensor:
     return _torch_ops.parts_to_tensor(cast_parts(x, recipe), x.shape, recipe, _torch_ops.dtype_name(x))
 
 
-def cast_parts(x: torch.Tensor, recipe: Any) -> list[torch.Tensor]:
-    """The data and scale of `cast` and, where the recipe has them, zero point and global scale.
+def takes_amax(recipe: Any) -> bool:
+    """Whether `cast_parts` takes the largest magnitude of a larger tensor: FP8 of one scale, NVFP4 of two levels."""
+    plan = recipes.plan(recipe)
+    return (plan.kind == "tensor" and ELEMENTS[plan.element].has_nan) or (plan.kind == "nvfp4" and plan.two_level)
+
+
+def cast_parts(x: torch.Tensor, recipe: Any, amax: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """The data and scale of `cast` and, where the recipe has them, zero point and global scale. `amax`, where
+    `takes_amax`: one float32 on x's device.
 
     Raises:
         ValueError: the core's, for a shape that does not suit the recipe, before any launch.
     """
     shapes = _core.plan_cast(list(x.shape), _spec(recipe))
-    if x.numel() == 0:
+    if x.numel() == 0 and amax is None:
         empty = torch.empty(x.shape, dtype=x.dtype)
         return [part.to(x.device) for part in _torch_ops._cast_cpu(empty, recipe_key(recipe))]
     x = x.detach()
@@ -64,9 +71,9 @@ def cast_parts(x: torch.Tensor, recipe: Any) -> list[torch.Tensor]:
     plan = recipes.plan(recipe)
     ragged = plan.block[0] > 1 and x.ndim > 2 and x.shape[-2] % plan.block[0]  # tiles would run into the next matrix
     if plan.kind == "core" or ragged:
-        return _torch_ops.whole_array_cast(x, recipe, CastOptions())
+        return _torch_ops.whole_array_cast(x, recipe, CastOptions(amax=amax))
     flat = x.flatten(0, -2) if x.ndim >= 2 else x.reshape(1, -1)
-    parts = _flat_parts(flat, plan)
+    parts = _flat_parts(flat, plan, amax)
     if _along_rows(plan):
         parts[1] = scales_along_rows(parts[1]).T  # a copy where x is a transposed view
     return _native(parts, shapes, recipe)
@@ -108,16 +115,16 @@ def cast_transpose(x: torch.Tensor, recipe: Any) -> tuple[ScaledTensor, ScaledTe
     return one, other
 
 
-def _flat_parts(x: torch.Tensor, plan: recipes.Plan) -> list[torch.Tensor]:
+def _flat_parts(x: torch.Tensor, plan: recipes.Plan, amax: torch.Tensor | None = None) -> list[torch.Tensor]:
     """Codes, scales and, where there are any, zero points and the global scale of a 2-D tensor."""
     if plan.kind == "tensor":
-        return list(cast_tensor.cast_tensor(x, plan.element, plan.rule, plan.margin))
+        return list(cast_tensor.cast_tensor(x, plan.element, plan.rule, plan.margin, amax=amax))
     if plan.kind == "row":
         return list(cast_tensor.cast_row(x, plan.element, plan.rule, plan.scale_dtype))
     if plan.kind == "search":
         return cast_search(x, plan)
     if plan.kind == "nvfp4":
-        codes, scale, global_scale = cast_nvfp4.cast_nvfp4(x, plan.two_level, plan.rule)
+        codes, scale, global_scale = cast_nvfp4.cast_nvfp4(x, plan.two_level, plan.rule, amax=amax)
         return [codes, scale] if global_scale is None else [codes, scale, global_scale]
     return list(cast_block.cast_block(x, plan.element, plan.block, plan.rule, plan.scale_dtype, plan.packed))
 

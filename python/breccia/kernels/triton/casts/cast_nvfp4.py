@@ -99,11 +99,16 @@ def cast_nvfp4_kernel(
 
 
 def cast_nvfp4(
-    x: torch.Tensor, two_level: bool = True, rule: str = "transformer_engine", stats: torch.Tensor | None = None
+    x: torch.Tensor,
+    two_level: bool = True,
+    rule: str = "transformer_engine",
+    stats: torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Packed codes, E4M3 block scales (as uint8) and the global scale of a 2-D tensor.
 
-    `stats` is what an earlier `cast_tensor.statistics(x, "nvfp4", ...)` returned, for callers that know the maximum.
+    `stats` is what an earlier `cast_tensor.statistics(x, "nvfp4", ...)` returned, for callers that know the maximum;
+    `amax` is the maximum itself.
     """
     turned = takes_turned(x, "e2m1", (1, 16), rule if two_level else "single")
     x = x if turned else contiguous_rows(x)
@@ -116,7 +121,7 @@ def cast_nvfp4(
     if global_scale is None:
         rule, stats = "single", codes
     elif stats is None:
-        stats = statistics(x.T if turned else x, "nvfp4", 6.0, 1.0, global_scale)
+        stats = statistics(x.T if turned else x, "nvfp4", 6.0, 1.0, global_scale, amax)
     else:
         global_scale = stats[2]
     if turned or takes(x, "e2m1", (1, 16), rule):

@@ -39,9 +39,11 @@ def amax_kernel(x_ptr, part_ptr, M, K, x_stride, k_tiles, tiles, BM: tl.constexp
 
 @triton.jit
 def finish_kernel(
-    part_ptr, stat_ptr, scale_ptr, count, RULE: tl.constexpr, MAX: tl.constexpr, MARGIN: tl.constexpr, N: tl.constexpr
-):
-    """One program: the partial maxima to the numbers every later program reads.
+    part_ptr, stat_ptr, scale_ptr, count, RULE: tl.constexpr, MAX: tl.constexpr, MARGIN: tl.constexpr, N: tl.constexpr,
+    GIVEN: tl.constexpr,
+):  # fmt: skip
+    """One program: the partial maxima to the numbers every later program reads. GIVEN: part_ptr has the maximum of a
+    larger tensor, and nobody has looked for infinities and NaNs.
 
     tensor rules: scale and multiplier. nvfp4: e / 6, 1 / e, g and 1 / g, where e = 2688 / amax and g is the
     global scale.
@@ -49,8 +51,11 @@ def finish_kernel(
     """
     at = tl.arange(0, N)
     amax = tl.max(tl.load(part_ptr + at, mask=at < count, other=0), axis=0)
-    worst = absmax(tl.load(part_ptr + N + at, mask=at < count, other=0), 0)
-    tl.store(stat_ptr + 4, tl.where(worst < float("inf"), 0.0, 1.0))
+    if GIVEN:
+        tl.store(stat_ptr + 4, 1.0)
+    else:
+        worst = absmax(tl.load(part_ptr + N + at, mask=at < count, other=0), 0)
+        tl.store(stat_ptr + 4, tl.where(worst < float("inf"), 0.0, 1.0))
     if RULE == "nvfp4":
         e = tl.div_rn(2688.0, amax)
         tiny = e == float("inf")
@@ -227,26 +232,58 @@ def _amax(x: torch.Tensor, parts: torch.Tensor) -> int:
     return count
 
 
-def statistics(x: torch.Tensor, rule: str, top: float, margin: float, scale: torch.Tensor) -> torch.Tensor:
-    """Two launches: what `finish_kernel` computes from all of x; `scale` gets the stored scale."""
-    parts = torch.empty((2 * PARTIALS + 8,), dtype=torch.float32, device=x.device)
+def partial_maxima(x: torch.Tensor, parts: torch.Tensor) -> int:
+    """Their number; parts gets those of finite magnitudes first, those of all magnitudes from PARTIALS on."""
     if x.is_contiguous() and x.numel() < 2**31 and takes(x, "e4m3", (1, 16), "divide"):
         from breccia.kernels.triton.casts.amax_words import amax_words
 
-        count = amax_words(x, parts, PARTIALS)
-    else:
-        count = _amax(x, parts)
+        return amax_words(x, parts, PARTIALS)
+    return _amax(x, parts)
+
+
+def finite_amax(x: torch.Tensor) -> torch.Tensor:
+    """The largest finite magnitude of a 2-D tensor, 0-d float32."""
+    x = contiguous_rows(x)
+    parts = torch.empty((2 * PARTIALS,), dtype=torch.float32, device=x.device)
+    return parts[: partial_maxima(x, parts)].amax() if x.numel() else parts.new_zeros(())
+
+
+def statistics(
+    x: torch.Tensor, rule: str, top: float, margin: float, scale: torch.Tensor, amax: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What `finish_kernel` computes from all of x, or from `amax`, one float32 on its device; `scale` gets the stored
+    scale."""
+    parts = torch.empty((2 * PARTIALS + 8,), dtype=torch.float32, device=x.device)
+    count = partial_maxima(x, parts) if amax is None else 1
     stats = parts[2 * PARTIALS :]
     launch(
-        finish_kernel, (1,), x, parts, stats, scale, count, RULE=rule, MAX=top, MARGIN=margin, N=PARTIALS, num_warps=4
+        finish_kernel,
+        (1,),
+        x,
+        parts if amax is None else amax,
+        stats,
+        scale,
+        count,
+        RULE=rule,
+        MAX=top,
+        MARGIN=margin,
+        N=PARTIALS,
+        GIVEN=amax is not None,
+        num_warps=4,
     )
     return stats
 
 
 def cast_tensor(
-    x: torch.Tensor, fmt: str, rule: str = "divide", margin: float = 1.0, scale: torch.Tensor | None = None
+    x: torch.Tensor,
+    fmt: str,
+    rule: str = "divide",
+    margin: float = 1.0,
+    scale: torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of a 2-D tensor and its one scale (0-d float32), which the caller may also give."""
+    """Codes of a 2-D tensor and its one scale (0-d float32). The caller may give the scale, or the maximum that it
+    follows from."""
     x = contiguous_rows(x)
     rows, cols = x.shape
     element = ELEMENTS[fmt]
@@ -255,7 +292,7 @@ def cast_tensor(
         return codes, torch.ones((), dtype=torch.float32, device=x.device) if scale is None else scale
     if scale is None:
         out_scale = torch.empty((), dtype=torch.float32, device=x.device)
-        stats = statistics(x, rule, element.max, margin, out_scale)
+        stats = statistics(x, rule, element.max, margin, out_scale, amax)
     else:
         out_scale = stats = scale
     bk = min(512, max(16, triton.next_power_of_2(cols)))

@@ -318,7 +318,7 @@ def scaled_statistics(source: Source, global_scale: torch.Tensor) -> torch.Tenso
     stats = parts[2 * PARTIALS :]
     launch(
         finish_kernel, (1,), parts, parts, stats, global_scale, count,
-        RULE="nvfp4", MAX=6.0, MARGIN=1.0, N=PARTIALS, num_warps=4,
+        RULE="nvfp4", MAX=6.0, MARGIN=1.0, N=PARTIALS, GIVEN=False, num_warps=4,
     )  # fmt: skip
     return stats
 
