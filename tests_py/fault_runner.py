@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stops conversions before every call that changes the disk, and looks at what is left: `python fault_runner.py IN
-OUT TO`. Run as a process of its own, which forks for every conversion and has no other thread."""
+OUT TO [OLD]`, where OLD is an output that is replaced. Run as a process of its own, which forks for every conversion
+and has no other thread."""
 
 import importlib
 import json
@@ -54,11 +55,13 @@ def stopping_at(step: int, run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class Runner:
-    def __init__(self, source: str, out: Path, to: str) -> None:
-        self.out, self.partial = out, out.with_name(f".{out.name}.partial")
-        self.run = lambda: convert(source, out, to, threads=1)
+    def __init__(self, source: str, out: Path, to: str, old: Path | None = None) -> None:
+        self.out, self.partial, self.old = out, out.with_name(f".{out.name}.partial"), old
+        self.before = None if old is None else tree(old)
+        self.run = lambda: convert(source, out, to, threads=1, force=old is not None)
         importlib.import_module("breccia.checkpoint.convert")._SYNC_EVERY = 1  # a record a tensor
         calls: list[str] = []
+        self.clear()
         disk.before = lambda what, _: calls.append(what)
         self.run()
         disk.before = None
@@ -68,9 +71,15 @@ class Runner:
     def clear(self) -> None:
         for path in (self.out, self.partial):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if self.old is not None:
+            (shutil.copytree if self.old.is_dir() else shutil.copy)(self.old, self.out)
 
     def look(self, what: str) -> None:
-        assert tree(self.out) in (None, self.wanted), f"{what}: the output is neither absent nor complete"
+        there = tree(self.out)
+        if self.old is not None and there is None:  # between the two steps of a directory
+            there = tree(self.partial / "replaced")
+            assert self.out.is_dir() or there is not None, f"{what}: the old output is lost"
+        assert there in (self.before, self.wanted), f"{what}: the output is neither as it was nor complete"
 
     def stop(self, *steps: int) -> None:
         """Stop a conversion, and its resumptions, then let one go on to the end."""
@@ -95,5 +104,5 @@ class Runner:
 
 
 if __name__ == "__main__":
-    runner = Runner(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    runner = Runner(sys.argv[1], Path(sys.argv[2]), sys.argv[3], *map(Path, sys.argv[4:]))
     print(json.dumps({"stopped": runner.all(), "calls": sorted(set(runner.calls))}))

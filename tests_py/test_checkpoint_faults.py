@@ -445,3 +445,107 @@ def test_a_lying_shape_reserves_no_disk(tmp_path: Path, monkeypatch: pytest.Monk
     assert not reserved
     assert [p.name for p in tmp_path.iterdir()] == ["in.safetensors"]
     assert inspect(tmp_path / "in.safetensors")["tensors"]
+
+
+@pytest.mark.parametrize(("make", "to"), [(shards, "mxfp8"), (one_file, "bf16")])
+def test_a_kill_while_an_output_is_replaced_loses_neither(make: Any, to: str, tmp_path: Path) -> None:
+    """The output is the old one or the new one, whole; at most it waits beside to be put back by the next run."""
+    source, old = make(tmp_path / "in"), tmp_path / "old"
+    convert(source, old, "fp16")
+    command = [sys.executable, str(RUNNER), str(source), str(tmp_path / "out"), to, str(old)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["stopped"] > 60
+
+
+@pytest.mark.parametrize(("make", "to"), [(shards, "mxfp8"), (one_file, "bf16")])
+def test_an_error_while_an_output_is_replaced_leaves_the_old_one(
+    make: Any, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = make(tmp_path / "in"), tmp_path / "out"
+    calls: list[str] = []
+    convert(source, tmp_path / "old", "fp16")
+    old = tree(tmp_path / "old")
+    convert(source, out, "fp16")
+    monkeypatch.setattr(disk, "before", lambda what, _: calls.append(what))
+    convert(source, out, to, threads=1, force=True)
+    monkeypatch.setattr(disk, "before", None)
+    new = tree(out)
+    assert new != old
+    for step, call in enumerate(calls):
+        convert(source, out, "fp16", force=True)
+        left = [step]
+
+        def fail(what: str, path: Path, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == -1:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(disk, "before", fail)
+        try:
+            convert(source, out, to, threads=1, force=True)
+        except OSError:
+            assert tree(out) == old, (step, call)
+        else:
+            assert tree(out) == new, (step, call)
+        monkeypatch.setattr(disk, "before", None)
+    convert(source, out, to, force=True)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+
+def test_another_conversion_finds_the_old_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the two steps, with the old output beside: whoever comes next, it is there again."""
+    source, out = shards(tmp_path / "in"), tmp_path / "out"
+    convert(source, out, "fp16")
+    old = tree(out)
+
+    def stop(what: str, path: Path) -> None:
+        if what == "rename to" and path == out:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk, "before", stop)
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, out, "mxfp8", force=True)
+    monkeypatch.setattr(disk, "before", None)
+    assert not out.exists()
+    with pytest.raises(FileExistsError, match=f"^destination must not be there, {out} is"):
+        convert(source, out, "mxfp4")
+    assert tree(out) == old
+
+
+def test_the_source_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    source = shards(tmp_path / "in" / "model")
+    before = tree(source)
+    (tmp_path / "link").symlink_to(source)
+    for out, sentence in (
+        (source, "destination must not replace the source"),
+        (tmp_path / "link", "destination must not replace the source"),
+        (tmp_path / "in", "destination must not replace the source"),
+        (source / "q", "destination must not be inside of the source"),
+    ):
+        with pytest.raises(ValueError, match=f"^{sentence} {source}, got {out}$"):
+            convert(source, out, "bf16", force=True)
+    assert tree(source) == before
+    assert sorted(p.name for p in tmp_path.rglob(".*")) == []
+
+
+def test_only_an_output_of_the_same_kind_is_replaced(tmp_path: Path) -> None:
+    source, file = shards(tmp_path / "in"), one_file(tmp_path / "a")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "letter.txt").write_text("dear")
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    for given, out, sentence in (
+        (source, tmp_path / "folder", "must hold a checkpoint to be replaced by one, .* holds other files"),
+        (source, file, "must be a directory to be replaced by one, .* is something else"),
+        (file, tmp_path / "folder", "must be a file to be replaced by one, .* is something else"),
+        (source, tmp_path / "link", "must be a directory to be replaced by one, .* is something else"),
+    ):
+        before = tree(out)
+        with pytest.raises(ValueError, match=f"^destination {sentence}$"):
+            convert(given, out, "bf16", force=True)
+        assert tree(out) == before
+    (tmp_path / "empty").mkdir()
+    convert(source, tmp_path / "empty", "bf16", force=True)
+    convert(source, tmp_path / "new", "bf16", force=True)
+    assert tree(tmp_path / "empty") == tree(tmp_path / "new")

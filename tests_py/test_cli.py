@@ -252,3 +252,21 @@ def test_not_into_its_own_source(model: Path, capsys: pytest.CaptureFixture[str]
     code, _, err = run("convert", model.parent, model.parent / "q", "--to", "nvfp4", capsys=capsys)
     assert code == 2
     assert "destination must not be inside of the source" in err
+
+
+def test_force_replaces_an_output(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "q.safetensors"
+    run("convert", model, out, "--to", "mxfp8", capsys=capsys)
+    before = out.read_bytes()
+    code, _, err = run("convert", model, out, "--to", "bf16", capsys=capsys)
+    assert (code, out.read_bytes()) == (2, before)
+    assert err == f"breccia convert: destination must not be there, {out} is: --force replaces it\n"
+    code, _, err = run("convert", model, out, "--to", "no-such-format", "--force", capsys=capsys)
+    assert (code, out.read_bytes()) == (2, before)
+    code, _, _ = run("convert", model, out, "--to", "bf16", "--force", capsys=capsys)
+    assert code == 0
+    assert out.read_bytes() != before
+    for option in (["--finish"], ["--part", "1/2"]):
+        code, _, err = run("convert", model, out, "--to", "bf16", "--force", *option, capsys=capsys)
+        assert code == 2
+        assert err == "breccia convert: --force must be left out with --part and --finish: remove OUT before\n"

@@ -19,6 +19,8 @@ from breccia._version import __version__
 
 __all__ = ["main"]
 
+_FORCE = "replace OUT when the new one is complete, and not before; never IN"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
@@ -64,7 +66,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "breccia convert model.safetensors small.safetensors --to fp8-block --exclude '*.0.*'",
     )
     convert.add_argument("source", metavar="IN", nargs="?", help="safetensors file, directory of shards, or GGUF file")
-    convert.add_argument("destination", metavar="OUT", nargs="?", help="file or directory to make; must not be there")
+    convert.add_argument("destination", metavar="OUT", nargs="?", help="file or directory to make")
     convert.add_argument(
         "--to",
         required=True,
@@ -77,6 +79,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     convert.add_argument("--scale-search", choices=["amax", "mse"], help="mse searches scales of least error")
     convert.add_argument("--group-size", type=count, metavar="N", help="elements per scale of INT4")
     convert.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
+    convert.add_argument("--force", action="store_true", help=_FORCE)
     pieces = convert.add_mutually_exclusive_group()
     pieces.add_argument("--part", type=part, metavar="I/N", help="convert only the I-th of N parts, on any machine")
     pieces.add_argument("--finish", action="store_true", help="put the parts together when all are there")
@@ -93,9 +96,10 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     merge.add_argument(
         "adapter", metavar="ADAPTER", help="PEFT's folder: adapter_config.json, adapter_model.safetensors"
     )
-    merge.add_argument("destination", metavar="OUT", help="file or directory to make; must not be there")
+    merge.add_argument("destination", metavar="OUT", help="file or directory to make")
     merge.add_argument("--stochastic", type=int, metavar="SEED", help="round quantized weights by chance")
     merge.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
+    merge.add_argument("--force", action="store_true", help=_FORCE)
     merge.add_argument("--quiet", action="store_true", help="draw no progress bar")
 
     inspect = _command(
@@ -203,12 +207,15 @@ def _convert(args: argparse.Namespace) -> int:
         raise ValueError("IN and OUT must be given, but with --to list")
     options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size")}
     progress = not args.quiet and not args.json
+    if args.force and (args.part or args.finish):
+        raise ValueError("--force must be left out with --part and --finish: remove OUT before")
     if args.part:
         return _convert_part(args, options, progress)
     if args.finish:
         report = finish(args.source, args.destination, args.to, progress=progress, **options)
     else:
-        report = convert(args.source, args.destination, args.to, progress=progress, threads=args.threads, **options)
+        options |= {"threads": args.threads, "force": args.force}
+        report = convert(args.source, args.destination, args.to, progress=progress, **options)
     tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
     lines = [f"! {one_line(note)}" for note in report["notes"]]
     lines.append(
@@ -247,6 +254,7 @@ def _merge_lora(args: argparse.Namespace) -> int:
         seed=args.stochastic,
         progress=not args.quiet and not args.json,
         threads=args.threads,
+        force=args.force,
     )
     tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
     lines = [f"! {one_line(note)}" for note in report["notes"]]

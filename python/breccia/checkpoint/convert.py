@@ -31,7 +31,7 @@ from breccia.checkpoint.shared_scales import share
 from breccia.checkpoint.source import FACTOR, Checkpoint, is_float, naming
 from breccia.checkpoint.targets import Choice, Target, choose, parse_target
 from breccia.checkpoint.unread import check_all_is_read
-from breccia.checkpoint.work import Work, partial_of
+from breccia.checkpoint.work import Work, check_replaceable, partial_of
 from breccia.checkpoint.workers import Workers
 
 __all__ = ["Job", "check_destination", "convert", "nbytes_of_choice"]
@@ -50,12 +50,13 @@ def convert(
     group_size: int | None = None,
     progress: bool = False,
     threads: int | None = None,
+    force: bool = False,
 ) -> dict[str, Any]:
     """Convert a checkpoint. Peak memory is below twice the largest tensor plus 256 MiB.
 
     Args:
         source: a safetensors file, a directory of them (with index and config.json), or a GGUF file.
-        destination: a file, or a directory where the source is one; must not be there.
+        destination: a file, or a directory where the source is one; must not be there without ``force``.
         to: a float dtype, recipe, or format, perhaps with a recipe; see `target_names`.
         include: patterns of names to quantize, instead of all weights but embeddings, norms and routers.
         exclude: patterns of names to leave alone.
@@ -63,14 +64,16 @@ def convert(
         group_size: of INT4.
         progress: draw a line on a terminal.
         threads: how many to use (default: one per core).
+        force: replace a file or a checkpoint's directory at ``destination``, when the new one is complete and not
+            before; never the source.
 
     Returns:
         What was done, of JSON types.
 
     Raises:
-        ValueError: the source is not valid, the target unknown, the destination inside of the source, or a
-            pattern matches no tensor.
-        FileExistsError: the destination is there.
+        ValueError: the source is not valid, the target unknown, the destination inside of the source or the source
+            itself, or a pattern matches no tensor.
+        FileExistsError: the destination is there, and ``force`` is not given.
         BlockingIOError: another conversion to the destination is at work.
         OSError: the disk is full or the like; nothing is left behind.
     """
@@ -78,25 +81,38 @@ def convert(
         to, scale_search=scale_search, group_size=group_size, include=tuple(include), exclude=tuple(exclude)
     )
     destination = Path(destination)
-    check_destination(destination, source)
+    check_destination(destination, source, force=force)
     checkpoint = Checkpoint(source, mapped=False)
     try:
-        return Job(checkpoint, destination, target, progress, threads).run()
+        return Job(checkpoint, destination, target, progress, threads, force).run()
     finally:
         checkpoint.close()
 
 
-def check_destination(destination: Path, source: str | os.PathLike[str]) -> None:
+def check_destination(destination: Path, *sources: str | os.PathLike[str], force: bool | None = None) -> None:
     """Whether something may be written there.
 
+    Args:
+        destination: where.
+        sources: what is read meanwhile.
+        force: whether what is there gives way; None where that cannot be asked for.
+
     Raises:
-        ValueError: it is inside of the source.
+        ValueError: it is inside of a source, or to replace one.
         FileExistsError: it is there.
     """
-    if os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
-        raise FileExistsError(f"destination must not be there, {destination} is")
-    if Path(source).is_dir() and Path(source).resolve() in destination.resolve().parents:
-        raise ValueError(f"destination must not be inside of the source {source}, got {destination}")
+    if not force and os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
+        hint = "" if force is None else ": --force replaces it"
+        raise FileExistsError(f"destination must not be there, {destination} is{hint}")
+    place = destination.resolve()
+    for source in map(Path, sources):
+        if source.is_dir() and source.resolve() in place.parents:
+            raise ValueError(f"destination must not be inside of the source {source}, got {destination}")
+        if not force or not source.exists():
+            continue
+        same = place.exists() and place.samefile(source)
+        if same or place in source.resolve().parents:
+            raise ValueError(f"destination must not replace the source {source}, got {destination}")
 
 
 def _check_patterns(checkpoint: Checkpoint, target: Target) -> None:
@@ -114,9 +130,15 @@ class Job:
     """One conversion: what becomes of each tensor, and the work."""
 
     def __init__(
-        self, checkpoint: Checkpoint, destination: Path, target: Target, show: bool, threads: int | None
+        self,
+        checkpoint: Checkpoint,
+        destination: Path,
+        target: Target,
+        show: bool,
+        threads: int | None,
+        force: bool = False,
     ) -> None:
-        self.checkpoint, self.destination = checkpoint, destination
+        self.checkpoint, self.destination, self.force = checkpoint, destination, force
         check_all_is_read(checkpoint)
         _check_patterns(checkpoint, target)
         self.notes: list[str] = []
@@ -155,6 +177,8 @@ class Job:
         self.progress = Progress(total, show)
         self.threads = threads
         self.into_directory = checkpoint.path.is_dir() and not bridge.own_files
+        if force:
+            check_replaceable(destination, self.into_directory)
 
     def _choose(self, found: Found) -> Choice:
         with naming(self.checkpoint.path, found.name):
@@ -247,7 +271,7 @@ class Job:
 
     def run(self) -> dict[str, Any]:
         begin = time.monotonic()
-        work = Work(self.destination, self._identity(), directory=self.into_directory)
+        work = Work(self.destination, self._identity(), directory=self.into_directory, replace=self.force)
         with work.kept_when_interrupted():
             if not work.finished:
                 self._make(work)

@@ -49,32 +49,34 @@ def merge_lora(
     seed: int | None = None,
     progress: bool = False,
     threads: int | None = None,
+    force: bool = False,
 ) -> dict[str, Any]:
     """Merge a LoRA adapter of PEFT into a checkpoint, which keeps its format.
 
     Args:
         base: a safetensors file or a directory of them, quantized or not.
         adapter: a folder with adapter_config.json and adapter_model.safetensors.
-        destination: a file, or a directory where the base is one; must not be there.
+        destination: a file, or a directory where the base is one; must not be there without ``force``.
         seed: round quantized weights up or down by chance, drawn with this seed, so that small changes are kept on
             average; None rounds to nearest.
         progress: draw a line on a terminal.
         threads: how many to use (default: one per core).
+        force: replace what is at ``destination``, as `convert` does.
 
     Returns:
         What was done, of JSON types.
 
     Raises:
         ValueError: base or adapter is not valid, they do not fit, or the base's format cannot be written.
-        FileExistsError: the destination is there.
+        FileExistsError: the destination is there, and ``force`` is not given.
         OSError: the disk is full or the like; nothing is left behind.
     """
     destination = Path(destination)
-    check_destination(destination, base)
+    check_destination(destination, base, adapter, force=force)
     opened = Adapter.open(adapter)
     checkpoint = Checkpoint(base, mapped=False)
     try:
-        return _Merge(checkpoint, destination, opened, seed, progress, threads).run()
+        return _Merge(checkpoint, destination, opened, seed, progress, threads, force).run()
     finally:
         checkpoint.close()
 
@@ -128,12 +130,13 @@ class _Merge(Job):
         seed: int | None,
         show: bool,
         threads: int | None,
+        force: bool,
     ) -> None:
         self.adapter, self.seed = adapter, seed
         known = {found.name: found for found in checkpoint.found}
         for name, change in adapter.changes.items():
             _check(name, change, known, checkpoint)
-        super().__init__(checkpoint, destination, _target(checkpoint), show, threads)
+        super().__init__(checkpoint, destination, _target(checkpoint), show, threads, force)
 
     def _choose(self, found: Found) -> Choice:
         choice = super()._choose(found)

@@ -322,7 +322,7 @@ class Checkpoint:
         """What only small tensors tell, such as whether zero points are all the same, looked at."""
         if "members" in found.options or "expert" in found.options:
             return found
-        with naming(self.path, found.name):
+        with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
             one = bridges.bridge(found.format).refine(found, self.array)
             if one is not found:
                 self._check_shape(one)

@@ -12,12 +12,32 @@ from pathlib import Path
 from breccia.checkpoint import disk
 from breccia.checkpoint.journal import Journal, read_journal
 
-__all__ = ["Work", "partial_of"]
+__all__ = ["ReplaceError", "Work", "check_replaceable", "partial_of"]
 
 
 def partial_of(destination: Path) -> Path:
     """Where a conversion to ``destination`` works."""
     return destination.with_name(f".{destination.name}.partial")
+
+
+class ReplaceError(ValueError):
+    """What is at the destination is not an output that may be replaced."""
+
+
+def check_replaceable(destination: Path, directory: bool) -> None:
+    """Whether a new output, a directory or a file, may take the place of what is there: nothing, or a file or a
+    directory with a checkpoint.
+
+    Raises:
+        ReplaceError: it may not.
+    """
+    if not os.path.lexists(destination):
+        return
+    if destination.is_symlink() or destination.is_dir() != directory or not (directory or destination.is_file()):
+        wanted = "directory" if directory else "file"
+        raise ReplaceError(f"destination must be a {wanted} to be replaced by one, {destination} is something else")
+    if directory and any(destination.iterdir()) and not any(destination.glob("*.safetensors")):
+        raise ReplaceError(f"destination must hold a checkpoint to be replaced by one, {destination} holds other files")
 
 
 class Work:
@@ -27,6 +47,8 @@ class Work:
         destination: where the output is to appear.
         identity: 32 bytes that tell what the output depends on.
         directory: whether the output is the whole of ``out``, or one file of the destination's name in it.
+        replace: whether what is at the destination gives way when the output is complete. It is whole until then, and
+            after a kill between its going and the output's coming the next run puts it back first.
 
     Attributes:
         out: directory of what is being made.
@@ -34,13 +56,15 @@ class Work:
 
     Raises:
         BlockingIOError: another conversion to this destination is at work.
-        FileExistsError: the destination is there.
+        FileExistsError: the destination is there and is not to be replaced.
+        ValueError: it must not be replaced, see `check_replaceable`.
     """
 
-    def __init__(self, destination: Path, identity: bytes, *, directory: bool) -> None:
-        self.destination = destination
+    def __init__(self, destination: Path, identity: bytes, *, directory: bool, replace: bool = False) -> None:
+        self.destination, self._directory, self._replace = destination, directory, replace
         self.path = partial_of(destination)
         self.out = self.path / "out"
+        self._old = self.path / "replaced"
         self._made = self.out if directory else self.out / destination.name
         self._journal: Journal | None = None
         self._lock = -1
@@ -73,11 +97,16 @@ class Work:
 
     def _begin(self, identity: bytes) -> None:
         path = self.path / "journal"
+        self._put_back()
         if os.path.lexists(self.destination):
             records, _ = read_journal(path, identity)
-            self.finished = ("complete",) in records and not os.path.lexists(self._made)
+            self.finished = records[-1:] == [("complete",)] and not os.path.lexists(self._made)
             if self.finished:
                 return
+            disk.remove_tree(self._old)  # of an output that has come, and was not tidied up
+        if self._replace:
+            check_replaceable(self.destination, self._directory)
+        elif os.path.lexists(self.destination):
             if not os.path.lexists(self.out):  # nothing is being made: what cleaning up left
                 self._clear()
             raise FileExistsError(f"destination must not be there, {self.destination} is")
@@ -132,9 +161,7 @@ class Work:
             assert self._journal is not None
             disk.sync_directory(self.out)
             self._journal.add([("complete",)])
-            if os.path.lexists(self.destination):
-                raise FileExistsError(f"destination must not be there, {self.destination} is")
-            disk.rename(self._made, self.destination)
+            self._come()
         try:
             disk.sync_directory(self.destination.parent)
         except OSError as error:
@@ -143,8 +170,32 @@ class Work:
             notes.append(f"{self.path} is not needed any more and could not be removed")
         return notes
 
+    def _come(self) -> None:
+        """Give the output its name. A file takes the place of another in one step, a directory in two."""
+        if self._replace:
+            check_replaceable(self.destination, self._directory)
+        elif os.path.lexists(self.destination):
+            raise FileExistsError(f"destination must not be there, {self.destination} is")
+        if self._directory and os.path.lexists(self.destination):
+            disk.rename(self.destination, self._old)
+        disk.rename(self._made, self.destination)
+
+    def _forget_that_it_is_complete(self) -> None:
+        """Else what is left of abandoned work, beside an output that is still the old one, would say that it came."""
+        if self._journal is not None and self._journal.records[-1:] == [("complete",)]:
+            with contextlib.suppress(OSError):
+                self._journal.add([("abandoned",)])
+
+    def _put_back(self) -> None:
+        """Undo the first of two steps."""
+        if os.path.lexists(self._old) and not os.path.lexists(self.destination):
+            disk.rename(self._old, self.destination)
+
     def abandon(self) -> None:
         """Remove all of it, and the directories made for it."""
+        if self._lock >= 0:
+            self._forget_that_it_is_complete()
+            self._put_back()
         if self._lock >= 0 or not (self.path / "lock").exists():
             self._clear()
         for parent in reversed(self._parents):
