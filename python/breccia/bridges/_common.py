@@ -49,14 +49,19 @@ def as_numpy(x: Any, argument: str) -> Array:
 
     Raises:
         TypeError: it is not an array.
+        StoredTypeError: its numbers are complex, which no format stores: a conversion would drop their imaginary part.
     """
     if isinstance(x, np.ndarray):
-        return x
-    if type(x).__module__.partition(".")[0] == "torch" and hasattr(x, "detach"):
-        return _from_torch(x)
-    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        array: Array = x
+    elif type(x).__module__.partition(".")[0] == "torch" and hasattr(x, "detach"):
+        array = _from_torch(x)
+    elif not hasattr(x, "shape") or not hasattr(x, "dtype"):
         raise TypeError(f"{argument} must be an array, got {type(x).__name__}")
-    return np.asarray(x)
+    else:
+        array = np.asarray(x)
+    if array.dtype.kind == "c":
+        raise StoredTypeError(f"{argument} must have real numbers, got dtype {array.dtype}")
+    return array
 
 
 def _from_torch(x: Any) -> Array:

@@ -103,11 +103,10 @@ def _int4(weight: Array, scale: Array) -> ScaledTensor:
     rows, columns = weight.shape[-2] * 2, weight.shape[-1]
     by_row = unpack_nibbles(np.swapaxes(weight, -1, -2), rows)
     size = group_size_of(columns, scale.shape[-1], "weight_scale")
-    dtype = {"float16": "fp16", "float32": "fp32"}.get(scale.dtype.name, "bf16")
     return made(
         pack_nibbles(np.swapaxes(by_row, -1, -2)),
         scale,
-        INT4Scaling(group_size=size, scale_dtype=dtype),
+        INT4Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name)),
         row_blocks(size, columns),
         shape=(*weight.shape[:-2], rows, columns),
     )
