@@ -73,6 +73,15 @@ def test_cast_with_the_amax_of_a_larger_tensor(recipe: Any, make: str, device: s
             assert np.array_equal(bytes_of(ours), bytes_of(theirs)), amax
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_finite_amax(dtype: torch.dtype, device: str) -> None:
+    x = torch.from_numpy(cases.normal((37, 96))).to(dtype)
+    x[3, 3], x[4, 4], x[5, 5], x[36, 95] = float("nan"), float("inf"), -float("inf"), -77.0
+    for given in (x, x.T, x[:, 1:], torch.zeros_like(x)):
+        expected = torch.where(given.isfinite(), given.abs(), 0).max().float()
+        assert torch.equal(cast_tensor.finite_amax(given.to(device)).cpu(), expected)
+
+
 @cases.some("block mxfp8 mxfp4 nvfp4 int4-32 int4-fp32")
 def test_cast_transpose(recipe: Any, device: str) -> None:
     plan = recipes.plan(recipe)

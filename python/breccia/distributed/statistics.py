@@ -13,7 +13,7 @@ from breccia import layouts, verbs
 from breccia.distributed.groups import check_group
 from breccia.distributed.sharding import Plan
 from breccia.formats import finfo
-from breccia.kernels import triton
+from breccia.frameworks import _torch_launch
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -118,10 +118,8 @@ def _finite_amax(x: torch.Tensor, by_rows: bool) -> torch.Tensor:
     x = x.detach()
     if x.numel() == 0:
         return torch.zeros(x.shape[:-1] if by_rows else (), dtype=torch.float32, device=x.device)
-    if not by_rows and x.is_cuda and x.dtype in _BY_KERNEL and triton.TRITON_AVAILABLE:
-        from breccia.kernels.triton.casts.cast_tensor import finite_amax
-
-        return finite_amax(x.reshape(-1, x.shape[-1]))
+    if not by_rows and x.dtype in _BY_KERNEL and _torch_launch.quiet(x):
+        return _torch_launch.finite_amax(x)
     low, high = (x.amin(-1), x.amax(-1)) if by_rows else torch.aminmax(x)
     found = torch.maximum(high, -low).float()
     if not x.is_cuda and bool(torch.isfinite(found).all()):

@@ -51,6 +51,28 @@ def cast(x: torch.Tensor, recipe: ScalingRecipe) -> ScaledTensor:
     return _torch_ops.parts_to_tensor(made, x.shape, recipe, _torch_ops.dtype_name(x))
 
 
+def takes_amax(x: torch.Tensor, recipe: ScalingRecipe, amax: torch.Tensor) -> bool:
+    """Whether `cast_with_amax` takes them."""
+    return quiet(x) and x.numel() > 0 and amax.numel() == 1 and _ops().takes_amax(recipe)
+
+
+def cast_with_amax(x: torch.Tensor, recipe: ScalingRecipe, amax: torch.Tensor) -> ScaledTensor:
+    """`cast` of a part of a tensor whose largest magnitude is `amax`, one float32 on x's device."""
+    amax = amax if amax.data_ptr() % 16 == 0 else amax.clone()  # as plans want it
+    key = ("cast, amax", recipe._key, x.dtype, x.shape, x.stride(), x.get_device(), amax.shape)  # type: ignore[attr-defined]
+    made = _run(key, [x, amax], lambda: _ops().cast_parts(x, recipe, amax))
+    return _torch_ops.parts_to_tensor(made, x.shape, recipe, _torch_ops.dtype_name(x))
+
+
+def finite_amax(x: torch.Tensor) -> torch.Tensor:
+    """The largest finite magnitude of floats for which `quiet` holds, 0-d float32."""
+    from breccia.kernels.triton.casts import cast_tensor
+
+    x = x.detach()
+    key = ("finite amax", x.dtype, x.shape, x.stride(), x.get_device())
+    return _run(key, [x], lambda: [cast_tensor.finite_amax(x.reshape(-1, x.shape[-1]))])[0]
+
+
 def dequantize(scaled: ScaledTensor, kind: torch.dtype) -> torch.Tensor:
     """`breccia.dequantize` of a value for whose data `quiet` holds."""
     key = ("dequantize", _form(scaled), kind)

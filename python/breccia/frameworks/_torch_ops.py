@@ -196,23 +196,6 @@ def _cast_cuda(x: Any, recipe: str) -> list[Any]:
     return ops.cast_parts(x, recipe_of(recipe))
 
 
-def casts_with_amax(x: Any, recipe: ScalingRecipe) -> bool:
-    """Whether a kernel quantizes x with the largest magnitude of a larger tensor."""
-    if not (x.is_cuda and x.numel() and triton.TRITON_AVAILABLE) or torch.compiler.is_compiling():
-        return False
-    from breccia.kernels.triton import ops
-
-    return ops.takes_amax(recipe)
-
-
-def cast_with_amax(x: Any, recipe: ScalingRecipe, amax: Any) -> list[Any]:
-    from breccia.kernels.triton import ops
-
-    if amax.numel() != 1:
-        raise ValueError(f"amax must have 1 numbers, got {amax.numel()}")
-    return ops.cast_parts(x, recipe, amax)
-
-
 def _cast_fake(x: Any, recipe: str) -> list[Any]:
     parts = _output_parts(list(x.shape), recipe)
     if x.is_cuda and triton.TRITON_AVAILABLE:

@@ -11,7 +11,7 @@ import torch
 
 from breccia import _core
 from breccia.cast_options import CastOptions
-from breccia.frameworks import _torch_launch, _torch_ops, _torch_trees
+from breccia.frameworks import _torch_launch, _torch_trees
 from breccia.frameworks._torch_meta import flatten, recipe_key
 from breccia.frameworks._torch_ops import (
     DTYPES,
@@ -106,8 +106,8 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
     if options.amax is not None:
         amax = torch.as_tensor(options.amax, dtype=torch.float32, device=x.device)
         options = dataclasses.replace(options, amax=amax)
-        if dataclasses.replace(options, amax=None).is_default and _torch_ops.casts_with_amax(x, recipe):
-            return parts_to_tensor(_torch_ops.cast_with_amax(x, recipe, amax), x.shape, recipe, dtype_name(x))
+        if dataclasses.replace(options, amax=None).is_default and _torch_launch.takes_amax(x, recipe, amax):
+            return _torch_launch.cast_with_amax(x, recipe, amax)
     return parts_to_tensor(whole_array_cast(x.detach(), recipe, options), x.shape, recipe, dtype_name(x))
 
 

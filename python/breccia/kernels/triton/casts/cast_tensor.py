@@ -74,6 +74,13 @@ def finish_kernel(
 
 
 @triton.jit
+def largest_kernel(part_ptr, out_ptr, count, N: tl.constexpr):
+    """The largest of `count` numbers that are not negative."""
+    at = tl.arange(0, N)
+    tl.store(out_ptr, tl.max(tl.load(part_ptr + at, mask=at < count, other=0), axis=0))
+
+
+@triton.jit
 def tensor_scale(amax, RULE: tl.constexpr, MAX: tl.constexpr, MARGIN: tl.constexpr):
     """(stored scale, multiplier) from the maximum of a tensor or row; `multiply` is TransformerEngine's rule."""
     one = tl.full(amax.shape, 1.0, tl.float32)
@@ -242,10 +249,12 @@ def partial_maxima(x: torch.Tensor, parts: torch.Tensor) -> int:
 
 
 def finite_amax(x: torch.Tensor) -> torch.Tensor:
-    """The largest finite magnitude of a 2-D tensor, 0-d float32."""
+    """The largest finite magnitude of a 2-D tensor that has elements, 0-d float32. Two launches."""
     x = contiguous_rows(x)
     parts = torch.empty((2 * PARTIALS,), dtype=torch.float32, device=x.device)
-    return parts[: partial_maxima(x, parts)].amax() if x.numel() else parts.new_zeros(())
+    out = torch.empty((), dtype=torch.float32, device=x.device)
+    launch(largest_kernel, (1,), x, parts, out, partial_maxima(x, parts), N=PARTIALS, num_warps=4)
+    return out
 
 
 def statistics(
