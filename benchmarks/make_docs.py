@@ -35,6 +35,7 @@ TABLES = {
     "gpu casts": speed.gpu_casts,
     "gpu layers": speed.gpu_layers,
     "gpu peers": speed.gpu_peers,
+    "distributed": speed.distributed,
 }
 FILES = {
     "docs/images/accuracy.svg": pictures.accuracy,

@@ -113,6 +113,22 @@ def gpu_peers() -> str:
     return table(["M × N × K", "breccia", "DeepGEMM", "cuBLASLt FP8", "bf16"], rows, "lrrrr")
 
 
+def distributed() -> str:
+    rows = [
+        [
+            r["recipe"],
+            f"{us['bf16']:.0f}",
+            f"{us['gather']:.0f}",
+            f"{us['cast + gather']:.0f}",
+            f"{100 * r['of_bf16']:.0f} %",
+        ]
+        for r in load("distributed_h100")["results"]
+        if r["mib_a_rank"] == 256
+        for us in [r["us"]]
+    ]
+    return table(["recipe", "bf16, µs", "gather", "cast and gather", "of bf16"], rows, "lrrrr")
+
+
 def gpu_casts() -> str:
     rows = [
         [r["name"], r["group"], f"{r['us']:.1f}", f"{100 * r['of_copy']:.0f} %"]
