@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where ml_dtypes, torch and gfloat disagree about the code of a special value, and what breccia answers.
 
-    python benchmarks/oracle_codes.py    # Markdown, as in docs/numerics.md
+    python benchmarks/oracle_codes.py    # Markdown, as in docs/codecs.md
 
 Only rows on which not all agree are printed. gfloat is asked with saturation; "error" is an exception, "none"
 a format the library does not have.

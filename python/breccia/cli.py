@@ -15,6 +15,7 @@ from typing import Any
 
 from breccia._arguments import count, json_last, part
 from breccia._command_errors import Terminated, one_line, said, terminable
+from breccia._terminal import plain_characters
 from breccia._version import __version__
 
 __all__ = ["main"]
@@ -24,8 +25,7 @@ _FORCE = "replace OUT when the new one is complete, and not before; never IN"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
-    if hasattr(sys.stdout, "reconfigure"):  # a terminal that knows ASCII alone gets ? for ×
-        sys.stdout.reconfigure(errors="replace")
+    plain_characters()
     words = json_last(list(sys.argv[1:] if argv is None else argv))
     args = _parser("demo" in words).parse_args(words)
     try:
@@ -63,7 +63,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "convert a checkpoint to another format, on the CPU",
         "breccia convert --to list",
         "breccia convert model/ model-nvfp4/ --to compressed-tensors:nvfp4",
-        "breccia convert model.safetensors small.safetensors --to fp8-block --exclude '*.0.*'",
+        "breccia convert model.safetensors small.safetensors --to fp8 --exclude '*.0.*'",
     )
     convert.add_argument("source", metavar="IN", nargs="?", help="safetensors file, directory of shards, or GGUF file")
     convert.add_argument("destination", metavar="OUT", nargs="?", help="file or directory to make")
@@ -141,7 +141,9 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     plot.add_argument(
         "--out", metavar="FILE", default="breccia.html", help=".html, .svg or .png (default: %(default)s)"
     )
-    plot.add_argument("--top", type=count, metavar="N", help="only the N tensors of the largest error")
+    plot.add_argument(
+        "--top", type=count, metavar="N", help="only the N tensors of the largest error (default: 200 at most)"
+    )
     plot.add_argument("--force", action="store_true", help="overwrite the picture that is there")
 
     _command(commands, "doctor", _doctor, "what runs here, and what to install for the rest")
@@ -204,7 +206,7 @@ def _convert(args: argparse.Namespace) -> int:
         _print(args, target_names(), "\n".join(target_names()))
         return 0
     if args.source is None or args.destination is None:
-        raise ValueError("IN and OUT must be given, but with --to list")
+        raise ValueError("IN and OUT must be given, except with --to list")
     options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size")}
     progress = not args.quiet and not args.json
     if args.force and (args.part or args.finish):
@@ -226,8 +228,9 @@ def _convert(args: argparse.Namespace) -> int:
     if kept and not args.include and kept["bytes"] > 0.1 * report["bytes_written"]:
         share = kept["bytes"] / report["bytes_written"]
         lines.append(
-            f"{share:.0%} of the bytes are weights kept as they were, {kept['largest']} the largest: "
-            "--include '*' takes those that are left out by name"
+            f"{share:.0%} of the bytes are weights kept as they were, the largest:\n"
+            f"  {kept['largest']}\n"
+            "  --include '*' takes those that are left out by name"
         )
     _print(args, report, "\n".join(lines))
     return 0
@@ -298,10 +301,12 @@ def _complete(args: argparse.Namespace) -> int:
 
 
 def _plot(args: argparse.Namespace) -> int:
-    from breccia.checkpoint.plot import plot
+    from breccia.checkpoint.plot import MOST_ROWS, plot
 
     rows = plot(args.path, args.out, args.reference, top=args.top, force=args.force, progress=not args.json)
-    _print(args, {"out": args.out, "tensors": rows}, f"{args.out}: {len(rows)} tensors")
+    drawn = min(len(rows), args.top or MOST_ROWS)
+    of = "" if drawn == len(rows) else f" of {len(rows):,}"
+    _print(args, {"out": args.out, "tensors": rows}, f"{args.out}: {drawn:,}{of} tensors")
     return 0
 
 

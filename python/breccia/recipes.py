@@ -4,7 +4,7 @@
 Every recipe is a frozen dataclass: hashable, comparable, picklable, and JSON-serializable through
 `ScalingRecipe.to_dict` and `from_dict`. Fields are checked on construction: a wrong value raises
 ``ValueError`` and a wrong type ``TypeError``, with the field, its value and what it must be. The
-arithmetic of every rule is in docs/numerics.md.
+arithmetic of every rule is in docs/scale-rules.md.
 """
 
 from __future__ import annotations

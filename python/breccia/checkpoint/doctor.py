@@ -95,7 +95,7 @@ def render(report: dict[str, Any]) -> str:
         lines.append(f"{name:<20} {version or 'missing':<12} {use}")
         if version is None and extra:
             lines.append(f"{'':<20} {'':<12} pip install 'breccia[{extra}]'")
-    lines += ["", f"bridges: {', '.join(report['bridges'])}"]
+    lines += ["", f"{'bridges':<12} {', '.join(report['bridges'])}"]
     return "\n".join(
         part
         for line in lines

@@ -18,6 +18,7 @@ __all__ = ["ERROR_RANGE", "PER_OCTAVE", "draw"]
 PER_OCTAVE = 2  # bins, as breccia.comparison counts
 ERROR_RANGE = (-14, 2)  # log2 of errors in units of the reference's RMS; what is beyond counts at the ends
 _NAME = 48  # characters
+_STYLE = "<style>svg { max-width: 100%; height: auto; }</style>"  # a narrow window shows every panel
 
 
 def draw(rows: list[dict[str, Any]], out: Path, title: str) -> None:
@@ -36,7 +37,9 @@ def draw(rows: list[dict[str, Any]], out: Path, title: str) -> None:
     picture = text.getvalue()
     if out.suffix.lower() == ".html":
         inner = picture[picture.index("<svg") :]
-        picture = f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><body>{inner}</body>\n"
+        picture = (
+            f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>{_STYLE}<body>{inner}</body>\n"
+        )
     out.write_text(picture, "utf-8")
 
 

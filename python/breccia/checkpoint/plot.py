@@ -22,9 +22,9 @@ from breccia.comparison import compare, error_magnitudes, magnitudes
 from breccia.formats import decode
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["measure", "plot", "scales_of"]
+__all__ = ["MOST_ROWS", "measure", "plot", "scales_of"]
 
-_SHOWN = 200  # rows of a picture whose caller does not say how many
+MOST_ROWS = 200  # of a picture whose caller does not say how many
 
 
 def measure(
@@ -126,8 +126,8 @@ def plot(
     if not rows:
         raise ValueError(f"path must have quantized tensors, {path} has none")
     shown, title = rows, str(path) if reference is None else f"{path} against {reference}"
-    if top is not None or len(rows) > _SHOWN:
-        shown = sorted(rows, key=_urgency)[: top or _SHOWN]
+    if top is not None or len(rows) > MOST_ROWS:
+        shown = sorted(rows, key=_urgency)[: top or MOST_ROWS]
         title += f"\nthe {len(shown)} of {len(rows)} tensors with the "
         title += "widest range of scales" if reference is None else "largest error"
     else:

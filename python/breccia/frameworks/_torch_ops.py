@@ -47,7 +47,7 @@ def _memory(x: Any, argument: str, null: bool = False) -> tuple[int, Any, Any, s
     """The tensor's address, shape, strides in elements and dtype for the core."""
     name = _NAMES.get(x.dtype)
     if name is None:
-        raise TypeError(f"{argument} has the unsupported dtype {x.dtype}")
+        raise TypeError(f"{argument} must be of a dtype the core has, got {x.dtype}")
     if not null and x.is_neg():
         raise TypeError(f"{argument} must not be a lazily negated view: call resolve_neg()")
     return 0 if null else x.data_ptr(), x.shape, x.stride(), name

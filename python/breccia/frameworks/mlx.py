@@ -52,7 +52,7 @@ def to_core(array: Any, argument: str) -> Any:
     if not isinstance(array, mx.array):
         raise TypeError(f"{argument} must be an MLX array like data, got {type(array).__name__}")
     if array.dtype not in _NAMES:
-        raise TypeError(f"{argument} has the unsupported dtype {array.dtype}")
+        raise TypeError(f"{argument} must be of a dtype the core has, got {array.dtype}")
     return _host(array)
 
 

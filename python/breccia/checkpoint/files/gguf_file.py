@@ -67,7 +67,9 @@ class _Cursor:
 
     def take(self, count: int) -> bytes:
         if count < 0 or self.at + count > self.size:
-            raise ValueError(f"{self.where}: file must have {self.at + count} bytes, as its header says")
+            raise ValueError(
+                f"{self.where}: file must have {self.at + count} bytes, as its header says, it has {self.size}"
+            )
         begin = self.at - self._begin
         if begin + count > len(self._chunk):
             assert isinstance(self.source, InputFile)
