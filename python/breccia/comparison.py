@@ -76,7 +76,15 @@ class Magnitudes:
     largest: float
 
     def between(self, low: int, high: int) -> NDArray[np.int64]:
-        """Counts of the half octaves from 2^low to 2^high; what is beyond, but for zero, counts at the ends."""
+        """Counts of the half octaves from 2^low to 2^high; what is beyond, but for zero, counts at the ends.
+
+        Args:
+            low: exponent of the first.
+            high: exponent past the last.
+
+        Returns:
+            int64, two for each power of two.
+        """
         start, stop = 2 * low - self.first, 2 * high - self.first
         counts = self.counts[start:stop].copy()
         counts[0] += self.counts[:start].sum()
@@ -104,6 +112,13 @@ class CodeCounts:
 def compare(reference: Any, tensor: Any) -> Comparison:
     """A tensor against its reference.
 
+    Args:
+        reference: a ScaledTensor, or an array of numbers of any framework.
+        tensor: the same, of the same shape.
+
+    Returns:
+        The figures of `Comparison`.
+
     Raises:
         TypeError: one is neither a ScaledTensor nor an array of numbers.
         ValueError: the shapes differ.
@@ -112,7 +127,13 @@ def compare(reference: Any, tensor: Any) -> Comparison:
 
 
 def magnitudes(x: Any) -> Magnitudes:
-    """Of the numbers of ``x``, as float32.
+    """A histogram of the numbers of ``x``, as float32.
+
+    Args:
+        x: a ScaledTensor, or an array of numbers of any framework.
+
+    Returns:
+        Counts by half octaves.
 
     Raises:
         TypeError: it is neither a ScaledTensor nor an array of numbers.
@@ -121,7 +142,15 @@ def magnitudes(x: Any) -> Magnitudes:
 
 
 def error_magnitudes(reference: Any, tensor: Any, unit: float = 1.0) -> Magnitudes:
-    """Of errors in multiples of ``unit``, in float32.
+    """A histogram of errors in multiples of ``unit``, in float32.
+
+    Args:
+        reference: a ScaledTensor, or an array of numbers of any framework.
+        tensor: the same, of the same shape.
+        unit: what counts as 1, positive.
+
+    Returns:
+        Counts by half octaves.
 
     Raises:
         TypeError: one is neither a ScaledTensor nor an array of numbers.
@@ -131,7 +160,13 @@ def error_magnitudes(reference: Any, tensor: Any, unit: float = 1.0) -> Magnitud
 
 
 def count_codes(scaled: ScaledTensor) -> CodeCounts:
-    """Of a tensor's elements, whatever their scales.
+    """Counts of a tensor's codes, whatever their scales.
+
+    Args:
+        scaled: a ScaledTensor.
+
+    Returns:
+        The counts, by code.
 
     Raises:
         TypeError: the recipe or layout is another library's.

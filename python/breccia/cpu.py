@@ -44,6 +44,9 @@ def set_backend(name: str) -> None:
     """Force a backend for the whole process, as the environment variable ``BRECCIA_CPU`` does at
     start-up; ``""`` goes back to the best one.
 
+    Args:
+        name: one of ``cpu_info()["supported"]``, or "".
+
     Raises:
         ValueError: the name is unknown, or this machine cannot run that backend.
     """
@@ -53,6 +56,9 @@ def set_backend(name: str) -> None:
 def set_num_threads(count: int) -> None:
     """Threads a call may use, its own included. Results do not depend on it. The initial value is
     ``BRECCIA_NUM_THREADS`` or the number of processors the process may run on.
+
+    Args:
+        count: at least 1.
 
     Raises:
         TypeError: ``count`` is not an integer.

@@ -38,7 +38,15 @@ class AmaxHistory:
 
 
 def init(recipe: DelayedScaling, like: Any = None) -> AmaxHistory:
-    """An empty history with scale 1, in the framework and on the device of ``like`` (default: NumPy)."""
+    """An empty history with scale 1, in the framework and on the device of ``like`` (default: NumPy).
+
+    Args:
+        recipe: its ``amax_history_len`` is the length.
+        like: an array.
+
+    Returns:
+        The state to pass to `cast`.
+    """
     like = np.zeros((), np.float32) if like is None else like
     xp = frameworks.of(like).namespace
     zeros = np.zeros(_checked(recipe).amax_history_len, np.float32)
@@ -47,7 +55,15 @@ def init(recipe: DelayedScaling, like: Any = None) -> AmaxHistory:
 
 def record(state: AmaxHistory, x: Any) -> AmaxHistory:
     """The state with the amax of ``x`` at the front of its history, where that is larger than what is there:
-    a tensor may be cast several times in a step."""
+    a tensor may be cast several times in a step.
+
+    Args:
+        state: of `init` or `cast`.
+        x: a float array.
+
+    Returns:
+        A new state; ``state`` stays as it is.
+    """
     xp = frameworks.of(x).namespace
     amax = abs(xp.astype(x, "float32")).max() if 0 not in x.shape else xp.constant(0.0, "float32", x)
     front = xp.maximum(state.amax[:1], amax.reshape(1))

@@ -51,6 +51,12 @@ def names() -> list[str]:
 def finfo(fmt: str) -> FormatInfo:
     """Limits of a format.
 
+    Args:
+        fmt: a name of `names`, such as "float8_e4m3fn".
+
+    Returns:
+        A `FormatInfo`.
+
     Raises:
         ValueError: there is no such format.
     """
@@ -64,6 +70,13 @@ def encode(x: Any, fmt: str) -> NDArray[np.uint8]:
     overflow and infinities saturate to the largest finite value. A NaN becomes the format's NaN with
     its sign; in the formats without one it becomes the zero of the opposite sign, as in ml_dtypes,
     and integer 0.
+
+    Args:
+        x: real numbers of any shape.
+        fmt: a name of `names`, such as "float8_e4m3fn".
+
+    Returns:
+        uint8 of the same shape, one code per byte.
 
     Raises:
         TypeError: ``x`` is not an array of real numbers.
@@ -79,6 +92,13 @@ def encode(x: Any, fmt: str) -> NDArray[np.uint8]:
 def decode(codes: Any, fmt: str) -> NDArray[np.float32]:
     """Values of codes, exact in float32, in the shape of ``codes``. Bits above the format's are ignored.
 
+    Args:
+        codes: uint8 of any shape, one code per byte.
+        fmt: a name of `names`, such as "float8_e4m3fn".
+
+    Returns:
+        float32 of the same shape.
+
     Raises:
         TypeError: ``codes`` is not an array of bytes.
         ValueError: there is no such format.
@@ -89,6 +109,12 @@ def decode(codes: Any, fmt: str) -> NDArray[np.float32]:
 def pack(codes: Any) -> NDArray[np.uint8]:
     """Two 4-bit codes per byte along the last axis, element 2i in the low nibble: shape ``(..., n)`` becomes
     ``(..., n / 2)``.
+
+    Args:
+        codes: uint8 ``(..., n)``, one code per byte, n even.
+
+    Returns:
+        uint8 ``(..., n / 2)``.
 
     Raises:
         TypeError: ``codes`` is not an array of bytes.
@@ -106,6 +132,13 @@ def pack(codes: Any) -> NDArray[np.uint8]:
 def unpack(packed: Any, n_values: int | None = None) -> NDArray[np.uint8]:
     """The inverse of `pack`: ``n_values`` codes per row of packed bytes, two per byte or one fewer (default: two
     per byte).
+
+    Args:
+        packed: uint8 ``(..., bytes)``.
+        n_values: codes per row.
+
+    Returns:
+        uint8 ``(..., n_values)``, one code per byte.
 
     Raises:
         TypeError: ``packed`` is not an array of bytes.

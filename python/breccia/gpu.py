@@ -24,6 +24,12 @@ def gpu_info(device: int = 0) -> GpuInfo:
     where torch, Triton or a CUDA device of capability 8.0 is missing; CUDA tensors are then handled by torch's own
     operations.
 
+    Args:
+        device: its number.
+
+    Returns:
+        What the device is and which kernels it takes.
+
     Raises:
         ValueError: there is no CUDA device of that number.
     """

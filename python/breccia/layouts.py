@@ -53,11 +53,22 @@ class Layout:
         return twin
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the scale `breccia.cast` makes for a tensor of logical ``shape``."""
+        """Shape of the scale `breccia.cast` makes for a tensor of logical ``shape``.
+
+        Args:
+            shape: logical.
+
+        Returns:
+            The shape of ``scale``.
+        """
         return _spec(self).scale_shape(shape)
 
     def validate(self, data: Any, scale: Any) -> None:
         """Check that ``scale`` fits ``data`` (one code per element).
+
+        Args:
+            data: an array of the logical shape.
+            scale: an array.
 
         Raises:
             ValueError: it does not; the message has the shape it must have.

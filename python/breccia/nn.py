@@ -62,6 +62,14 @@ class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
                 self.register_buffer(f"{role}_quantizing_scale", state.scale)
 
     def forward(self, input: Any) -> Any:  # noqa: A002 (torch's name)
+        """``input @ weight.T + bias`` with both quantized by the layer's recipes; gradients too.
+
+        Args:
+            input: ``(..., in_features)`` of a float dtype.
+
+        Returns:
+            ``(..., out_features)`` in the dtype of ``input``.
+        """
         scales = None
         if any(isinstance(getattr(self.recipes, role), DelayedScaling) for role in _ROLES):
             scales = self._histories(input)
@@ -198,6 +206,14 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         return made
 
     def forward(self, input: Any) -> Any:  # noqa: A002 (torch's name)
+        """``input @ weight.T + bias``, with the input quantized on the fly where the layer has a recipe for it.
+
+        Args:
+            input: ``(..., in_features)`` of a float dtype.
+
+        Returns:
+            ``(..., out_features)`` in the dtype of ``input``.
+        """
         x = input
         if self.activations is not None and input.numel() > self.exact_rows * self.in_features:
             x = verbs.cast(input, self.activations)

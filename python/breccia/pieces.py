@@ -281,6 +281,9 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: int = 0) -> ScaledTensor:
             must be whole blocks long there.
         axis: of the logical shape; may be negative.
 
+    Returns:
+        A ScaledTensor of the same framework and device.
+
     Raises:
         TypeError: one is not a ScaledTensor, or they are of different frameworks.
         ValueError: recipes, layouts or shapes differ, a block would be cut, or tensors that would share a scale have
@@ -320,6 +323,12 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: int = 0) -> ScaledTensor:
 
 def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
     """Tensors of one shape and recipe as a batch, along a new first axis: (E, N, K) of E weights (N, K).
+
+    Args:
+        tensors: ScaledTensors that are not transposed views.
+
+    Returns:
+        A ScaledTensor with one axis more.
 
     Raises:
         TypeError, ValueError: see `concatenate`.

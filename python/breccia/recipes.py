@@ -217,6 +217,12 @@ def all_recipes() -> list[type[ScalingRecipe]]:
 def from_dict(fields: dict[str, Any]) -> ScalingRecipe:
     """The inverse of `ScalingRecipe.to_dict`. ``name`` may also be a class name.
 
+    Args:
+        fields: ``name`` and the fields that differ from the defaults.
+
+    Returns:
+        The recipe.
+
     Raises:
         ValueError: the name is not that of a recipe, or a field has a wrong value.
         TypeError: a field is unknown or of the wrong type.
@@ -231,14 +237,28 @@ def from_dict(fields: dict[str, Any]) -> ScalingRecipe:
 
 
 def scale_format(recipe: ScalingRecipe) -> str | None:
-    """ml_dtypes name of the codes a recipe's scales are stored as; None where they are numbers."""
+    """ml_dtypes name of the codes a recipe's scales are stored as; None where they are numbers.
+
+    Args:
+        recipe: any recipe.
+
+    Returns:
+        Such as "float8_e8m0fnu".
+    """
     if hasattr(recipe, "scale_rounding") or getattr(recipe, "scale_format", "") == "e8m0":
         return "float8_e8m0fnu"
     return "float8_e4m3fn" if getattr(recipe, "scale_format", "") == "E4M3" else None
 
 
 def global_divides(recipe: ScalingRecipe) -> bool:
-    """Whether a recipe's global scale divides its block scales."""
+    """Whether a recipe's global scale divides its block scales.
+
+    Args:
+        recipe: any recipe.
+
+    Returns:
+        True for NVFP4 with ``global_scale_form="divisor"``.
+    """
     return _spec(recipe).global_divides
 
 

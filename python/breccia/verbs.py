@@ -80,6 +80,9 @@ def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: Any = None) ->
             in float32 and rounded once more to ``dtype``, ties to even.
         out: array of the logical shape to write to and return; ``dtype`` is then that of ``out``.
 
+    Returns:
+        An array of the logical shape, in the framework and on the device of ``scaled``; ``out`` where it is given.
+
     Raises:
         TypeError: ``scaled`` is not a ScaledTensor, or ``dtype`` is not one of the four.
         ValueError: ``out`` has another shape, is read-only, or overlaps the operand.
@@ -205,6 +208,9 @@ def requantize(scaled: ScaledTensor, new_recipe: ScalingRecipe | str) -> ScaledT
     Args:
         scaled: a ScaledTensor.
         new_recipe: what to convert to, or its name (see `cast`).
+
+    Returns:
+        A ScaledTensor of the same shape, framework and device.
 
     Raises:
         TypeError: ``scaled`` is not a ScaledTensor, or ``new_recipe`` is not a recipe.

@@ -45,7 +45,17 @@ def registry() -> dict[str, Bridge]:
 
 
 def bridge(name: str) -> Bridge:
-    """The format of a name; "" and "plain" are that of tensors without codes."""
+    """The format of a name; "" and "plain" are that of tensors without codes.
+
+    Args:
+        name: as on the command line.
+
+    Returns:
+        What the format is.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
     from breccia.bridges._bridge import PLAIN
 
     return PLAIN if name in ("", "plain") else registry()[name]

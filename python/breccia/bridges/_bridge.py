@@ -117,7 +117,14 @@ class Bridge(Protocol):
         """The file beside config.json that says of quantization what `said_beside` reads; "" where there is none."""
 
     def said_beside(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """The ``quantization_config`` that the file `beside` stands for."""
+        """The ``quantization_config`` that the file `beside` stands for.
+
+        Args:
+            said: the file's JSON object.
+
+        Returns:
+            An object as config.json has it under ``quantization_config``.
+        """
 
     def find(self, name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
         """The logical tensor that a stored one belongs to, known from headers alone; None where it is of another
@@ -128,6 +135,9 @@ class Bridge(Protocol):
             entries: all stored tensors by name, with ``name``, ``dtype`` and ``shape`` as headers say them.
             context: what config.json says: "quantization_config" and "quantization".
 
+        Returns:
+            The tensor with its shape and recipe.
+
         Raises:
             ValueError: the tensor is of this format and does not fit.
         """
@@ -135,12 +145,26 @@ class Bridge(Protocol):
     def find_all(self, entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Found]:
         """The logical tensors that a header's metadata describes.
 
+        Args:
+            entries: all stored tensors by name, see `find`.
+            metadata: strings of the header.
+
+        Returns:
+            The tensors; none where the metadata is of other formats.
+
         Raises:
             ValueError: the metadata is the format's but not of its form.
         """
 
     def refine(self, found: Found, array: Callable[[str], Array]) -> Found:
         """``found`` with what only small stored tensors tell; ``array`` reads one by its name.
+
+        Args:
+            found: the tensor, as `find` or `find_all` gave it.
+            array: reads a stored tensor by its name.
+
+        Returns:
+            ``found`` itself where there is nothing to add.
 
         Raises:
             ValueError: they say what does not fit.
@@ -150,33 +174,85 @@ class Bridge(Protocol):
         """A logical tensor of its stored ones, by role: values without a ScaledTensor form are an OutsideTensor or a
         float array.
 
+        Args:
+            parts: stored arrays by role, as typed by the header; views of a file that must not be written to.
+            found: the tensor, as `find` or `find_all` gave it.
+
+        Returns:
+            A ScaledTensor in NumPy where the values have that form.
+
         Raises:
             ValueError, TypeError: they do not fit.
         """
 
     def carries(self, recipe: ScalingRecipe) -> bool:
-        """Whether the format holds a recipe's bytes as they are."""
+        """Whether the format holds a recipe's bytes as they are.
+
+        Args:
+            recipe: of the tensor to write.
+
+        Returns:
+            True where a repack loses nothing.
+        """
 
     def takes(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether the format has a place for a quantized weight of that name and shape."""
+        """Whether the format has a place for a quantized weight of that name and shape.
+
+        Args:
+            name: of the logical tensor.
+            shape: logical.
+
+        Returns:
+            False where the tensor stays as it is.
+        """
 
     def why_not(self, name: str) -> str:
-        """Why a weight must not be quantized though the format could hold it; "" where it may."""
+        """Why a weight must not be quantized though the format could hold it; "" where it may.
+
+        Args:
+            name: of the logical tensor.
+
+        Returns:
+            A reason for the report, in words.
+        """
 
     def model_knows(self, recipe: ScalingRecipe, model: Mapping[str, Any]) -> bool:
-        """Whether the program of a model, known by its config.json, reads a recipe in this format."""
+        """Whether the program of a model, known by its config.json, reads a recipe in this format.
+
+        Args:
+            recipe: of the tensor to write.
+            model: config.json.
+
+        Returns:
+            False where the model's program would not load it.
+        """
 
     def stored(
         self, name: str, scaled: ScaledTensor | OutsideTensor, place: Place
     ) -> tuple[dict[str, Part], dict[str, str]]:
         """The stored tensors of a logical one by full name, and its entries in the header's metadata.
 
+        Args:
+            name: of the logical tensor.
+            scaled: the tensor, or one of the same form whose memory is never touched (in planning).
+            place: where it goes.
+
+        Returns:
+            Full name → `Part`, and entries of the metadata.
+
         Raises:
             ValueError: the format has no place for such a tensor.
         """
 
     def plain_metadata(self, name: str) -> dict[str, str]:
-        """The header's entries for a tensor that stays plain."""
+        """The header's entries for a tensor that stays plain.
+
+        Args:
+            name: of the tensor.
+
+        Returns:
+            Key → text.
+        """
 
     def header(
         self, names: Sequence[str], recipes: Mapping[str, ScalingRecipe], inputs: frozenset[str]
@@ -187,10 +263,19 @@ class Bridge(Protocol):
             names: of the tensors.
             recipes: of the quantized modules, by their names.
             inputs: modules with a scale of their activations.
+
+        Returns:
+            Key → text.
         """
 
     def config(self, written: Written) -> dict[str, Any]:
         """What config.json says of a checkpoint written here; under the name of `beside` what that file says.
+
+        Args:
+            written: the checkpoint.
+
+        Returns:
+            Entries of config.json.
 
         Raises:
             ValueError: it cannot say it.
@@ -198,7 +283,15 @@ class Bridge(Protocol):
 
 
 def stored_name(name: str, role: str) -> str:
-    """``X.weight`` and ``weight_scale`` give ``X.weight_scale``; so does ``X``."""
+    """``X.weight`` and ``weight_scale`` give ``X.weight_scale``; so does ``X``.
+
+    Args:
+        name: of the logical tensor.
+        role: of the stored one.
+
+    Returns:
+        The name in the file.
+    """
     return (name.removesuffix("weight") if name.endswith("weight") else name + ".") + role
 
 
@@ -299,6 +392,9 @@ def register(bridge: Bridge) -> None:
 
 def unregister(name: str) -> None:
     """Take a format away that `register` added.
+
+    Args:
+        name: the format's.
 
     Raises:
         KeyError: none was.

@@ -36,7 +36,14 @@ class OutsideTensor:
 
     @np.errstate(over="ignore", invalid="ignore")  # infinities of stored scales are values, not mistakes of the caller
     def dequantize(self, dtype: Any = "float32") -> Array:
-        """The values, made in the format's arithmetic and rounded to ``dtype``."""
+        """The values, made in the format's arithmetic and rounded to ``dtype``.
+
+        Args:
+            dtype: of the result: "float32", "bfloat16" or another float dtype of NumPy.
+
+        Returns:
+            An array of the logical shape.
+        """
         from breccia.verbs import dequantize
 
         values: Array = self._rounded(dequantize(self.scaled))

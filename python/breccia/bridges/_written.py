@@ -66,6 +66,12 @@ class Written:
     def only(self, bridge: str) -> ScalingRecipe:
         """The one recipe, for a format whose config.json has room for one.
 
+        Args:
+            bridge: the format's name, for the message.
+
+        Returns:
+            The recipe of all quantized modules.
+
         Raises:
             ValueError: there are several.
         """

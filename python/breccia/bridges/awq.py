@@ -41,7 +41,14 @@ __all__ = ["from_awq", "to_awq"]
 
 
 def from_awq(parts: Mapping[str, Any]) -> ScaledTensor:
-    """The tensors of one module: ``qweight`` (K, N / 8), ``qzeros`` (K / g, N / 8), ``scales`` (K / g, N).
+    """The tensors of one module as a ScaledTensor. Codes are transposed to rows.
+
+    Args:
+        parts: arrays by role: ``qweight`` int32 ``(K, N / 8)``, ``qzeros`` int32 ``(K / g, N / 8)``, ``scales`` float
+            ``(K / g, N)``.
+
+    Returns:
+        Unsigned INT4 with zero points, of shape ``(N, K)``.
 
     Raises:
         ValueError: a tensor is missing or has a shape that does not fit.
@@ -68,6 +75,12 @@ def from_awq(parts: Mapping[str, Any]) -> ScaledTensor:
 
 def to_awq(scaled: ScaledTensor) -> dict[str, Array]:
     """The inverse of `from_awq`. Symmetric tensors get zero points of 8.
+
+    Args:
+        scaled: INT4 of shape ``(N, K)``, N a multiple of 8.
+
+    Returns:
+        ``qweight`` int32 ``(K, N / 8)``, ``qzeros`` int32 ``(K / g, N / 8)`` and ``scales`` ``(K / g, N)``.
 
     Raises:
         ValueError: the tensor is not INT4, or its rows are not a multiple of 8.

@@ -38,6 +38,9 @@ def from_bitsandbytes(parts: Mapping[str, Any], dtype: Any = "float32") -> Array
             ``nested_absmax`` and ``nested_quant_map``; of 8 bits ``weight`` and ``SCB``.
         dtype: of the result.
 
+    Returns:
+        An array of the logical shape.
+
     Raises:
         ValueError: a tensor is missing, or the state is not JSON of the known form.
     """

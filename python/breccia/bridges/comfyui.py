@@ -65,6 +65,9 @@ def from_comfyui(parts: Mapping[str, Any], kind: str | None = None) -> ScaledTen
         parts: ``weight``, ``weight_scale``, for NVFP4 ``weight_scale_2``, and perhaps ``comfy_quant``.
         kind: the format as ComfyUI names it; told by ``comfy_quant`` or the dtypes if None.
 
+    Returns:
+        NVFP4, MXFP8, INT8 or FP8 of shape ``(N, K)``.
+
     Raises:
         ValueError: a tensor is missing or does not fit, or the format is another one.
     """
@@ -142,6 +145,13 @@ def _swapped(packed: Array) -> Array:
 
 def to_comfyui(scaled: ScaledTensor) -> dict[str, Array]:
     """The inverse of `from_comfyui`.
+
+    Args:
+        scaled: NVFP4, MXFP8, INT8 with a scale per row, or FP8 with one scale; a matrix.
+
+    Returns:
+        ``weight``, ``weight_scale``, ``comfy_quant`` and, for NVFP4, ``weight_scale_2``, in the dtypes that the file
+        has.
 
     Raises:
         ValueError: the format has no place for such a tensor.

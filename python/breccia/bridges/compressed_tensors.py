@@ -74,6 +74,9 @@ def from_compressed_tensors(
             dtypes if None.
         fp8_format: "E4M3" or "E5M2"; told from the weight's dtype if None, E4M3 where that is of plain bytes.
 
+    Returns:
+        A ScaledTensor of the logical shape, that of ``weight_shape`` where it is there.
+
     Raises:
         ValueError: a tensor is missing or has a shape that does not fit.
     """
@@ -148,6 +151,9 @@ def to_compressed_tensors(scaled: ScaledTensor, *, packed: bool = True) -> dict[
     Args:
         scaled: what to convert.
         packed: INT8 in words (format "pack-quantized", of weights alone), or byte by byte ("int-quantized").
+
+    Returns:
+        Arrays by role, in the dtypes that the file has.
 
     Raises:
         ValueError: the format has no place for such a tensor.

@@ -56,6 +56,9 @@ def from_deepseek_v3(data: Any, scale: Any, block_k: int = 128, fp8_format: str 
         block_k: block size along K, and along M where scales are tiles.
         fp8_format: "E4M3" or "E5M2".
 
+    Returns:
+        FP8 in blocks of the shape of ``data``; MXFP4 of shape ``(..., M, K)`` where that is int8.
+
     Raises:
         ValueError: the scale's shape is neither.
         TypeError: wrong dtypes.
@@ -94,6 +97,12 @@ def _block(
 def to_deepseek_v3(scaled: ScaledTensor) -> tuple[Any, Any]:
     """``(data, scale)`` as DeepSeek stores them, without copying.
 
+    Args:
+        scaled: FP8 in blocks of 128, or MXFP4.
+
+    Returns:
+        The tensor's own data and scale; MXFP4's data as packed int8 ``(..., M, K / 2)``.
+
     Raises:
         ValueError: the tensor is neither block-scaled FP8 nor MXFP4.
     """
@@ -106,8 +115,21 @@ def to_deepseek_v3(scaled: ScaledTensor) -> tuple[Any, Any]:
 
 
 def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block_k: int = 128) -> ScaledTensor:
-    """The tensors of one module, by the last part of their names: ``weight`` with ``weight_scale_inv``
-    (V3) or ``scale`` (V4). ``fp8_format`` is told from the weight's dtype if None, E4M3 where that is of bytes."""
+    """The tensors of one module as a ScaledTensor.
+
+    Args:
+        parts: by the last part of their names: ``weight`` FP8 ``(..., M, K)`` with ``weight_scale_inv`` (V3) or
+            ``scale`` (V4).
+        fp8_format: "E4M3" or "E5M2"; told from the weight's dtype if None, E4M3 where that is of bytes.
+        block_k: block size along K, and along M where scales are tiles.
+
+    Returns:
+        FP8 in blocks, MXFP4, or FP8 with one scale.
+
+    Raises:
+        ValueError: a tensor is missing or has a shape that does not fit.
+        TypeError: wrong dtypes.
+    """
     name = "weight_scale_inv" if "weight_scale_inv" in parts else "scale"
     scale = get(parts, name, NAME)
     weight = get(parts, "weight", NAME)
@@ -119,7 +141,14 @@ def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block
 
 
 def to_deepseek(scaled: ScaledTensor) -> dict[str, Array]:
-    """The inverse of `from_deepseek`: V3's names for float scales, V4's for E8M0."""
+    """The inverse of `from_deepseek`: V3's names for float scales, V4's for E8M0.
+
+    Args:
+        scaled: FP8 in blocks of 128, or MXFP4.
+
+    Returns:
+        ``weight`` with ``weight_scale_inv`` for float scales, with ``scale`` for E8M0, in the file's dtypes.
+    """
     return materialize(lay_out(scaled))
 
 

@@ -116,6 +116,9 @@ def from_gguf(raw: Any, kind: str, global_scale: Any = None) -> ScaledTensor | O
         kind: "Q8_0", "Q4_0", "Q4_1", "MXFP4" or "NVFP4".
         global_scale: NVFP4's, which GGUF keeps in a tensor of its own (``*.scale``).
 
+    Returns:
+        A ScaledTensor of shape ``(..., K)``; an OutsideTensor with the minimums for "Q4_1".
+
     Raises:
         ValueError: another kind (see `dequantize_gguf`), or rows that are not whole blocks.
     """
@@ -155,6 +158,12 @@ def from_gguf(raw: Any, kind: str, global_scale: Any = None) -> ScaledTensor | O
 
 def to_gguf(scaled: ScaledTensor | OutsideTensor) -> dict[str, Array]:
     """The inverse of `from_gguf`: ``{kind: blocks}`` and, for two-level NVFP4, ``scale``.
+
+    Args:
+        scaled: INT8 or INT4 in groups of 32 with float16 scales, MXFP4, NVFP4, or what `from_gguf` makes of Q4_1.
+
+    Returns:
+        ``{kind: blocks}``, blocks being uint8 ``(..., row bytes)``, and ``scale`` float32 ``(1,)`` for two-level NVFP4.
 
     Raises:
         ValueError: no block type has the tensor's recipe, or its rows are not whole blocks.
@@ -254,6 +263,13 @@ def kind_of(recipe: ScalingRecipe) -> str:
 
 def dequantize_gguf(raw: Any, kind: str) -> Array:
     """The values of a tensor of blocks as float32, for every kind in `TYPES` that has blocks.
+
+    Args:
+        raw: bytes of whole blocks, uint8 ``(..., row bytes)``.
+        kind: the block type, a name of `TYPES` such as "Q6_K".
+
+    Returns:
+        float32 ``(..., K)``.
 
     Raises:
         ValueError: an unknown kind, or rows that are not whole blocks.

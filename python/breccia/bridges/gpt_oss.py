@@ -32,6 +32,12 @@ def from_gpt_oss(parts: Mapping[str, Any]) -> ScaledTensor:
     """Wrap ``blocks`` and ``scales``, without copying: logical shape (E, OUT, IN). Gate and up rows of
     ``gate_up_proj`` stay interleaved as stored.
 
+    Args:
+        parts: ``blocks`` uint8 ``(E, OUT, IN / 32, 16)`` and ``scales`` uint8 ``(E, OUT, IN / 32)``.
+
+    Returns:
+        MXFP4 of shape ``(E, OUT, IN)``.
+
     Raises:
         ValueError: the shapes do not fit.
     """
@@ -47,6 +53,12 @@ def from_gpt_oss(parts: Mapping[str, Any]) -> ScaledTensor:
 
 def to_gpt_oss(scaled: ScaledTensor) -> dict[str, Array]:
     """The inverse of `from_gpt_oss`.
+
+    Args:
+        scaled: MXFP4, IN a multiple of 32.
+
+    Returns:
+        ``blocks`` and ``scales``, both uint8.
 
     Raises:
         ValueError: the tensor is not MXFP4.

@@ -124,6 +124,14 @@ def _order(parts: Mapping[str, Any], columns: int, groups: int) -> tuple[Array |
 def to_gptq(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> dict[str, Array]:
     """The inverse of `from_gptq`.
 
+    Args:
+        scaled: INT4 of shape ``(N, K)``, both multiples of 8; an OutsideTensor where columns are in another order.
+        version: "gptq" (zero points stored minus one) or "gptq_v2".
+
+    Returns:
+        ``qweight`` int32 ``(K / 8, N)``, ``qzeros`` int32 ``(K / g, N / 8)``, ``scales`` ``(K / g, N)`` and ``g_idx``
+        int32 ``(K,)``.
+
     Raises:
         ValueError: the tensor is not INT4, or a zero point is 0, which version "gptq" cannot store.
     """

@@ -154,6 +154,13 @@ def to_mlx(scaled: ScaledTensor | OutsideTensor) -> dict[str, Array]:
     """The inverse of `from_mlx`. INT4 becomes affine: bias = -zero point · scale, in
     the scale's dtype where that is exact and in float32 where it is not.
 
+    Args:
+        scaled: MXFP4, MXFP8, NVFP4, INT4 or INT8 in groups of 32, 64 or 128, or what `from_mlx` makes of affine
+            weights.
+
+    Returns:
+        ``weight`` uint32 ``(..., N, words)``, ``scales``, and ``biases`` or ``global_scale`` where the format has them.
+
     Raises:
         ValueError: the format has no place for such a tensor.
     """

@@ -68,6 +68,9 @@ def from_modelopt(parts: Mapping[str, Any], kind: str | None = None, fp8_format:
         kind: "nvfp4", "fp8", "mxfp8" or "int4"; told from the dtypes if None.
         fp8_format: "E4M3" or "E5M2"; told from the weight's dtype if None, E4M3 where that is of plain bytes.
 
+    Returns:
+        A ScaledTensor of the logical shape ``(..., N, K)``.
+
     Raises:
         ValueError: a tensor is missing or has a shape that does not fit.
     """
@@ -114,6 +117,12 @@ def _int4(weight: Array, scale: Array) -> ScaledTensor:
 
 def to_modelopt(scaled: ScaledTensor) -> dict[str, Array]:
     """The inverse of `from_modelopt`.
+
+    Args:
+        scaled: NVFP4, MXFP8, FP8 per tensor, row or square tile, or signed INT4 with an even number of rows.
+
+    Returns:
+        ``weight``, ``weight_scale`` and, for NVFP4, ``weight_scale_2``, in the dtypes that the file has.
 
     Raises:
         ValueError: the format has no place for such a tensor.

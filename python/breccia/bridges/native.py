@@ -186,6 +186,9 @@ def load_safetensors(path: str | os.PathLike[str], framework: str = "numpy") -> 
         framework: "numpy", "torch", "jax" or "mlx". NumPy's arrays are read-only views of the file; the others share
             its pages where they can until they are written to, which changes no file.
 
+    Returns:
+        Name → ScaledTensor, in the order of the header.
+
     Raises:
         ValueError: the file is not valid, has tensors of other formats only, or metadata and tensors do not fit.
     """

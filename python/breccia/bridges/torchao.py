@@ -104,6 +104,10 @@ def to_torchao(scaled: ScaledTensor | OutsideTensor, dtype: Any = None) -> Any:
         scaled: what to convert.
         dtype: torch dtype its operations pretend to have (default: bfloat16).
 
+    Returns:
+        A tensor of torchao's class for the recipe: Float8Tensor, Int8Tensor, IntxUnpackedToInt8Tensor, Int4Tensor,
+        MXTensor or NVFP4Tensor.
+
     Raises:
         ImportError: torchao is not installed.
         ValueError: torchao has no class for it.

@@ -65,6 +65,9 @@ def from_transformer_engine(te_t: Any, recipe: ScalingRecipe | str | None = None
         recipe: recorded instead of the one the buffers say (a Float8Tensor does not know whether its
             scale was delayed or current).
 
+    Returns:
+        A ScaledTensor in torch, on the tensor's device.
+
     Raises:
         TypeError: not a TransformerEngine tensor of these classes.
         ValueError: it holds no data, or its scales do not fit.
@@ -181,6 +184,9 @@ def to_transformer_engine(
         dtype: torch dtype its operations pretend to have (default: bfloat16).
         device: where to put it.
         swizzled: tile MXFP8 and NVFP4 scales for cuBLAS.
+
+    Returns:
+        A Float8Tensor, Float8BlockwiseQTensor, MXFP8Tensor or NVFP4Tensor of the logical shape.
 
     Raises:
         ImportError: TransformerEngine is not installed.

@@ -23,6 +23,12 @@ _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Per tensor and in total: format, shape, bits per weight, scales' layout, findings. JSON types only.
 
+    Args:
+        path: a safetensors file, a directory of them, or a GGUF file.
+
+    Returns:
+        ``tensors``, a list with an entry each, and totals.
+
     Raises:
         ValueError: the checkpoint is not valid.
     """

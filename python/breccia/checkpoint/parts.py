@@ -77,6 +77,10 @@ class Piece:
     def run(self, *, progress: bool = False, threads: int | None = None) -> dict[str, Any]:
         """Convert this part; at once where it is there already. One that was killed goes on where it was.
 
+        Args:
+            progress: draw a line on a terminal.
+            threads: how many to use (default: one per core).
+
         Returns:
             What was done, of JSON types.
 

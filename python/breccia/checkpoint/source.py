@@ -178,7 +178,11 @@ class Checkpoint:
 
     @property
     def quantization(self) -> dict[str, Any]:
-        """What config.json says of quantization."""
+        """What config.json says of quantization.
+
+        Raises:
+            ValueError: it is not an object.
+        """
         for place in (self.config, self.config.get("text_config"), self.config.get("language_config")):
             if isinstance(place, dict):
                 for key in ("quantization_config", "compression_config", "quantization"):
@@ -247,24 +251,54 @@ class Checkpoint:
             raise ValueError(f"shape must be that of {nbytes} stored bytes, got {found.shape}")
 
     def nbytes(self, found: Found) -> int:
-        """Stored bytes of a logical tensor."""
+        """Stored bytes of a logical tensor.
+
+        Args:
+            found: one of ``found``.
+
+        Returns:
+            Their number, all parts together.
+        """
         if found.format == "plain" and not found.options:
             return self.entries[found.parts["weight"]].nbytes
         stored = sum(self.entries[name].nbytes for name in set(found.parts.values()))
         return stored // int(found.options.get("experts", 1))
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
-        """A stored tensor: a view of its file where that is mapped."""
+        """A stored tensor: a view of its file where that is mapped.
+
+        Args:
+            name: of the stored tensor.
+
+        Returns:
+            An array of the header's shape and dtype.
+        """
         entry = self.entries[name]
         return typed(self.span(name, 0, entry.nbytes), entry.dtype, entry.shape)
 
     def span(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Some of a stored tensor's bytes."""
+        """Some of a stored tensor's bytes.
+
+        Args:
+            name: of the stored tensor.
+            start: the first byte, from the tensor's own.
+            stop: the byte after the last.
+
+        Returns:
+            uint8, flat.
+        """
         file, begin = self.home[name].file, self.entries[name].start
         return (file.view if self.mapped else file.array)(begin + start, begin + stop)
 
     def load(self, found: Found) -> ScaledTensor | OutsideTensor | np.ndarray[Any, Any]:
         """A logical tensor: a ScaledTensor that views the files where they are mapped and its format allows.
+
+        Args:
+            found: one of ``found``.
+
+        Returns:
+            A ScaledTensor; an OutsideTensor or a float array where the values have no such form; an array of the
+            header's dtype where the tensor is plain.
 
         Raises:
             ValueError: its bytes do not fit; the message names the tensor.
@@ -282,7 +316,14 @@ class Checkpoint:
             return tensor if factor is None else self._by_columns(tensor, self.array(factor))
 
     def folded(self, found: Found) -> Found:
-        """The weight of a layer whose inputs are scaled first, with that scale in its columns; others as they are."""
+        """The weight of a layer whose inputs are scaled first, with that scale in its columns; others as they are.
+
+        Args:
+            found: one of ``found``.
+
+        Returns:
+            The tensor to convert.
+        """
         name = found.name.removesuffix("weight") + "pre_quant_scale"
         if found.format == "plain" or len(found.shape) != 2 or name not in self.entries:
             return found
@@ -295,7 +336,14 @@ class Checkpoint:
         return values * float32(factor).reshape(-1)
 
     def raw(self, found: Found) -> np.ndarray[Any, Any]:
-        """A plain tensor's bytes, flat."""
+        """A plain tensor's bytes, flat.
+
+        Args:
+            found: one of ``found``.
+
+        Returns:
+            uint8, flat.
+        """
         if "members" in found.options or "expert" in found.options:
             return np.ascontiguousarray(self.load(found)).reshape(-1).view(np.uint8)
         name = found.parts["weight"]
@@ -319,7 +367,14 @@ class Checkpoint:
         return {str(name) for names in said if isinstance(names, Sequence) for name in names}
 
     def refined(self, found: Found) -> Found:
-        """What only small tensors tell, such as whether zero points are all the same, looked at."""
+        """What only small tensors tell, such as whether zero points are all the same, looked at.
+
+        Args:
+            found: one of ``found``.
+
+        Returns:
+            The tensor with all that is known.
+        """
         if "members" in found.options or "expert" in found.options:
             return found
         with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
@@ -329,7 +384,11 @@ class Checkpoint:
         return one
 
     def release(self, found: Found) -> None:
-        """Let go of a tensor's pages."""
+        """Let go of a tensor's pages.
+
+        Args:
+            found: one of ``found``.
+        """
         for name in set(found.parts.values()):
             self.home[name].release(name)
 

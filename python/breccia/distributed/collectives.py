@@ -175,6 +175,9 @@ def broadcast(scaled: ScaledTensor | None, src: int = 0, group: Any = None, *, a
         src: rank within the group.
         group, async_op: as of `all_gather`. The form of the tensor is sent before it, and waited for.
 
+    Returns:
+        A ScaledTensor; with ``async_op`` a `Handle` of it.
+
     Raises:
         RuntimeError, TypeError: see `all_gather`.
         ValueError: ``src`` is not a rank of the group.
@@ -199,6 +202,9 @@ def scatter(
         src: rank within the group.
         dim: the axis to deal out; may be negative.
         group, async_op: as of `broadcast`.
+
+    Returns:
+        A ScaledTensor; with ``async_op`` a `Handle` of it.
 
     Raises:
         RuntimeError, TypeError: see `all_gather`.

@@ -25,5 +25,12 @@ class Handle:
         return self._result
 
     def then(self, change: Callable[[Any], Any]) -> Handle:
-        """A handle whose result is ``change(result)``."""
+        """A handle whose result is ``change(result)``.
+
+        Args:
+            change: called once with the result, when that is waited for.
+
+        Returns:
+            The new handle.
+        """
         return Handle(None, lambda: change(self.wait()))

@@ -33,17 +33,38 @@ class Plan:
     ranges: tuple[tuple[int, int], ...]
 
     def cut(self, tensor: Any, rank: int) -> Any:
-        """The part of rank ``rank``: a view of an array or ScaledTensor of the whole shape."""
+        """The part of rank ``rank``: a view of an array or ScaledTensor of the whole shape.
+
+        Args:
+            tensor: an array or ScaledTensor of the whole shape.
+            rank: from 0.
+
+        Returns:
+            Of the type of ``tensor``.
+        """
         begin, end = self.ranges[rank]
         return tensor[(slice(None),) * self.dim + (slice(begin, end),)]
 
     def shape_of(self, rank: int) -> tuple[int, ...]:
-        """Logical shape of the part of rank ``rank``."""
+        """Logical shape of the part of rank ``rank``.
+
+        Args:
+            rank: from 0.
+
+        Returns:
+            The shape; 0 along the axis where the rank has nothing.
+        """
         begin, end = self.ranges[rank]
         return (*self.shape[: self.dim], end - begin, *self.shape[self.dim + 1 :])
 
     def offset(self, rank: int) -> tuple[int, int]:
         """``offset=`` of `breccia.cast` for the part of rank ``rank``.
+
+        Args:
+            rank: from 0.
+
+        Returns:
+            The place of the part's first element in the whole tensor, counted row by row, and that tensor's columns.
 
         Raises:
             ValueError: the part's elements do not follow each other row by row, which they do where the first
@@ -70,6 +91,9 @@ def plan(shape: tuple[int, ...], recipe: ScalingRecipe | str, world: int, dim: i
         recipe: a recipe or its name.
         world: number of ranks.
         dim: the axis to cut; may be negative.
+
+    Returns:
+        What each rank has.
 
     Raises:
         TypeError: ``recipe`` is not a recipe.

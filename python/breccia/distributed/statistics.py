@@ -85,6 +85,9 @@ def cast(
         plan: how the tensor is dealt out; needed for ``rounding="stochastic"``, which draws on positions.
         rounding, seed: as of `breccia.cast`.
 
+    Returns:
+        The part, with the scales of the whole tensor.
+
     Raises:
         RuntimeError: ``torch.distributed`` is not initialized.
         ValueError: ``x`` is not the part that the plan gives this rank, or stochastic rounding has no plan.

@@ -87,6 +87,12 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
     def entry(self, name: str) -> Entry:
         """What the header says of a tensor.
 
+        Args:
+            name: of the tensor.
+
+        Returns:
+            Its dtype, shape and place.
+
         Raises:
             KeyError: there is none of that name.
         """
@@ -96,19 +102,38 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
             raise KeyError(f"{self.path} has no tensor {name!r}") from None
 
     def raw(self, name: str) -> np.ndarray[Any, Any]:
-        """A tensor's bytes, flat: a view of the mapped file."""
+        """A tensor's bytes, flat: a view of the mapped file.
+
+        Args:
+            name: of the tensor.
+
+        Returns:
+            uint8.
+        """
         entry = self.entry(name)
         return self.file.view(entry.start, entry.stop)
 
     def release(self, name: str) -> None:
         """Tell the system that a tensor's pages are not needed any more, so that reading a checkpoint
-        from end to end keeps the memory of one tensor."""
+        from end to end keeps the memory of one tensor.
+
+        Args:
+            name: of the tensor.
+        """
         entry = self.entry(name)
         self.file.release(entry.start, entry.stop)
 
     def load(self, name: str, framework: str = "numpy") -> Any:
-        """A tensor as an array of a framework: "numpy", "torch", "jax" or "mlx". NumPy's and torch's
-        share the file's pages (torch's are private: writing to one changes no file).
+        """A tensor as an array of a framework.
+
+        NumPy's and torch's share the file's pages (torch's are private: writing to one changes no file).
+
+        Args:
+            name: of the tensor.
+            framework: "numpy", "torch", "jax" or "mlx".
+
+        Returns:
+            An array of the header's shape and dtype.
 
         Raises:
             ImportError: the framework is not installed.
@@ -143,7 +168,14 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
         return flat.view(getattr(torch, row.torch)).reshape(array.shape)
 
     def private(self, name: str) -> np.ndarray[Any, Any]:
-        """A tensor as an array that shares the file's pages until it is written to; writing changes no file."""
+        """A tensor as an array that shares the file's pages until it is written to; writing changes no file.
+
+        Args:
+            name: of the tensor.
+
+        Returns:
+            An array of the header's shape and dtype.
+        """
         entry = self.entry(name)
         return typed(self.file.private(entry.start, entry.stop), entry.dtype, entry.shape)
 
@@ -213,8 +245,15 @@ def save_arrays(
     metadata: Mapping[str, str] | None = None,
     dtypes: Mapping[str, str] | None = None,
 ) -> None:
-    """Write arrays to a file. ``dtypes`` gives the header's type where an array's own does not say it
-    (codes in uint8); types below 8 bits take packed bytes."""
+    """Write arrays to a safetensors file, which appears only when it is complete.
+
+    Args:
+        arrays: name → array of any shape.
+        path: the file; replaced if it is there.
+        metadata: strings of the header.
+        dtypes: name → the header's type where an array's own does not say it (codes in uint8); types below 8 bits take
+            packed bytes.
+    """
     plan = {}
     for name, array in arrays.items():
         dtype = (dtypes or {}).get(name) or stored_name(array)
