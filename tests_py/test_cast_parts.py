@@ -11,7 +11,7 @@ from breccia import cast
 
 jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
-from breccia.frameworks import _torch_ops  # noqa: E402
+from breccia.frameworks import _torch_tensors  # noqa: E402
 from breccia.kernels import whole_array  # noqa: E402
 
 ROWS, COLS = 384, 512
@@ -106,7 +106,7 @@ def test_values_beyond_the_amax_saturate(recipe, backend, factor):
         pytest.skip("takes no amax")
     amax = amax_of(x, recipe) * np.float32(factor)
     expected = whole_array.cast(
-        _torch_ops.NAMESPACE, torch.from_numpy(x), recipe, breccia.cast_options.CastOptions(amax=amax)
+        _torch_tensors.NAMESPACE, torch.from_numpy(x), recipe, breccia.cast_options.CastOptions(amax=amax)
     )
     before = breccia.cpu_info()["backend"]
     breccia.set_backend(backend)
@@ -131,7 +131,7 @@ def test_frameworks_make_the_cores_bytes(recipe, axis):
     made = {
         "torch": cast(torch.from_numpy(piece), recipe, **options),
         "JAX": cast(jax.numpy.asarray(piece), recipe, **options),
-        "whole arrays of torch": whole_array.cast(_torch_ops.NAMESPACE, torch.from_numpy(piece), recipe, checked),
+        "whole arrays of torch": whole_array.cast(_torch_tensors.NAMESPACE, torch.from_numpy(piece), recipe, checked),
     }
     for name, parts in made.items():
         for part in ("data", "scale", "zero_point", "global_scale"):

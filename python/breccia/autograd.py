@@ -22,7 +22,7 @@ from breccia.recipes import (
     NVFP4BlockScaling,
     ScalingRecipe,
 )
-from breccia.scaled_tensor import ScaledTensor
+from breccia.scaled_tensor import ScaledTensor, data_of
 from breccia.verbs import matmul
 
 __all__ = ["LinearRecipes", "cast_ste", "cast_ste_clipped", "linear"]
@@ -141,7 +141,7 @@ def linear(
         ValueError: the shapes do not match, or a seed or a state is missing.
     """
     recipes = LinearRecipes.fp8() if recipes is None else recipes
-    framework = frameworks.common(x, w)
+    framework = frameworks.common(data_of(x), data_of(w))
     if len(w.shape) != 2 or not len(x.shape) or x.shape[-1] != w.shape[-1]:
         raise ValueError(f"x must be (..., K) and w (N, K), got shapes {tuple(x.shape)} and {tuple(w.shape)}")
     if scales is None and any(isinstance(r, DelayedScaling) for r in (recipes.x, recipes.w, recipes.grad)):

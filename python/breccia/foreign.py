@@ -9,7 +9,7 @@ __all__ = ["packing", "transposed"]
 
 
 def packing(data: Any, scale: Any, layout: Any, shape: tuple[int, ...] | None) -> str:
-    """How ``data`` stores its codes (see `ScaledTensor._unchecked`), once the layout's own check has passed.
+    """How ``data`` stores its codes (see `breccia.form.Form`), once the layout's own check has passed.
 
     Raises:
         ValueError: the data is 0-D, the layout refuses it, or ``shape`` is not a shape it can have.

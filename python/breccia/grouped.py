@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from breccia import frameworks
-from breccia.scaled_tensor import ScaledTensor, check_kernels
+from breccia.scaled_tensor import ScaledTensor, check_kernels, data_of
 from breccia.verbs import matmul
 
 __all__ = ["grouped_matmul"]
@@ -43,7 +43,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any =
         raise ValueError(f"x must be (T, {w_stack.shape[2]}), got shape {tuple(x.shape)}")
     if tuple(np.shape(offsets)) != (w_stack.shape[0] + 1,):
         raise ValueError(f"offsets must have shape ({w_stack.shape[0] + 1},), got {tuple(np.shape(offsets))}")
-    framework: Any = frameworks.common(x, w_stack)
+    framework: Any = frameworks.common(data_of(x), data_of(w_stack))
     return getattr(framework, "grouped_matmul", by_expert)(x, w_stack, offsets, out_dtype)
 
 
@@ -91,13 +91,6 @@ def _part(scaled: ScaledTensor, index: int | slice) -> ScaledTensor:
     g = scaled.global_scale
     if g is not None and not isinstance(index, slice):
         g = of(g).reshape(())
-    return ScaledTensor._unchecked(
-        scaled.__dict__["_packing"],
-        scaled.original_dtype,
-        scaled.data[index],
-        of(scaled.scale),
-        scaled.recipe,
-        scaled.layout,
-        of(scaled.zero_point),
-        g,
+    return scaled._with(
+        data=scaled.data[index], scale=of(scaled.scale), zero_point=of(scaled.zero_point), global_scale=g
     )

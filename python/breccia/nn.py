@@ -13,6 +13,7 @@ import torch
 from breccia import autograd, delayed, verbs
 from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
+from breccia.form import Form
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -139,7 +140,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             raise ValueError(f"weight must be a 2-D ScaledTensor of torch tensors, got {weight!r}")
         self.out_features, self.in_features = weight.shape
         self.recipe: ScalingRecipe = weight.recipe
-        self._form = (weight.__dict__["_packing"], weight.original_dtype, weight.layout)
+        self._form = weight._form
         for part in ("data", "scale", "zero_point", "global_scale"):
             array = getattr(weight, part)
             # A cast on a GPU may store scales in the order that FP8 products want of activations.
@@ -199,8 +200,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             and made.global_scale is global_scale
         ):
             return made
-        packing, dtype, layout = self._form
-        made = ScaledTensor._unchecked(packing, dtype, data, scale, self.recipe, layout, zero_point, global_scale)
+        made = ScaledTensor._of(self._form, data, scale, zero_point, global_scale)
         if not torch.compiler.is_dynamo_compiling():
             self._made = made
         return made
@@ -225,6 +225,12 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not isinstance(self._form, Form):  # older pickles hold packing, dtype and layout
+            packing, dtype, layout = self._form
+            self._form = Form(self.recipe, layout, packing, dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Codes look like floats to torch: as bytes they move between devices and nothing else happens to them.

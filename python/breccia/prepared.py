@@ -39,16 +39,7 @@ class PreparedWeight(ScaledTensor):
     @property
     def original(self) -> ScaledTensor:
         """The tensor this was made from: the same arrays and metadata, without the copy."""
-        return ScaledTensor._unchecked(
-            self._packing,  # type: ignore[attr-defined]
-            self._original_dtype,  # type: ignore[attr-defined]
-            self.data,
-            self.scale,
-            self.recipe,
-            self.layout,
-            self.zero_point,
-            self.global_scale,
-        )
+        return self._with()
 
     @property
     def mT(self) -> ScaledTensor:  # noqa: N802 (NumPy's name)
@@ -65,11 +56,7 @@ class PreparedWeight(ScaledTensor):
 
 
 def _prepared(w: ScaledTensor) -> PreparedWeight:
-    # The attributes themselves, as torch's compiler follows them.
-    packing, dtype = w._packing, w._original_dtype  # type: ignore[attr-defined]
-    made: Any = PreparedWeight._unchecked(
-        packing, dtype, w.data, w.scale, w.recipe, w.layout, w.zero_point, w.global_scale
-    )
+    made: Any = PreparedWeight._of(w._form, w.data, w.scale, w.zero_point, w.global_scale)
     return made  # type: ignore[no-any-return]
 
 

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import KW_ONLY, InitVar, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from breccia import _core, foreign, frameworks, identity, layouts, recipes
+from breccia import _core, cuts, foreign, frameworks, identity, layouts, recipes
+from breccia.checked import check_arrays, make_core
+from breccia.form import Form, packing_for
 from breccia.recipe_names import resolve
 
-__all__ = ["ScaledTensor", "check_kernels", "from_buffer"]
+__all__ = ["ScaledTensor", "check_kernels", "data_of", "from_buffer"]
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -51,7 +53,10 @@ class ScaledTensor:
     global_scale: Any = None
     # Arguments that dataclasses.replace reads from the properties of the same names; a type checker would take
     # these lines for the properties.
-    if not TYPE_CHECKING:
+    if TYPE_CHECKING:
+        _packing: str = field(init=False)
+        _original_dtype: str = field(init=False)
+    else:
         _: KW_ONLY
         shape: InitVar[tuple[int, ...] | None]
         original_dtype: InitVar[str]
@@ -68,10 +73,7 @@ class ScaledTensor:
         shape: tuple[int, ...] | None = None,
         original_dtype: str = "float32",
     ) -> None:
-        for argument, array in (("data", data), ("scale", scale), ("zero_point", zero_point)):
-            required = argument != "zero_point"
-            if (array is not None or required) and not (hasattr(array, "shape") and hasattr(array, "dtype")):
-                raise TypeError(f"{argument} must be array-like with .shape and .dtype, got {type(array).__name__}")
+        check_arrays(data, scale, zero_point)
         if recipe is None:
             raise ValueError("recipe is required (see breccia.recipes)")
         if layout is None:
@@ -80,36 +82,55 @@ class ScaledTensor:
             recipe = resolve(recipe)
         if isinstance(layout, (str, type)):
             raise TypeError(f"layout must be a layout such as breccia.PerTensor(), got {layout!r}")
-        values = (data, scale, recipe, layout, zero_point, global_scale)
-        if not _has_kernels(recipe, layout):
-            _fill(self, values, foreign.packing(data, scale, layout, shape), original_dtype, None)
-            return
-        core = _make_core(
-            data,
-            scale,
-            recipe,
-            layout,
-            zero_point,
-            global_scale,
-            None if shape is None else list(shape),
-            original_dtype,
+        arrays = (data, scale, zero_point, global_scale)
+        form = Form(recipe, layout, "one", original_dtype)
+        core = None
+        if form.has_kernels:
+            core = make_core(arrays, recipe, layout, shape, original_dtype)
+            packing = packing_for(4 if core.is_packed else 8, core.shape[form.axis])
+        else:
+            packing = foreign.packing(data, scale, layout, shape)
+        _fill(self, form._replace(packing=packing), arrays, core)
+
+    @classmethod
+    def _of(
+        cls,
+        form: Form,
+        data: Any,
+        scale: Any,
+        zero_point: Any = None,
+        global_scale: Any = None,
+        core: _core.ScaledTensor | None = None,
+    ) -> ScaledTensor:
+        """Wrap parts that cannot be checked, because they are tracers or a tree's leaves, or need not be: those of
+        other tensors, or what the core has made (``core``)."""
+        self = object.__new__(cls)
+        _fill(self, form, (data, scale, zero_point, global_scale), core)
+        return self
+
+    @property
+    def _form(self) -> Form:
+        """All but the arrays."""
+        return Form(self.recipe, self.layout, self._packing, self._original_dtype)
+
+    def _with(self, **changed: Any) -> ScaledTensor:
+        """The tensor with other arrays (``data``, ``scale``, ``zero_point``, ``global_scale``) or another ``form``,
+        unchecked; what is not named stays. A plain ScaledTensor of a prepared one."""
+        form = changed.pop("form", None) or self._form
+        return ScaledTensor._of(form, **(dict(zip(_PARTS, _parts(self), strict=True)) | changed))
+
+    def map(self, function: Callable[[Any], Any]) -> ScaledTensor:
+        """The tensor with ``function(array)`` in place of each of its arrays, unchecked.
+
+        Args:
+            function: moves or views an array; its result has the shape and the codes of what it was given.
+
+        Returns:
+            ScaledTensor of the same recipe and layout. A part that there is not stays None.
+        """
+        return self._with(
+            **{name: None if part is None else function(part) for name, part in zip(_PARTS, _parts(self), strict=True)}
         )
-        _fill(self, values, _packing_of(core, layout), original_dtype, core)
-
-    @classmethod
-    def _from_core(cls, core: _core.ScaledTensor, *values: Any) -> ScaledTensor:
-        """Wrap what the core has made and checked; ``values`` in the order of the fields."""
-        self = object.__new__(cls)
-        _fill(self, values, _packing_of(core, values[3]), core.original_dtype, core)
-        return self
-
-    @classmethod
-    def _unchecked(cls, packing: str, original_dtype: str, *values: Any) -> ScaledTensor:
-        """Wrap parts that cannot be checked, because they are tracers or a tree's leaves, or need not
-        be. ``packing``: "one" code per byte of ``data``, "two", or "odd", two of which the last is unused."""
-        self = object.__new__(cls)
-        _fill(self, values, packing, original_dtype, None)
-        return self
 
     @property
     def _core(self) -> _core.ScaledTensor:
@@ -117,28 +138,14 @@ class ScaledTensor:
         core: _core.ScaledTensor | None = self.__dict__["_made"]
         if core is None:
             check_kernels(self)
-            core = _make_core(
-                self.data,
-                self.scale,
-                self.recipe,
-                self.layout,
-                self.zero_point,
-                self.global_scale,
-                list(self.shape),
-                self.original_dtype,
-            )
+            core = make_core(_parts(self), self.recipe, self.layout, self.shape, self.original_dtype)
             self.__dict__["_made"] = core
         return core
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Logical shape: counts values, not bytes."""
-        shape = list(self.data.shape)
-        packing = self.__dict__["_packing"]
-        if packing != "one":
-            axis = _axis(self.layout)
-            shape[axis] = 2 * shape[axis] - (packing == "odd")
-        return tuple(shape)
+        return self._form.shape_of(self.data.shape)
 
     @property
     def ndim(self) -> int:
@@ -158,8 +165,7 @@ class ScaledTensor:
     @property
     def nbytes(self) -> int:
         """Bytes of data, scale, zero point and global scale."""
-        parts = (self.data, self.scale, self.zero_point, self.global_scale)
-        return sum(int(part.nbytes) for part in parts if part is not None)
+        return sum(int(part.nbytes) for part in _parts(self) if part is not None)
 
     @property
     def data_dtype(self) -> Any:
@@ -174,13 +180,12 @@ class ScaledTensor:
     @property
     def original_dtype(self) -> str:
         """Name of the dtype the values were cast from."""
-        name: str = self.__dict__["_original_dtype"]
-        return name
+        return self._original_dtype
 
     @property
     def is_packed(self) -> bool:
         """Whether a byte of ``data`` holds two codes."""
-        return bool(self.__dict__["_packing"] != "one")
+        return bool(self._packing != "one")
 
     @property
     def device(self) -> Any:
@@ -202,19 +207,32 @@ class ScaledTensor:
             TypeError, ValueError: no such framework or device.
             ImportError: the framework is not installed.
         """
-        return frameworks.move(self, target)
+        source = frameworks.of(self.data)
+        if not isinstance(target, str) or not frameworks.is_named(target):
+            return self.map(lambda array: source.to_device(array, target))
+        goal = frameworks.named(target)
+        if goal is source:
+            return self
+        moved = self.map(lambda array: goal.from_dlpack(*source.to_dlpack(array)))
+        return moved if target == "numpy" else moved.view()
 
     def view(self) -> ScaledTensor:
         """The same memory in the framework's own low-precision dtypes: ml_dtypes for NumPy, and for torch
         and JAX what ``breccia.cast`` returns anyway. Two codes in a byte stay ``uint8`` where the
         framework has no dtype for them."""
-        return frameworks.convert(self, frameworks.of(self.data).native)
+        if not isinstance(self.recipe, recipes.ScalingRecipe):  # another library's: its codes have no dtype known here
+            return self
+        native = frameworks.of(self.data).native
+        coded = recipes.scale_format(self.recipe)
+        return self._with(
+            data=native(self.data, self.recipe.element + ("_x2" if self.is_packed else "")),
+            scale=self.scale if coded is None else native(self.scale, coded),
+        )
 
     def dequantize(self, dtype: Any = "float32", out: Any = None) -> Any:
         """The values: see `breccia.dequantize`."""
-        from breccia import verbs
-
-        return verbs.dequantize(self, dtype, out)
+        check_kernels(self)
+        return frameworks.of(self.data).dequantize(self, dtype, out)
 
     def numpy(self) -> Any:
         """The values as a NumPy array, float32, wherever the tensor lies."""
@@ -222,15 +240,11 @@ class ScaledTensor:
 
     def reshape(self, *shape: Any) -> ScaledTensor:
         """The values in another shape whose rows are whole blocks: see `breccia.pieces.reshape`."""
-        from breccia import pieces
-
-        return pieces.reshape(self, *shape)
+        return cuts.reshape(self, *shape)
 
     def __getitem__(self, key: Any) -> ScaledTensor:
         """Matrices of a batch, rows, or whole blocks: see `breccia.pieces.index`."""
-        from breccia import pieces
-
-        return pieces.index(self, key)
+        return cuts.index(self, key)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -281,18 +295,14 @@ class ScaledTensor:
             if array is None or len(array.shape) == 0:
                 return array
             if len(array.shape) < self.ndim:  # one scale per row, without its constant axis
-                array = array[..., None] if _axis(self.layout) == -1 else array[..., None, :]
+                array = array[..., None] if self._form.axis == -1 else array[..., None, :]
             return swap(array)
 
-        return ScaledTensor._unchecked(
-            self.__dict__["_packing"],
-            self.original_dtype,
-            swap(self.data),
-            turn(self.scale),
-            self.recipe,
-            layout,
-            turn(self.zero_point),
-            self.global_scale,
+        return self._with(
+            form=self._form._replace(layout=layout),
+            data=swap(self.data),
+            scale=turn(self.scale),
+            zero_point=turn(self.zero_point),
         )
 
     @property
@@ -333,11 +343,12 @@ class ScaledTensor:
         return _unpickle, (*arrays, self.recipe, self.layout, self.shape, self.original_dtype)
 
 
-def _fill(scaled: ScaledTensor, values: tuple[Any, ...], packing: str, original_dtype: str, core: Any) -> None:
+def _fill(scaled: ScaledTensor, form: Form, arrays: tuple[Any, ...], core: Any) -> None:
     # The class is frozen: attributes are set past its __setattr__, once, in the way torch's compiler follows. One by
     # one, for a loop over their names takes as long again, a tenth of the time of a small cast.
     write = object.__setattr__
-    data, scale, recipe, layout, zero_point, global_scale = values
+    recipe, layout, packing, original_dtype = form
+    data, scale, zero_point, global_scale = arrays
     write(scaled, "data", data)
     write(scaled, "scale", scale)
     write(scaled, "recipe", recipe)
@@ -349,69 +360,32 @@ def _fill(scaled: ScaledTensor, values: tuple[Any, ...], packing: str, original_
     write(scaled, "_made", core)
 
 
-def _axis(layout: layouts.Layout) -> int:
-    axis: int = getattr(layout, "axis", -1)
-    return axis
-
-
-def _has_kernels(recipe: Any, layout: Any) -> bool:
-    return isinstance(recipe, recipes.ScalingRecipe) and isinstance(layout, layouts.Layout)
-
-
 def check_kernels(scaled: Any) -> None:
     """Refuse a ScaledTensor whose recipe or layout is another library's; anything else passes.
 
     Raises:
         TypeError: the message names the recipe or layout.
     """
-    if isinstance(scaled, ScaledTensor) and not _has_kernels(scaled.recipe, scaled.layout):
-        part = "layout" if isinstance(scaled.recipe, recipes.ScalingRecipe) else "recipe"
-        raise TypeError(f"breccia has no kernels for {part} {type(getattr(scaled, part)).__name__}")
+    if isinstance(scaled, ScaledTensor):
+        scaled._form.check_kernels()
 
 
-def _packing_of(core: _core.ScaledTensor, layout: layouts.Layout) -> str:
-    return packing_for(4 if core.is_packed else 8, core.shape[_axis(layout)])
-
-
-def packing_for(bits: int, columns: int) -> str:
-    """How ``breccia.cast`` stores rows of ``columns`` codes of so many bits: see `ScaledTensor._unchecked`."""
-    if bits != 4:
-        return "one"
-    return "odd" if columns % 2 else "two"
-
-
-def _make_core(
-    data: Any,
-    scale: Any,
-    recipe: recipes.ScalingRecipe,
-    layout: layouts.Layout,
-    zero_point: Any,
-    global_scale: Any,
-    shape: list[int] | None,
-    original_dtype: str,
-) -> _core.ScaledTensor:
-    frameworks.same_place(data, scale=scale, zero_point=zero_point, global_scale=global_scale)
-    read = frameworks.of(data).to_core
-    return _core.ScaledTensor(
-        read(data, "data"),
-        read(scale, "scale"),
-        recipes._spec(recipe),
-        layouts._spec(layout),
-        None if zero_point is None else read(zero_point, "zero_point"),
-        None if global_scale is None else read(global_scale, "global_scale"),
-        shape,
-        original_dtype,
-    )
+def data_of(operand: Any) -> Any:
+    """The array that tells an operand's framework: its codes, where it is a ScaledTensor."""
+    return operand.data if isinstance(operand, ScaledTensor) else operand
 
 
 def _product(a: Any, b: Any) -> Any:
-    from breccia import verbs
-
+    check_kernels(a)
+    check_kernels(b)
     plain = b if isinstance(a, ScaledTensor) else a
-    framework = frameworks.of(a.data if isinstance(a, ScaledTensor) else b.data)
+    framework = frameworks.common(data_of(a), data_of(b))
     name = str(getattr(plain, "dtype", "")).rpartition(".")[2]
     known = name in ("float64", "float16", "bfloat16") and not isinstance(plain, ScaledTensor)
-    return verbs.matmul(a, b, framework.dtype(name if known else "float32"))
+    return framework.matmul(a, b, framework.dtype(name if known else "float32"), "exact")
+
+
+_PARTS = ("data", "scale", "zero_point", "global_scale")
 
 
 def _parts(scaled: ScaledTensor) -> tuple[Any, Any, Any, Any]:

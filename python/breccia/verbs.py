@@ -11,7 +11,7 @@ from breccia import frameworks
 from breccia.cast_options import CastOptions, Hadamard
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
-from breccia.scaled_tensor import ScaledTensor, check_kernels
+from breccia.scaled_tensor import ScaledTensor, check_kernels, data_of
 
 __all__ = ["cast", "dequantize", "linear", "matmul", "requantize"]
 
@@ -116,7 +116,7 @@ def matmul(a: Any, b: Any, out_dtype: Any = np.float32, *, precision: str = "exa
         raise ValueError(f"precision must be 'exact' or 'fast', got {precision!r}")
     check_kernels(a)
     check_kernels(b)
-    return frameworks.common(a, b).matmul(a, b, _result_dtype(a, out_dtype), precision)
+    return frameworks.common(data_of(a), data_of(b)).matmul(a, b, _result_dtype(a, out_dtype), precision)
 
 
 def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:

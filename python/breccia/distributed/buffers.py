@@ -77,19 +77,8 @@ class Wire:
 
     def of(self, parts: dict[str, torch.Tensor]) -> ScaledTensor:
         """The tensor made of these parts."""
-        packing = self.like.__dict__["_packing"]
-        if packing != "one" and self.dim == -1:
-            packing = "odd" if self.extent % 2 else "two"
-        return ScaledTensor._unchecked(
-            packing,
-            self.like.original_dtype,
-            parts["data"],
-            parts["scale"],
-            self.like.recipe,
-            self.like.layout,
-            parts.get("zero_point"),
-            parts.get("global_scale"),
-        )
+        form = self.like._form.with_columns(self.extent) if self.dim == -1 else self.like._form
+        return ScaledTensor._of(form, **parts)
 
 
 def bytes_of(part: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from breccia.autograd import Products
     from breccia.cast_options import CastOptions
     from breccia.recipes import ScalingRecipe
@@ -111,13 +109,17 @@ def named(name: str) -> Framework:
     return _load(name)
 
 
-def common(*operands: Any) -> Framework:
-    """The one framework of several operands (ScaledTensors count as their data).
+def is_named(name: str) -> bool:
+    """Whether there is a framework of that name."""
+    return name in _MODULES.values()
+
+
+def common(*arrays: Any) -> Framework:
+    """The one framework of several arrays.
 
     Raises:
         TypeError: they are of different frameworks, or on different devices.
     """
-    arrays = [getattr(operand, "data", operand) if _is_scaled(operand) else operand for operand in operands]
     found = [of(array) for array in arrays]
     if any(framework is not found[0] for framework in found):
         raise TypeError(f"operands must be of one framework, got {' and '.join(map(_kind, arrays))}")
@@ -157,54 +159,6 @@ def on_host(array: Any) -> tuple[Any, str]:
     return np.asarray(exported), name
 
 
-def convert(scaled: ScaledTensor, function: Callable[[Any, str], Any]) -> ScaledTensor:
-    """The tensor with ``function(array, format)`` in place of its data and of coded scales."""
-    from breccia import recipes
-    from breccia.scaled_tensor import ScaledTensor
-
-    if not isinstance(scaled.recipe, recipes.ScalingRecipe):  # another library's: its codes have no dtype known here
-        return scaled
-    scale_format = recipes.scale_format(scaled.recipe)
-    return ScaledTensor._unchecked(
-        scaled.__dict__["_packing"],
-        scaled.original_dtype,
-        function(scaled.data, scaled.recipe.element + ("_x2" if scaled.is_packed else "")),
-        scaled.scale if scale_format is None else function(scaled.scale, scale_format),
-        *(getattr(scaled, name) for name in ("recipe", "layout", "zero_point", "global_scale")),
-    )
-
-
-def transform(scaled: ScaledTensor, function: Callable[[Any], Any]) -> ScaledTensor:
-    """The tensor with ``function(array)`` in place of each of its arrays."""
-    from breccia.scaled_tensor import ScaledTensor
-
-    def apply(array: Any) -> Any:
-        return None if array is None else function(array)
-
-    return ScaledTensor._unchecked(
-        scaled.__dict__["_packing"],
-        scaled.original_dtype,
-        apply(scaled.data),
-        apply(scaled.scale),
-        scaled.recipe,
-        scaled.layout,
-        apply(scaled.zero_point),
-        apply(scaled.global_scale),
-    )
-
-
-def move(scaled: ScaledTensor, target: Any) -> ScaledTensor:
-    """`ScaledTensor.to`."""
-    source = of(scaled.data)
-    if not isinstance(target, str) or target not in _MODULES.values():
-        return transform(scaled, lambda array: source.to_device(array, target))
-    goal = named(target)
-    if goal is source:
-        return scaled
-    moved = transform(scaled, lambda array: goal.from_dlpack(*source.to_dlpack(array)))
-    return convert(moved, goal.native) if target != "numpy" else moved
-
-
 def __getattr__(name: str) -> Framework:
     if name not in _MODULES.values():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -229,12 +183,6 @@ def _is_complete(module: Any) -> bool:
 
 def _kind(array: Any) -> str:
     return f"{type(array).__module__.partition('.')[0]}.{type(array).__name__}"
-
-
-def _is_scaled(operand: Any) -> bool:
-    from breccia.scaled_tensor import ScaledTensor
-
-    return isinstance(operand, ScaledTensor)
 
 
 def _load(name: str) -> Framework:

@@ -13,8 +13,9 @@ import ml_dtypes
 import numpy as np
 
 from breccia import _core, recipes
+from breccia.form import cast_form
 from breccia.recipes import ScalingRecipe, _spec
-from breccia.scaled_tensor import ScaledTensor, packing_for
+from breccia.scaled_tensor import ScaledTensor
 
 # Formats with a JAX dtype for one code per byte. Two codes per byte are uint8.
 NATIVE = {
@@ -54,19 +55,11 @@ def from_numpy(array: Any) -> Any:
 
 
 def tensor_of(made: Any, recipe: ScalingRecipe, shape: Any, original_dtype: str) -> ScaledTensor:
-    bits, has_zero_point, two_level = recipe._traits  # type: ignore[attr-defined]
+    _, has_zero_point, two_level = recipe._traits  # type: ignore[attr-defined]
     made = [from_numpy(part) if isinstance(part, np.ndarray) else part for part in made]
-    packing = packing_for(bits, shape[-1])
-    return ScaledTensor._unchecked(
-        packing,
-        original_dtype,
-        made[0],
-        made[1],
-        recipe,
-        recipe.layout,
-        made[2] if has_zero_point else None,
-        made[2 + has_zero_point] if two_level else None,
-    )
+    zero_point = made[2] if has_zero_point else None
+    global_scale = made[2 + has_zero_point] if two_level else None
+    return ScaledTensor._of(cast_form(recipe, shape, original_dtype), made[0], made[1], zero_point, global_scale)
 
 
 # --- at once, on NumPy arrays ---------------------------------------------------------------------------------------
@@ -152,9 +145,7 @@ def _callback(call: Any, results: Any, *operands: Any, vmap_method: str) -> Any:
 
 def _host(scaled: ScaledTensor) -> ScaledTensor:
     """Its arrays as NumPy ones, in place."""
-    from breccia import frameworks
-
-    return frameworks.transform(scaled, np.asarray)
+    return scaled.map(np.asarray)
 
 
 def cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: tuple[int, int] | None, square_blocks: bool) -> Any:

@@ -77,8 +77,7 @@ def _text(operand: Any) -> str:
     if not isinstance(operand, ScaledTensor):
         return ""
     flags = ("" if operand.zero_point is None else "z") + ("" if operand.global_scale is None else "g")
-    packing: str = operand.__dict__["_packing"]
-    return "|".join((_recipe_text(operand.recipe), _layout_text(operand.layout), packing, flags))
+    return "|".join((_recipe_text(operand.recipe), _layout_text(operand.layout), operand._form.packing, flags))
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from breccia.frameworks import _torch_ops
+from breccia.frameworks import _torch_tensors
 from breccia.kernels import triton
 from breccia.scaled_tensor import ScaledTensor
 
@@ -48,7 +48,7 @@ def cast(x: torch.Tensor, recipe: ScalingRecipe) -> ScaledTensor:
     """`breccia.cast` of floats for which `quiet` holds."""
     key: tuple[Any, ...] = ("cast", recipe._key, x.dtype, x.shape, x.stride(), x.get_device())  # type: ignore[attr-defined]
     made = _run(key, [x], lambda: _ops().cast_parts(x, recipe))
-    return _torch_ops.parts_to_tensor(made, x.shape, recipe, _torch_ops.dtype_name(x))
+    return _torch_tensors.parts_to_tensor(made, x.shape, recipe, _torch_tensors.dtype_name(x))
 
 
 def takes_amax(x: torch.Tensor, recipe: ScalingRecipe, amax: torch.Tensor) -> bool:
@@ -61,7 +61,7 @@ def cast_with_amax(x: torch.Tensor, recipe: ScalingRecipe, amax: torch.Tensor) -
     amax = amax if amax.data_ptr() % 16 == 0 else amax.clone()  # as plans want it
     key = ("cast, amax", recipe._key, x.dtype, x.shape, x.stride(), x.get_device(), amax.shape)  # type: ignore[attr-defined]
     made = _run(key, [x, amax], lambda: _ops().cast_parts(x, recipe, amax))
-    return _torch_ops.parts_to_tensor(made, x.shape, recipe, _torch_ops.dtype_name(x))
+    return _torch_tensors.parts_to_tensor(made, x.shape, recipe, _torch_tensors.dtype_name(x))
 
 
 def finite_amax(x: torch.Tensor) -> torch.Tensor:

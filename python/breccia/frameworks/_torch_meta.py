@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from breccia import layouts, recipes
+from breccia.form import Form
 from breccia.layouts import Layout
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -48,10 +49,8 @@ def flatten(operand: Any) -> tuple[list[Any], str]:
     if operand.global_scale is not None:
         tensors.append(operand.global_scale)
         flags += "g"
-    layout: Any = operand.layout
-    packing: str = operand._packing  # type: ignore[attr-defined]
-    dtype: str = operand._original_dtype  # type: ignore[attr-defined]
-    return tensors, f"{recipe_key(operand.recipe)}|{layout._key}|{packing}|{dtype}|{flags}"
+    form = operand._form
+    return tensors, f"{recipe_key(form.recipe)}|{form.layout._key}|{form.packing}|{form.original_dtype}|{flags}"
 
 
 def unflatten(tensors: list[Any], key: str) -> Any:
@@ -62,6 +61,5 @@ def unflatten(tensors: list[Any], key: str) -> Any:
     rest = list(tensors[2:])
     zero_point = rest.pop(0) if "z" in flags else None
     global_scale = rest.pop(0) if "g" in flags else None
-    return ScaledTensor._unchecked(
-        packing, dtype, tensors[0], tensors[1], recipe_of(recipe), layout_of(layout), zero_point, global_scale
-    )
+    form = Form(recipe_of(recipe), layout_of(layout), packing, dtype)
+    return ScaledTensor._of(form, tensors[0], tensors[1], zero_point, global_scale)

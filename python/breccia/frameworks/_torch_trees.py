@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree
 
 from breccia import layouts, prepared, recipes, scaled_tensor
+from breccia.form import Form
 from breccia.frameworks._torch_meta import layout_of
 from breccia.prepared import PreparedWeight
 from breccia.scaled_tensor import ScaledTensor
@@ -21,13 +22,11 @@ _PARTS = ("data", "scale", "zero_point", "global_scale")
 
 def _flatten(scaled: ScaledTensor) -> tuple[list[Any], Any]:
     parts = [scaled.data, scaled.scale, scaled.zero_point, scaled.global_scale]
-    return parts, (scaled.recipe, scaled.layout, scaled._packing, scaled._original_dtype)  # type: ignore[attr-defined]
+    return parts, scaled._form
 
 
-def _unflatten(kind: type[ScaledTensor], parts: Any, context: Any) -> ScaledTensor:
-    recipe, layout, packing, original_dtype = context
-    data, scale, zero_point, global_scale = parts
-    return kind._unchecked(packing, original_dtype, data, scale, recipe, layout, zero_point, global_scale)
+def _unflatten(kind: type[ScaledTensor], parts: Any, form: Form) -> ScaledTensor:
+    return kind._of(form, *parts)
 
 
 def _flatten_with_keys(scaled: ScaledTensor) -> Any:
@@ -35,14 +34,13 @@ def _flatten_with_keys(scaled: ScaledTensor) -> Any:
     return [(_pytree.GetAttrKey(name), part) for name, part in zip(_PARTS, parts, strict=True)], context
 
 
-def _dump(context: Any) -> Any:
-    recipe, layout, packing, original_dtype = context
-    return [recipe.to_dict(), layout._key, packing, original_dtype]
+def _dump(form: Form) -> Any:
+    return [form.recipe.to_dict(), form.layout._key, form.packing, form.original_dtype]
 
 
 def _load(dumped: Any) -> Any:
     recipe, layout, packing, original_dtype = dumped
-    return recipes.from_dict(recipe), layout_of(layout), packing, original_dtype
+    return Form(recipes.from_dict(recipe), layout_of(layout), packing, original_dtype)
 
 
 def register() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from breccia import _core, recipes
 from breccia.cast_options import CastOptions, Hadamard
 from breccia.delayed import AmaxHistory
+from breccia.form import Form, cast_form
 from breccia.frameworks import _jax_callbacks as callbacks
 from breccia.frameworks import _jax_ffi
 from breccia.frameworks._jax_callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
@@ -168,7 +169,7 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
     values = jax.lax.stop_gradient(x).astype(jnp.float32)
     codes = whole_array.cast_scaled(namespace, values, recipe, factor, options)
     data = jax.lax.bitcast_convert_type(codes, NATIVE[recipe.element])
-    return ScaledTensor._unchecked("one", x.dtype.name, data, 1 / factor, recipe, recipe.layout, None, None)
+    return ScaledTensor._of(cast_form(recipe, x.shape, x.dtype.name), data, 1 / factor)
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
@@ -357,15 +358,12 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def _flatten(scaled: ScaledTensor) -> Any:
-    context = (scaled.recipe, scaled.layout, scaled.__dict__["_packing"], scaled.original_dtype)
     keys = ("data", "scale", "zero_point", "global_scale")
-    return [(jax.tree_util.GetAttrKey(key), getattr(scaled, key)) for key in keys], context
+    return [(jax.tree_util.GetAttrKey(key), getattr(scaled, key)) for key in keys], scaled._form
 
 
-def _unflatten(kind: type[ScaledTensor], context: Any, parts: Any) -> ScaledTensor:
-    recipe, layout, packing, original_dtype = context
-    data, scale, zero_point, global_scale = parts
-    return kind._unchecked(packing, original_dtype, data, scale, recipe, layout, zero_point, global_scale)
+def _unflatten(kind: type[ScaledTensor], form: Form, parts: Any) -> ScaledTensor:
+    return kind._of(form, *parts)
 
 
 for _kind in (ScaledTensor, PreparedWeight):

@@ -14,6 +14,7 @@ import numpy as np
 
 from breccia import _core
 from breccia.cast_options import CastOptions
+from breccia.form import cast_form
 from breccia.frameworks._mlx_namespace import Mlx
 from breccia.recipes import (
     MXFP4BlockScaling,
@@ -23,7 +24,7 @@ from breccia.recipes import (
     _spec,
     global_divides,
 )
-from breccia.scaled_tensor import ScaledTensor, packing_for
+from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["from_quantized", "to_quantized"]
 
@@ -227,10 +228,7 @@ def _allocate(plan: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _wrap(made: list[Any], recipe: ScalingRecipe, shape: Any, dtype: str) -> ScaledTensor:
-    bits = recipe._traits[0]  # type: ignore[attr-defined]
-    packing = packing_for(bits, shape[-1])
-    data, scale, zero_point, global_scale = made
-    return ScaledTensor._unchecked(packing, dtype, data, scale, recipe, recipe.layout, zero_point, global_scale)
+    return ScaledTensor._of(cast_form(recipe, shape, dtype), *made)
 
 
 def _operand(x: Any, argument: str) -> Any:

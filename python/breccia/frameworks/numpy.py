@@ -10,6 +10,7 @@ import numpy as np
 
 from breccia import _core
 from breccia.cast_options import CastOptions
+from breccia.form import Form, cast_form
 from breccia.kernels.whole_array.namespace import NumPy
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
@@ -98,7 +99,11 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
 
 def _cast(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
     core, data, scale, zero_point, global_scale = _core.cast(_floats(x, "x"), _spec(recipe), **options)
-    return ScaledTensor._from_core(core, data, _scale(scale), recipe, recipe.layout, zero_point, global_scale)
+    return ScaledTensor._of(_form(recipe, core), data, _scale(scale), zero_point, global_scale, core)
+
+
+def _form(recipe: ScalingRecipe, core: _core.ScaledTensor) -> Form:
+    return cast_form(recipe, core.shape, core.original_dtype)
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
@@ -112,7 +117,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     core, data, scale, zero_point, global_scale = _core.requantize(_tensor(scaled), _spec(recipe))
-    return ScaledTensor._from_core(core, data, _scale(scale), recipe, recipe.layout, zero_point, global_scale)
+    return ScaledTensor._of(_form(recipe, core), data, _scale(scale), zero_point, global_scale, core)
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:

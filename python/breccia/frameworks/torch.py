@@ -11,9 +11,14 @@ import torch
 
 from breccia import _core
 from breccia.cast_options import CastOptions
-from breccia.frameworks import _torch_launch, _torch_trees
+from breccia.form import cast_form
+from breccia.frameworks import (
+    _torch_launch,
+    _torch_ops,  # noqa: F401 (defines torch.ops.breccia)
+    _torch_trees,
+)
 from breccia.frameworks._torch_meta import flatten, recipe_key
-from breccia.frameworks._torch_ops import (
+from breccia.frameworks._torch_tensors import (
     DTYPES,
     NAMESPACE,
     NATIVE,
@@ -122,7 +127,7 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
         data = (values * factor).clamp(-element.max, element.max).to(NATIVE[element.name])
     else:
         data = whole_array.cast_scaled(namespace, values, recipe, factor, options).view(NATIVE[element.name])
-    return ScaledTensor._unchecked("one", dtype_name(x), data, 1 / factor, recipe, recipe.layout, None, None)
+    return ScaledTensor._of(cast_form(recipe, x.shape, dtype_name(x)), data, 1 / factor)
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:

@@ -84,7 +84,7 @@ Layout read_layout(Text text) {
     return layout;
 }
 
-// "recipe|layout|packing", packing being "one", "two" or "odd" as in ScaledTensor._unchecked. `at` counts the operands
+// "recipe|layout|packing", packing being "one", "two" or "odd" as in breccia.form.Form. `at` counts the operands
 // that have been read.
 ScaledTensor read_tensor(Text description, const ffi::RemainingArgs& operands, std::size_t& at) {
     const auto next = [&] { return array_of(operands.get<ffi::AnyBuffer>(at++).value()); };
