@@ -56,9 +56,15 @@ def bridge(name: str) -> Bridge:
     Raises:
         KeyError: there is none of that name.
     """
+    return _by_name()[name]
+
+
+@cache
+def _by_name() -> dict[str, Bridge]:
+    """What `bridge` looks up, which checkpoints of many tensors ask for each: `register` makes it anew."""
     from breccia.bridges._bridge import PLAIN
 
-    return PLAIN if name in ("", "plain") else registry()[name]
+    return {"": PLAIN, "plain": PLAIN, **registry()}
 
 
 @cache

@@ -388,6 +388,7 @@ def register(bridge: Bridge) -> None:
     if name in bridges.registry():
         raise ValueError(f"bridge.name must be new, there is a format {name!r}")
     _registered[name] = bridge
+    bridges._by_name.cache_clear()
 
 
 def unregister(name: str) -> None:
@@ -399,7 +400,10 @@ def unregister(name: str) -> None:
     Raises:
         KeyError: none was.
     """
+    from breccia import bridges
+
     del _registered[name]
+    bridges._by_name.cache_clear()
 
 
 def all_of(built_in: Iterable[Bridge]) -> dict[str, Bridge]:

@@ -16,16 +16,14 @@ from breccia.bridges._common import (
     from_words,
     get,
     group_size_of,
-    int4_from_offset,
-    integer_zero_point,
     made,
-    offset_codes,
     pack_nibbles,
     row_blocks,
     scale_name,
     unpack_nibbles,
     words,
 )
+from breccia.bridges._integers import int4_from_offset, integer_zero_point, offset_codes
 from breccia.bridges._parts import Part, part
 from breccia.layouts import Layout, PerChannel, PerTensor
 from breccia.recipes import INT8Scaling, ScalingRecipe

@@ -45,103 +45,104 @@ def _torch_dtype(name: str) -> dict[str, str]:
 _AUTO = {"_type": "KernelPreference", "_data": "AUTO"}
 
 
-def describe(scaled: ScaledTensor | OutsideTensor, high: str) -> tuple[str, dict[str, Part], dict[str, Any]]:
+Described = tuple[str, dict[str, Part], dict[str, Any]]
+
+
+def describe(scaled: ScaledTensor | OutsideTensor, high: str) -> Described:
     """Class name, buffers and attributes, the attributes as torchao's JSON spells them."""
     if isinstance(scaled, OutsideTensor):
-        return _describe_int4(scaled)
-    recipe, shape = scaled.recipe, scaled.shape
+        return _int4_tensor(scaled)
     check_upright(scaled)
     scale = as_numpy(scaled.scale, "scale")
-    stored = "F8_E5M2" if recipe.element == "float8_e5m2" else "F8_E4M3"
-    match recipe:
+    match scaled.recipe:
         case DelayedScaling() | Float8CurrentScaling() | Float8BlockScaling() if scale.dtype.itemsize > 1:
-            block = _block_size(scaled)
-            if isinstance(scaled.layout, PerTensor):
-                scale = scale.reshape((1,) * len(shape))
-            elif scale.ndim < len(shape):
-                scale = scale[..., None]
-            parts = {
-                "qdata": part(codes(scaled.data, "data"), stored),
-                "scale": Part("F32", tuple(scale.shape), lambda: float32(scale)),
-            }
-            return (
-                "Float8Tensor",
-                parts,
-                {
-                    "block_size": block,
-                    "mm_config": None,
-                    "act_quant_kwargs": None,
-                    "kernel_preference": _AUTO,
-                    "dtype": _torch_dtype(high),
-                },
-            )
+            return _float8_tensor(scaled, scale, high)
         case INT8Scaling():
-            block = _block_size(scaled)
-            parts = {
-                "qdata": part(codes(scaled.data, "data"), "I8"),
-                "scale": part(scale, STORED_SCALES[scale.dtype.name]),
-            }
-            if scaled.zero_point is not None:
-                parts["zero_point"] = part(codes(scaled.zero_point, "zero_point"), "I8")
-            return (
-                "Int8Tensor",
-                _signed(parts),
-                {
-                    "block_size": block,
-                    "dtype": _torch_dtype(high),
-                    "act_quant_kwargs": None,
-                    "reduce_range": False,
-                },
-            )
+            return _int8_tensor(scaled, scale, high)
         case INT4Scaling():
-            return _describe_intx(scaled, scale, high)
+            return _intx_tensor(scaled, scale, high)
         case NVFP4BlockScaling():
-            parts = {
-                "qdata": part(packed_codes(scaled), "U8"),
-                "scale": part(codes(scale, "scale"), "F8_E4M3"),
-            }
-            second = global_scale(scaled, "multiplier")
-            if second is not None:
-                parts["per_tensor_scale"] = part(second.reshape(()) if second.size == 1 else second, "F32")
-            return (
-                "NVFP4Tensor",
-                parts,
-                {
-                    "block_size": 16,
-                    "orig_dtype": _torch_dtype(high),
-                    "is_swizzled_scales": False,
-                    "use_triton_kernel": False,
-                    "act_quant_kwargs": None,
-                },
-            )
+            return _nvfp4_tensor(scaled, scale, high)
         case MXFP8BlockScaling() | MXFP6BlockScaling() | MXFP4BlockScaling():
-            names = {
-                "float6_e2m3fn": "fp6_e2m3",
-                "float6_e3m2fn": "fp6_e3m2",
-                "float4_e2m1fn": "float4_e2m1fn_x2",
-            }
-            element = names.get(recipe.element, recipe.element)
-            four = isinstance(recipe, MXFP4BlockScaling)
-            parts = {
-                "qdata": part(
-                    packed_codes(scaled) if four else codes(scaled.data, "data"),
-                    stored if isinstance(recipe, MXFP8BlockScaling) else "U8",
-                ),
-                "scale": part(codes(scale, "scale"), "F8_E8M0"),
-            }
-            return (
-                "MXTensor",
-                parts,
-                {
-                    "elem_dtype": element if element.startswith("fp6") else _torch_dtype(element),
-                    "block_size": 32,
-                    "orig_dtype": _torch_dtype(high),
-                    "kernel_preference": _AUTO,
-                    "act_quant_kwargs": None,
-                    "is_swizzled_scales": False,
-                },
-            )
-    raise ValueError(f"scaled must have a recipe that torchao can store, got {recipe}")
+            return _mx_tensor(scaled, scale, high)
+    raise ValueError(f"scaled must have a recipe that torchao can store, got {scaled.recipe}")
+
+
+def _fp8_stored(scaled: ScaledTensor) -> str:
+    return "F8_E5M2" if scaled.recipe.element == "float8_e5m2" else "F8_E4M3"
+
+
+def _float8_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
+    shape = scaled.shape
+    if isinstance(scaled.layout, PerTensor):
+        scale = scale.reshape((1,) * len(shape))
+    elif scale.ndim < len(shape):
+        scale = scale[..., None]
+    parts = {
+        "qdata": part(codes(scaled.data, "data"), _fp8_stored(scaled)),
+        "scale": Part("F32", tuple(scale.shape), lambda: float32(scale)),
+    }
+    attributes = {
+        "block_size": _block_size(scaled),
+        "mm_config": None,
+        "act_quant_kwargs": None,
+        "kernel_preference": _AUTO,
+        "dtype": _torch_dtype(high),
+    }
+    return "Float8Tensor", parts, attributes
+
+
+def _int8_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
+    parts = {
+        "qdata": part(codes(scaled.data, "data"), "I8"),
+        "scale": part(scale, STORED_SCALES[scale.dtype.name]),
+    }
+    if scaled.zero_point is not None:
+        parts["zero_point"] = part(codes(scaled.zero_point, "zero_point"), "I8")
+    attributes = {
+        "block_size": _block_size(scaled),
+        "dtype": _torch_dtype(high),
+        "act_quant_kwargs": None,
+        "reduce_range": False,
+    }
+    return "Int8Tensor", _signed(parts), attributes
+
+
+def _nvfp4_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
+    parts = {
+        "qdata": part(packed_codes(scaled), "U8"),
+        "scale": part(codes(scale, "scale"), "F8_E4M3"),
+    }
+    second = global_scale(scaled, "multiplier")
+    if second is not None:
+        parts["per_tensor_scale"] = part(second.reshape(()) if second.size == 1 else second, "F32")
+    attributes = {
+        "block_size": 16,
+        "orig_dtype": _torch_dtype(high),
+        "is_swizzled_scales": False,
+        "use_triton_kernel": False,
+        "act_quant_kwargs": None,
+    }
+    return "NVFP4Tensor", parts, attributes
+
+
+_MX_ELEMENTS = {"float6_e2m3fn": "fp6_e2m3", "float6_e3m2fn": "fp6_e3m2", "float4_e2m1fn": "float4_e2m1fn_x2"}
+
+
+def _mx_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
+    element = _MX_ELEMENTS.get(scaled.recipe.element, scaled.recipe.element)
+    data = packed_codes(scaled) if isinstance(scaled.recipe, MXFP4BlockScaling) else codes(scaled.data, "data")
+    stored = _fp8_stored(scaled) if isinstance(scaled.recipe, MXFP8BlockScaling) else "U8"
+    parts = {"qdata": part(data, stored), "scale": part(codes(scale, "scale"), "F8_E8M0")}
+    attributes = {
+        "elem_dtype": element if element.startswith("fp6") else _torch_dtype(element),
+        "block_size": 32,
+        "orig_dtype": _torch_dtype(high),
+        "kernel_preference": _AUTO,
+        "act_quant_kwargs": None,
+        "is_swizzled_scales": False,
+    }
+    return "MXTensor", parts, attributes
 
 
 def _signed(parts: dict[str, Part]) -> dict[str, Part]:
@@ -161,7 +162,7 @@ def _block_size(scaled: ScaledTensor) -> list[int]:
     return [*ones, 1, getattr(grid, "block_size", shape[-1])]
 
 
-def _describe_intx(scaled: ScaledTensor, scale: Array, high: str) -> tuple[str, dict[str, Part], dict[str, Any]]:
+def _intx_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
     shape = scaled.shape
     signed = scaled.recipe.element == "int4"
     if not signed and scaled.zero_point is None:
@@ -193,7 +194,7 @@ def _describe_intx(scaled: ScaledTensor, scale: Array, high: str) -> tuple[str, 
     )
 
 
-def _describe_int4(outside: OutsideTensor) -> tuple[str, dict[str, Part], dict[str, Any]]:
+def _int4_tensor(outside: OutsideTensor) -> Described:
     scaled, bias = outside.scaled, outside.bias
     if outside.columns is not None or bias is None or scaled.recipe.element != "int4":
         raise ValueError("scaled must be signed INT4 with float zero points and columns in order")

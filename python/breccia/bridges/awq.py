@@ -17,9 +17,7 @@ from breccia.bridges._common import (
     as_numpy,
     check_matrix,
     get_matrix,
-    integer_zero_point,
     made,
-    offset_bits,
     pack_nibbles,
     packed_codes,
     row_blocks,
@@ -27,6 +25,7 @@ from breccia.bridges._common import (
     unpack_nibbles,
     word_matrix,
 )
+from breccia.bridges._integers import integer_zero_point, offset_bits
 from breccia.bridges._parts import Found, Part, materialize, rows_only
 from breccia.bridges._written import Written
 from breccia.recipes import INT4Scaling, ScalingRecipe

@@ -23,10 +23,7 @@ from breccia.bridges._common import (
     from_words,
     get,
     get_matrix,
-    int4,
-    integer_zero_point,
     made,
-    offset_bits,
     pack_nibbles,
     packed_codes,
     row_blocks,
@@ -35,6 +32,7 @@ from breccia.bridges._common import (
     word_matrix,
     words,
 )
+from breccia.bridges._integers import int4, integer_zero_point, offset_bits
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part, materialize, rows_only
 from breccia.bridges._written import Written

@@ -25,13 +25,13 @@ from breccia.bridges._common import (
     get,
     global_scale,
     made,
-    offset_codes,
     pack_nibbles,
     packed_codes,
     row_blocks,
     scale_name,
     words,
 )
+from breccia.bridges._integers import offset_codes
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
 from breccia.bridges._written import Written

@@ -195,60 +195,61 @@ def to_transformer_engine(
     require("transformer_engine.pytorch.tensor", EXTRA)
     import torch
 
-    high = torch.bfloat16 if dtype is None else dtype
-    recipe, shape = scaled.recipe, scaled.shape
     check_upright(scaled)
-    common = {"shape": torch.Size(shape), "dtype": high, "device": torch.device(device)}
+    common = {
+        "shape": torch.Size(scaled.shape),
+        "dtype": torch.bfloat16 if dtype is None else dtype,
+        "device": torch.device(device),
+    }
+    kind, buffers = _buffers(scaled, swizzled)
+    classes, element = _classes(scaled.recipe.element)
+    fields = {name: value if value is None else to_torch(value).to(device) for name, value in buffers.items()}
+    return classes[kind](**common, **fields, **_settings(scaled, kind, element, swizzled), quantizer=None)
 
-    def put(array: Array) -> Any:
-        return to_torch(np.ascontiguousarray(array)).to(device)
 
-    tensors, fp8 = _classes(recipe.element)
+def _buffers(scaled: ScaledTensor, swizzled: bool) -> tuple[str, dict[str, Array | None]]:
+    """The class of a tensor and its buffers.
+
+    Raises:
+        ValueError: there is no class for it.
+    """
+    recipe, shape = scaled.recipe, scaled.shape
     scale = as_numpy(scaled.scale, "scale")
     if isinstance(scaled.layout, PerTensor) and isinstance(recipe, (DelayedScaling, Float8CurrentScaling)):
-        data = put(codes(scaled.data, "data"))
-        inverse = put(float32(scale).reshape(1))
-        return tensors["Float8Tensor"](**common, data=data, fp8_scale_inv=inverse, fp8_dtype=fp8, quantizer=None)
-    none = {"columnwise_data": None, "columnwise_scale_inv": None, "quantizer": None}
-    rows, columns = int(np.prod(shape[:-1])), shape[-1]
+        return "Float8Tensor", {"data": codes(scaled.data, "data"), "fp8_scale_inv": float32(scale).reshape(1)}
+    none: dict[str, Array | None] = {"columnwise_data": None, "columnwise_scale_inv": None}
     if isinstance(recipe, Float8BlockScaling) and recipe.block_k == 128 and recipe.block_m in (1, 128):
-        two_d = recipe.block_m == 128
         flat = _float_scale(scale).reshape(-1, scale.shape[-1])
-        padded = _padded(flat if two_d else flat.T, 1, 4)
-        return tensors["Float8BlockwiseQTensor"](
-            **common,
-            **none,
-            rowwise_data=put(codes(scaled.data, "data")),
-            rowwise_scale_inv=put(padded),
-            fp8_dtype=fp8,
-            is_2D_scaled=two_d,
-        )
-    grid = codes(scale, "scale").reshape(rows, -1) if scale.dtype.itemsize == 1 else None
-    if isinstance(recipe, MXFP8BlockScaling) and grid is not None:
-        return tensors["MXFP8Tensor"](
-            **common,
-            **none,
-            rowwise_data=put(codes(scaled.data, "data")),
-            rowwise_scale_inv=put(_grid(grid, swizzled)),
-            fp8_dtype=fp8,
-            with_gemm_swizzled_scales=swizzled,
-        )
-    if isinstance(recipe, NVFP4BlockScaling) and grid is not None:
-        second = global_scale(scaled, "multiplier")
-        second = np.ones((), np.float32) if second is None else second
-        if second.size != 1:
-            raise ValueError(f"global_scale must be one number for {NAME}, got shape {second.shape}")
-        return tensors["NVFP4Tensor"](
-            **common,
-            **none,
-            rowwise_data=put(packed_codes(scaled).reshape(*shape[:-1], columns // 2)),
-            rowwise_scale_inv=put(_grid(grid, swizzled)),
-            amax_rowwise=put(_amax(second)),
-            amax_columnwise=None,
-            fp4_dtype=fp8,
-            with_gemm_swizzled_scales=swizzled,
-        )
+        padded = _padded(flat if recipe.block_m == 128 else flat.T, 1, 4)
+        rows = {"rowwise_data": codes(scaled.data, "data"), "rowwise_scale_inv": padded}
+        return "Float8BlockwiseQTensor", none | rows
+    if scale.dtype.itemsize == 1:
+        tiles = _grid(codes(scale, "scale").reshape(int(np.prod(shape[:-1])), -1), swizzled)
+        if isinstance(recipe, MXFP8BlockScaling):
+            return "MXFP8Tensor", {**none, "rowwise_data": codes(scaled.data, "data"), "rowwise_scale_inv": tiles}
+        if isinstance(recipe, NVFP4BlockScaling):
+            data = packed_codes(scaled).reshape(*shape[:-1], shape[-1] // 2)
+            amax: dict[str, Array | None] = {"amax_rowwise": _amax_of(scaled), "amax_columnwise": None}
+            return "NVFP4Tensor", {**none, "rowwise_data": data, "rowwise_scale_inv": tiles, **amax}
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
+
+
+def _settings(scaled: ScaledTensor, kind: str, element: Any, swizzled: bool) -> dict[str, Any]:
+    """What a class takes beside buffers."""
+    settings: dict[str, Any] = {"fp4_dtype" if kind == "NVFP4Tensor" else "fp8_dtype": element}
+    if kind == "Float8BlockwiseQTensor":
+        settings["is_2D_scaled"] = getattr(scaled.recipe, "block_m", 1) == 128
+    if kind in ("MXFP8Tensor", "NVFP4Tensor"):
+        settings["with_gemm_swizzled_scales"] = swizzled
+    return settings
+
+
+def _amax_of(scaled: ScaledTensor) -> Array:
+    second = global_scale(scaled, "multiplier")
+    second = np.ones((), np.float32) if second is None else second
+    if second.size != 1:
+        raise ValueError(f"global_scale must be one number for {NAME}, got shape {second.shape}")
+    return _amax(second)
 
 
 def _float_scale(scale: Array) -> Array:

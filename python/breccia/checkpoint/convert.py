@@ -26,9 +26,10 @@ from breccia.checkpoint.files.gguf_models import ModelMap
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.identity import identity_of
+from breccia.checkpoint.naming import naming
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shared_scales import share
-from breccia.checkpoint.source import FACTOR, Checkpoint, is_float, naming
+from breccia.checkpoint.source import FACTOR, Checkpoint, is_float
 from breccia.checkpoint.targets import Choice, Target, choose, parse_target
 from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Work, check_replaceable, partial_of

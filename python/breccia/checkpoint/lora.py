@@ -15,7 +15,7 @@ import numpy as np
 
 from breccia.bridges._common import float32
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile
-from breccia.checkpoint.source import read_json
+from breccia.checkpoint.folder import read_json
 
 __all__ = ["Adapter", "Change"]
 

@@ -16,8 +16,9 @@ from breccia.checkpoint.files.gguf_file import GgufFile, block_bytes
 from breccia.checkpoint.files.gguf_models import ARRAY, STRING, UINT32, Fields, ModelMap, hyperparameters, model_map
 from breccia.checkpoint.files.gguf_tokenizer import chat_fields, tokenizer_fields
 from breccia.checkpoint.files.input_file import read_bounded
+from breccia.checkpoint.folder import MAX_JSON, config_files, read_json
 from breccia.checkpoint.models import tied_heads
-from breccia.checkpoint.source import LEFT_OUT, MAX_JSON, Checkpoint, config_files, read_json
+from breccia.checkpoint.source import LEFT_OUT, Checkpoint
 from breccia.checkpoint.targets import Choice, Target
 from breccia.recipes import ScalingRecipe
 

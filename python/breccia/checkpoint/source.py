@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from breccia import bridges
-from breccia.bridges._checks import shown
 from breccia.bridges._common import float32
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
@@ -25,41 +23,17 @@ from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.experts import stack
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.gguf_file import GgufFile
-from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
-from breccia.checkpoint.logical import Logical, Plain, blocks_of, in_order
-from breccia.layouts import PerTensor
+from breccia.checkpoint.finding import Finder, check_shape, stored_bytes
+from breccia.checkpoint.folder import Folder
+from breccia.checkpoint.logical import Logical, Plain, in_order
+from breccia.checkpoint.naming import NAMELESS, naming
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Checkpoint", "assemble", "read_json"]
+__all__ = ["Checkpoint", "assemble"]
 
-MAX_JSON = 100_000_000  # bytes, as of a header
 LEFT_OUT = "breccia.left_out"  # GGUF metadata: names of the source's tensors that GGUF has no place for
 _FLOATS = ("F64", "F32", "F16", "BF16")
-
-
-def config_files() -> tuple[str, ...]:
-    """Files beside the weights that say how they are quantized, which this package writes too."""
-    return ("config.json", *(f"{b.beside}.json" for b in bridges.registry().values() if b.beside))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        ValueError: it is not one.
-    """
-    return _parse(path, read_bounded(path, MAX_JSON)[0])
-
-
-def _parse(path: Path, raw: bytes) -> dict[str, Any]:
-    try:
-        value = loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: must be JSON in UTF-8: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: must be a JSON object, got {type(value).__name__}")
-    return value
 
 
 class Checkpoint:
@@ -85,10 +59,6 @@ class Checkpoint:
 
     def __init__(self, path: str | os.PathLike[str], *, mapped: bool = True) -> None:
         self.path, self.mapped = Path(path), mapped
-        self.config: dict[str, Any] = {}
-        self.index: Path | None = None
-        self._weights: dict[str, str] = {}
-        self.stamps: dict[Path, disk.Stamp] = {}
         self.files: list[SafetensorsFile | GgufFile] = []
         self.entries: dict[str, Entry] = {}
         self.home: dict[str, SafetensorsFile | GgufFile] = {}
@@ -100,7 +70,9 @@ class Checkpoint:
             raise
 
     def _open(self) -> None:
-        for path in self._paths():
+        self.folder = Folder(self.path)
+        self.config, self.index, self.stamps = self.folder.config, self.folder.index, self.folder.stamps
+        for path in self.folder.paths:
             self.files.append(_open(path))
         for file in self.files:
             self.stamps[file.path] = file.file.stamp
@@ -111,58 +83,9 @@ class Checkpoint:
                 if name in self.entries:
                     raise ValueError(f"{file.path}: tensor {name!r} must be in one file, {self.home[name].path} has it")
                 self.entries[name], self.home[name] = entry, file
-        self._check_index()
+        self.folder.check_index(self.home)
         with naming(self.path, NAMELESS):
             self.found = self._find()
-
-    def _paths(self) -> list[Path]:
-        if not self.path.exists():
-            raise FileNotFoundError(f"path must be a file or a directory, there is no {self.path}")
-        if not self.path.is_dir():
-            return [self.path]
-        if os.path.lexists(self.path / "config.json"):
-            self.config = self._json(self.path / "config.json")
-        for bridge in bridges.registry().values():
-            beside = self.path / f"{bridge.beside}.json"
-            if bridge.beside and os.path.lexists(beside) and not self.quantization:
-                self.config["quantization_config"] = bridge.said_beside(self._json(beside))
-        indices = sorted(p for p in self.path.glob("*.safetensors.index.json") if not p.name.startswith("."))
-        if not indices:
-            paths = sorted(p for p in self.path.glob("*.safetensors") if not p.name.startswith("."))
-            if not paths:
-                raise FileNotFoundError(f"path must have safetensors files, there are none in {self.path}")
-            return paths
-        self.index = indices[0]
-        weights = self._json(self.index).get("weight_map")
-        names = self._shards(self.index, weights)
-        self._weights = dict(weights or {})
-        return [self.path / name for name in names]
-
-    def _json(self, path: Path) -> dict[str, Any]:
-        raw, self.stamps[path] = read_bounded(path, MAX_JSON)
-        return _parse(path, raw)
-
-    def _shards(self, index: Path, weights: Any) -> list[str]:
-        if not isinstance(weights, dict) or not all(isinstance(v, str) for v in weights.values()):
-            raise ValueError(f"{index}: weight_map must map tensors to files")
-        names = sorted(set(weights.values()))
-        if not names:
-            raise ValueError(f"{index}: weight_map must name tensors and their files, it is empty")
-        for name in names:
-            if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
-                raise ValueError(f"{index}: files must be names in its directory, got {name[:200]!r}")
-            if name in config_files() or name.endswith(".index.json"):
-                raise ValueError(f"{index}: files must be of tensors, {name!r} is not")
-        return names
-
-    def _check_index(self) -> None:
-        if self.index is None:
-            return
-        for name, file in self._weights.items():
-            if name not in self.home or self.home[name].path.name != file:
-                raise ValueError(
-                    f"{self.index}: tensor {name[:200]!r} must be in {file!r}, as weight_map says, it is not"
-                )
 
     def check_unchanged(self) -> None:
         """Raise ValueError where a file is not any more what was read.
@@ -183,14 +106,8 @@ class Checkpoint:
         Raises:
             ValueError: it is not an object.
         """
-        for place in (self.config, self.config.get("text_config"), self.config.get("language_config")):
-            if isinstance(place, dict):
-                for key in ("quantization_config", "compression_config", "quantization"):
-                    said = place.get(key)
-                    if isinstance(said, dict):
-                        return said
-                    if said is not None:
-                        raise ValueError(f"{self.path}: {key} in config.json must be an object, got {shown(said)}")
+        if said := self.folder.quantization():
+            return said
         for file in self.files:
             try:
                 said = loads(file.metadata.get("quantization_config", "{}"))
@@ -202,53 +119,9 @@ class Checkpoint:
 
     def _find(self) -> Logical:
         context = {"quantization_config": self.quantization, "quantization": self.config.get("quantization")}
-        taken: set[str] = set()
-        found: list[Found] = []
-        for file in self.files:
-            if isinstance(file, GgufFile):
-                found += blocks_of(file)
-                taken |= {name for one in found for name in one.parts.values()}
-                continue
-            for bridge in bridges.registry().values():
-                if file.metadata:
-                    with naming(file.path, NAMELESS):
-                        every = bridge.find_all(self.entries, file.metadata)
-                    for one in every:
-                        with naming(file.path, one.name):
-                            self._check_shape(one)
-                    found += [f for f in every if _take(f, taken)]
-        finders = [bridge for bridge in bridges.registry().values() if bridge.anchors]
-        anchors = tuple({anchor for bridge in finders for anchor in bridge.anchors})
-        troubles: dict[str, str] = {}
-        for name in self.entries:
-            if not name.endswith(anchors):
-                continue
-            for bridge in finders:
-                if name in taken or not name.endswith(bridge.anchors):
-                    continue
-                try:
-                    known = bridge.find(name, self.entries, context)
-                    if known is not None:
-                        self._check_shape(known)
-                except ValueError as error:
-                    troubles[name] = f"looks quantized but does not fit: {error}"
-                    continue
-                if known is not None and _take(known, taken):
-                    found.append(known)
-        return in_order(found, taken, Plain(self.entries, self.home, self.config, troubles))
-
-    def _check_shape(self, found: Found) -> None:
-        """No format has more than 8 elements a byte: what says so would reserve memory and disk for nothing."""
-        nbytes = self.nbytes(found)
-        for role, name in found.parts.items():
-            if self.entries[name].dtype == "C64":
-                raise ValueError(f"{role} must have real numbers, {name[:200]!r} has complex ones")
-        if not found.shape and not isinstance(found.layout, (PerTensor, type(None))):
-            raise ValueError(f"shape must have axes for a layout of {found.layout}, got ()")
-        if found.layout is not None:
-            found.layout.scale_shape(found.shape)  # raises where they do not fit
-        if math.prod(found.shape) > 8 * nbytes:
-            raise ValueError(f"shape must be that of {nbytes} stored bytes, got {found.shape}")
+        finder = Finder(self.entries, context)
+        finder.find(self.files)
+        return in_order(finder.found, finder.taken, Plain(self.entries, self.home, self.config, finder.troubles))
 
     def nbytes(self, found: Found) -> int:
         """Stored bytes of a logical tensor.
@@ -259,10 +132,7 @@ class Checkpoint:
         Returns:
             Their number, all parts together.
         """
-        if found.format == "plain" and not found.options:
-            return self.entries[found.parts["weight"]].nbytes
-        stored = sum(self.entries[name].nbytes for name in set(found.parts.values()))
-        return stored // int(found.options.get("experts", 1))
+        return stored_bytes(found, self.entries)
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """A stored tensor: a view of its file where that is mapped.
@@ -375,12 +245,12 @@ class Checkpoint:
         Returns:
             The tensor with all that is known.
         """
-        if "members" in found.options or "expert" in found.options:
+        if found.format == "plain" or "members" in found.options or "expert" in found.options:
             return found
         with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
             one = bridges.bridge(found.format).refine(found, self.array)
             if one is not found:
-                self._check_shape(one)
+                check_shape(one, self.entries)
         return one
 
     def release(self, found: Found) -> None:
@@ -413,7 +283,6 @@ def assemble(
 
 
 FACTOR = "input_factor"  # the option that names a stored scale of a layer's inputs
-NAMELESS = ""
 
 
 @contextlib.contextmanager
@@ -428,34 +297,10 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-@contextlib.contextmanager
-def naming(path: Path, name: str) -> Iterator[None]:
-    """A ValueError inside, which is what stored bytes lead to, also names file and tensor.
-
-    Raises:
-        ValueError: see above. Other errors are defects of a bridge and stay as they are.
-    """
-    try:
-        yield
-    except ValueError as error:
-        text = str(error)
-        if not text.startswith(str(path)):
-            text = f"{path}: tensor {name[:200]!r}: {text}" if name else f"{path}: {text}"
-        raise ValueError(text) from error
-
-
 def _open(path: Path) -> SafetensorsFile | GgufFile:
     with disk.open_regular(path) as fd:
         gguf_magic = os.pread(fd, 4, 0) == b"GGUF"
     return GgufFile(path) if gguf_magic or path.suffix == ".gguf" else SafetensorsFile(path)
-
-
-def _take(found: Found, taken: set[str]) -> bool:
-    names = set(found.parts.values())
-    if names & taken:
-        return False
-    taken |= names
-    return True
 
 
 def is_float(found: Found) -> bool:
