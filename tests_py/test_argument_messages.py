@@ -2,6 +2,7 @@
 """Messages that were once misleading: each names the argument, what it was and what it must be."""
 
 import pickle
+import sys
 
 import breccia
 import cases
@@ -95,5 +96,14 @@ def test_files_cut_short_and_pickles_are_told(tmp_path):
         breccia.load(path)
     for name, start in (("pickle", pickle.dumps({"w": list(range(99))})), ("zip", b"PK\x03\x04" + bytes(99))):
         (tmp_path / name).write_bytes(start)
-        with pytest.raises(ValueError, match=r"it is a pickle, as torch\.save writes"):
+        with pytest.raises(
+            ValueError,
+            match=r"^\S+: file must be in the format of safetensors or GGUF: it is a pickle, as torch\.save writes",
+        ):
             breccia.load(tmp_path / name)
+
+
+def test_quantize_model_says_how_to_get_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match=r"^torch is needed here: pip install 'breccia\[torch\]' \("):
+        breccia.quantize_(object(), "nvfp4")

@@ -98,7 +98,7 @@ def test_png_without_matplotlib_names_the_extra(
     run("convert", model, tmp_path / "q", "--to", "mxfp8", capsys=capsys)
     code, _, err = run("plot", tmp_path / "q", "--out", tmp_path / "p.png", capsys=capsys)
     assert code == 2
-    assert "pip install breccia[plot]" in err
+    assert "matplotlib is needed here: pip install 'breccia[plot]' (" in err
 
 
 def test_every_command_has_json() -> None:
@@ -269,6 +269,8 @@ def test_not_into_its_own_source(model: Path, capsys: pytest.CaptureFixture[str]
     code, _, err = run("convert", model.parent, model.parent / "q", "--to", "nvfp4", capsys=capsys)
     assert code == 2
     assert "destination must not be inside of the source" in err
+    code, _, err = run("convert", model, model, "--to", "nvfp4", capsys=capsys)
+    assert (code, err) == (2, f"breccia convert: destination must not replace the source {model}, got {model}\n")
 
 
 def test_force_replaces_an_output(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,8 +81,8 @@ WRONG = {
     "nvfp5": r"did you mean nvfp4\?$",
     "nvpf4": r"did you mean nvfp4\?$",
     "quantum": r"known are delayed, current",
-    "nvfp4:fast": r"nvfp4: must be followed by mse, got 'fast'",
-    "current:128": r"current: must be followed by mse or e5m2, got '128'",
+    "nvfp4:fast": r"^the option after 'nvfp4:' must be mse, got 'fast'$",
+    "current:128": r"^the option after 'current:' must be mse or e5m2, got '128'$",
     "": r"known are",
 }
 
@@ -98,7 +98,7 @@ def test_unknown_names(name):
     [
         ("nvfp5", r"did you mean nvfp4\?$"),
         ("compressed-tensor:nvfp4", r"did you mean compressed-tensors:nvfp4\?$"),
-        ("modelopt:nvfp5", r"--to modelopt: must be followed by one of .*nvfp4"),
+        ("modelopt:nvfp5", r"^the recipe after '--to modelopt:' must be one of .*nvfp4.*, got 'nvfp5'$"),
     ],
 )
 def test_unknown_targets(spelled, sentence):

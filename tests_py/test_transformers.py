@@ -212,7 +212,7 @@ def test_fused_experts_may_stay(models: Any) -> None:
 def test_without_transformers_the_message_names_the_extra() -> None:
     code = "import sys; sys.modules['transformers'] = None; import breccia.transformers"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "ImportError: transformers is needed here: pip install breccia[transformers]" in run.stderr
+    assert "ImportError: transformers is needed here: pip install 'breccia[transformers]'" in run.stderr
 
 
 MEASURE = """

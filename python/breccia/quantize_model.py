@@ -39,12 +39,14 @@ def quantize_(
         ``weight_global_scale``) instead of ``….weight``, and loads into any model quantized alike.
 
     Raises:
+        ImportError: torch is not installed.
         TypeError: ``model`` is not a module, or is itself a linear layer.
         ValueError: a weight's shape does not suit the recipe, or there is no recipe of that name; nothing has
             been changed then.
     """
-    import torch
+    from breccia.bridges._common import require
 
+    torch = require("torch", "torch")
     from breccia.nn import QuantizedLinear
 
     recipe = resolve(recipe)

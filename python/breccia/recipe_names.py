@@ -75,7 +75,7 @@ def with_options(recipe: ScalingRecipe, options: Iterable[str], name: str) -> Sc
         if "symmetric" in changed and isinstance(recipe, INT4Scaling):
             changed["signed"] = False
         if not changed:
-            raise ValueError(f"{name}: must be followed by {_options_of(fields)}, got {option!r}")
+            raise ValueError(f"the option after '{name}:' must be {_options_of(fields)}, got {option!r}")
         recipe = dataclasses.replace(recipe, **changed)
     return recipe
 
@@ -83,7 +83,7 @@ def with_options(recipe: ScalingRecipe, options: Iterable[str], name: str) -> Sc
 def _options_of(fields: set[str]) -> str:
     found = [name for name, changed in _OPTIONS.items() if set(changed) <= fields]
     found += ["a block size"] if fields & set(_SIZES) else []
-    return " or ".join(found) or "nothing"
+    return " or ".join(found) or "left out"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -41,7 +41,7 @@ def require(module: str, extra: str) -> Any:
     except (ImportError, RuntimeError) as error:  # an empty TransformerEngine raises RuntimeError
         name = _PEERS.get(module.partition(".")[0])
         peer = module if name is None else f"{name} ({module})"
-        raise ImportError(f"{peer} is needed here: pip install breccia[{extra}] ({error})") from error
+        raise ImportError(f"{peer} is needed here: pip install 'breccia[{extra}]' ({error})") from error
 
 
 def as_numpy(x: Any, argument: str) -> Array:

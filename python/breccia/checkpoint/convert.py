@@ -99,21 +99,21 @@ def check_destination(destination: Path, *sources: str | os.PathLike[str], force
         force: whether what is there gives way; None where that cannot be asked for.
 
     Raises:
-        ValueError: it is inside of a source, or to replace one.
+        ValueError: it is inside of a source, or would replace one.
         FileExistsError: it is there.
     """
-    if not force and os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
-        hint = "" if force is None else ": --force replaces it"
-        raise FileExistsError(f"destination must not be there, {destination} is{hint}")
     place = destination.resolve()
     for source in map(Path, sources):
         if source.is_dir() and source.resolve() in place.parents:
             raise ValueError(f"destination must not be inside of the source {source}, got {destination}")
-        if not force or not source.exists():
+        if not source.exists():
             continue
         same = place.exists() and place.samefile(source)
         if same or place in source.resolve().parents:
             raise ValueError(f"destination must not replace the source {source}, got {destination}")
+    if not force and os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
+        hint = "" if force is None else ": --force replaces it"
+        raise FileExistsError(f"destination must not be there, {destination} is{hint}")
 
 
 def _check_patterns(checkpoint: Checkpoint, target: Target) -> None:

@@ -26,7 +26,7 @@ _FRAMEWORKS = {
     "mlx": ("MLX arrays", "mlx"),
     "triton": ("GPU kernels", "triton"),
     "safetensors": ("the format's own library; not needed", "bridges"),
-    "matplotlib": ("pictures as PNG", "plot"),
+    "matplotlib": ("pictures of breccia plot", "plot"),
 }
 
 

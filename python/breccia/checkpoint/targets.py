@@ -148,7 +148,7 @@ def parse_target(
         raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {names}")
     if keys and keys[0] not in bridge.recipes:
         names = ", ".join(bridge.recipes) or "nothing"
-        raise ValueError(f"--to {name}: must be followed by one of {names}, got {keys[0]!r}")
+        raise ValueError(f"the recipe after '--to {name}:' must be one of {names}, got {keys[0]!r}")
     default = next(iter(bridge.recipes.values()), recipes.NVFP4BlockScaling())
     recipe = recipe_names.with_options(bridge.recipes[keys[0]], keys[1:], f"--to {name}:{keys[0]}") if keys else None
     if recipe is None and any(v is not None for v in options.values()):

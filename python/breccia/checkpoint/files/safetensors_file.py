@@ -59,8 +59,10 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
             raise ValueError(f"{self.path}: file must have at least 8 bytes, it has {size}")
         (length,) = struct.unpack("<Q", self.file.read(0, 8))
         if length > min(MAX_HEADER, size - 8):
+            if other := _other_format(self.file.read(0, 4)):
+                raise ValueError(f"{self.path}: file must be in the format of safetensors or GGUF{other}")
             limits = f"header must fit in the file's {size} bytes and in {MAX_HEADER}, got {length}"
-            raise ValueError(f"{self.path}: {limits}{_other_format(self.file.read(0, 4))}")
+            raise ValueError(f"{self.path}: {limits}")
         with self.file.scratch(8, length) as header:
             return parse_header(header if length else b"", 8 + length, size, str(self.path))
 
