@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """JAX: memory, dtypes, transformations, and the implementation for devices other than a CPU."""
 
+import subprocess
+import sys
+
 import breccia
 import cases
 import numpy as np
@@ -174,6 +177,32 @@ def test_compiled_code_does_not_pass_through_python():
     assert "callback" not in text
     with pytest.raises(ValueError, match="BRECCIA_XLA must be"):
         _jax_ffi.chosen("fast")
+
+
+LATE_REGISTRATION = """
+import jax
+from jax._src import xla_bridge
+
+started = []
+
+def refuse(*arguments, **options):
+    started.append(bool(xla_bridge._backends))
+    raise ValueError("the handler is newer than jaxlib")
+
+jax.ffi.register_ffi_target = refuse
+import breccia
+
+breccia.frameworks.jax
+assert not started and not xla_bridge._backends, "an import must start nothing"
+x = jax.numpy.ones((4, 32))
+made = jax.jit(lambda x: breccia.cast(x, "mxfp8").dequantize())(x)
+assert (made == x).all() and started in ([True], []), started
+"""
+
+
+def test_handlers_that_jaxlib_refuses_are_done_without():
+    """XLA told of them before its backend runs would not start at all."""
+    subprocess.run([sys.executable, "-c", LATE_REGISTRATION], check=True)
 
 
 def test_clear_errors():

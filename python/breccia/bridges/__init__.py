@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 OWN = "breccia"  # the format of recipes that are named without one
 _OTHERS = {
-    "_bridge": ("Bridge", "FileFormat", "Place", "register", "unregister"),
+    "_bridge": ("Bridge", "FileFormat", "Place"),
     "_outside": ("OutsideTensor",),
     "_parts": ("Found", "Part"),
+    "_register": ("register", "unregister"),
     "_written": ("Written",),
 }
 

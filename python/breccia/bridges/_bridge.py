@@ -368,44 +368,9 @@ class FileFormat:
 
 PLAIN = FileFormat("")  # checkpoints without codes
 
-_registered: dict[str, Bridge] = {}
-
-
-def register(bridge: Bridge) -> None:
-    """Add a format to those that checkpoints are read from and converted to, for as long as the process lives.
-
-    Args:
-        bridge: what the format is; `breccia.bridges.FileFormat` makes one of a few functions.
-
-    Raises:
-        ValueError: there is a format of that name, or the name is none that the command line can spell.
-    """
-    from breccia import bridges
-
-    name = bridge.name
-    if not name or name != name.strip().lower() or ":" in name or name == "plain":
-        raise ValueError(f"bridge.name must be a word in lower case without ':', got {name!r}")
-    if name in bridges.registry():
-        raise ValueError(f"bridge.name must be new, there is a format {name!r}")
-    _registered[name] = bridge
-    bridges._by_name.cache_clear()
-
-
-def unregister(name: str) -> None:
-    """Take a format away that `register` added.
-
-    Args:
-        name: the format's.
-
-    Raises:
-        KeyError: none was.
-    """
-    from breccia import bridges
-
-    del _registered[name]
-    bridges._by_name.cache_clear()
+registered: dict[str, Bridge] = {}
 
 
 def all_of(built_in: Iterable[Bridge]) -> dict[str, Bridge]:
     """Those that the package has and those that were added, by name."""
-    return {bridge.name: bridge for bridge in (*built_in, *_registered.values())}
+    return {bridge.name: bridge for bridge in (*built_in, *registered.values())}

@@ -7,6 +7,7 @@ jaxlib is older than they."""
 from __future__ import annotations
 
 import functools
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,9 @@ def register() -> bool:
     """Make the handlers known to XLA; whether that was possible."""
     handlers: dict[str, Any] = getattr(_core, "xla_handlers", dict)()
     try:
+        # XLA looks at a handler when its backend starts, and does not start over one that is newer than itself: once it
+        # runs, it refuses the handler instead.
+        jax.local_devices(backend="cpu")
         for name, handler in handlers.items():
             jax.ffi.register_ffi_target(f"breccia_{name}", handler, platform="cpu")
     except Exception:  # jaxlib says in its own words that it is too old
@@ -98,6 +102,12 @@ def _signed(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
 
 
+def _checked(method: str) -> str:
+    if method not in ("", "ffi", "callback"):
+        raise ValueError(f"BRECCIA_XLA must be 'ffi' or 'callback', got {method!r}")
+    return method
+
+
 def chosen(method: str) -> ModuleType:
     """This module, or `_jax_callbacks`.
 
@@ -105,14 +115,20 @@ def chosen(method: str) -> ModuleType:
         ValueError: ``method`` is none of "", "ffi" and "callback".
         RuntimeError: "ffi" was asked for and there are no handlers.
     """
-    if method not in ("", "ffi", "callback"):
-        raise ValueError(f"BRECCIA_XLA must be 'ffi' or 'callback', got {method!r}")
-    if method == "callback" or not register():
+    if _checked(method) == "callback" or not register():
         if method == "ffi":
             raise RuntimeError(
                 "BRECCIA_XLA is 'ffi', but breccia was built without jaxlib's headers or for a newer one"
             )
         return callbacks
-    import sys
-
     return sys.modules[__name__]
+
+
+class Late:
+    """`chosen`, asked when a function of it is wanted first: by then jax has been configured and may start."""
+
+    def __init__(self, method: str) -> None:
+        self._method = _checked(method)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(chosen(self._method), name)

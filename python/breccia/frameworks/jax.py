@@ -27,7 +27,7 @@ from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
 
 namespace = Jax()
-compiled = _jax_ffi.chosen(os.environ.get("BRECCIA_XLA", ""))  # how compiled code on a CPU reaches the core
+compiled: Any = _jax_ffi.Late(os.environ.get("BRECCIA_XLA", ""))  # how compiled code on a CPU reaches the core
 _NEAREST = CastOptions()
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
