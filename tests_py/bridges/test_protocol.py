@@ -145,6 +145,7 @@ def toy(tmp_path: Path) -> Iterator[Any]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    assert bridges.bridge("gguf").own_files  # looked up before: the new one is found all the same
     bridges.register(module.BRIDGE)
     try:
         yield module
@@ -184,9 +185,12 @@ def test_a_new_format_is_one_file(toy: Any, tmp_path: Path) -> None:
 
 def test_a_format_leaves_with_its_registration(toy: Any, tmp_path: Path) -> None:
     assert "toy:row" in breccia.checkpoint.target_names()
+    assert bridges.bridge("toy") is toy.BRIDGE
     bridges.unregister("toy")
     try:
         assert "toy" not in bridges.registry()
+        with pytest.raises(KeyError):
+            bridges.bridge("toy")
         with pytest.raises(ValueError, match="--to must be a recipe or a format, got 'toy'"):
             convert(model(tmp_path / "in"), tmp_path / "out", "toy")
     finally:

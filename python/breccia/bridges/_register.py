@@ -24,6 +24,7 @@ def register(bridge: Bridge) -> None:
     if name in bridges.registry():
         raise ValueError(f"bridge.name must be new, there is a format {name!r}")
     registered[name] = bridge
+    bridges._by_name.cache_clear()
 
 
 def unregister(name: str) -> None:
@@ -36,3 +37,4 @@ def unregister(name: str) -> None:
         KeyError: none was.
     """
     del registered[name]
+    bridges._by_name.cache_clear()

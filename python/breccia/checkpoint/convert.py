@@ -144,42 +144,47 @@ class Job:
         _check_patterns(checkpoint, target)
         self.notes: list[str] = []
         self.left_out: list[str] = []
-        bridge = target.bridge
-        if bridge.own_files:
-            names, reason = outputs.gguf_model(checkpoint)
-            target = dataclasses.replace(target, names=names)
-            self._note_model(names, reason)
-        quantized = any(found.format != "plain" for found in checkpoint.found)
-        inputs = [f.name.removesuffix(".input_scale") for f in checkpoint.found if f.name.endswith(".input_scale")]
-        if not bridge.pre_scales:
-            inputs = [name for name in inputs if f"{name}.pre_quant_scale" not in checkpoint.entries]
-        target = dataclasses.replace(target, left_alone=quantized, model=checkpoint.config, inputs=frozenset(inputs))
-        self.target = target
-        self._folds = not bridge.pre_scales
         self._quantized = {f.name for f in checkpoint.found if f.format != "plain"}
-        found = [checkpoint.refined(one) for one in checkpoint.found if not self._dropped(one.name)]
-        if self._folds:
-            found = [checkpoint.folded(one) for one in found]
-            self._note_folded(found)
-        if bridge.experts_together:
-            found = together(found)
-        self.choices = [self._choose(one) for one in found]
+        self._folds = not target.bridge.pre_scales
+        self.target = self._settled(target)
+        self.choices = [self._choose(one) for one in self._found()]
         if not target.float_dtype:
             self.choices, notes = self._share()
             self.notes += notes
-            outputs.quantization_config(checkpoint, target, self.choices)  # may refuse, before any work
+            outputs.quantization_config(checkpoint, self.target, self.choices)  # may refuse, before any work
         self.notes += self._note_nothing()
         self.notes += self._note_levels()
-        if not bridge.own_files and isinstance(checkpoint.files[0], GgufFile):
+        if not target.bridge.own_files and isinstance(checkpoint.files[0], GgufFile):
             self.notes.append("there is no config.json: the names are the model's own, programs need its config beside")
         self._check_names()
         self.files = self._files()
         total = sum(nbytes_of_choice(c) for c in self.choices)
         self.progress = Progress(total, show)
         self.threads = threads
-        self.into_directory = checkpoint.path.is_dir() and not bridge.own_files
+        self.into_directory = checkpoint.path.is_dir() and not target.bridge.own_files
         if force:
             check_replaceable(destination, self.into_directory)
+
+    def _settled(self, target: Target) -> Target:
+        """The target with what the source says."""
+        checkpoint = self.checkpoint
+        if target.bridge.own_files:
+            names, reason = outputs.gguf_model(checkpoint)
+            target = dataclasses.replace(target, names=names)
+            self._note_model(names, reason)
+        inputs = [f.name.removesuffix(".input_scale") for f in checkpoint.found if f.name.endswith(".input_scale")]
+        if self._folds:
+            inputs = [name for name in inputs if f"{name}.pre_quant_scale" not in checkpoint.entries]
+        alone = bool(self._quantized)
+        return dataclasses.replace(target, left_alone=alone, model=checkpoint.config, inputs=frozenset(inputs))
+
+    def _found(self) -> list[Found]:
+        """The tensors to convert."""
+        found = [self.checkpoint.refined(one) for one in self.checkpoint.found if not self._dropped(one.name)]
+        if self._folds:
+            found = [self.checkpoint.folded(one) for one in found]
+            self._note_folded(found)
+        return together(found) if self.target.bridge.experts_together else found
 
     def _choose(self, found: Found) -> Choice:
         with naming(self.checkpoint.path, found.name):

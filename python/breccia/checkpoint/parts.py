@@ -15,11 +15,9 @@ import json
 import os
 import re
 import time
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from breccia.checkpoint.convert import Job, check_destination, nbytes_of_choice
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.identity import spelled
 from breccia.checkpoint.progress import Progress
+from breccia.checkpoint.shares import shares
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Choice, Target, parse_target
 from breccia.checkpoint.work import Work
@@ -378,25 +377,3 @@ class _Parts(Job):
             raw = os.pread(fd, min(_STEP, end - at), at)
             writer.write_stored(name, raw, at - begin)
             self.progress.add(len(raw))
-
-
-def shares(costs: list[int], parts: int) -> list[range]:
-    """Runs of neighbours, as many as there are parts, of which the dearest costs as little as can be."""
-    sums = [0, *accumulate(costs)]
-    low, high = max(max(costs, default=0), -(-sums[-1] // parts)), sums[-1]
-    while low < high:
-        middle = (low + high) // 2
-        if _cuts(sums, parts, middle)[-1] == len(costs):
-            high = middle
-        else:
-            low = middle + 1
-    cuts = _cuts(sums, parts, low)
-    return [range(begin, end) for begin, end in pairwise(cuts)]
-
-
-def _cuts(sums: list[int], parts: int, most: int) -> list[int]:
-    """Where runs end that cost no more than ``most`` and take all they can."""
-    cuts = [0]
-    for _ in range(parts):
-        cuts.append(bisect_right(sums, sums[cuts[-1]] + most) - 1)
-    return cuts
