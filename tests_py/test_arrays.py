@@ -135,6 +135,17 @@ def test_reference_kernels_are_the_portable_backend(scaled):
     np.testing.assert_allclose(reference.matmul(x, scaled.T), matmul(x, scaled.T), rtol=1e-4, atol=1e-4)
 
 
+def test_the_reference_takes_no_tensor_from_elsewhere():
+    torch = pytest.importorskip("torch")
+    from breccia.kernels import reference
+
+    x = torch.empty((2, 32), device="meta")
+    with pytest.raises(TypeError, match=r"^x must be on a CPU, where the reference runs, got one on meta$"):
+        reference.cast(x, "mxfp8")
+    with pytest.raises(TypeError, match=r"^b must be on a CPU"):
+        reference.matmul(torch.zeros(2, 32), x.T)
+
+
 def test_version_and_names():
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", breccia.__version__)
     for name in (

@@ -12,7 +12,6 @@ from breccia import _core
 from breccia.cast_options import CastOptions
 from breccia.frameworks._torch_meta import flatten, recipe_of, unflatten
 from breccia.frameworks._torch_tensors import (
-    NAMES,
     NAMESPACE,
     cast_here,
     core_array,
@@ -23,6 +22,7 @@ from breccia.frameworks._torch_tensors import (
     raw,
     requantize_here,
     whole_array_cast,
+    whole_array_dequantize,
     whole_array_requantize,
 )
 from breccia.kernels import triton, whole_array
@@ -78,11 +78,7 @@ def _dequantize_cpu(parts: list[Any], key: str, dtype: Any) -> Any:
 
 
 def _dequantize_anywhere(parts: list[Any], key: str, dtype: Any) -> Any:
-    scaled = unflatten(parts, key)
-    made = whole_array.dequantize(NAMESPACE, scaled, raw)
-    nan = torch.full((), float("nan"), device=made.device)  # arithmetic may give a NaN any bits
-    made = torch.where(made.isnan(), nan, made).expand(scaled.shape)
-    return made.to(dtype) if dtype == torch.float64 else NAMESPACE.astype(made, NAMES[dtype])
+    return whole_array_dequantize(unflatten(parts, key), dtype)
 
 
 def _dequantize_cuda(parts: list[Any], key: str, dtype: Any) -> Any:

@@ -150,6 +150,13 @@ def whole_array_cast(x: Any, recipe: ScalingRecipe, options: CastOptions) -> lis
     return _as_outputs(whole_array.cast(NAMESPACE, _widened(x), recipe, options), recipe)
 
 
+def whole_array_dequantize(scaled: ScaledTensor, dtype: torch.dtype) -> Any:
+    made = whole_array.dequantize(NAMESPACE, scaled, raw)
+    nan = torch.full((), float("nan"), device=made.device)  # arithmetic may give a NaN any bits
+    made = torch.where(made.isnan(), nan, made).expand(scaled.shape)
+    return made.to(dtype) if dtype == torch.float64 else NAMESPACE.astype(made, NAMES[dtype])
+
+
 def whole_array_requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> list[Any]:
     return _as_outputs(whole_array.requantize(NAMESPACE, scaled, recipe, raw), recipe)
 

@@ -144,10 +144,13 @@ def _native(parts: list[torch.Tensor], shapes: Any, recipe: Any) -> list[torch.T
 def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: torch.Tensor | None = None) -> torch.Tensor:
     """`breccia.dequantize` of a CUDA ScaledTensor."""
     target = float_dtype(dtype if out is None else out.dtype)
-    op = recipes.operand(scaled)
     made = torch.float32 if target == torch.float64 else target
-    values = dequantize_operand(op, made)
-    values = values.transpose(-1, -2) if op.transposed else values
+    if recipes.decodes(scaled):
+        op = recipes.operand(scaled)
+        values = dequantize_operand(op, made)
+        values = values.transpose(-1, -2) if op.transposed else values
+    else:
+        values = _torch_tensors.whole_array_dequantize(scaled, made)
     values = values if target == made else values.to(target)
     if out is None:
         return values

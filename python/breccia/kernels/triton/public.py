@@ -116,8 +116,10 @@ def gpu_info(device: int = 0) -> GpuInfo:
             "cast": "Triton",
             "dequantize": "Triton",
             "requantize": "Triton",
-            "fp8 matmul": "Gluon (TMA, wgmma), torch._scaled_mm where measured faster" if hopper else "Triton",
-            "weight-only matmul": ("Gluon up to 1024 bf16 rows" if hopper else "Triton up to 2 rows")
+            "fp8 matmul": "Gluon (TMA, wgmma), torch._scaled_mm where measured faster"
+            if hopper
+            else "Triton by scales of blocks, else decode and cuBLAS in float32",
+            "weight-only matmul": ("Gluon up to 1024 bf16 rows" if hopper else "Triton for 1 row, of 8 bits for 2")
             + ", then decode and cuBLAS",
             "grouped_matmul": "Gluon for bf16 activations, else Triton" if hopper else "Triton",
         },

@@ -24,6 +24,11 @@ _ELEMENTS = {
 _TORCH_FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
+def decodes(scaled: Any) -> bool:
+    """Whether the kernels know the element format of a ScaledTensor."""
+    return scaled.recipe.element in _ELEMENTS
+
+
 @dataclass(frozen=True)
 class Plan:
     """How `cast` quantizes to a recipe. `block` is (rows, columns) per scale, 0 for all of them."""
@@ -137,7 +142,12 @@ def operand(scaled: Any, exact: bool = True) -> Operand:
 
     Kernels multiply by a global scale. One that divides goes into float32 block scales, to the last bit, or with
     exact=False is replaced by its reciprocal, which leaves the scales bytes: a product's own rounding is larger.
+
+    Raises:
+        TypeError: no kernel decodes the element format.
     """
+    if not decodes(scaled):
+        raise TypeError(f"no GPU kernel decodes {scaled.recipe.element}: move the tensor to the CPU with .to('cpu')")
     transposed = scaled.layout.axis == -2
     source = scaled.mT if transposed else scaled
     recipe, layout = source.recipe, source.layout

@@ -32,6 +32,7 @@ def matmul(a: Any, b: Any, out_dtype: Any = "float32", bias: Any = None, fast_ac
     """
     dtype = float_dtype(out_dtype)
     _check(a, b)
+    a, b = _known(a), _known(b)
     made = torch.float32 if dtype == torch.float64 else dtype
     y = None
     if len(b.shape) == 2 and isinstance(b, ScaledTensor):
@@ -93,6 +94,12 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
     return gemm.gemm(
         x_codes, w.codes, scale, w.element, w.sfmt, block, w.packed, dtype, x_scale, zero, g, None, offsets
     )
+
+
+def _known(operand: Any) -> Any:
+    """The operand, in float32 if it is of an element format that no kernel decodes."""
+    unknown = isinstance(operand, ScaledTensor) and not recipes.decodes(operand)
+    return dequantize(operand, torch.float32) if unknown else operand
 
 
 def _by_weight(a: Any, w: recipes.Operand, dtype: torch.dtype, bias: Any, fast: bool) -> torch.Tensor | None:
