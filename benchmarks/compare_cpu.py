@@ -115,7 +115,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _model() -> str:
+def cpu_model() -> str:
     info = Path("/proc/cpuinfo")
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
     return names[0].partition(":")[2].strip() if names else platform.machine()
@@ -148,7 +148,7 @@ def main() -> None:
     parts = {threads: in_process(args, threads) for threads in dict.fromkeys(map(int, args.threads.split(",")))}
     first = next(iter(parts.values()))
     results: dict[str, Any] = {
-        "cpu": {"model": _model(), **breccia.cpu_info()},
+        "cpu": {"model": cpu_model(), **breccia.cpu_info()},
         "versions": [f"breccia {_version('breccia') or breccia.__version__}", *first["versions"]],
         "skipped": first["skipped"],
         "limits": {str(threads): part["limits"] for threads, part in parts.items()},

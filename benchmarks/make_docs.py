@@ -29,6 +29,7 @@ TABLES = {
     "special values": accuracy.specials,
     "sentences": accuracy.sentences,
     "cpu": speed.cpu_summary,
+    "cast options": speed.cast_options,
     "cpu backends": speed.cpu_backends,
     "cpu limits": speed.cpu_limits,
     "gpu": speed.gpu_summary,

@@ -7,6 +7,7 @@ Blocks of a page run in order: Python in one namespace, shell commands by bash, 
 that a test cannot count on. A text block with the title "prints" is what the block above it prints.
 """
 
+import ast
 import contextlib
 import io
 import os
@@ -185,6 +186,32 @@ def test_every_public_name_is_in_the_reference():
     ]
     modules = {"autograd", "delayed", "formats", "kernels", "layouts", "recipes"}
     assert set(missing) <= modules, missing
+
+
+def test_names_of_the_reference_are_where_it_says():
+    """As the site's builder looks for them: a definition or an import of the module that the page names."""
+    for path in re.findall(r"^ *::: (breccia[\w.]*)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE):
+        parts = path.split(".")
+        files = [(ROOT / "python" / "/".join(parts[:i]), parts[i:]) for i in range(len(parts), 0, -1)]
+        found = [(f, rest) for f, rest in files if f.with_suffix(".py").exists() or (f / "__init__.py").exists()]
+        file, rest = found[0]
+        source = file.with_suffix(".py") if file.with_suffix(".py").exists() else file / "__init__.py"
+        if rest:
+            assert rest[0] in names_at_the_top(ast.parse(source.read_text())), path
+
+
+def names_at_the_top(tree):
+    names = set()
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
 
 
 NAMED = re.compile(

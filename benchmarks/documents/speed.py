@@ -244,3 +244,12 @@ def _against(results: list[dict[str, Any]], group: str, title: str, peer: str, k
         if row["group"] == group
     ]
     return table([title, "M×N×K", "µs", f"{peer} µs", "ratio", "error"], rows)
+
+
+def cast_options() -> str:
+    return options_table(load("cast_options"))
+
+
+def options_table(results: dict[str, Any]) -> str:
+    rows = [[row["recipe"], *(f"{ms:.2g} ms" for ms in row["ms"])] for row in results["rows"]]
+    return table(["", *results["columns"]], rows, "lrrrr")

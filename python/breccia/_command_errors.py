@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command ends that did not get to its end: one line, whatever its input was, and an exit code."""
+"""How a command that fails ends: with one line, whatever its input was, and an exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST = 2000
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends work as Ctrl-C does: threads first."""
+    """SIGTERM was received. It is a KeyboardInterrupt, so that work ends as it does after Ctrl-C: threads first."""
 
 
 @contextlib.contextmanager

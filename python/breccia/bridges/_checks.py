@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What files say, checked: whatever it is, what does not fit is a ValueError that says so."""
+"""Checks of values that come from files: each returns the value, or raises a ValueError that says what it must be."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LARGEST = 2**31  # of a size that a header or a configuration may say
 
 
 class StoredTypeError(TypeError, ValueError):
-    """An array of another dtype than the format stores: a TypeError of who passes it, and a ValueError of the file that
-    it comes from."""
+    """An array has another dtype than the format stores. For a caller who passed the array that is a TypeError; for a
+    file that holds it, a ValueError. This is both."""
 
 
 def shown(value: Any) -> str:
-    """A value of JSON for a message, in little room."""
+    """A JSON value for a message, in 80 characters at most."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

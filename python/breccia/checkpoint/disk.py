@@ -97,7 +97,7 @@ def sync(fd: int, path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory last."""
+    """Put the names in a directory on disk."""
     with _call("flush", path):
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -177,7 +177,7 @@ def copy_file(source: Path, destination: Path) -> None:
 
 
 def link_or_copy(source: Path, destination: Path) -> None:
-    """A second name for a file, or a copy where the file system has no such thing."""
+    """Give a file a second name, or copy it where the file system has no hard links."""
     remove(destination)
     try:
         with _call("link", destination):
@@ -189,7 +189,7 @@ def link_or_copy(source: Path, destination: Path) -> None:
 
 
 def stamp_of(said: os.stat_result) -> Stamp:
-    """What of a file is another when its contents are."""
+    """The part of a file's status that changes when its contents change."""
     return said.st_ino, said.st_size, said.st_mtime_ns, said.st_ctime_ns
 
 
@@ -230,7 +230,7 @@ def lock(path: Path) -> int | None:
             if (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino):
                 return fd
         except FileNotFoundError:
-            pass  # removed by the one who had it: once more
+            pass  # the process that held the lock removed the file: try again
         except BaseException:
             os.close(fd)
             raise
@@ -245,5 +245,5 @@ def _locked(fd: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        return error.errno in _NO_LOCKS  # a file system without locks: nothing to exclude by
+        return error.errno in _NO_LOCKS  # a file system without locks: no other process can be kept out
     return True

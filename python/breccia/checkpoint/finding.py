@@ -28,8 +28,8 @@ def stored_bytes(found: Found, entries: Mapping[str, Entry]) -> int:
 
 
 def check_shape(found: Found, entries: Mapping[str, Entry]) -> None:
-    """Whether a shape fits the stored bytes. No format has more than 8 elements a byte: what says so would reserve
-    memory and disk for nothing.
+    """Check that a shape fits the stored bytes. No format has more than 8 elements a byte: a header that claims more
+    would make the reader reserve memory and disk for nothing.
 
     Raises:
         ValueError: it does not.
@@ -107,7 +107,7 @@ class Finder:
             self._take(one)
 
     def _take(self, found: Found) -> None:
-        """Add a tensor none of whose parts is another's."""
+        """Add a tensor, unless one of its parts belongs to a tensor found before."""
         names = set(found.parts.values())
         if not names & self.taken:
             self.taken |= names

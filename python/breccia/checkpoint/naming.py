@@ -9,12 +9,12 @@ from pathlib import Path
 
 __all__ = ["NAMELESS", "naming"]
 
-NAMELESS = ""  # what is wrong is no tensor's alone
+NAMELESS = ""  # of an error that concerns the file, not one tensor
 
 
 @contextlib.contextmanager
 def naming(path: Path, name: str) -> Iterator[None]:
-    """A ValueError inside, which is what stored bytes lead to, also names file and tensor.
+    """Add the file and the tensor to the message of a ValueError raised inside: wrong bytes in a file cause it.
 
     Raises:
         ValueError: see above. Other errors are defects of a bridge and stay as they are.

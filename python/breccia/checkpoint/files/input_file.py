@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that is read: mapped for who wants views of it, or by calls, which fail where a mapping would kill the
-process when another program cuts the file meanwhile."""
+"""A file that is read: through a mapping, for callers that want views, or by read calls. When another program cuts the
+file meanwhile, a call raises an error, where access to a mapping would kill the process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["InputFile", "read_bounded"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 _MOST = 1 << 30  # bytes of one call
-# Memory that no child process shares gives its pages back one by one.
+# Pages of a private mapping can be given back to the system one by one.
 _OWN = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 
 
 class InputFile:
-    """An open regular file. From any thread.
+    """An open regular file. Any thread may read it.
 
     Attributes:
         size: when it was opened.

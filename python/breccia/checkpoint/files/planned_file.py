@@ -70,7 +70,7 @@ class PlannedWriter:
             raise
 
     def _begin(self, header: bytes, size: int) -> None:
-        """The header comes last: a file that has it has its size and space."""
+        """Reserve the space, then write the header: a file with a header has its full size."""
         disk.truncate(self._fd, 0, self.partial)
         disk.reserve(self._fd, size, self.partial)
         disk.write(self._fd, header, 0, self.partial)
