@@ -18,18 +18,19 @@ PACKAGE = ROOT / "python/breccia"
 # unless a longer one does; a package and "=" for its own file alone.
 LAYERS = {
     "facts": (
-        "_core _version _arguments _command_errors layouts recipes recipe_names formats cast_options form foreign cpu"
+        "_core _version _arguments _command_errors _terminal layouts recipes recipe_names formats cast_options form "
+        "foreign cpu peers"
     ),
     "registry": "frameworks= kernels.triton=",
     "value": "cuts checked identity display scaled_tensor kernels.whole_array",
     "verbs": "verbs prepared delayed autograd grouped pieces kernels comparison",
     "arrays": "frameworks kernels.triton gpu",
-    "models": "nn quantize_model dlpack distributed",
+    "models": "nn quantize_model distributed",
     "stored bytes": (
         "checkpoint.disk checkpoint.dtypes checkpoint.files.bounded_json checkpoint.files.input_file "
         "checkpoint.files.planned_file checkpoint.files.safetensors_file checkpoint.files.safetensors_header"
     ),
-    "bridges": "bridges",
+    "bridges": "bridges dlpack",
     "checkpoints": "checkpoint files",
     "programs": "transformers vllm demo cli __main__ =",
 }

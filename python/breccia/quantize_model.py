@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantize the linear layers of a torch model in place."""
+"""`breccia.nn.quantize_` under a name that imports no torch before it is called."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from breccia.recipe_names import resolve
+from breccia.peers import require
 from breccia.recipes import ScalingRecipe
-from breccia.verbs import cast
 
 if TYPE_CHECKING:
     import torch
@@ -44,36 +43,7 @@ def quantize_(
         ValueError: a weight's shape does not suit the recipe, or there is no recipe of that name; nothing has
             been changed then.
     """
-    from breccia.bridges._common import require
+    require("torch", "torch")
+    from breccia import nn
 
-    torch = require("torch", "torch")
-    from breccia.nn import QuantizedLinear
-
-    recipe = resolve(recipe)
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module that contains linear layers, got {type(model).__name__}")
-    if type(model) is torch.nn.Linear:
-        raise TypeError(
-            "model must be a module that contains linear layers, got one itself, which cannot be replaced in place: "
-            "pass torch.nn.Sequential(layer), or make breccia.nn.QuantizedLinear(breccia.cast(layer.weight.detach(), "
-            "recipe), layer.bias)"
-        )
-    made: list[tuple[Any, str, Any]] = []
-    replaced: dict[int, Any] = {}  # a layer used in two places stays one
-    for path, parent in model.named_modules():
-        for name, child in parent._modules.items():  # named_children would skip a layer used twice
-            full = f"{path}.{name}" if path else name
-            if type(child) is not torch.nn.Linear or (filter is not None and not filter(child, full)):
-                continue
-            if id(child) not in replaced:
-                try:
-                    weight = cast(child.weight.detach(), recipe)
-                except ValueError as error:
-                    raise ValueError(f"{full}.weight cannot be quantized: {error}") from None
-                replaced[id(child)] = QuantizedLinear(weight, child.bias, activations, exact_rows=exact_rows).train(
-                    child.training
-                )
-            made.append((parent, name, replaced[id(child)]))
-    for parent, name, layer in made:
-        setattr(parent, name, layer)
-    return model
+    return nn.quantize_(model, recipe, filter, activations=activations, exact_rows=exact_rows)

@@ -203,7 +203,7 @@ def test_a_missing_peer_names_the_extra(name: str, call: str, monkeypatch: pytes
     module = MODULES[name]
     monkeypatch.setitem(sys.modules, module.PEER, None)
     monkeypatch.setitem(sys.modules, f"{module.PEER}.pytorch", None)
-    with pytest.raises(ImportError, match=rf"pip install breccia\[{module.EXTRA}\]"):
+    with pytest.raises(ImportError, match=rf"pip install 'breccia\[{module.EXTRA}\]'"):
         getattr(module, call)(breccia.cast(weight(), breccia.Float8CurrentScaling()))
 
 

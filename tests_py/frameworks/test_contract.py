@@ -111,7 +111,7 @@ def test_array_is_the_dequantized_values(peer):
     np.testing.assert_array_equal(np.asarray(mine), dequantize(cast(x, mine.recipe)))
     assert np.asarray(mine, dtype=np.float16).dtype == np.float16
     with pytest.raises(ValueError, match="copy=False"):
-        np.asarray(mine, copy=False)
+        mine.__array__(copy=False)  # as np.asarray(mine, copy=False) calls it, which NumPy 1.26 cannot
 
 
 @pytest.mark.parametrize("options", [{}, {"rounding": "stochastic", "seed": 1, "hadamard": breccia.Hadamard(16)}])

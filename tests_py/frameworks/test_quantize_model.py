@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
+pytest.importorskip("tokenizers")
 import minilm  # noqa: E402
 from breccia.nn import QuantizedLinear  # noqa: E402
 

@@ -4,7 +4,6 @@ tensors of a checkpoint without reading them."""
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from breccia.bridges._checks import StoredTypeError
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor, _spec
+from breccia.peers import require
 from breccia.recipe_names import resolve
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe, global_divides
 from breccia.scaled_tensor import ScaledTensor, check_kernels
@@ -24,24 +24,6 @@ FP8_DTYPES = {"F8_E4M3": "E4M3", "F8_E5M2": "E5M2"}
 FP8_CODES = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
 SCALE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "uint16": "bf16", "float32": "fp32"}
 STORED_SCALES = {"float16": "F16", "bfloat16": "BF16", "uint16": "BF16", "float32": "F32"}
-
-
-# Peers whose own name is not that of their module.
-_PEERS = {"transformer_engine": "TransformerEngine"}
-
-
-def require(module: str, extra: str) -> Any:
-    """Import a peer.
-
-    Raises:
-        ImportError: it is not installed, or only in part; the message names the extra that installs it.
-    """
-    try:
-        return importlib.import_module(module)
-    except (ImportError, RuntimeError) as error:  # an empty TransformerEngine raises RuntimeError
-        name = _PEERS.get(module.partition(".")[0])
-        peer = module if name is None else f"{name} ({module})"
-        raise ImportError(f"{peer} is needed here: pip install 'breccia[{extra}]' ({error})") from error
 
 
 def as_numpy(x: Any, argument: str) -> Array:

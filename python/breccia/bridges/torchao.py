@@ -13,12 +13,12 @@ from breccia.bridges import _torchao_files, _torchao_read
 from breccia.bridges._bridge import FileFormat
 from breccia.bridges._common import (
     in_torch,
-    require,
     to_torch,
 )
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._torchao_parts import describe
 from breccia.bridges._torchao_read import from_parts
+from breccia.peers import require
 from breccia.recipes import (
     Float8BlockScaling,
     Float8CurrentScaling,

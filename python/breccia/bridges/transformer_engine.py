@@ -23,13 +23,13 @@ from breccia.bridges._common import (
     global_scale,
     in_torch,
     packed_codes,
-    require,
     row_blocks,
     swizzle,
     to_torch,
     unswizzle,
 )
 from breccia.layouts import PerBlockMN, PerTensor
+from breccia.peers import require
 from breccia.recipes import (
     DelayedScaling,
     Float8BlockScaling,

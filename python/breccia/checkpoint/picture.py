@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges._common import require
+from breccia.peers import require
 
 __all__ = ["ERROR_RANGE", "PER_OCTAVE", "draw"]
 

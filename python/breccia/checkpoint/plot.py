@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges._common import codes, float32, global_scale, require
+from breccia.bridges._common import codes, float32, global_scale
 from breccia.bridges._outside import OutsideTensor
 from breccia.checkpoint.picture import ERROR_RANGE, draw
 from breccia.checkpoint.progress import Progress
@@ -20,6 +20,7 @@ from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.verify import comparable
 from breccia.comparison import compare, error_magnitudes, magnitudes
 from breccia.formats import decode
+from breccia.peers import require
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["MOST_ROWS", "measure", "plot", "scales_of"]

@@ -8,7 +8,7 @@ and INT4. From then on ``AutoModelForCausalLM.from_pretrained(directory)`` makes
 
 from __future__ import annotations
 
-from breccia.bridges._common import require
+from breccia.peers import require
 
 require("transformers", "transformers")
 

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries that are imported where they are needed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["require"]
+
+# Peers whose own name is not that of their module.
+_PEERS = {"transformer_engine": "TransformerEngine"}
+
+
+def require(module: str, extra: str) -> Any:
+    """Import a peer.
+
+    Raises:
+        ImportError: it is not installed, or only in part; the message names the extra that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:  # an empty TransformerEngine raises RuntimeError
+        name = _PEERS.get(module.partition(".")[0])
+        peer = module if name is None else f"{name} ({module})"
+        raise ImportError(f"{peer} is needed here: pip install 'breccia[{extra}]' ({error})") from error
