@@ -103,6 +103,13 @@ def test_we_read_their_writers_file(tmp_path: Path) -> None:
         raw = quants.quantize(w, kind(name))
         writer.add_tensor(f"blk.0.{name}.weight", raw, raw_dtype=kind(name))
         wanted[f"blk.0.{name}.weight"] = quants.dequantize(raw, kind(name))
+    for name in ("IQ4_NL", "IQ4_XS"):  # gguf-py reads these and makes none: blocks of any codes, with finite scales
+        _, size, nbytes = bridge.TYPES[name]
+        blocks = np.random.default_rng(7).integers(0, 256, (64, 512 // size, nbytes), dtype=np.uint8)
+        blocks[..., :2] = np.array([0.003], "<f2").view(np.uint8)
+        raw = blocks.reshape(64, -1)
+        writer.add_tensor(f"blk.0.{name}.weight", raw, raw_dtype=kind(name))
+        wanted[f"blk.0.{name}.weight"] = quants.dequantize(raw, kind(name))
     writer.add_tensor("norm.weight", w[0])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

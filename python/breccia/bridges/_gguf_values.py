@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of GGUF's block types that no ScaledTensor can hold: Q5_0, Q5_1 and the K-quants (ggml-quants.c)."""
+"""The values of GGUF's block types that no ScaledTensor can hold: Q5_0, Q5_1, the K-quants, IQ4 (ggml-quants.c)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy as np
 from breccia.bridges._common import Array
 
 __all__ = ["VALUES"]
+
+# What the sixteen codes of IQ4_NL and IQ4_XS stand for (kvalues_iq4nl).
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
 def _f16(blocks: Array, at: int) -> Array:
@@ -92,6 +95,22 @@ def _q3_k(blocks: Array) -> Array:
     return values
 
 
+def _iq4_nl(blocks: Array) -> Array:
+    values: Array = _f16(blocks, 0) * _IQ4[_halves(blocks[..., 2:18])]
+    return values
+
+
+def _iq4_xs(blocks: Array) -> Array:
+    """Eight runs of 32, each with a 6-bit scale: four low bits of it in a nibble, two high ones in a 16-bit word."""
+    low, high = blocks[..., 4:8], blocks[..., 2:4]
+    low = np.stack([low & 15, low >> 4], axis=-1).reshape(*low.shape[:-1], 8)
+    high = ((high[..., None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3).reshape(*high.shape[:-1], 8)
+    scale = (low | (high << 4)).astype(np.float32) - 32
+    runs = blocks[..., 8:136].reshape(*blocks.shape[:-1], 8, 16)
+    values: Array = _per(_f16(blocks, 0) * scale, 32) * _IQ4[_halves(runs).reshape(*blocks.shape[:-1], 256)]
+    return values
+
+
 VALUES: dict[str, Callable[[Array], Array]] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
@@ -100,4 +119,6 @@ VALUES: dict[str, Callable[[Array], Array]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF's block types (ggml). Q8_0, Q4_0, MXFP4 and NVFP4 are ScaledTensors, Q4_1 has a float minimum;
-Q5_0, Q5_1 and the K-quants are readable.
+Q5_0, Q5_1, the K-quants, IQ4_NL and IQ4_XS are readable.
 
 A row is a run of blocks, each with its scale in front of its codes. Nibbles are split in halves: the
 first half of a block's elements is in the low ones.
@@ -49,6 +49,8 @@ TYPES: dict[str, tuple[int, int, int]] = {
     "Q4_K": (12, 256, 144),
     "Q5_K": (13, 256, 176),
     "Q6_K": (14, 256, 210),
+    "IQ4_NL": (20, 32, 18),
+    "IQ4_XS": (23, 256, 136),
     "I8": (24, 1, 1),
     "I16": (25, 1, 2),
     "I32": (26, 1, 4),
@@ -292,7 +294,7 @@ def found_of(name: str, kind: str, shape: tuple[int, ...], second: str | None) -
         recipe = replace(recipe, two_level=second is not None)
         parts |= {} if second is None else {"global_scale": second}
     layout = None if recipe is None else recipe.layout
-    dtype = "float16" if kind.startswith("Q") else "uint8"
+    dtype = "uint8" if kind in ("MXFP4", "NVFP4") else "float16"
     return Found(name, NAME, kind, parts, shape, recipe, layout, dtype, options={"kind": kind})
 
 
