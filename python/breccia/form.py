@@ -33,8 +33,9 @@ class Form(NamedTuple):
     def shape_of(self, stored: Any) -> tuple[int, ...]:
         """The logical shape of data of the shape ``stored``."""
         shape = list(stored)
-        if self.packing != "one":
-            shape[self.axis] = 2 * shape[self.axis] - (self.packing == "odd")
+        if self.packing != "one":  # without properties, which torch's compiler does not follow in a tuple before 2.9
+            axis = getattr(self.layout, "axis", -1)
+            shape[axis] = 2 * shape[axis] - (self.packing == "odd")
         return tuple(shape)
 
     def with_columns(self, columns: int) -> Form:
@@ -47,7 +48,7 @@ class Form(NamedTuple):
         Raises:
             TypeError: the message names it.
         """
-        if not self.has_kernels:
+        if not (isinstance(self.recipe, ScalingRecipe) and isinstance(self.layout, Layout)):
             part = "layout" if isinstance(self.recipe, ScalingRecipe) else "recipe"
             raise TypeError(f"breccia has no kernels for {part} {type(getattr(self, part)).__name__}")
 

@@ -295,11 +295,11 @@ class ScaledTensor:
             if array is None or len(array.shape) == 0:
                 return array
             if len(array.shape) < self.ndim:  # one scale per row, without its constant axis
-                array = array[..., None] if self._form.axis == -1 else array[..., None, :]
+                array = array[..., None] if getattr(self.layout, "axis", -1) == -1 else array[..., None, :]
             return swap(array)
 
         return self._with(
-            form=self._form._replace(layout=layout),
+            form=Form(self.recipe, layout, self._packing, self._original_dtype),
             data=swap(self.data),
             scale=turn(self.scale),
             zero_point=turn(self.zero_point),

@@ -81,6 +81,8 @@ class NumPy:
         return x.view(np.int32)
 
     def floats(self, bits: Any) -> Any:
+        if bits.dtype.itemsize != 4:  # NumPy 1 widens one number in arithmetic with Python's
+            bits = bits.astype(np.int32)
         return bits.view(np.float32)
 
     def constant(self, value: Any, dtype: str, like: Any) -> Any:
