@@ -244,6 +244,18 @@ def test_formats_of_matrices_say_so(name: str) -> None:
         module.lay_out(breccia.cast(weight((128, 128)), next(iter(module.RECIPES.values()))).T)
 
 
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [("modelopt", "weight_scale_2"), ("comfyui", "weight_scale_2"), ("compressed-tensors", "weight_global_scale")],
+)
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_global_scale_of_no_number_or_many_is_named(name: str, role: str, count: int) -> None:
+    module = CHECKPOINT[name]
+    parts = _parts.materialize(module.lay_out(breccia.cast(weight(), module.RECIPES["nvfp4"])))
+    with pytest.raises(ValueError, match=rf"{role} must be one number.*got shape \({count},\)"):
+        reader(module)({**parts, role: np.ones(count, np.float32)})
+
+
 def test_reciprocals_of_extremes_warn_of_nothing() -> None:
     extremes = np.array([0, 1e-45, 1e-38, 1, 3e38], np.float32)
     with warnings.catch_warnings():

@@ -88,6 +88,8 @@ def from_compressed_tensors(
     kind = kind or _kind(weight, scale, packed)
     if kind == "nvfp4":
         second = get(parts, "weight_global_scale", NAME) if "weight_global_scale" in parts else None
+        if second is not None and second.size != 1:
+            raise ValueError(f"{NAME}: weight_global_scale must be one number, got shape {second.shape}")
         return made(
             codes(weight, "weight_packed"),
             codes(scale, "weight_scale"),

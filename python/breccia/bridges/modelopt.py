@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,7 +84,12 @@ def from_modelopt(parts: Mapping[str, Any], kind: str | None = None, fp8_format:
             kind = "mxfp8" if scale.dtype.itemsize == 1 else "fp8"
     if kind == "nvfp4":
         second = np.asarray(get(parts, "weight_scale_2", NAME), np.float32)
-        second = second.reshape(()) if second.size == 1 else second.reshape(*weight.shape[:-2], 1, 1)
+        matrices = weight.shape[:-2]
+        if second.size not in (1, math.prod(matrices)):
+            raise ValueError(
+                f"{NAME}: weight_scale_2 must be one number, or one per matrix of {matrices}, got shape {second.shape}"
+            )
+        second = second.reshape(()) if second.size == 1 else second.reshape(*matrices, 1, 1)
         shape = (*weight.shape[:-1], weight.shape[-1] * 2)
         recipe = NVFP4BlockScaling()
         return made(weight, codes(scale, "weight_scale"), recipe, PerBlockMN(1, 16), global_scale=second, shape=shape)
