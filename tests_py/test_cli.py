@@ -207,6 +207,22 @@ def test_json_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(out)["breccia"] == breccia.__version__
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["inspcet", "x"], "argument COMMAND: 'inspcet' is unknown, did you mean inspect?"),
+        (["convert", "a", "b", "--to", "fp8", "--scale-search", "msee"], "'msee' is unknown, did you mean mse?"),
+        (["bake"], "'bake' is unknown, known are convert, merge-lora, inspect, verify, plot, doctor, demo"),
+    ],
+)
+def test_a_word_that_is_no_choice_gets_the_close_ones(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert capsys.readouterr().err.rstrip().endswith(message)
+
+
 @pytest.mark.parametrize("argv", [["demo", "--limit", "0"], ["convert", "a", "b", "--to", "nvfp4", "--threads", "-1"]])
 def test_counts_are_counts(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of the command line's arguments."""
+"""The command line's parser and the types of its arguments."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-__all__ = ["count", "json_last", "part"]
+from breccia.recipe_names import suggestion
+
+__all__ = ["Parser", "count", "json_last", "part"]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that answers a word which is none of the choices with the close ones."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(action, f"{value!r} is unknown, {suggestion(str(value), known)}")
 
 
 def count(text: str) -> int:

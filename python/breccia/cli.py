@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from breccia._arguments import count, json_last, part
+from breccia._arguments import Parser, count, json_last, part
 from breccia._command_errors import Terminated, one_line, said, terminable
 from breccia._terminal import plain_characters
 from breccia._version import __version__
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(with_demo: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="breccia",
         description="Block-scaled low-precision tensors and checkpoints.",
         epilog="Start with 'breccia demo' or 'breccia inspect PATH'; 'breccia COMMAND --help' has examples.",
