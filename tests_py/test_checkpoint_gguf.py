@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 import shutil
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from breccia.checkpoint import (
     Checkpoint,
     SafetensorsFile,
+    complete,
     convert,
     save_arrays,
     verify,
@@ -181,6 +183,56 @@ def torch_uint16() -> Any:
     import torch
 
     return torch.uint16
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_a_destination_with_a_slash_is_a_whole_model(
+    name: str, models: dict[str, tuple[Any, Path]], tmp_path: Path
+) -> None:
+    """A directory that transformers opens by itself, to the logits and tokens of its own reader of GGUF (which reads
+    the width of Qwen3's heads wrong, and is given the config)."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    _, source = models[name]
+    convert(source, tmp_path / "a.gguf", "gguf:q8_0")
+    report = convert(tmp_path / "a.gguf", f"{tmp_path}/out/", "fp32")
+    assert report["notes"] == []
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (tmp_path / "out").iterdir()}
+    assert complete(tmp_path / "out")["ok"]
+    tokens = torch.arange(3, 40)[None]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="a.gguf", config=ours.config)
+        assert type(ours) is type(theirs)
+        assert torch.equal(ours(tokens).logits, theirs(tokens).logits)
+        texts = ["the scale of a block", "naïve ☂ tensors<|end|>"]
+        made = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+        assert made(texts) == transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="a.gguf")(texts)
+
+
+def test_a_directory_of_gguf_may_be_quantized(models: dict[str, tuple[Any, Path]], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    convert(models["llama"][1], tmp_path / "a.gguf", "gguf:q8_0")
+    convert(tmp_path / "a.gguf", f"{tmp_path}/out/", "compressed-tensors:fp8")
+    said = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert said["quantization_config"]["quant_method"] == "compressed-tensors"
+    assert said["architectures"] == ["LlamaForCausalLM"]
+    assert complete(tmp_path / "out")["ok"]
+    assert verify(tmp_path / "a.gguf", tmp_path / "out")["ok"]
+
+
+def test_directories_of_files(models: dict[str, tuple[Any, Path]], tmp_path: Path, monkeypatch: Any) -> None:
+    (weights,) = models["llama"][1].glob("*.safetensors")
+    convert(weights, f"{tmp_path}/alone/", "bf16")
+    assert [p.name for p in (tmp_path / "alone").iterdir()] == ["model.safetensors"]
+    with pytest.raises(ValueError, match=r"^destination must be a file for gguf:q8_0, got .*out/$"):
+        convert(weights, f"{tmp_path}/out/", "gguf:q8_0")
+    convert(models["llama"][1], tmp_path / "a.gguf", "gguf:q8_0")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"^transformers is needed here: pip install 'breccia\[transformers\]'"):
+        convert(tmp_path / "a.gguf", f"{tmp_path}/out/", "bf16")
+    assert not list(tmp_path.glob("*out*"))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])

@@ -66,7 +66,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "breccia convert model.safetensors small.safetensors --to fp8 --exclude '*.0.*'",
     )
     convert.add_argument("source", metavar="IN", nargs="?", help="safetensors file, directory of shards, or GGUF file")
-    convert.add_argument("destination", metavar="OUT", nargs="?", help="file or directory to make")
+    convert.add_argument("destination", metavar="OUT", nargs="?", help="file or directory to make; OUT/ is a directory")
     convert.add_argument(
         "--to",
         required=True,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from breccia.bridges._parts import Found
-from breccia.checkpoint import outputs
+from breccia.checkpoint import gguf_folder, outputs
 from breccia.checkpoint.execute import execute
 from breccia.checkpoint.experts import together
 from breccia.checkpoint.files.gguf_file import GgufFile, GgufWriter, block_type
@@ -57,7 +57,9 @@ def convert(
 
     Args:
         source: a safetensors file, a directory of them (with index and config.json), or a GGUF file.
-        destination: a file, or a directory where the source is one; must not be there without ``force``.
+        destination: a file, or a directory where the source is one or the destination ends in ``/``; must not be
+            there without ``force``. A directory made of a GGUF file gets the config.json and the tokenizer's files that
+            transformers makes of it.
         to: a float dtype, recipe, or format, perhaps with a recipe; see `target_names`.
         include: patterns of names to quantize, instead of all weights but embeddings, norms and routers.
         exclude: patterns of names to leave alone.
@@ -76,16 +78,18 @@ def convert(
             itself, or a pattern matches no tensor.
         FileExistsError: the destination is there, and ``force`` is not given.
         BlockingIOError: another conversion to the destination is at work.
+        ImportError: a GGUF file is to become a directory, and transformers is not installed.
         OSError: the disk is full or the like; nothing is left behind.
     """
     target = parse_target(
         to, scale_search=scale_search, group_size=group_size, include=tuple(include), exclude=tuple(exclude)
     )
+    folder = os.fspath(destination).endswith(("/", os.sep))
     destination = Path(destination)
     check_destination(destination, source, force=force)
     checkpoint = Checkpoint(source, mapped=False)
     try:
-        return Job(checkpoint, destination, target, progress, threads, force).run()
+        return Job(checkpoint, destination, target, progress, threads, force, folder).run()
     finally:
         checkpoint.close()
 
@@ -138,8 +142,16 @@ class Job:
         show: bool,
         threads: int | None,
         force: bool = False,
+        folder: bool = False,
     ) -> None:
         self.checkpoint, self.destination, self.force = checkpoint, destination, force
+        if folder and target.bridge.own_files:
+            raise ValueError(f"destination must be a file for {target.spelled}, got {destination}/")
+        self.into_directory = (checkpoint.path.is_dir() or folder) and not target.bridge.own_files
+        source = checkpoint.files[0]
+        self.from_gguf = isinstance(source, GgufFile)
+        if folder and isinstance(source, GgufFile):
+            checkpoint.config = gguf_folder.config_of(source)
         check_all_is_read(checkpoint)
         _check_patterns(checkpoint, target)
         self.notes: list[str] = []
@@ -154,14 +166,13 @@ class Job:
             outputs.quantization_config(checkpoint, self.target, self.choices)  # may refuse, before any work
         self.notes += self._note_nothing()
         self.notes += self._note_levels()
-        if not target.bridge.own_files and isinstance(checkpoint.files[0], GgufFile):
-            self.notes.append("there is no config.json: the names are the model's own, programs need its config beside")
+        if self.from_gguf and not self.into_directory and not target.bridge.own_files:
+            self.notes.append(f"there is no config.json: {destination}/ instead makes a directory that has one")
         self._check_names()
         self.files = self._files()
         total = sum(nbytes_of_choice(c) for c in self.choices)
         self.progress = Progress(total, show)
         self.threads = threads
-        self.into_directory = checkpoint.path.is_dir() and not target.bridge.own_files
         if force:
             check_replaceable(destination, self.into_directory)
 
@@ -210,6 +221,9 @@ class Job:
 
     def _companions(self, work: Work) -> None:
         outputs.write_companions(self.checkpoint, work.out, self.target, self.choices, dict(self.files))
+        if self.from_gguf:
+            trouble = gguf_folder.write_tokenizer(self.checkpoint.path, work.out)
+            self.notes += [trouble] if trouble else []
 
     def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers) -> None:
         execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add)
@@ -268,7 +282,7 @@ class Job:
     def _files(self) -> list[tuple[str, list[Choice]]]:
         """Output files and what goes into each: as the source's, where it has several."""
         if not self.checkpoint.path.is_dir() or self.target.bridge.own_files:
-            return [(self.destination.name, self.choices)]
+            return [("model.safetensors" if self.into_directory else self.destination.name, self.choices)]
         by_file: dict[str, list[Choice]] = {f.path.name: [] for f in self.checkpoint.files}
         for choice in self.choices:
             main = next(iter(choice.found.parts.values()))

@@ -44,7 +44,9 @@ def write_companions(
     as_it_is: bool = False,
 ) -> None:
     """Write the index and config.json, which may stay ``as_it_is``, and copy tokenizer and the like."""
-    _copy_others(checkpoint.path, work, set(files))
+    whole = checkpoint.path.is_dir()  # else config.json is what a file says of its model
+    if whole:
+        _copy_others(checkpoint.path, work, set(files))
     if checkpoint.index is not None:
         weights = {name: file for file, kept in files.items() for c in kept for name in c.outputs}
         total = sum(stored_bytes(d, s) for c in choices for d, s in c.outputs.values())
@@ -53,7 +55,7 @@ def write_companions(
         for name in config_files():
             if (checkpoint.path / name).is_file():
                 disk.copy_file(checkpoint.path / name, work / name)
-    elif (checkpoint.path / "config.json").is_file():
+    elif (checkpoint.path / "config.json").is_file() if whole else checkpoint.config:
         config, others = _config(checkpoint, target, choices)
         _write(work / "config.json", config)
         for name, value in others.items():
