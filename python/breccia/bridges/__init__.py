@@ -82,4 +82,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_home()])
+    files = (module.__name__.rpartition(".")[2] for module in modules().values())
+    return sorted({"bridge", "modules", "registry", *files, *_home()})
