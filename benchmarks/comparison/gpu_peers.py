@@ -6,13 +6,14 @@ DeepGEMM comes with the wheels `sgl-deep-gemm` and `apache-tvm-ffi`; without the
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import breccia
 import torch
 from torch.nn import functional
 
-from comparison.gpu_timing import FP8, Fn, error, note, randn, replay_time
+from comparison.gpu_timing import FP8, Fn, error, in_turn, note, randn
 
 SHAPES = [
     (16, 7168, 4096),
@@ -89,18 +90,17 @@ def block_fp8() -> None:
         if scaled_mm is not None:
             contestants["cublas_us"] = scaled_mm
         calls = max(4, min(48, int(1e12 / (m * n * k))))
-        times: dict[str, list[float]] = {name: [] for name in contestants}
-        for _ in range(3):  # in turn, so that a slow spell meets all
-            for name, call in contestants.items():
-                times[name].append(replay_time([call], calls, 3))
-        best = {name: sorted(found)[1] for name, found in times.items()}
-        ratio = best["deepgemm_us"] / best["us"] if "deepgemm_us" in best else None
+        rounds = in_turn([[call] for call in contestants.values()], calls)
+        us = {
+            name: statistics.median(found) for name, found in zip(contestants, zip(*rounds, strict=True), strict=True)
+        }
+        ratio = us["deepgemm_us"] / us["us"] if "deepgemm_us" in us else None
         note(
             "block FP8",
             "linear(1x128, 128x128)",
             shape=f"{m}x{n}x{k}",
-            **best,
-            tflops=2e-6 * m * n * k / best["us"],
+            **us,
+            tflops=2e-6 * m * n * k / us["us"],
             times_deepgemm=ratio if ratio is not None else peer,
             error=error(contestants["us"]()[:top], exact),
             **({"deepgemm_error": error(peer[0]()[:top], exact)} if not isinstance(peer, str) else {}),

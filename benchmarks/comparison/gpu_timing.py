@@ -52,9 +52,14 @@ def call_time(f: Fn) -> float:
     return statistics.median(times[1:])
 
 
+def in_turn(contestants: list[list[Fn]], calls: int, rounds: int = 3) -> list[list[float]]:
+    """Microseconds of each contestant, a list for every round: a slow spell of the machine meets all."""
+    return [[replay_time(functions, calls, 3) for functions in contestants] for _ in range(rounds)]
+
+
 def alternate(ours: list[Fn], peer: list[Fn], calls: int, rounds: int = 3) -> tuple[float, float, float]:
     """(ours, peer, ratio): medians over alternating measurements."""
-    pairs = [(replay_time(peer, calls, 3), replay_time(ours, calls, 3)) for _ in range(rounds)]
+    pairs = in_turn([peer, ours], calls, rounds)
     return (
         statistics.median(o for _, o in pairs),
         statistics.median(p for p, _ in pairs),

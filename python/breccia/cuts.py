@@ -82,7 +82,7 @@ def index(scaled: ScaledTensor, key: Any) -> ScaledTensor:
     """
     scaled._form.check_kernels()
     picks = _picks(key, scaled.shape)
-    if getattr(scaled.layout, "axis", -1) == -2:
+    if scaled._form.axis == -2:
         *batch, rows, columns = picks
         return index(scaled.mT, (*batch, columns, rows)).mT
     blocks = blocks_of(scaled.layout)

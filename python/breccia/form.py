@@ -8,7 +8,19 @@ from typing import Any, NamedTuple
 from breccia.layouts import Layout
 from breccia.recipes import ScalingRecipe
 
-__all__ = ["Form", "cast_form", "packing_for"]
+__all__ = ["PARTS", "Form", "axis_of", "cast_form", "packing_for"]
+
+PARTS = ("data", "scale", "zero_point", "global_scale")  # the arrays of a ScaledTensor, in order
+
+
+def axis_of(layout: Any) -> int:
+    """The axis along which data is packed and blocks run, counted from the end."""
+    axis: int = getattr(layout, "axis", -1)
+    return axis
+
+
+def _is_own(recipe: Any, layout: Any) -> bool:
+    return isinstance(recipe, ScalingRecipe) and isinstance(layout, Layout)
 
 
 class Form(NamedTuple):
@@ -21,20 +33,19 @@ class Form(NamedTuple):
 
     @property
     def axis(self) -> int:
-        """The axis along which data is packed and blocks run, counted from the end."""
-        axis: int = getattr(self.layout, "axis", -1)
-        return axis
+        """See `axis_of`."""
+        return axis_of(self.layout)
 
     @property
     def has_kernels(self) -> bool:
         """Whether recipe and layout are breccia's own."""
-        return isinstance(self.recipe, ScalingRecipe) and isinstance(self.layout, Layout)
+        return _is_own(self.recipe, self.layout)
 
     def shape_of(self, stored: Any) -> tuple[int, ...]:
         """The logical shape of data of the shape ``stored``."""
         shape = list(stored)
         if self.packing != "one":  # without properties, which torch's compiler does not follow in a tuple before 2.9
-            axis = getattr(self.layout, "axis", -1)
+            axis = axis_of(self.layout)
             shape[axis] = 2 * shape[axis] - (self.packing == "odd")
         return tuple(shape)
 
@@ -48,7 +59,7 @@ class Form(NamedTuple):
         Raises:
             TypeError: the message names it.
         """
-        if not (isinstance(self.recipe, ScalingRecipe) and isinstance(self.layout, Layout)):
+        if not _is_own(self.recipe, self.layout):
             part = "layout" if isinstance(self.recipe, ScalingRecipe) else "recipe"
             raise TypeError(f"breccia has no kernels for {part} {type(getattr(self, part)).__name__}")
 

@@ -77,7 +77,7 @@ def checked_offsets(offsets: Any, rows: int) -> list[int]:
 def _rows(x: Any, start: int, stop: int) -> Any:
     if not isinstance(x, ScaledTensor):
         return x[start:stop]
-    if getattr(x.layout, "axis", -1) != -1 or getattr(x.layout, "block_m", 1) != 1:
+    if x._form.axis != -1 or getattr(x.layout, "block_m", 1) != 1:
         raise ValueError(f"x must be scaled along its rows, each by itself, got {x.layout}")
     return _part(x, slice(start, stop))
 

@@ -14,7 +14,7 @@ import torch
 from breccia import autograd, delayed, verbs
 from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
-from breccia.form import Form
+from breccia.form import PARTS, Form
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -142,7 +142,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         self.out_features, self.in_features = weight.shape
         self.recipe: ScalingRecipe = weight.recipe
         self._form = weight._form
-        for part in ("data", "scale", "zero_point", "global_scale"):
+        for part in PARTS:
             array = getattr(weight, part)
             # A cast on a GPU may store scales in the order that FP8 products want of activations.
             self.register_buffer(f"weight_{part}", array.contiguous() if part == "scale" else array)
@@ -258,25 +258,7 @@ def quantize_(
     activations: ScalingRecipe | str | None = None,
     exact_rows: int = 0,
 ) -> torch.nn.Module:
-    """Put a `QuantizedLinear` in the place of every ``torch.nn.Linear``.
-
-    Args:
-        model: changed in place. Subclasses of ``torch.nn.Linear`` are left alone: whoever wrote one expects
-            its weight to be a tensor.
-        recipe: what to quantize weights ``(out_features, in_features)`` to, or its name.
-        filter: ``filter(module, name)`` says whether a linear layer is quantized; default: all are.
-        activations, exact_rows: what inputs are quantized to (a recipe or its name) before each product, and up to how
-            many rows they are not: see `QuantizedLinear`.
-
-    Returns:
-        ``model``. Its ``state_dict`` has ``….weight_data`` and ``….weight_scale`` (and ``weight_zero_point``,
-        ``weight_global_scale``) instead of ``….weight``, and loads into any model quantized alike.
-
-    Raises:
-        TypeError: ``model`` is not a module, or is itself a linear layer.
-        ValueError: a weight's shape does not suit the recipe, or there is no recipe of that name; nothing has
-            been changed then.
-    """
+    """See `breccia.quantize_`."""
     recipe = resolve(recipe)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module that contains linear layers, got {type(model).__name__}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from breccia import _core, cuts, foreign, frameworks, identity, layouts, recipes
 from breccia.checked import check_arrays, make_core
-from breccia.form import Form, packing_for
+from breccia.form import PARTS, Form, axis_of, packing_for
 from breccia.recipe_names import resolve
 
 __all__ = ["ScaledTensor", "check_kernels", "data_of", "from_buffer"]
@@ -117,7 +117,7 @@ class ScaledTensor:
         """The tensor with other arrays (``data``, ``scale``, ``zero_point``, ``global_scale``) or another ``form``,
         unchecked; what is not named stays. A plain ScaledTensor of a prepared one."""
         form = changed.pop("form", None) or self._form
-        return ScaledTensor._of(form, **(dict(zip(_PARTS, _parts(self), strict=True)) | changed))
+        return ScaledTensor._of(form, **(dict(zip(PARTS, _parts(self), strict=True)) | changed))
 
     def map(self, function: Callable[[Any], Any]) -> ScaledTensor:
         """The tensor with ``function(array)`` in place of each of its arrays, unchecked.
@@ -129,7 +129,7 @@ class ScaledTensor:
             ScaledTensor of the same recipe and layout. A part that there is not stays None.
         """
         return self._with(
-            **{name: None if part is None else function(part) for name, part in zip(_PARTS, _parts(self), strict=True)}
+            **{name: None if part is None else function(part) for name, part in zip(PARTS, _parts(self), strict=True)}
         )
 
     @property
@@ -295,7 +295,7 @@ class ScaledTensor:
             if array is None or len(array.shape) == 0:
                 return array
             if len(array.shape) < self.ndim:  # one scale per row, without its constant axis
-                array = array[..., None] if getattr(self.layout, "axis", -1) == -1 else array[..., None, :]
+                array = array[..., None] if axis_of(self.layout) == -1 else array[..., None, :]
             return swap(array)
 
         return self._with(
@@ -383,9 +383,6 @@ def _product(a: Any, b: Any) -> Any:
     name = str(getattr(plain, "dtype", "")).rpartition(".")[2]
     known = name in ("float64", "float16", "bfloat16") and not isinstance(plain, ScaledTensor)
     return framework.matmul(a, b, framework.dtype(name if known else "float32"), "exact")
-
-
-_PARTS = ("data", "scale", "zero_point", "global_scale")
 
 
 def _parts(scaled: ScaledTensor) -> tuple[Any, Any, Any, Any]:

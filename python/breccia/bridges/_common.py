@@ -315,34 +315,15 @@ def fp8_recipe(
     )
 
 
-def made(
-    data: Any,
-    scale: Any,
-    recipe: ScalingRecipe,
-    layout: Layout,
-    zero_point: Any = None,
-    *,
-    global_scale: Any = None,
-    shape: tuple[int, ...] | None = None,
-    original_dtype: str = "float32",
-) -> ScaledTensor:
-    """A ScaledTensor of stored arrays.
+def made(*arguments: Any, **options: Any) -> ScaledTensor:
+    """``ScaledTensor(...)`` of stored arrays.
 
     Raises:
         ValueError: they do not fit.
         StoredTypeError: one has a dtype that no ScaledTensor has.
     """
     try:
-        return ScaledTensor(
-            data,
-            scale,
-            recipe,
-            layout,
-            zero_point,
-            global_scale=global_scale,
-            shape=shape,
-            original_dtype=original_dtype,
-        )
+        return ScaledTensor(*arguments, **options)
     except TypeError as error:
         raise StoredTypeError(str(error)) from error
 

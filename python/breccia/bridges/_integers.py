@@ -31,10 +31,7 @@ def int4_from_offset(
         raise ValueError("scale must have at least one axis, got shape ()")
     columns = shape[-1]
     data = packed[..., : (columns + 1) // 2]
-    if zero_point is None:
-        data = data ^ np.uint8(0x88)
-        if columns % 2:
-            data[..., -1] &= 15
+    data = _flipped(data, columns) if zero_point is None else data
     return int4(data, scale, zero_point, shape, group_size or group_size_of(columns, scale.shape[-1], "scale"))
 
 
@@ -54,11 +51,15 @@ def offset_bits(scaled: ScaledTensor) -> int:
 def offset_codes(scaled: ScaledTensor) -> Array:
     """Packed offset-binary codes of an INT4 tensor: signed codes plus 8, unsigned ones as they are."""
     packed = packed_codes(scaled)
-    if scaled.recipe.element == "int4":
-        packed = packed ^ np.uint8(0x88)
-        if scaled.shape[-1] % 2:
-            packed[..., -1] &= 15
-    return packed
+    return _flipped(packed, scaled.shape[-1]) if scaled.recipe.element == "int4" else packed
+
+
+def _flipped(packed: Array, columns: int) -> Array:
+    """Packed signed codes as those plus 8, or back; what pads an odd row stays zero."""
+    result = packed ^ np.uint8(0x88)
+    if columns % 2:
+        result[..., -1] &= 15
+    return result
 
 
 def integer_zero_point(scaled: ScaledTensor, argument: str = "zero_point") -> Array | None:

@@ -64,8 +64,7 @@ def _swizzled(attributes: Mapping[str, Any]) -> bool:
 
 def _block(attributes: Mapping[str, Any], axes: int) -> tuple[int, ...]:
     """``block_size``, which has a number for each axis."""
-    value = attributes.get("block_size")
-    return numbers(list(value) if isinstance(value, tuple) else value, f"{NAME}: block_size", axes)
+    return numbers(attributes.get("block_size"), f"{NAME}: block_size", axes)
 
 
 def from_parts(kind: str, parts: Mapping[str, Any], attributes: Mapping[str, Any]) -> ScaledTensor | OutsideTensor:
@@ -118,7 +117,7 @@ def float8(fp8: str, shape: tuple[int, ...], scale: Array, block_size: Any) -> t
     if block_size is None or scale.size == 1:
         recipe, layout, _ = fp8_recipe(fp8, shape, scale.shape, scale.dtype.name)
         return recipe, layout
-    block = list(numbers(list(block_size) if isinstance(block_size, tuple) else block_size, f"{NAME}: block_size"))
+    block = list(numbers(block_size, f"{NAME}: block_size"))
     if len(block) != len(shape) or len(block) < 2:
         raise ValueError(f"{NAME}: block_size must have a number per axis of {shape}, got {block}")
     if tuple(block[:-2]) != (1,) * (len(block) - 2):
@@ -171,7 +170,7 @@ def _intx(qdata: Array, scale: Array, zero_point: Any, attributes: Mapping[str, 
 
 
 def _int4(qdata: Array, scale: Array, parts: Mapping[str, Any], attributes: Mapping[str, Any]) -> OutsideTensor:
-    shape = numbers(list(attributes.get("shape") or ()), f"{NAME}: shape")
+    shape = numbers(attributes.get("shape"), f"{NAME}: shape")
     size = _block(attributes, len(shape))[-1]
     scale = np.ascontiguousarray(np.swapaxes(scale, -1, -2))
     bias = np.ascontiguousarray(np.swapaxes(get(parts, "zero_point", NAME, 2), -1, -2))

@@ -26,14 +26,15 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         ImportError: transformers or gguf is not installed; the message names the extra.
         ValueError: transformers does not know the model.
     """
-    auto, path = _transformers(), file.path
-    config = _asked(path, "model", lambda: auto.AutoConfig.from_pretrained(path.parent, gguf_file=path.name))
+    transformers = _transformers()
+    config = _read(transformers.AutoConfig, file.path, "model")
     made: dict[str, Any] = json.loads(config.to_json_string())
     made = {key: value for key, value in made.items() if key not in _OWN}
-    width = file.fields.get(f"{_said(file, 'general.architecture')}.attention.key_length")
+    _, architecture = file.fields.get("general.architecture", (0, ""))
+    width = file.fields.get(f"{architecture}.attention.key_length")
     if width is not None and "head_dim" in made:  # which transformers takes for some models alone
         made["head_dim"] = width[1]
-    names = auto.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if made["model_type"] in names:
         made["architectures"] = [names[made["model_type"]]]
     return made
@@ -45,11 +46,8 @@ def write_tokenizer(path: Path, folder: Path) -> str:
     Returns:
         Why there are none, empty where there are.
     """
-    transformers = _transformers()
     try:
-        made = _asked(
-            path, "tokenizer", lambda: transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        )
+        made = _read(_transformers().AutoTokenizer, path, "tokenizer")
     except ValueError as error:
         return f"there are no files of a tokenizer: {error}"
     with tempfile.TemporaryDirectory() as place:
@@ -59,21 +57,17 @@ def write_tokenizer(path: Path, folder: Path) -> str:
     return ""
 
 
-def _said(file: GgufFile, key: str) -> Any:
-    return file.fields.get(key, (0, ""))[1]
-
-
 def _transformers() -> Any:
     require("gguf", "gguf")
     return require("transformers", "transformers")
 
 
-def _asked(path: Path, what: str, call: Any) -> Any:
-    """What transformers answers; its errors and those of its readers as ValueErrors."""
+def _read(kind: Any, path: Path, what: str) -> Any:
+    """What a class of transformers makes of the file; its errors and those of its readers as ValueErrors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return call()
+            return kind.from_pretrained(path.parent, gguf_file=path.name)
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
             raise ValueError(f"{path}: transformers makes no {what} of it: {first}") from error

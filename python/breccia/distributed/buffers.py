@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 
+from breccia.form import PARTS
 from breccia.pieces import block_along
 from breccia.scaled_tensor import ScaledTensor
 
 _ALIGNMENT = 16
-PARTS = ("data", "scale", "zero_point", "global_scale")
 
 
 class Slot(NamedTuple):

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from breccia.distributed.buffers import PARTS, Wire, bytes_of
-from breccia.distributed.groups import gather_into
+from breccia.distributed.buffers import Wire, bytes_of
 from breccia.distributed.handle import Handle
+from breccia.form import PARTS
 from breccia.scaled_tensor import ScaledTensor
 
 
@@ -48,7 +48,8 @@ def gather(scaled: ScaledTensor, group: Any) -> Handle:
             made[name] = part
         else:
             made[name] = everyone.view(slot.dtype).reshape(slot.shape)
-    work = _send(pairs, group)
+    members = dist.group.WORLD if group is None else group
+    work = members.allgather_into_tensor_coalesced([into for into, _ in pairs], [sent for _, sent in pairs])
 
     def finish() -> ScaledTensor:
         for name, everyone in shared.items():
@@ -60,21 +61,3 @@ def gather(scaled: ScaledTensor, group: Any) -> Handle:
         return whole.of(made)
 
     return Handle(work, finish)
-
-
-class _Several:
-    """Operations under way as one."""
-
-    def __init__(self, works: list[Any]) -> None:
-        self.works = works
-
-    def wait(self) -> None:
-        for work in self.works:
-            work.wait()
-
-
-def _send(pairs: list[tuple[torch.Tensor, torch.Tensor]], group: Any) -> Any:
-    together = getattr(dist.group.WORLD if group is None else group, "allgather_into_tensor_coalesced", None)
-    if together is None:  # a backend or a version of torch without it
-        return _Several([gather_into(into, sent, group=group, async_op=True) for into, sent in pairs])
-    return together([into for into, _ in pairs], [sent for _, sent in pairs])

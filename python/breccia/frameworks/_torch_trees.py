@@ -11,13 +11,12 @@ import torch
 from torch.utils import _pytree
 
 from breccia import layouts, prepared, recipes, scaled_tensor
-from breccia.form import Form
+from breccia.form import PARTS, Form
 from breccia.frameworks._torch_meta import layout_of
 from breccia.prepared import PreparedWeight
 from breccia.scaled_tensor import ScaledTensor
 
 _LAYOUTS = (layouts.PerTensor, layouts.PerBlockK, layouts.PerChannel, layouts.PerBlockMN)
-_PARTS = ("data", "scale", "zero_point", "global_scale")
 
 
 def _flatten(scaled: ScaledTensor) -> tuple[list[Any], Any]:
@@ -31,7 +30,7 @@ def _unflatten(kind: type[ScaledTensor], parts: Any, form: Form) -> ScaledTensor
 
 def _flatten_with_keys(scaled: ScaledTensor) -> Any:
     parts, context = _flatten(scaled)
-    return [(_pytree.GetAttrKey(name), part) for name, part in zip(_PARTS, parts, strict=True)], context
+    return [(_pytree.GetAttrKey(name), part) for name, part in zip(PARTS, parts, strict=True)], context
 
 
 def _dump(form: Form) -> Any:

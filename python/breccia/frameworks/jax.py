@@ -16,7 +16,7 @@ import numpy as np
 from breccia import _core, recipes
 from breccia.cast_options import CastOptions, Hadamard
 from breccia.delayed import AmaxHistory
-from breccia.form import Form, cast_form
+from breccia.form import PARTS, Form, cast_form
 from breccia.frameworks import _jax_callbacks as callbacks
 from breccia.frameworks import _jax_ffi
 from breccia.frameworks._jax_callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
@@ -358,8 +358,7 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def _flatten(scaled: ScaledTensor) -> Any:
-    keys = ("data", "scale", "zero_point", "global_scale")
-    return [(jax.tree_util.GetAttrKey(key), getattr(scaled, key)) for key in keys], scaled._form
+    return [(jax.tree_util.GetAttrKey(key), getattr(scaled, key)) for key in PARTS], scaled._form
 
 
 def _unflatten(kind: type[ScaledTensor], form: Form, parts: Any) -> ScaledTensor:

@@ -14,7 +14,7 @@ import numpy as np
 
 from breccia import _core
 from breccia.cast_options import CastOptions
-from breccia.form import cast_form
+from breccia.form import PARTS, cast_form
 from breccia.frameworks._mlx_namespace import Mlx
 from breccia.recipes import (
     MXFP4BlockScaling,
@@ -222,8 +222,7 @@ def _empty(shape: Any, name: str) -> tuple[Any, Any]:
 
 
 def _allocate(plan: Any) -> tuple[list[Any], list[Any]]:
-    keys = ("data", "scale", "zero_point", "global_scale")
-    pairs = [(None, None) if plan[key] is None else _empty(*plan[key]) for key in keys]
+    pairs = [(None, None) if plan[part] is None else _empty(*plan[part]) for part in PARTS]
     return [made for made, _ in pairs], [memory for _, memory in pairs]
 
 

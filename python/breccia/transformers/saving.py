@@ -11,6 +11,7 @@ from breccia import bridges
 from breccia.bridges._bridge import Place
 from breccia.bridges._common import to_torch
 from breccia.bridges._parts import Part
+from breccia.form import PARTS
 from breccia.nn import QuantizedLinear
 
 __all__ = ["stored_tensors"]
@@ -28,7 +29,7 @@ def stored_tensors(model: Any, format: str) -> tuple[dict[str, Any], dict[str, s
     for path, layer in model.named_modules():
         if not isinstance(layer, QuantizedLinear):
             continue
-        for part in ("data", "scale", "zero_point", "global_scale"):
+        for part in PARTS:
             state.pop(f"{path}.weight_{part}", None)
         weight = layer.weight.to("cpu").to("numpy")
         place = Place(hasattr(layer, "input_scale"), model.config.to_dict())

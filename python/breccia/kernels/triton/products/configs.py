@@ -13,7 +13,7 @@ class Tile:
     """One configuration of the Hopper FP8 kernel. `swap` puts the weights on the 64-row side of the instruction.
 
     `parts`: into how many parts K is divided, each summed by a program of its own; `pairs`: two slices of K are
-    multiplied at a time; `resident`: programs to a multiprocessor.
+    multiplied at a time.
     """
 
     swap: bool
@@ -25,7 +25,6 @@ class Tile:
     group: int = 8
     parts: int = 1
     pairs: bool = False
-    resident: int = 1
 
     @property
     def maxnreg(self) -> int | None:
@@ -46,7 +45,7 @@ LARGE = {
 MEDIUM = Tile(False, 128, 128, 2, 1, 4)
 
 # For up to 1,024 rows: the microseconds that a program takes to begin and end, and those of a slice of K.
-# Measured on an H100 by benchmarks/tune_fp8.py.
+# Measured on an H100; benchmarks/tune_fp8.py times them again.
 TIMED = (
     (2.9, 0.112, Tile(True, 64, 16, 1, 1, 8, pairs=True)),
     (2.2, 0.150, Tile(True, 64, 32, 1, 1, 8, pairs=True)),

@@ -120,7 +120,7 @@ def fp8_matmul(
     row_tiles, col_tiles = triton.cdiv(rows.shape[0], tile.rows), triton.cdiv(cols.shape[0], tile.cols)
     launch(
         fp8_kernel,
-        (min(sms * tile.resident, row_tiles * col_tiles * tile.parts),),
+        (min(sms, row_tiles * col_tiles * tile.parts),),
         a,
         row_desc,
         col_desc,

@@ -145,11 +145,11 @@ def store_tile(p, acc, row0, col0, part, out_buf, row_scale, col_scale, bias):
 
 
 @gluon.jit
-def multiply_slice(p, stage, phase, BASE: gl.constexpr, zero):
-    """Waits for the operands of a slice and asks for their product, which the tensor cores then compute."""
-    mbarrier.wait(p.ready.index(stage), phase)
+def multiply_slice(p, stage, BASE: gl.constexpr, zero):
+    """Asks for the product of a slice whose operands are there, which the tensor cores then compute."""
+    rows = p.row_bufs.index(stage)
     cols = p.col_bufs.index(stage).permute((1, 0))
-    return warpgroup_mma(p.row_bufs.index(stage).slice(BASE, 64), cols, zero, use_acc=False, is_async=True)
+    return warpgroup_mma(rows.slice(BASE, 64), cols, zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -188,8 +188,10 @@ def add_pairs(p, acc, stage, phase, begin, end, row_scale_at, col_scale_at, BASE
             col0 = gl.load(col_scale_at + gl.minimum(k + 2, last))
             col1 = gl.load(col_scale_at + gl.minimum(k + 3, last))
         stage1, phase1 = after(stage, phase, p.STAGES)
-        raw0 = multiply_slice(p, stage, phase, BASE, zero)
-        raw1 = multiply_slice(p, stage1, phase1, BASE, zero)
+        mbarrier.wait(p.ready.index(stage), phase)
+        raw0 = multiply_slice(p, stage, BASE, zero)
+        mbarrier.wait(p.ready.index(stage1), phase1)
+        raw1 = multiply_slice(p, stage1, BASE, zero)
         row_now0, col_now0 = slice_scales(p, stage, row_now0, col_now0, BASE, layout)
         row_now1, col_now1 = slice_scales(p, stage1, row_now1, col_now1, BASE, layout)
         raw0, raw1 = warpgroup_mma_wait(1, deps=[raw0, raw1])
@@ -239,29 +241,28 @@ def consumer(p, WHICH: gl.constexpr):
             if p.COL_SCALE == 1:
                 col_next = gl.load(col_scale_at + ahead)
             mbarrier.wait(p.ready.index(stage), phase)
-            rows = p.row_bufs.index(stage)
-            cols = p.col_bufs.index(stage).permute((1, 0))
             if p.FAST:
+                rows = p.row_bufs.index(stage)
+                cols = p.col_bufs.index(stage).permute((1, 0))
                 acc0 = warpgroup_mma(rows.slice(BASE, 64), cols, acc0, is_async=True)
                 if p.WAVES == 2:
                     acc1 = warpgroup_mma(rows.slice(BASE + 64, 64), cols, acc1, is_async=True)
                     acc0, acc1 = warpgroup_mma_wait(2, deps=[acc0, acc1])
                 else:
                     acc0 = warpgroup_mma_wait(1, deps=[acc0])
-                mbarrier.arrive(
-                    p.free.index(previous(stage, p.STAGES)), pred=k > begin
-                )  # the slice before is done with
+                # The slice before is done with.
+                mbarrier.arrive(p.free.index(previous(stage, p.STAGES)), pred=k > begin)
             else:
                 if p.COL_SCALE == 2:
                     col_scale = load_scale(p.col_scale_bufs, stage, 0, BN, col_layout)
-                raw = warpgroup_mma(rows.slice(BASE, 64), cols, zero, use_acc=False, is_async=True)
+                raw = multiply_slice(p, stage, BASE, zero)
                 if p.ROW_SCALE == 2:
                     row_scale = load_scale(p.row_scale_bufs, stage, BASE, 64, row_layout)
                 raw = warpgroup_mma_wait(0, deps=[raw])
                 acc0 = add_slice(p, acc0, raw, row_scale, col_scale)
                 if p.WAVES == 2:
                     mbarrier.wait(p.ready.index(stage), phase)  # passes at once; keeps the two waves apart
-                    raw = warpgroup_mma(rows.slice(BASE + 64, 64), cols, zero, use_acc=False, is_async=True)
+                    raw = multiply_slice(p, stage, BASE + 64, zero)
                     if p.ROW_SCALE == 2:
                         row_scale = load_scale(p.row_scale_bufs, stage, BASE + 64, 64, row_layout)
                     raw = warpgroup_mma_wait(0, deps=[raw])
