@@ -8,6 +8,7 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,9 @@ class Workers:
             self._memory.put(np.empty(PIECE, np.uint8))
 
     def each(self, work: Callable[[Any, np.ndarray[Any, Any]], None], pieces: Iterator[Any]) -> None:
-        """Run ``work(piece, memory)`` for every piece; the first error is raised."""
+        """Run ``work(piece, memory)`` for every piece; the first error is raised.
+
+        A single piece runs on the caller's thread: handing it over takes longer than copying a small tensor."""
 
         def run(piece: Any) -> None:
             memory = self._memory.get()
@@ -37,9 +40,14 @@ class Workers:
             finally:
                 self._memory.put(memory)
 
+        first = list(islice(pieces, 2))
+        if len(first) < 2:
+            for piece in first:
+                run(piece)
+            return
         running: deque[Future[None]] = deque()
         try:
-            for piece in pieces:
+            for piece in chain(first, pieces):
                 running.append(self._pool.submit(run, piece))
                 if len(running) > 2 * self.count:
                     running.popleft().result()
