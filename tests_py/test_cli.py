@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from breccia.checkpoint import save_arrays
 from breccia.cli import main
+from safetensors.numpy import load_file
 
 
 @pytest.fixture
@@ -150,7 +151,11 @@ def test_screens_fit_80_columns(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run("convert", many, tmp_path / "q.safetensors", "--to", "mxfp8", "--quiet", capsys=capsys)
+    broken(many, tmp_path / "broken.safetensors")
     commands = [
+        ["verify", many, tmp_path / "q.safetensors"],
+        ["verify", many, tmp_path / "broken.safetensors"],
+        ["verify", "--complete", tmp_path / "broken.safetensors"],
         ["inspect", tmp_path / "q.safetensors"],
         ["inspect", tmp_path / "q.safetensors", "--all"],
         ["doctor"],
@@ -160,8 +165,19 @@ def test_screens_fit_80_columns(
     ]
     for command in commands:
         code, out, _ = run(*command, capsys=capsys)
-        assert code == 0
+        assert code == ("broken.safetensors" in str(command[-1]))
         assert max(map(len, out.splitlines())) <= 80, command
+
+
+def broken(path: Path, to: Path) -> None:
+    """A checkpoint of which one tensor is missing, one is zero, one is not a number and one is half of itself."""
+    arrays = {name: value.copy() for name, value in load_file(path).items()}
+    missing, zero, bad, half = sorted(arrays)[:4]
+    del arrays[missing]
+    arrays[zero] *= 0
+    arrays[bad][0, 0] = np.nan
+    arrays[half] *= 0.5
+    save_arrays(arrays, to)
 
 
 @pytest.mark.parametrize(

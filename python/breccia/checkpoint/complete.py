@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from breccia import verbs
-from breccia._command_errors import one_line
+from breccia._terminal import wrapped
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.files.gguf_file import GgufFile
@@ -71,10 +71,10 @@ def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def render(report: dict[str, Any]) -> str:
-    """The report as lines."""
-    lines = [f"! {one_line(p['tensor'])}: {one_line(p['problem'])}" for p in report["problems"]]
-    lines += [f"! missing: {one_line(name)}" for name in report["missing"]]
-    lines += [f"! unread: {one_line(name)}" for name in report["unread"]]
+    """The report as lines of at most 80 columns."""
+    findings = [f"! {p['tensor']}: {p['problem']}" for p in report["problems"]]
+    findings += [f"! {word}: {name}" for word in ("missing", "unread") for name in report[word]]
+    lines = [line for text in findings for line in wrapped(text)]
     lines.append(f"{report['tensors']} tensors, {report['quantized']} of them quantized")
     lines.append("ok" if report["ok"] else "not ok")
     return "\n".join(lines)

@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 import os
 import re
-import textwrap
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from breccia._command_errors import one_line
+from breccia._terminal import fitted, wrapped
 from breccia.bridges._parts import Found
 from breccia.checkpoint.source import Checkpoint, without_collection
 
@@ -127,7 +127,7 @@ def render(report: Mapping[str, Any] | Iterable[tuple[str, Any]], *, summary: bo
     ]
     lines += [f"{count:>8,} × {kind}" for kind, count in total["formats"].items()]
     for text in said["findings"]:
-        lines += textwrap.wrap(f"! {one_line(text)}", 80, subsequent_indent="  ", break_long_words=False)
+        lines += wrapped(f"! {text}")
     return "\n".join(lines)
 
 
@@ -144,7 +144,5 @@ def _table(tensors: Iterable[dict[str, Any]], every: bool) -> list[str]:
         shape = "×".join(map(str, axes)) or "scalar"
         what = kind if bridge == "plain" else f"{bridge} {kind}"
         shown = name if count > 1 else first
-        line = f"{count:>5}  {shape:<14} {bits:>6.3f}  {what:<22} "
-        # A long name stands on a line of its own: it is what people copy.
-        lines += [line + shown] if len(line + shown) <= 80 else [line.rstrip(), f"       {shown}"]
+        lines += fitted(f"{count:>5}  {shape:<14} {bits:>6.3f}  {what:<21}", shown)
     return [*lines, ""]

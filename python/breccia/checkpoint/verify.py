@@ -13,6 +13,7 @@ import numpy as np
 
 from breccia import comparison, verbs
 from breccia._command_errors import one_line
+from breccia._terminal import fitted, wrapped
 from breccia.bridges._common import (
     codes,
     swizzle,
@@ -272,16 +273,16 @@ def _comparable(found: Found) -> bool:
 
 
 def render(report: dict[str, Any], every: bool = False) -> str:
-    """The report as a table: tensors that differ, worst first."""
+    """The report as a table of at most 80 columns: tensors that differ, worst first."""
     rows = [t for t in report["tensors"] if every or not t["equal"]]
     rows.sort(key=lambda t: float(t["sqnr_db"]))
     lines = [f"{'SQNR dB':>8}  {'cosine':>10}  {'max error':>10}  tensor"] if rows else []
     for t in rows:
-        name = one_line(t["name"]) + (f"  ← {t['mistake']}?" if t["mistake"] else "")
-        lines.append(f"{float(t['sqnr_db']):>8.2f}  {t['cosine']:>10.7f}  {float(t['max_error']):>10.3g}  {name}")
+        figures = f"{float(t['sqnr_db']):>8.2f}  {t['cosine']:>10.7f}  {float(t['max_error']):>10.3g}"
+        lines += fitted(figures, one_line(t["name"]), *([f"← {t['mistake']}?"] if t["mistake"] else []))
     same = sum(t["equal"] for t in report["tensors"])
     lines.append(f"{len(report['tensors'])} tensors compared, {same} equal in every value")
     for word in ("missing", "failed"):
-        lines += [f"! {word}: {one_line(name)}" for name in report[word]]
+        lines += [line for name in report[word] for line in wrapped(f"! {word}: {name}")]
     lines.append("ok" if report["ok"] else f"not ok (below {report['min_sqnr_db']} dB, or missing)")
     return "\n".join(lines)
