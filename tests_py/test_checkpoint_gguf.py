@@ -17,11 +17,14 @@ from breccia.checkpoint import (
     SafetensorsFile,
     complete,
     convert,
+    finish,
+    plan,
     save_arrays,
     verify,
 )
 from breccia.checkpoint.verify import values
 from checkpoints import minilm, weight
+from fault_runner import tree
 
 
 def test_hostile_gguf_is_refused(tmp_path: Path) -> None:
@@ -220,6 +223,16 @@ def test_a_directory_of_gguf_may_be_quantized(models: dict[str, tuple[Any, Path]
     assert said["architectures"] == ["LlamaForCausalLM"]
     assert complete(tmp_path / "out")["ok"]
     assert verify(tmp_path / "a.gguf", tmp_path / "out")["ok"]
+
+
+def test_a_directory_of_gguf_may_be_made_in_parts(models: dict[str, tuple[Any, Path]], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    convert(models["llama"][1], tmp_path / "a.gguf", "gguf:q8_0")
+    convert(tmp_path / "a.gguf", f"{tmp_path}/whole/", "mxfp8")
+    for piece in plan(tmp_path / "a.gguf", f"{tmp_path}/out/", "mxfp8", 2):
+        piece.run(threads=1)
+    finish(tmp_path / "a.gguf", f"{tmp_path}/out/", "mxfp8")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 def test_directories_of_files(models: dict[str, tuple[Any, Path]], tmp_path: Path, monkeypatch: Any) -> None:

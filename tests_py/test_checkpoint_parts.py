@@ -58,6 +58,20 @@ def test_one_file(tmp_path, to):
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
+def test_a_directory_by_its_spelling(tmp_path):
+    source = checkpoints.first_layer_of_minilm(tmp_path / "source") / "model.safetensors"
+    convert(source, f"{tmp_path}/whole/", "mxfp8")
+    for piece in plan(source, f"{tmp_path}/out/", "mxfp8", 3):
+        piece.run(threads=1)
+    with pytest.raises(ValueError, match=r"1-of-3 must be made from this source and target"):
+        finish(source, tmp_path / "out", "mxfp8")
+    finish(source, f"{tmp_path}/out/", "mxfp8")
+    assert (tmp_path / "out").is_dir()
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    with pytest.raises(ValueError, match=r"destination must be a file for gguf:q8_0, got .*/again/$"):
+        plan(source, f"{tmp_path}/again/", "gguf:q8_0", 2)
+
+
 def test_rows_in_the_order_of_gguf_are_put_there_once(tmp_path):
     """Llama's query and key rows have another order in GGUF."""
     shapes = {"self_attn.q_proj": (64, 64), "self_attn.k_proj": (64, 64), "mlp.up_proj": (128, 64)}

@@ -84,7 +84,7 @@ def convert(
     target = parse_target(
         to, scale_search=scale_search, group_size=group_size, include=tuple(include), exclude=tuple(exclude)
     )
-    folder = os.fspath(destination).endswith(("/", os.sep))
+    folder = names_folder(destination)
     destination = Path(destination)
     check_destination(destination, source, force=force)
     checkpoint = Checkpoint(source, mapped=False)
@@ -92,6 +92,11 @@ def convert(
         return Job(checkpoint, destination, target, progress, threads, force, folder).run()
     finally:
         checkpoint.close()
+
+
+def names_folder(destination: str | os.PathLike[str]) -> bool:
+    """Whether a destination is a directory by its spelling, whatever the source is."""
+    return os.fspath(destination).endswith(("/", os.sep))
 
 
 def check_destination(destination: Path, *sources: str | os.PathLike[str], force: bool | None = None) -> None:

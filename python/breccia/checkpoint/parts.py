@@ -23,7 +23,7 @@ from typing import Any
 
 from breccia._version import __version__
 from breccia.checkpoint import disk
-from breccia.checkpoint.convert import Job, check_destination, nbytes_of_choice
+from breccia.checkpoint.convert import Job, check_destination, names_folder, nbytes_of_choice
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.identity import spelled
 from breccia.checkpoint.progress import Progress
@@ -229,7 +229,7 @@ def _opened(
     check_destination(Path(destination), source)
     checkpoint = Checkpoint(source, mapped=False)
     try:
-        yield _Parts(checkpoint, Path(destination), target, parts, show, threads)
+        yield _Parts(checkpoint, destination, target, parts, show, threads)
     finally:
         checkpoint.close()
 
@@ -245,10 +245,17 @@ class _Parts(Job):
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, destination: Path, target: Target, parts: int, show: bool, threads: int | None
+        self,
+        checkpoint: Checkpoint,
+        destination: str | os.PathLike[str],
+        target: Target,
+        parts: int,
+        show: bool,
+        threads: int | None,
     ) -> None:
-        super().__init__(checkpoint, destination, target, show, threads)
-        self.show, self.parts, self.folder = show, parts, parts_of(destination)
+        place = Path(destination)
+        super().__init__(checkpoint, place, target, show, threads, folder=names_folder(destination))
+        self.show, self.parts, self.folder = show, parts, parts_of(place)
         self.flat = [(name, choice) for name, choices in self.files for choice in choices]
         self.read = self._read()
         costs = [read + nbytes_of_choice(choice) for read, (_, choice) in zip(self.read, self.flat, strict=True)]
@@ -264,6 +271,7 @@ class _Parts(Job):
     def _parts_identity(self) -> str:
         """Without paths and numbers of inodes: machines may see the source in different places."""
         said: list[Any] = [__version__, spelled(self.target), self.checkpoint.config, self.parts, self.destination.name]
+        said.append(self.into_directory)
         said += [[path.name, size, mtime] for path, (_, size, mtime, _) in self.checkpoint.stamps.items()]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
