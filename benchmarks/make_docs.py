@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from comparison import report
-from documents import accuracy, clients, pictures, speed
+from documents import accuracy, clients, pictures, speed, training
 from documents.markdown import load
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +30,7 @@ TABLES = {
     "sentences": accuracy.sentences,
     "cpu": speed.cpu_summary,
     "cast options": speed.cast_options,
+    "small tensors": speed.calls,
     "cpu backends": speed.cpu_backends,
     "cpu limits": speed.cpu_limits,
     "gpu": speed.gpu_summary,
@@ -37,6 +38,8 @@ TABLES = {
     "gpu layers": speed.gpu_layers,
     "gpu peers": speed.gpu_peers,
     "distributed": speed.distributed,
+    "training, draw": training.draw,
+    "training, classify": training.classify,
 }
 FILES = {
     "docs/images/accuracy.svg": pictures.accuracy,

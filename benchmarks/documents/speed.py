@@ -246,6 +246,19 @@ def _against(results: list[dict[str, Any]], group: str, title: str, peer: str, k
     return table([title, "M×N×K", "µs", f"{peer} µs", "ratio", "error"], rows)
 
 
+def calls() -> str:
+    return calls_table(load("call_cost"))
+
+
+def calls_table(results: dict[str, Any]) -> str:
+    """A row for each recipe, a column for each verb and kind of array."""
+    recipes = list(dict.fromkeys(row["recipe"] for row in results["rows"]))
+    heads = list(dict.fromkeys((row["verb"], kind) for row in results["rows"] for kind in row["us"]))
+    found = {(row["recipe"], row["verb"], kind): us for row in results["rows"] for kind, us in row["us"].items()}
+    rows = [[recipe, *(f"{found[recipe, *head]:.1f} µs" for head in heads)] for recipe in recipes]
+    return table(["", *(f"`{verb}`, {kind}" for verb, kind in heads)], rows, "l" + "r" * len(heads))
+
+
 def cast_options() -> str:
     return options_table(load("cast_options"))
 

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of what a recipe costs in training."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from documents.markdown import load, table
+
+NAMES = {
+    ("fp32", 0): "fp32",
+    ("fp8-current", 0): "FP8, current scaling",
+    ("fp8-delayed", 0): "FP8, delayed scaling",
+    ("mxfp8", 0): "MXFP8",
+    ("nvfp4", 0): "NVFP4, stochastic rounding, Hadamard, square weights",
+    ("nvfp4", 1): "the same, the last of the two blocks in fp32",
+}
+LOSSES = {"draw": ("held_out_loss", "loss held out"), "classify": ("mean_loss", "mean loss of all steps")}
+
+
+def draw() -> str:
+    return losses(load("training"), "draw")
+
+
+def classify() -> str:
+    return losses(load("training"), "classify")
+
+
+def losses(results: dict[str, Any], task: str) -> str:
+    key, title = LOSSES[task]
+    found = {(row["recipe"], row["exact_blocks"]): row for row in results["rows"] if row["task"] == task}
+    reference = found["fp32", 0][key]
+    accuracy = task == "classify"
+    rows = []
+    for which, name in NAMES.items():
+        row = found[which]
+        cells = [name, f"{statistics.mean(row[key]):.4f}", difference(row[key], reference)]
+        rows.append([*cells, f"{statistics.mean(row['accuracy']):.3f}"] if accuracy else cells)
+    head = ["", title, "against fp32", *(["accuracy held out"] if accuracy else [])]
+    return table(head, rows, "lrrr"[: len(head)])
+
+
+def difference(values: list[float], reference: list[float]) -> str:
+    """The mean difference to the runs of the same seeds, in percent of their mean, and its standard error."""
+    if values == reference:
+        return ""
+    share = [100 * (a - b) / statistics.mean(reference) for a, b in zip(values, reference, strict=True)]
+    error = f" ± {statistics.stdev(share) / math.sqrt(len(share)):.2f}" if len(share) > 1 else ""
+    return f"{statistics.mean(share):+.2f}{error} %".replace("-", "−")
