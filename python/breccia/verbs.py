@@ -142,7 +142,7 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, pre
         got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
         raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
     out_dtype = _result_dtype(x, out_dtype)
-    y = _launched(x, w, out_dtype) if precision == "exact" else None
+    y = _directly(x, w, out_dtype, precision)
     if y is None:
         y = _linear(x, w, out_dtype, precision)
     return y if bias is None else _plus(y, bias)
@@ -176,10 +176,11 @@ def _result_dtype(a: Any, out_dtype: Any) -> Any:
     return a.dtype if known else "float32"
 
 
-def _launched(x: Any, w: Any, out_dtype: Any) -> Any:
-    """The product by kernels launched directly, where the framework has such; else None."""
-    launch = getattr(frameworks.of(w.data), "launch_linear", None) if type(w) is ScaledTensor else None
-    return None if launch is None else launch(x, w, out_dtype)
+def _directly(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
+    """The product without a view of w transposed, where the framework has such and nothing is to be refused; else
+    None."""
+    direct = getattr(frameworks.of(w.data), "direct_linear", None) if isinstance(w, ScaledTensor) else None
+    return None if direct is None else direct(x, w, out_dtype, precision)
 
 
 def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:

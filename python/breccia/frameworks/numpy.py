@@ -124,6 +124,16 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     return _core.matmul(_operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype), precision)
 
 
+def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
+    """``x @ w.T`` of an array of floats; None for what `matmul` has more to say of."""
+    if type(x) is not np.ndarray or x.ndim < 2 or w.data.ndim != 2 or not _is_ready(x.dtype):
+        return None
+    core = _tensor(w).T
+    if x.shape[-1] != core.shape[0]:
+        return None
+    return _core.matmul(x, core, _dtype_name(out_dtype), precision)
+
+
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
     array = _floats(x, "x")
     return dequantize(cast(array, recipe), array.dtype.name, None)
@@ -174,6 +184,8 @@ def _is_ready(dtype: Any) -> bool:
 
 
 def _dtype_name(dtype: Any) -> str:
+    if dtype is np.float32:
+        return "float32"
     if isinstance(dtype, str) and dtype in _FLOATS:
         return dtype
     try:

@@ -170,9 +170,33 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     return out
 
 
-def launch_linear(x: Any, w: ScaledTensor, out_dtype: Any) -> Any:
-    """``x @ w.T`` of CUDA tensors by direct launches; None where that is not possible."""
-    return _torch_launch.linear(x, w, _dtype(out_dtype))
+def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
+    """``x @ w.T``: CUDA tensors by direct launches, those of the CPU by the core; None where torch must see the call,
+    or `matmul` has more to say of the operands."""
+    if not w.data.is_cpu:
+        launched = precision == "exact" and type(w) is ScaledTensor
+        return _torch_launch.linear(x, w, _dtype(out_dtype)) if launched else None
+    if not _is_plain(w.data) or type(x) not in _EXACT_TYPES or not _is_plain(x) or x.dtype not in _FLOATS:
+        return None
+    if x.ndim < 2 or w.data.ndim != 2 or x.layout is not torch.strided or x.is_nested or _needs_grad(x):
+        return None
+    core = _turned_core(w)
+    depth, count = core.shape
+    if x.shape[-1] != depth:
+        return None
+    out = torch.empty((*x.shape[:-1], count), dtype=_dtype(out_dtype))
+    _core.matmul_into(core_array(x, "x"), core, core_array(out, "out"), precision)
+    return out
+
+
+def _turned_core(w: ScaledTensor) -> Any:
+    """The core's w transposed, remembered as long as torch leaves the arrays where they are."""
+    places = [w.data.data_ptr(), w.scale.data_ptr()]
+    places += [part.data_ptr() for part in (w.zero_point, w.global_scale) if part is not None]
+    known = w.__dict__.get("_turned_core")
+    if known is None or known[0] != places:
+        known = w.__dict__["_turned_core"] = (places, w.mT._core)
+    return known[1]
 
 
 def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
