@@ -24,6 +24,7 @@ VERBS = {
     "dequantize": lambda x, q: breccia.dequantize(q),
     "linear": lambda x, q: breccia.linear(x[:1], q),
 }
+PEERS = {"NumPy": lambda x, _: x[:1] @ x.T, "torch": lambda x, _: torch.nn.functional.linear(x[:1], x)}
 RECIPES = {"FP8 per tensor": "fp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "INT4": "int4"}
 
 
@@ -51,6 +52,8 @@ def measure(turns):
         for name, recipe in RECIPES.items()
         for word, verb in VERBS.items()
     ]
+    plain = {kind: cost(peer, kinds[kind], "fp8", turns) for kind, peer in PEERS.items()}
+    rows.append({"recipe": "none: `x @ w.T`, `F.linear`", "verb": "linear", "us": plain})
     about = {"cpu": cpu_model(), "backend": breccia.cpu_info()["backend"], "torch": torch.__version__}
     return {"machine": about | {"breccia": breccia.__version__}, "turns": turns, "rows": rows}
 

@@ -255,7 +255,8 @@ def calls_table(results: dict[str, Any]) -> str:
     recipes = list(dict.fromkeys(row["recipe"] for row in results["rows"]))
     heads = list(dict.fromkeys((row["verb"], kind) for row in results["rows"] for kind in row["us"]))
     found = {(row["recipe"], row["verb"], kind): us for row in results["rows"] for kind, us in row["us"].items()}
-    rows = [[recipe, *(f"{found[recipe, *head]:.1f} µs" for head in heads)] for recipe in recipes]
+    cells = {key: f"{us:.1f} µs" for key, us in found.items()}
+    rows = [[recipe, *(cells.get((recipe, *head), "") for head in heads)] for recipe in recipes]
     return table(["", *(f"`{verb}`, {kind}" for verb, kind in heads)], rows, "l" + "r" * len(heads))
 
 

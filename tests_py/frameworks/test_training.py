@@ -274,7 +274,7 @@ def example():
 @pytest.mark.parametrize("recipe", ["fp8-delayed", "mxfp8", "nvfp4"])
 def test_digits_reach_the_loss_of_fp32(recipe, exact_losses):
     """Of images held out, in nats per pixel, mean over seeds. The differences of runs that share a seed spread by about
-    0.2 %: docs/frameworks.md has longer runs."""
+    0.2 %: benchmarks/training.py makes longer runs."""
     digits = example()
     losses = np.array([digits.train(recipe, "draw", STEPS, 8, seed, 8e-3)["held_out_loss"] for seed in SEEDS])
     relative = (losses - exact_losses) / exact_losses.mean()
