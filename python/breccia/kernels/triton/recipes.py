@@ -11,6 +11,7 @@ import torch
 from breccia.kernels.triton.runtime import ELEMENTS
 from breccia.recipes import global_divides, scale_format
 
+_SCALES = {None: "float", "float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}  # what kernels call a scale's codes
 _ELEMENTS = {
     "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2",
@@ -160,11 +161,7 @@ def operand(scaled: Any, exact: bool = True) -> Operand:
     scale = source.scale
     if layout.name == "per_channel" and scale.ndim < source.ndim:
         scale = scale[..., None]
-    sfmt = "float"
-    if hasattr(recipe, "scale_rounding") or getattr(recipe, "scale_format", "") == "e8m0":
-        sfmt = "e8m0"
-    elif getattr(recipe, "scale_format", "") == "E4M3":
-        sfmt = "e4m3"
+    sfmt = _SCALES[scale_format(recipe)]
     global_scale = source.global_scale
     if global_scale is not None and global_divides(recipe):
         if exact:
