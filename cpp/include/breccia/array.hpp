@@ -16,7 +16,7 @@
 #include "breccia/dtype.hpp"
 #include "breccia/version.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 using Shape = std::vector<std::int64_t>;
 
@@ -159,4 +159,4 @@ BRECCIA_API void validate(const Array& array, std::string_view name = "array");
 /// C-contiguous byte strides.
 BRECCIA_API Shape contiguous_strides(const Shape& shape, std::size_t item_size);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -11,7 +11,7 @@
 
 #include "breccia/version.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 struct CpuInfo {
     std::string backend;                 ///< the one in use
@@ -70,4 +70,4 @@ BRECCIA_API void set_executor(Executor executor);
 /// library (dlclose). A later call starts them again. Throws Error when called from within a verb.
 BRECCIA_API void shutdown();
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -9,7 +9,7 @@
 
 #include "breccia/codecs/codec.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 enum class DType : std::uint8_t { float32, float64, float16, bfloat16 };
 inline constexpr int dtype_count = 4;
@@ -63,4 +63,4 @@ constexpr Float16 to_float16(float x) {
     return {static_cast<std::uint16_t>(sign | (b - 0x3800'0000U + 0xFFFU + (b >> 13 & 1U)) >> 13)};
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -6,7 +6,7 @@
 
 #include "breccia/version.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// The one exception type of the library. `kind` tells the two classes of mistake apart, as Python does:
 /// a wrong kind of thing (TypeError) or a thing of the right kind with a wrong value (ValueError).
@@ -29,4 +29,4 @@ enum class Spelling { cpp, python };
 BRECCIA_API void set_spelling(Spelling spelling);
 BRECCIA_API Spelling spelling();
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -8,7 +8,7 @@
 #include "breccia/codecs/registry.hpp"
 #include "breccia/version.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// One code per byte. Spans must be of equal length; throws Error otherwise.
 BRECCIA_API void encode(std::span<const float> x, Format format, std::span<std::uint8_t> codes);
@@ -18,4 +18,4 @@ BRECCIA_API void decode(std::span<const std::uint8_t> codes, Format format, std:
 BRECCIA_API void pack(std::span<const std::uint8_t> codes, std::span<std::uint8_t> packed);
 BRECCIA_API void unpack(std::span<const std::uint8_t> packed, std::span<std::uint8_t> codes);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

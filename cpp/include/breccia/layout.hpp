@@ -8,7 +8,7 @@
 
 #include "breccia/array.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 enum class LayoutKind : std::uint8_t { per_tensor, per_block_k, per_channel, per_block_mn };
 
@@ -54,4 +54,4 @@ struct BRECCIA_API Layout {
 /// of at least 1 where the kind has them.
 BRECCIA_API void validate(const Layout& layout);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -6,7 +6,7 @@
 #include "breccia/prepared.hpp"
 #include "breccia/scaled_tensor.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// Shapes and types of what casting a tensor produces, for callers that allocate.
 struct CastPlan {
@@ -102,4 +102,4 @@ BRECCIA_API void linear_into(const Operand& x, const Operand& w, const Array* bi
 BRECCIA_API Array linear(const Operand& x, const Operand& w, const Array* bias = nullptr,
                          DType out_dtype = DType::float32, Precision precision = Precision::exact);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -7,7 +7,7 @@
 
 #include "breccia/scaled_tensor.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// "PerBlockK(128)", "PerBlockMN(1, 16, axis=-2)".
 BRECCIA_API std::string to_string(const Layout& layout);
@@ -21,4 +21,4 @@ BRECCIA_API std::ostream& operator<<(std::ostream& stream, const Layout& layout)
 BRECCIA_API std::ostream& operator<<(std::ostream& stream, const Recipe& recipe);
 BRECCIA_API std::ostream& operator<<(std::ostream& stream, const ScaledTensor& scaled);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

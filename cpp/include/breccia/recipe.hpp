@@ -6,7 +6,7 @@
 
 #include "breccia/layout.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// How a block's scale follows from its statistics. Arithmetic: scale_rules.hpp.
 enum class ScaleRule : std::uint8_t {
@@ -57,4 +57,4 @@ struct Recipe {
 /// only with PerBlockMN. A tensor that exists may have a recipe that no cast can follow.
 BRECCIA_API void validate(const Recipe& recipe);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -7,7 +7,7 @@
 
 #include "breccia/catalogue.hpp"
 
-namespace breccia::recipes {
+namespace breccia::inline v0_3::recipes {
 
 // The choices of a field, in the order of its row.
 enum class Fp8Format : std::uint8_t { e4m3, e5m2 };
@@ -86,4 +86,4 @@ struct BRECCIA_API int8 {
 };
 // NOLINTEND(readability-identifier-naming)
 
-}  // namespace breccia::recipes
+}  // namespace breccia::inline v0_3::recipes

@@ -3,7 +3,7 @@
 
 #include "breccia/recipe.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 struct InterleavedWeight;
 
@@ -65,4 +65,4 @@ private:
     std::shared_ptr<const InterleavedWeight> interleaved_;
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

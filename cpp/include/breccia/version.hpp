@@ -19,8 +19,9 @@
 #define BRECCIA_VERSION_MINOR 3
 #define BRECCIA_VERSION_PATCH 0
 
-// BRECCIA_SHARED is for who makes a shared library of breccia and its users, BRECCIA_BUILDING for while it is built.
-// In a static library nothing is marked, so that a shared library which it is linked into shows nothing of it.
+// The public functions and classes. BRECCIA_SHARED is defined for a shared library of breccia and its users,
+// BRECCIA_BUILDING while it is built; CMake defines both. In a static library nothing is marked, so that a shared
+// library which it is linked into exports nothing of it.
 #if !defined(BRECCIA_SHARED)
 #define BRECCIA_API
 #elif defined(_WIN32) && defined(BRECCIA_BUILDING)
@@ -31,9 +32,11 @@
 #define BRECCIA_API __attribute__((visibility("default")))
 #endif
 
-namespace breccia {
+// Everything is in the inline namespace of the minor version. Programs write breccia::cast; the linker sees
+// breccia::v0_3::cast, so that one program may hold two versions and neither gets the other's types.
+namespace breccia::inline v0_3 {
 
 /// Of the library that is linked, "0.3.0"; the macros are of the headers that were included.
 BRECCIA_API std::string_view version();
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

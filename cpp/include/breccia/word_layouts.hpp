@@ -10,7 +10,7 @@
 
 #include "breccia/version.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// GPTQ: 4 or 8 bits, K in multiples of 32 / bits. AWQ: 4 bits, N in multiples of 8.
 struct WordShape {
@@ -33,4 +33,4 @@ BRECCIA_API void codes_to_gptq(std::span<const std::uint8_t> codes, WordShape sh
 BRECCIA_API void codes_from_awq(std::span<const std::uint32_t> words, WordShape shape, std::span<std::uint8_t> codes);
 BRECCIA_API void codes_to_awq(std::span<const std::uint8_t> codes, WordShape shape, std::span<std::uint32_t> words);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -5,7 +5,7 @@
 
 #include "breccia/error.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 void check_axis(int axis) {
@@ -141,4 +141,4 @@ void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) cons
                 ", for data of shape " + to_string(logical_shape) + " and " + blocks);
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

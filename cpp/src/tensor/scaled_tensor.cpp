@@ -5,7 +5,7 @@
 #include "tensor/checks.hpp"
 #include "tensor/spelling.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 // Bytes a row of n values takes when two share a byte.
@@ -188,4 +188,4 @@ ScaledTensor ScaledTensor::transposed() const {
     return result;
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -10,7 +10,7 @@
 #include <limits>
 #include <string_view>
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 inline constexpr std::uint32_t f32_sign_bit = 0x8000'0000U;
 inline constexpr std::uint32_t f32_abs_mask = 0x7FFF'FFFFU;
@@ -47,4 +47,4 @@ concept Codec = requires(float x, std::uint8_t code) {
     { C::encode(x) } -> std::same_as<std::uint8_t>;  // round to nearest even, saturating
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -5,7 +5,7 @@
 
 #include "breccia/codecs/codec.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 struct Float8E8M0FNU {
     static constexpr std::string_view name = "float8_e8m0fnu";
@@ -36,4 +36,4 @@ struct Float8E8M0FNU {
     }
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

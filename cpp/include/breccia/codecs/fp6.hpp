@@ -5,7 +5,7 @@
 
 #include "breccia/codecs/minifloat.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 struct Float6E2M3FN : Minifloat<2, 3, 1, Specials::none> {
     static constexpr std::string_view name = "float6_e2m3fn";
@@ -17,4 +17,4 @@ struct Float6E3M2FN : Minifloat<3, 2, 3, Specials::none> {
 };
 static_assert(Float6E3M2FN::decode(0b0'111'11) == 28.0F);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -5,7 +5,7 @@
 
 #include "breccia/codecs/minifloat.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 struct Float8E4M3FN : Minifloat<4, 3, 7, Specials::nan_ones> {
     static constexpr std::string_view name = "float8_e4m3fn";
@@ -31,4 +31,4 @@ struct Float8E5M2FNUZ : Minifloat<5, 2, 16, Specials::nan_zero> {
 };
 static_assert(Float8E5M2FNUZ::decode(0b0'11111'11) == 57344.0F);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -5,7 +5,7 @@
 
 #include "breccia/codecs/codec.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 template <int Bits, bool Signed>
 struct Integer {
@@ -46,4 +46,4 @@ struct UInt4 : Integer<4, false> {
 };
 static_assert(Int4::decode(0b1000) == -8.0F && UInt4::decode(0b1111) == 15.0F);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

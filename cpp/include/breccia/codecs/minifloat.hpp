@@ -6,7 +6,7 @@
 
 #include "breccia/codecs/codec.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// Which codes are not finite numbers.
 enum class Specials {
@@ -94,4 +94,4 @@ struct Minifloat {
     }
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

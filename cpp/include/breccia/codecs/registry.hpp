@@ -15,7 +15,7 @@
 #include "breccia/codecs/integer.hpp"
 #include "breccia/version.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 template <Codec... Cs>
 struct CodecList {
@@ -90,4 +90,4 @@ BRECCIA_API Format parse_format(std::string_view name);
 /// Two codes share a byte, element 2i in the low nibble (OCP, torch float4_e2m1fn_x2, compressed-tensors).
 constexpr bool is_packed(Format format) { return info(format).bits == 4; }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3
