@@ -27,6 +27,7 @@ struct BRECCIA_API Comparison {
     /// Of the two tensors as vectors; where one is zero, 1 if they are equal and 0 if not.
     [[nodiscard]] double cosine() const;
 
+    /// Field by field.
     friend bool operator==(const Comparison&, const Comparison&) = default;
 };
 
@@ -40,9 +41,11 @@ struct Magnitudes {
     static constexpr int size = 554;    ///< half octaves up to the largest
     /// counts[i]: of those from 2^((first + i) / 2) up to, but without, 2^((first + i + 1) / 2).
     std::array<std::int64_t, size> counts{};
-    std::int64_t zeros = 0, not_finite = 0;
-    float largest = 0;  ///< of those that are finite
+    std::int64_t zeros = 0;       ///< numbers that are zero
+    std::int64_t not_finite = 0;  ///< numbers that are infinite or NaN
+    float largest = 0;            ///< of those that are finite
 
+    /// Field by field.
     friend bool operator==(const Magnitudes&, const Magnitudes&) = default;
 };
 

@@ -16,9 +16,12 @@ BRECCIA_API std::string to_string(const Recipe& recipe);
 /// Type, shape and recipe, without values: "ScaledTensor (64, 256) NVFP4BlockScaling(…), 9220 bytes".
 BRECCIA_API std::string to_string(const ScaledTensor& scaled);
 
+/// The same text; of an element type its name.
+/// @{
 BRECCIA_API std::ostream& operator<<(std::ostream& stream, ElementType type);
 BRECCIA_API std::ostream& operator<<(std::ostream& stream, const Layout& layout);
 BRECCIA_API std::ostream& operator<<(std::ostream& stream, const Recipe& recipe);
 BRECCIA_API std::ostream& operator<<(std::ostream& stream, const ScaledTensor& scaled);
+/// @}
 
 }  // namespace breccia::inline v0_3
