@@ -16,7 +16,9 @@ namespace {
 #include "backends/avx512_bf16/row_scales.inl.hpp"
 #include "backends/avx512_bf16/gemv.inl.hpp"
 #include "backends/avx512_bf16/lanes.inl.hpp"
+#include "backends/avx512_bf16/code_bytes.inl.hpp"
 #include "backends/avx512_bf16/integer_gemv.inl.hpp"
+#include "backends/avx512_bf16/digits.inl.hpp"
 #include "backends/avx512_bf16/integer_lanes.inl.hpp"
 // clang-format on
 
