@@ -4,7 +4,9 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -73,16 +75,63 @@ TEST(Borrowing, ConstMemoryIsReadAndNotWritten) {
     EXPECT_EQ(to_vector(linear(array, PreparedWeight(mapped))), to_vector(linear(array, PreparedWeight(nvfp4))));
     const Recipe divisor = recipes::nvfp4{.scale_rule = recipes::Nvfp4Rule::torchao};
     EXPECT_TRUE(same_bytes(requantize(mapped, divisor).data(), requantize(nvfp4, divisor).data()));
-    const auto refused = [](auto verb) { EXPECT_THAT(message_of(Error::Kind::value, verb), HasSubstr("read-only")); };
-    refused([&] { dequantize_into(scaled, array); });
-    const std::vector<float> product(4);
-    refused([&] { matmul_into(array, scaled.transposed(), Array::borrow(product, {2, 2})); });
-    refused([&] { linear_into(array, scaled, nullptr, Array::borrow(product, {2, 2})); });
-    const std::vector<std::uint8_t> codes(64);
-    CastOutput out = allocate(plan_cast({2, 32}, recipe));
-    out.data = Array::borrow(codes, {2, 32});
-    refused([&] { cast_into(array, recipe, out); });
-    refused([&] { requantize_into(scaled, recipe, out); });
+}
+
+// What a verb says of an output whose memory is const, which it must not have written to.
+template <class Verb>
+std::string refusal_of_const(const Array& writable, Verb verb) {
+    Array out = writable;
+    out.read_only = true;
+    const auto bytes = static_cast<std::size_t>(out.size()) * out.type.size();
+    std::memset(writable.data, 0x5A, bytes);
+    const std::string message = message_of(Error::Kind::value, [&] { verb(out); });
+    const auto* first = static_cast<const std::uint8_t*>(writable.data);
+    EXPECT_TRUE(std::all_of(first, first + bytes, [](std::uint8_t b) { return b == 0x5A; })) << message;
+    return message;
+}
+
+TEST(ReadOnly, IsRefusedAsTheOutputOfEveryVerb) {
+    const Array x = Array::allocate(DType::float32, {2, 32});
+    std::memset(x.data, 0, 256);
+    const ScaledTensor scaled = cast(x, recipes::mxfp8{});
+    const Array product = Array::allocate(DType::float32, {2, 2});
+    const Array values = Array::allocate(DType::bfloat16, {2, 32});
+    const auto wanted = testing::AllOf(HasSubstr("out must be memory that can be written"), HasSubstr("read-only"));
+    EXPECT_THAT(refusal_of_const(values, [&](const Array& out) { dequantize_into(scaled, out); }), wanted);
+    EXPECT_THAT(refusal_of_const(product, [&](const Array& out) { matmul_into(x, scaled.transposed(), out); }), wanted);
+    EXPECT_THAT(refusal_of_const(product, [&](const Array& out) { linear_into(x, scaled, nullptr, out); }), wanted);
+}
+
+// Each part that a recipe has, in turn, of the output of cast and of requantize.
+TEST(ReadOnly, IsRefusedAsAnyPartOfAnOutput) {
+    const Array x = Array::allocate(DType::float32, {2, 256});
+    std::memset(x.data, 0, 2048);
+    std::set<std::string> parts;
+    for (const Recipe& recipe : all_recipes()) {
+        const ScaledTensor source = cast(x, recipes::mxfp8{});
+        const CastOutput out = allocate(plan_cast(x.shape, recipe));
+        const auto refuse = [&](const std::string& name, const Array& part, auto with) {
+            parts.insert(name);
+            const auto wanted =
+                testing::AllOf(HasSubstr(name + " must be memory that can be written"), HasSubstr("read-only"));
+            EXPECT_THAT(refusal_of_const(part, [&](const Array& a) { cast_into(x, recipe, with(a)); }), wanted)
+                << describe(recipe);
+            EXPECT_THAT(refusal_of_const(part, [&](const Array& a) { requantize_into(source, recipe, with(a)); }),
+                        wanted)
+                << describe(recipe);
+        };
+        refuse("data", out.data,
+               [&](const Array& a) { return CastOutput{a, out.scale, out.zero_point, out.global_scale}; });
+        refuse("scale", out.scale,
+               [&](const Array& a) { return CastOutput{out.data, a, out.zero_point, out.global_scale}; });
+        if (out.zero_point)
+            refuse("zero_point", *out.zero_point,
+                   [&](const Array& a) { return CastOutput{out.data, out.scale, a, {}}; });
+        if (out.global_scale)
+            refuse("global_scale", *out.global_scale,
+                   [&](const Array& a) { return CastOutput{out.data, out.scale, {}, a}; });
+    }
+    EXPECT_EQ(parts.size(), 4U) << "a part that no recipe of the catalogue has";
 }
 
 TEST(Arrays, AsNamesBothTypes) {

@@ -4,6 +4,8 @@
 import re
 from pathlib import Path
 
+import breccia.verbs
+
 ROOT = Path(__file__).parent.parent
 MAP = (ROOT / "cpp/README.md").read_text(encoding="utf-8")
 ENDINGS = (".hpp", ".cpp", ".inl.hpp")
@@ -41,3 +43,14 @@ def test_the_tree_is_that_of_the_folders():
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", MAP):
         assert (ROOT / "cpp" / target).exists(), target
+
+
+def test_the_verbs_are_the_same_in_every_language():
+    """In C++ each has two forms, one that allocates and one that does not; in C the latter."""
+    verbs = set(breccia.verbs.__all__)
+    include = ROOT / "cpp/include/breccia"
+    cpp = (include / "ops.hpp").read_text(encoding="utf-8")
+    assert set(re.findall(r"^BRECCIA_API void (\w+)_into\(", cpp, re.M)) == verbs
+    assert set(re.findall(r"^BRECCIA_API (?:ScaledTensor|Array) (\w+)\(", cpp, re.M)) == verbs
+    c = set(re.findall(r"^BRECCIA_C_API breccia_status breccia_(\w+)\(", (include / "breccia.h").read_text(), re.M))
+    assert c - {"recipe_new", "part_sizes"} == verbs

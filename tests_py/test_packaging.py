@@ -43,3 +43,11 @@ def test_one_version(name: str) -> None:
 def test_consumers_ask_for_this_version(name: str) -> None:
     """A package of another minor version does not fit."""
     assert found(ROOT / name, r"find_package\(breccia (\S+)") == [breccia.__version__.rpartition(".")[0]]
+
+
+def test_the_core_is_in_the_namespace_of_this_version() -> None:
+    """A file that opens namespace breccia without it would declare a second function of the same name."""
+    version = breccia.__version__.rpartition(".")[0].replace(".", "_")
+    for path in sorted(ROOT.glob("cpp/**/*.[hc]pp")):
+        opened = found(path, r"^namespace breccia\b(.*)")
+        assert all(rest.startswith(f"::inline v{version}") for rest in opened), path

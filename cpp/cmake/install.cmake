@@ -36,6 +36,9 @@ file(RELATIVE_PATH breccia_pc_to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig $
 string(REGEX REPLACE "/$" "" breccia_pc_to_prefix ${breccia_pc_to_prefix})
 cmake_path(APPEND breccia_pc_libdir "\${prefix}" ${CMAKE_INSTALL_LIBDIR})
 cmake_path(APPEND breccia_pc_includedir "\${prefix}" ${CMAKE_INSTALL_INCLUDEDIR})
+if(BUILD_SHARED_LIBS)
+  set(breccia_pc_cflags " -DBRECCIA_SHARED")
+endif()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/breccia.pc.in breccia.pc @ONLY)
 install(
   FILES ${CMAKE_CURRENT_BINARY_DIR}/breccia.pc

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
-namespace breccia::amx::emulated {
+namespace breccia::emulated_tiles {
 
 constexpr int tile_count = 8, most_rows = 16, row_size = 64;
 
@@ -92,12 +92,12 @@ inline void multiply(int sum, int a, int b) {
     }
 }
 
-}  // namespace breccia::amx::emulated
+}  // namespace breccia::emulated_tiles
 
-#define _tile_loadconfig(memory) ::breccia::amx::emulated::configure(memory)
-#define _tile_release() ::breccia::amx::emulated::release()
-#define _tile_zero(tile) ::breccia::amx::emulated::zero(tile)
-#define _tile_loadd(tile, memory, stride) ::breccia::amx::emulated::load(tile, memory, stride)
-#define _tile_stream_loadd(tile, memory, stride) ::breccia::amx::emulated::load(tile, memory, stride)
-#define _tile_stored(tile, memory, stride) ::breccia::amx::emulated::store(tile, memory, stride)
-#define _tile_dpbf16ps(sum, a, b) ::breccia::amx::emulated::multiply(sum, a, b)
+#define _tile_loadconfig(memory) ::breccia::emulated_tiles::configure(memory)
+#define _tile_release() ::breccia::emulated_tiles::release()
+#define _tile_zero(tile) ::breccia::emulated_tiles::zero(tile)
+#define _tile_loadd(tile, memory, stride) ::breccia::emulated_tiles::load(tile, memory, stride)
+#define _tile_stream_loadd(tile, memory, stride) ::breccia::emulated_tiles::load(tile, memory, stride)
+#define _tile_stored(tile, memory, stride) ::breccia::emulated_tiles::store(tile, memory, stride)
+#define _tile_dpbf16ps(sum, a, b) ::breccia::emulated_tiles::multiply(sum, a, b)

@@ -16,19 +16,25 @@
 #include "breccia/dtype.hpp"
 #include "breccia/version.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
+/// Extents of the axes, the slowest first; strides too.
 using Shape = std::vector<std::int64_t>;
 
 /// What one item of an array is: a high-precision number, a plain byte or half-word, or the codes of a format.
 class BRECCIA_API ElementType {
 public:
+    /// Unknown: no verb reads it.
     constexpr ElementType() = default;
+    /// Numbers.
     constexpr ElementType(DType dtype) : kind_(Kind::number), index_(static_cast<std::uint8_t>(dtype)) {}
 
+    /// Plain bytes, signed bytes and half-words: codes or bits whose meaning a recipe knows.
+    /// @{
     static constexpr ElementType uint8() { return {Kind::byte, 0}; }
     static constexpr ElementType int8() { return {Kind::byte, 1}; }
     static constexpr ElementType uint16() { return {Kind::half_word, 0}; }
+    /// @}
     /// One code per byte, as in ml_dtypes arrays.
     static constexpr ElementType codes(Format f) { return {Kind::codes, static_cast<std::uint8_t>(f)}; }
     /// Two 4-bit codes per byte, as in torch.float4_e2m1fn_x2.
@@ -40,15 +46,22 @@ public:
     template <class T>
     static constexpr ElementType of();
 
+    /// Which of the kinds above it is.
+    /// @{
     [[nodiscard]] constexpr bool is_number() const { return kind_ == Kind::number; }
     [[nodiscard]] constexpr bool is_byte() const { return kind_ == Kind::byte; }
     [[nodiscard]] constexpr bool is_half_word() const { return kind_ == Kind::half_word; }
     [[nodiscard]] constexpr bool is_codes() const { return kind_ == Kind::codes; }
     [[nodiscard]] constexpr bool is_packed_codes() const { return kind_ == Kind::packed; }
     [[nodiscard]] constexpr bool is_unknown() const { return kind_ == Kind::unknown; }
+    /// @}
+    /// Of numbers, whose type it is; of others without meaning.
     [[nodiscard]] constexpr DType dtype() const { return static_cast<DType>(index_); }
+    /// Of codes, packed or not; of others without meaning.
     [[nodiscard]] constexpr Format format() const { return static_cast<Format>(index_); }
+    /// Bytes of an item.
     [[nodiscard]] std::size_t size() const;
+    /// As parse() takes it: "float32", "uint8", "float8_e4m3fn", "float4_e2m1fn_x2"; "unknown".
     [[nodiscard]] std::string name() const;
 
     /// Whether elements may be read as T's: the numbers' own type, integers of an element's size (its bits, or a code),
@@ -56,6 +69,7 @@ public:
     template <class T>
     [[nodiscard]] constexpr bool reads_as() const;
 
+    /// Of one kind and type.
     friend constexpr bool operator==(ElementType, ElementType) = default;
 
 private:
@@ -98,20 +112,22 @@ BRECCIA_API std::int64_t element_count(const Shape& shape, std::size_t item_size
 /// can be made of such arrays, and the verbs refuse them. One borrowed from memory that is const is read-only: the
 /// verbs do not write to it.
 struct BRECCIA_API Array {
-    void* data = nullptr;
-    ElementType type;
-    Shape shape;
-    Shape strides;
-    std::shared_ptr<const void> owner;
-    bool read_only = false;
+    void* data = nullptr;               ///< the first element, that of index zero
+    ElementType type;                   ///< of an element
+    Shape shape;                        ///< in elements
+    Shape strides;                      ///< in bytes, one for each axis
+    std::shared_ptr<const void> owner;  ///< what keeps the memory alive; null where it is borrowed
+    bool read_only = false;             ///< the verbs do not write to it
 
     /// One number that is nowhere; no verb takes it.
     Array() = default;
     /// Throws Error where validate() would.
     Array(void* memory, ElementType element, Shape extents, Shape steps, std::shared_ptr<const void> holder = nullptr);
 
+    /// C-contiguous memory of its own, on a cache line, not set to anything. Throws Error for a shape that cannot be,
+    /// std::bad_alloc where there is no memory.
     static Array allocate(ElementType type, Shape shape);
-    /// Borrows C-contiguous memory.
+    /// Borrows C-contiguous memory. Throws Error for a shape that cannot be.
     static Array borrow(void* data, ElementType type, Shape shape);
     /// Borrows a vector, std::array or span whose items tell the type (see ElementType::of), read-only if they are
     /// const. Throws Error unless it has exactly the items of that shape.
@@ -132,9 +148,9 @@ struct BRECCIA_API Array {
                             std::move(shape));
     }
 
-    [[nodiscard]] std::size_t rank() const { return shape.size(); }
-    [[nodiscard]] std::int64_t size() const { return element_count(shape); }
-    [[nodiscard]] bool is_contiguous() const;
+    [[nodiscard]] std::size_t rank() const { return shape.size(); }           ///< number of axes
+    [[nodiscard]] std::int64_t size() const { return element_count(shape); }  ///< number of elements
+    [[nodiscard]] bool is_contiguous() const;                                 ///< in C order
     [[nodiscard]] Array transposed() const;  ///< last two axes swapped; the same memory
 
     /// The memory as T's. Throws Error unless the elements may be read so (see ElementType::reads_as), and for a T that
@@ -159,4 +175,4 @@ BRECCIA_API void validate(const Array& array, std::string_view name = "array");
 /// C-contiguous byte strides.
 BRECCIA_API Shape contiguous_strides(const Shape& shape, std::size_t item_size);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

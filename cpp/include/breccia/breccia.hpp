@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// All headers but that of C.
 #pragma once
 
 // First, so that its error for an older language comes before any other.

@@ -6,7 +6,7 @@
 
 #include "breccia/ops.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// Where both tensors hold a NaN, both count as zero; one NaN alone makes the sums it enters NaN.
 struct BRECCIA_API Comparison {
@@ -27,6 +27,7 @@ struct BRECCIA_API Comparison {
     /// Of the two tensors as vectors; where one is zero, 1 if they are equal and 0 if not.
     [[nodiscard]] double cosine() const;
 
+    /// Field by field.
     friend bool operator==(const Comparison&, const Comparison&) = default;
 };
 
@@ -40,9 +41,11 @@ struct Magnitudes {
     static constexpr int size = 554;    ///< half octaves up to the largest
     /// counts[i]: of those from 2^((first + i) / 2) up to, but without, 2^((first + i + 1) / 2).
     std::array<std::int64_t, size> counts{};
-    std::int64_t zeros = 0, not_finite = 0;
-    float largest = 0;  ///< of those that are finite
+    std::int64_t zeros = 0;       ///< numbers that are zero
+    std::int64_t not_finite = 0;  ///< numbers that are infinite or NaN
+    float largest = 0;            ///< of those that are finite
 
+    /// Field by field.
     friend bool operator==(const Magnitudes&, const Magnitudes&) = default;
 };
 
@@ -54,4 +57,4 @@ BRECCIA_API Magnitudes error_magnitudes(const Operand& reference, const Operand&
 /// How often each code of the element format occurs: 2^bits counts.
 BRECCIA_API std::vector<std::int64_t> count_codes(const ScaledTensor& scaled);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

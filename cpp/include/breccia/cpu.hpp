@@ -11,23 +11,25 @@
 
 #include "breccia/version.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
+/// What runs on this machine.
 struct CpuInfo {
     std::string backend;                 ///< the one in use
     std::vector<std::string> supported;  ///< every backend this machine can run, slowest first
     std::vector<std::string> features;   ///< instruction set extensions found
-    int threads;
+    int threads;                         ///< that a call may use
 };
+/// The backend in use and those there are. Throws Error where BRECCIA_CPU names none of them.
 BRECCIA_API CpuInfo cpu_info();
 
 /// Which kernel a kind of product takes in the backend in use.
 struct MatmulKernel {
     std::string recipe;       ///< of the weight: its name in the catalogue
     std::string activations;  ///< "bfloat16", "float32" or "fp8"
-    bool prepared;
-    std::int64_t rows;  ///< of activations
-    std::string kernel;
+    bool prepared;            ///< whether the weight is a PreparedWeight
+    std::int64_t rows;        ///< of activations
+    std::string kernel;       ///< "lanes"; docs/kernels.md says what each is
 };
 /// Found by multiplying small operands of each kind, so that it is the dispatch itself which answers.
 BRECCIA_API std::vector<MatmulKernel> matmul_kernels();
@@ -39,7 +41,9 @@ BRECCIA_API void set_backend(std::string_view name);
 /// Runs this thread's calls on one backend for as long as the object lives; "portable" is the reference.
 class BRECCIA_API BackendScope {
 public:
+    /// Throws Error where set_backend() would.
     explicit BackendScope(std::string_view name);
+    /// Puts back the backend that was forced before, if any.
     ~BackendScope();
     BackendScope(const BackendScope&) = delete;
     BackendScope& operator=(const BackendScope&) = delete;
@@ -50,8 +54,11 @@ private:
 
 /// Threads a call may use, the caller's included; at first BRECCIA_NUM_THREADS or the number of processors this
 /// process may run on. Results do not depend on it.
+/// Throws Error unless it is positive.
+/// @{
 BRECCIA_API void set_num_threads(int count);
 BRECCIA_API int num_threads();
+/// @}
 
 /// While a verb works for long, calls `check` on the thread that called the verb, every 50 ms or less often. What
 /// `check` throws ends the verb, whose outputs are then unspecified. Null, as at first, for no such calls.
@@ -70,4 +77,4 @@ BRECCIA_API void set_executor(Executor executor);
 /// library (dlclose). A later call starts them again. Throws Error when called from within a verb.
 BRECCIA_API void shutdown();
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

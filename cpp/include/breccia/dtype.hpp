@@ -9,29 +9,36 @@
 
 #include "breccia/codecs/codec.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
+/// A type of numbers.
 enum class DType : std::uint8_t { float32, float64, float16, bfloat16 };
+/// How many of them there are.
 inline constexpr int dtype_count = 4;
 
+/// "float32", "float64", "float16" or "bfloat16".
 constexpr std::string_view name_of(DType dtype) {
     constexpr std::string_view names[] = {"float32", "float64", "float16", "bfloat16"};
     return names[static_cast<int>(dtype)];
 }
 
+/// Bytes of a number.
 constexpr std::size_t size_of(DType dtype) {
     constexpr std::size_t sizes[] = {4, 8, 2, 2};
     return sizes[static_cast<int>(dtype)];
 }
 
-/// IEEE binary16 and bfloat16 as bit patterns: they are storage here, arithmetic is in float32.
+/// IEEE binary16 as a bit pattern: it is storage here, arithmetic is in float32.
 struct Float16 {
-    std::uint16_t bits;
+    std::uint16_t bits;  ///< sign, 5 bits of exponent, 10 of mantissa
 };
+/// bfloat16, likewise: the upper half of a float.
 struct BFloat16 {
-    std::uint16_t bits;
+    std::uint16_t bits;  ///< sign, 8 bits of exponent, 7 of mantissa
 };
 
+/// Exactly; a NaN keeps its payload and becomes quiet.
+/// @{
 constexpr float to_float(BFloat16 x) { return float_from_bits(static_cast<std::uint32_t>(x.bits) << 16); }
 
 constexpr float to_float(Float16 x) {
@@ -45,6 +52,10 @@ constexpr float to_float(Float16 x) {
     return float_from_bits(bits_of(scaled) | sign);
 }
 
+/// @}
+
+/// Rounded to nearest even; what is too large becomes infinite, a NaN stays one.
+/// @{
 constexpr BFloat16 to_bfloat16(float x) {
     const std::uint32_t b = bits_of(x);
     if (is_nan(x)) return {static_cast<std::uint16_t>(b >> 16 | 0x40U)};
@@ -62,5 +73,6 @@ constexpr Float16 to_float16(float x) {
     }
     return {static_cast<std::uint16_t>(sign | (b - 0x3800'0000U + 0xFFFU + (b >> 13 & 1U)) >> 13)};
 }
+/// @}
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

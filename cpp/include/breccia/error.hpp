@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The exception that every function of the library may throw, and how its messages are spelled.
 #pragma once
 
 #include <stdexcept>
@@ -6,27 +8,36 @@
 
 #include "breccia/version.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// The one exception type of the library. `kind` tells the two classes of mistake apart, as Python does:
 /// a wrong kind of thing (TypeError) or a thing of the right kind with a wrong value (ValueError).
 class BRECCIA_API Error : public std::runtime_error {
 public:
+    /// A wrong value, or a wrong type of thing.
     enum class Kind { value, type };
 
+    /// `message`: a sentence that names the argument, what it was and what it must be.
     Error(Kind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+    /// Which of the two mistakes it is.
     [[nodiscard]] Kind kind() const noexcept { return kind_; }
 
 private:
     Kind kind_;
 };
 
+/// Throw an Error of that kind.
+/// @{
 [[noreturn]] inline void throw_value(const std::string& message) { throw Error(Error::Kind::value, message); }
 [[noreturn]] inline void throw_type(const std::string& message) { throw Error(Error::Kind::type, message); }
+/// @}
 
 /// How messages write values: true or True, null or None. C++'s spelling at first; the Python module sets its own.
 enum class Spelling { cpp, python };
+/// For all messages that are made from now on, on every thread; and what is set.
+/// @{
 BRECCIA_API void set_spelling(Spelling spelling);
 BRECCIA_API Spelling spelling();
+/// @}
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -6,18 +6,18 @@
 #include "breccia/prepared.hpp"
 #include "breccia/scaled_tensor.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// Shapes and types of what casting a tensor produces, for callers that allocate.
 struct CastPlan {
-    Shape data_shape;
-    ElementType data_type;
-    Shape scale_shape;
-    ElementType scale_type;
-    bool has_zero_point = false;
-    ElementType zero_point_type;
-    Shape global_scale_shape;
-    bool has_global_scale = false;
+    Shape data_shape;               ///< of the codes; along the last axis half the elements where two share a byte
+    ElementType data_type;          ///< bytes
+    Shape scale_shape;              ///< of the scales and of the zero points
+    ElementType scale_type;         ///< numbers, or the bytes of codes
+    bool has_zero_point = false;    ///< whether the recipe has one
+    ElementType zero_point_type;    ///< signed or unsigned bytes
+    Shape global_scale_shape;       ///< (), or one for each matrix of a batch; float32
+    bool has_global_scale = false;  ///< whether the recipe has one
 };
 
 /// Throws Error when `recipe` cannot quantize a tensor of that shape.
@@ -25,9 +25,12 @@ BRECCIA_API CastPlan plan_cast(const Shape& shape, const Recipe& recipe);
 
 /// C-contiguous destinations with the plan's shapes and types.
 struct CastOutput {
-    Array data, scale;
-    std::optional<Array> zero_point, global_scale;
+    Array data;                         ///< codes
+    Array scale;                        ///< scales of blocks
+    std::optional<Array> zero_point;    ///< where the plan has one
+    std::optional<Array> global_scale;  ///< where the plan has one
 };
+/// The parts of the plan, with memory of their own.
 BRECCIA_API CastOutput allocate(const CastPlan& plan);
 
 /// How a cast departs from its recipe.
@@ -41,35 +44,46 @@ struct CastOptions {
     /// recipes of one scale per tensor or of two levels; for recipes of one scale per row, cut along rows, that of each
     /// row, and NaN where the whole row holds a NaN that the element format has not. Empty: measured.
     std::vector<float> amax;
-    /// Position of the first element in the larger tensor and length of the larger tensor's rows (0: those of x), on
-    /// which stochastic rounding draws.
-    std::int64_t offset = 0, row_length = 0;
+    std::int64_t offset = 0;      ///< place of the first element in the larger tensor: stochastic rounding draws on it
+    std::int64_t row_length = 0;  ///< of the larger tensor's rows; 0: those of x
 };
 
-/// Quantizes x, of any strides, in float32: float64 is rounded to float32 first, float16 and bfloat16 are exact.
+/// Quantizes x, of any strides, in float32: float64 is rounded to float32 first, float16 and bfloat16 are exact. Throws
+/// Error, and has written nothing, unless `out` has the parts of plan_cast() in memory that can be written and that
+/// neither x nor another part lies in.
 BRECCIA_API void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out,
                            const CastOptions& options = {});
+/// The same into memory of its own.
 BRECCIA_API ScaledTensor cast(const Array& x, const Recipe& recipe, const CastOptions& options = {});
 
 /// (decode(data) - zero_point) * scale in float32, where scale includes the global scale, rounded once more to the
 /// type of `out` (nearest even). `out` has the logical shape, any strides, and must not overlap the operand.
 BRECCIA_API void dequantize_into(const ScaledTensor& scaled, const Array& out);
+/// The same into a C-contiguous array of its own.
 BRECCIA_API Array dequantize(const ScaledTensor& scaled, DType dtype = DType::float32);
 
 /// Converts to another recipe, a block row at a time: no float copy of the whole tensor is made. Each target block
 /// keeps a scale that loses nothing when there is one; otherwise the bytes equal cast(dequantize(scaled), recipe).
 BRECCIA_API void requantize_into(const ScaledTensor& scaled, const Recipe& recipe, const CastOutput& out);
+/// The same into memory of its own.
 BRECCIA_API ScaledTensor requantize(const ScaledTensor& scaled, const Recipe& recipe);
 
-/// One side of a product: a ScaledTensor, a prepared one or an array of numbers. Borrows.
+/// One side of a product: a ScaledTensor, a prepared one or an array of numbers. Borrows: what it is made from must
+/// outlive it.
 class Operand {
 public:
+    /// What stands on that side.
+    /// @{
     Operand(const ScaledTensor& scaled) : scaled_(&scaled) {}
     Operand(const PreparedWeight& weight) : scaled_(&weight.tensor()) {}
     Operand(const Array& array) : array_(&array) {}
+    /// @}
+    /// What it is: one of the two, the other null; and its logical shape.
+    /// @{
     [[nodiscard]] const ScaledTensor* scaled() const { return scaled_; }
     [[nodiscard]] const Array* array() const { return array_; }
     [[nodiscard]] const Shape& shape() const { return scaled_ != nullptr ? scaled_->shape() : array_->shape; }
+    /// @}
 
 private:
     const ScaledTensor* scaled_ = nullptr;
@@ -91,6 +105,7 @@ enum class Precision : std::uint8_t {
 /// depend on the number of threads.
 BRECCIA_API void matmul_into(const Operand& a, const Operand& b, const Array& out,
                              Precision precision = Precision::exact);
+/// The same into a C-contiguous array of its own.
 BRECCIA_API Array matmul(const Operand& a, const Operand& b, DType out_dtype = DType::float32,
                          Precision precision = Precision::exact);
 
@@ -99,7 +114,8 @@ BRECCIA_API Array matmul(const Operand& a, const Operand& b, DType out_dtype = D
 /// type of `out`. Of x and w at least two axes; `out` (..., N) must not overlap what is read.
 BRECCIA_API void linear_into(const Operand& x, const Operand& w, const Array* bias, const Array& out,
                              Precision precision = Precision::exact);
+/// The same into a C-contiguous array of its own.
 BRECCIA_API Array linear(const Operand& x, const Operand& w, const Array* bias = nullptr,
                          DType out_dtype = DType::float32, Precision precision = Precision::exact);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

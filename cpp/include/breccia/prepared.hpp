@@ -5,7 +5,7 @@
 
 #include "breccia/scaled_tensor.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// Immutable; the weight, and beside it its codes and scales in the order in which the kernels for few activations read
 /// them: 16 rows side by side, as many bytes as the weight has (rows padded to 16, K to 32). Where this machine or the
@@ -16,11 +16,15 @@ namespace breccia {
 /// them, the very arrays it was made from.
 class BRECCIA_API PreparedWeight {
 public:
+    /// Throws Error where the weight is not in memory the core can read.
     explicit PreparedWeight(const ScaledTensor& weight);
 
+    /// The weight, with its shape and its bytes.
+    /// @{
     [[nodiscard]] const ScaledTensor& tensor() const { return tensor_; }
     [[nodiscard]] const Shape& shape() const { return tensor_.shape(); }
     [[nodiscard]] std::int64_t nbytes() const { return tensor_.nbytes(); }
+    /// @}
     /// Bytes that products with few activations read instead; 0 where these read tensor().
     [[nodiscard]] std::int64_t packed_nbytes() const { return tensor_.packed_nbytes(); }
     /// The last two axes swapped; shares all memory.
@@ -32,4 +36,4 @@ private:
     ScaledTensor tensor_;
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -7,7 +7,7 @@
 
 #include "breccia/scaled_tensor.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// "PerBlockK(128)", "PerBlockMN(1, 16, axis=-2)".
 BRECCIA_API std::string to_string(const Layout& layout);
@@ -16,9 +16,12 @@ BRECCIA_API std::string to_string(const Recipe& recipe);
 /// Type, shape and recipe, without values: "ScaledTensor (64, 256) NVFP4BlockScaling(…), 9220 bytes".
 BRECCIA_API std::string to_string(const ScaledTensor& scaled);
 
+/// The same text; of an element type its name.
+/// @{
 BRECCIA_API std::ostream& operator<<(std::ostream& stream, ElementType type);
 BRECCIA_API std::ostream& operator<<(std::ostream& stream, const Layout& layout);
 BRECCIA_API std::ostream& operator<<(std::ostream& stream, const Recipe& recipe);
 BRECCIA_API std::ostream& operator<<(std::ostream& stream, const ScaledTensor& scaled);
+/// @}
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -6,7 +6,7 @@
 
 #include "breccia/layout.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// How a block's scale follows from its statistics. Arithmetic: scale_rules.hpp.
 enum class ScaleRule : std::uint8_t {
@@ -21,34 +21,41 @@ enum class ScaleRule : std::uint8_t {
     asymmetric      ///< s = (max - min) / levels with an integer zero point
 };
 
+/// Whether scales follow from the rule alone, or the best of some beside it is taken: least squared error.
 enum class ScaleSearch : std::uint8_t { amax, mse };
 
 /// The types a scale array can have. Codes (e8m0, e4m3) are stored as bytes.
 enum class ScaleType : std::uint8_t { float32, float64, float16, bfloat16, e8m0, e4m3 };
 
+/// Whether scales of that type are codes.
 constexpr bool is_coded(ScaleType type) { return type >= ScaleType::e8m0; }
+/// What an array of such scales holds.
 constexpr ElementType element_type(ScaleType type) {
     if (is_coded(type)) return ElementType::uint8();
     return static_cast<DType>(type);
 }
+/// Of scales that are codes.
 constexpr Format format_of_scale(ScaleType type) {
     return type == ScaleType::e8m0 ? format_of<Float8E8M0FNU> : format_of<Float8E4M3FN>;
 }
 
+/// How a tensor is quantized, and what its parts mean afterwards. See make_recipe() and recipes.hpp.
 struct Recipe {
-    std::string_view name = {};  ///< the catalogue's name, e.g. "MXFP8BlockScaling"
-    Format element{};
-    ScaleType scale = ScaleType::float32;
-    Layout layout = {};  ///< PerTensor, PerBlockK, …; block_n = 0 stands for the whole row
-    ScaleRule rule = ScaleRule::divide;
-    ScaleSearch search = ScaleSearch::amax;
-    bool two_level = false;       ///< a float32 global scale over the block scales
-    bool global_divides = false;  ///< the global scale divides block scales, as compressed-tensors stores it
-    bool ragged = false;          ///< the last block of an axis may be short
-    int margin = 0;               ///< the scale is multiplied by 2^margin (DelayedScaling)
+    std::string_view name = {};              ///< the catalogue's name, e.g. "MXFP8BlockScaling"; it must stay alive
+    Format element{};                        ///< of the codes
+    ScaleType scale = ScaleType::float32;    ///< of the block scales
+    Layout layout = {};                      ///< PerTensor, PerBlockK, …; block_n = 0 stands for the whole row
+    ScaleRule rule = ScaleRule::divide;      ///< how a scale follows from its block
+    ScaleSearch search = ScaleSearch::amax;  ///< which scales are tried
+    bool two_level = false;                  ///< a float32 global scale over the block scales
+    bool global_divides = false;             ///< the global scale divides block scales, as compressed-tensors stores it
+    bool ragged = false;                     ///< the last block of an axis may be short
+    int margin = 0;                          ///< the scale is multiplied by 2^margin (DelayedScaling)
 
+    /// Whether tensors have a zero point for each scale.
     [[nodiscard]] bool has_zero_point() const { return rule == ScaleRule::asymmetric; }
 
+    /// With the same fields, the name included.
     friend bool operator==(const Recipe&, const Recipe&) = default;
 };
 
@@ -57,4 +64,4 @@ struct Recipe {
 /// only with PerBlockMN. A tensor that exists may have a recipe that no cast can follow.
 BRECCIA_API void validate(const Recipe& recipe);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -7,9 +7,11 @@
 
 #include "breccia/catalogue.hpp"
 
-namespace breccia::recipes {
+/// The rows of the catalogue as types.
+namespace breccia::inline v0_3::recipes {
 
-// The choices of a field, in the order of its row.
+/// The choices of a field, in the order of its row.
+/// @{
 enum class Fp8Format : std::uint8_t { e4m3, e5m2 };
 enum class Fp6Format : std::uint8_t { e2m3, e3m2 };
 enum class Granularity : std::uint8_t { tensor, row };
@@ -20,70 +22,107 @@ enum class Nvfp4Rule : std::uint8_t { transformer_engine, torchao };
 enum class GlobalScaleForm : std::uint8_t { multiplier, divisor };
 enum class Int4Scale : std::uint8_t { fp16, bf16, fp32 };
 enum class Int8Scale : std::uint8_t { fp32, fp16, bf16 };
+/// @}
 
 // The types have the rows' short names.
 // NOLINTBEGIN(readability-identifier-naming)
+/// One FP8 scale per tensor, from amaxes of steps before.
 struct BRECCIA_API delayed {
+    /// The fields of the row, and the Recipe that they stand for.
+    /// @{
     Fp8Format fp8_format = Fp8Format::e4m3;
     std::int64_t amax_history_len = 16;
     std::int64_t margin = 0;
     Fp8Rule scale_rule = Fp8Rule::torchao;
     operator Recipe() const;
+    /// @}
 };
+/// FP8, one scale per tensor or row, from its own amax.
 struct BRECCIA_API current {
+    /// The fields of the row, and the Recipe that they stand for.
+    /// @{
     Fp8Format fp8_format = Fp8Format::e4m3;
     Granularity granularity = Granularity::tensor;
     Fp8Rule scale_rule = Fp8Rule::torchao;
     ScaleSearch scale_search = ScaleSearch::amax;
     operator Recipe() const;
+    /// @}
 };
+/// FP8 with a float scale for each block of a row, or tile: DeepSeek-V3.
 struct BRECCIA_API block {
+    /// The fields of the row, and the Recipe that they stand for.
+    /// @{
     Fp8Format fp8_format = Fp8Format::e4m3;
     std::int64_t block_k = 128;
     std::int64_t block_m = 1;
     BlockScale scale_format = BlockScale::fp32;
     ScaleSearch scale_search = ScaleSearch::amax;
     operator Recipe() const;
+    /// @}
 };
+/// OCP MX: FP8 with an E8M0 scale for 32 elements.
 struct BRECCIA_API mxfp8 {
+    /// The fields of the row, and the Recipe that they stand for.
+    /// @{
     Fp8Format fp8_format = Fp8Format::e4m3;
     MxRounding scale_rounding = MxRounding::rceil;
     ScaleSearch scale_search = ScaleSearch::amax;
     operator Recipe() const;
+    /// @}
 };
+/// OCP MX: FP6 with an E8M0 scale for 32 elements.
 struct BRECCIA_API mxfp6 {
+    /// The fields of the row, and the Recipe that they stand for.
+    /// @{
     Fp6Format fp6_format = Fp6Format::e2m3;
     MxRounding scale_rounding = MxRounding::rceil;
     ScaleSearch scale_search = ScaleSearch::amax;
     operator Recipe() const;
+    /// @}
 };
+/// OCP MX: FP4 with an E8M0 scale for 32 elements.
 struct BRECCIA_API mxfp4 {
+    /// The fields of the row, and the Recipe that they stand for.
+    /// @{
     MxRounding scale_rounding = MxRounding::rceil;
     ScaleSearch scale_search = ScaleSearch::amax;
     operator Recipe() const;
+    /// @}
 };
+/// FP4 with an E4M3 scale for 16 elements and a float32 one over them.
 struct BRECCIA_API nvfp4 {
+    /// The fields of the row, and the Recipe that they stand for.
+    /// @{
     bool two_level = true;
     ScaleSearch scale_search = ScaleSearch::amax;
     Nvfp4Rule scale_rule = Nvfp4Rule::transformer_engine;
     GlobalScaleForm global_scale_form = GlobalScaleForm::multiplier;  ///< divisor needs two_level
     operator Recipe() const;
+    /// @}
 };
+/// 4-bit integers with a scale for each group of a row.
 struct BRECCIA_API int4 {
+    /// The fields of the row, and the Recipe that they stand for.
+    /// @{
     std::int64_t group_size = 128;
     bool is_signed = true;  ///< the row's field `signed`, which is a word of the language
     Int4Scale scale_dtype = Int4Scale::fp16;
     bool symmetric = true;  ///< false needs unsigned codes
     ScaleSearch scale_search = ScaleSearch::amax;
     operator Recipe() const;
+    /// @}
 };
+/// 8-bit integers with a scale for each row, or group of it.
 struct BRECCIA_API int8 {
+    /// The fields of the row, and the Recipe that they stand for.
+    /// @{
     std::optional<std::int64_t> group_size = {};  ///< none: one scale per row
     Int8Scale scale_dtype = Int8Scale::fp32;
     bool symmetric = true;
     ScaleSearch scale_search = ScaleSearch::amax;
     operator Recipe() const;
+    /// @}
 };
 // NOLINTEND(readability-identifier-naming)
 
-}  // namespace breccia::recipes
+}  // namespace breccia::inline v0_3::recipes

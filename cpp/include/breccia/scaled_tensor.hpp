@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A quantized tensor: codes, scales and what they mean, checked once.
 #pragma once
 
 #include "breccia/recipe.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 struct InterleavedWeight;
 
@@ -12,7 +14,7 @@ struct Extras {
     std::optional<Array> zero_point = {};    ///< shaped like the scale; value = (code - zero_point) * scale
     std::optional<Array> global_scale = {};  ///< float32; one number, or one per matrix of a batch; see two_level
     std::optional<Shape> shape = {};         ///< the logical shape, where packed data leaves it open
-    DType original_dtype = DType::float32;
+    DType original_dtype = DType::float32;   ///< of what was cast: what to dequantize to, by a user's choice
 };
 
 /// An immutable block-scaled tensor: value = (decode(data) - zero_point) * scale, where the global scale has multiplied
@@ -25,6 +27,8 @@ public:
     /// Throws Error when an array has the wrong type or shape for the recipe and layout.
     ScaledTensor(Array data, Array scale, Recipe recipe, Layout layout, Extras extras = {});
 
+    /// Its parts, as they were given. References live as long as the tensor; copies of the arrays share their memory.
+    /// @{
     [[nodiscard]] const Array& data() const { return data_; }
     [[nodiscard]] const Array& scale() const { return scale_; }
     [[nodiscard]] const std::optional<Array>& zero_point() const { return extras_.zero_point; }
@@ -32,9 +36,12 @@ public:
     [[nodiscard]] const Recipe& recipe() const { return recipe_; }
     [[nodiscard]] const Layout& layout() const { return layout_; }
     [[nodiscard]] DType original_dtype() const { return extras_.original_dtype; }
+    /// @}
 
     [[nodiscard]] const Shape& shape() const { return shape_; }  ///< logical: counts values, not bytes
+    /// Whether two codes share a byte.
     [[nodiscard]] bool is_packed() const { return packed_; }
+    /// What the scale holds, which need not be what the recipe makes.
     [[nodiscard]] ScaleType scale_type() const { return scale_type_; }
     /// Bytes of data, scale, zero point and global scale.
     [[nodiscard]] std::int64_t nbytes() const;
@@ -54,6 +61,8 @@ private:
     void check_zero_point() const;
     void check_global_scale() const;
     void resolve_shape();
+    void take_shape(const Shape& wanted, bool may_pack, std::size_t pack_axis);
+    void find_shape(bool may_pack, std::size_t pack_axis);
 
     Array data_, scale_;
     Recipe recipe_;
@@ -65,4 +74,4 @@ private:
     std::shared_ptr<const InterleavedWeight> interleaved_;
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -10,12 +10,13 @@
 
 #include "breccia/version.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// GPTQ: 4 or 8 bits, K in multiples of 32 / bits. AWQ: 4 bits, N in multiples of 8.
 struct WordShape {
-    std::int64_t rows = 0, columns = 0;  ///< N, K
-    int bits = 4;
+    std::int64_t rows = 0;     ///< N
+    std::int64_t columns = 0;  ///< K
+    int bits = 4;              ///< of a code
     /// Bits of each word that are the other way round in the codes: 0x8888'8888 turns codes that words hold plus 8 into
     /// signed ones, and back.
     std::uint32_t flip = 0;
@@ -29,8 +30,11 @@ BRECCIA_API void codes_from_gptq(std::span<const std::uint32_t> words, WordShape
 BRECCIA_API void codes_to_gptq(std::span<const std::uint8_t> codes, WordShape shape,
                                std::span<const std::int64_t> order, std::span<std::uint32_t> words);
 
-/// AWQ (GEMM): words (K, N / 8), whose nibbles hold rows 0, 2, 4, 6, 1, 3, 5 and 7 of eight.
+/// AWQ (GEMM): words (K, N / 8), whose nibbles hold rows 0, 2, 4, 6, 1, 3, 5 and 7 of eight. Throws Error where sizes
+/// do not fit.
+/// @{
 BRECCIA_API void codes_from_awq(std::span<const std::uint32_t> words, WordShape shape, std::span<std::uint8_t> codes);
 BRECCIA_API void codes_to_awq(std::span<const std::uint8_t> codes, WordShape shape, std::span<std::uint32_t> words);
+/// @}
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

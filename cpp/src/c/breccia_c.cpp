@@ -17,7 +17,7 @@ struct breccia_recipe {  // NOLINT(readability-identifier-naming): a name of C
     breccia::Recipe recipe;
 };
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 thread_local std::string last_message;
@@ -144,7 +144,7 @@ private:
 };
 
 }  // namespace
-}  // namespace breccia
+}  // namespace breccia::inline v0_3
 
 using breccia::check_not_transposed, breccia::check_same_shape, breccia::guarded, breccia::not_null;
 

@@ -4,7 +4,7 @@
 // along the rows, which kernel takes which scales, and the table. Included after the backend's NibbleSums, its put_lane
 // and the few operations on Eight elements.
 
-/// See pack_step of avx512_bf16/integer_gemv.inl.hpp, whose digits these are; here a lane is Eight.
+/// See pack_step of avx512_bf16/digits.inl.hpp, whose digits these are; here a lane is Eight.
 template <class C>
 static bool pack_nibble_step(const PackDigits& p, std::int64_t s, std::int32_t largest) {
     constexpr int lanes_of_step = 16;

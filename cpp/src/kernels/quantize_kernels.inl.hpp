@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The unit that makes codes: statistics of blocks, their scales, encoding. Included inside
-// `namespace breccia::<cpu> { namespace {`, after the backend's vocabulary.
+// `namespace breccia::inline v0_3::<cpu> { namespace {`, after the backend's vocabulary.
 // clang-format off: sorting would break the order
 #include "kernels/lanes.inl.hpp"
 #include "kernels/bfloat16.inl.hpp"

@@ -8,7 +8,7 @@
 #include "matmul/code_rows.hpp"
 #include "matmul/paths/panels.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 constexpr std::int64_t lanes = 16;
@@ -199,4 +199,4 @@ std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, co
     return result;
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -9,7 +9,7 @@
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 // The paths, in the order in which they are tried: the first that returns true has multiplied.
@@ -148,4 +148,4 @@ Array matmul(const Operand& a, const Operand& b, DType out_dtype, Precision prec
     return out;
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

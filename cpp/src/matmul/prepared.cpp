@@ -5,7 +5,7 @@
 #include "runtime/ieee_arithmetic.hpp"
 #include "tensor/checks.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 constexpr std::size_t cache_line = 64;
@@ -110,4 +110,4 @@ std::int64_t ScaledTensor::packed_nbytes() const {
 
 PreparedWeight PreparedWeight::transposed() const { return {Ready{}, tensor_.transposed()}; }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -9,7 +9,7 @@
 #include "matmul/thresholds.hpp"
 #include "tensor/output.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// Matrices of activations that meet one weight: c[i] = a[i] @ w^T for every i, `m` rows each.
 struct Product {
@@ -51,4 +51,4 @@ bool multiply_by(std::string_view path, const Operand& a, const Operand& b, cons
 /// The names of all paths.
 std::vector<std::string_view> matmul_paths();
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -5,7 +5,7 @@
 
 #include "matmul/operand_rows.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// Whether the kernels' results are right.
 inline bool supports(const CodeKernelsF32& kernels, const ScaledMatrix& w) {
@@ -51,4 +51,4 @@ private:
     std::vector<float> scales_, zero_points_;
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// Sums of elements i, i + 8, i + 16, … of what was added, and the largest |x - y| of those.
 struct ErrorLanes {
@@ -30,4 +30,4 @@ struct CompareKernels {
     std::uint32_t (*bins)(const float* x, const float* y, float unit, std::int64_t n, std::uint16_t* bins);
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

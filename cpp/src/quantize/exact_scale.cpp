@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <span>
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 std::optional<std::uint32_t> stored_bits(float scale, ScaleType type) {
@@ -187,4 +187,4 @@ std::optional<float> CommonScale::integer_scale() const {
     return std::nullopt;
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

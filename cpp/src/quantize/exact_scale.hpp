@@ -11,7 +11,7 @@
 
 #include "runtime/kernel_table.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// The scale that a type stores as exactly `scale`, if it can; `amax_bits` is of the block it is for.
 std::optional<BlockScale> stored_exactly(float scale, ScaleType type, std::uint32_t amax_bits);
@@ -55,4 +55,4 @@ private:
     bool has_plus_ = false, has_minus_ = false;  // amax and -amax
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -7,7 +7,7 @@
 #include "quantize/exact_scale.hpp"
 #include "runtime/threads.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 constexpr float magnitudes[] = {6, 4, 3, 2, 1.5F, 1, 0.5F};
@@ -175,4 +175,4 @@ std::optional<TwoLevels> exact_two_levels(const RowSource& source, const BlockGr
     return Search(source, grid, matrices, recipe).run();
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

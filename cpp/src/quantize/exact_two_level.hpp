@@ -9,7 +9,7 @@
 
 #include "quantize/quantizer.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// `scales` has one for each block of the grid, in order.
 struct TwoLevels {
@@ -21,4 +21,4 @@ struct TwoLevels {
 std::optional<TwoLevels> exact_two_levels(const RowSource& source, const BlockGrid& grid, std::int64_t matrices,
                                           const Recipe& recipe);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -12,7 +12,7 @@
 #include "runtime/threads.hpp"
 #include "runtime/workspace.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 class Quantizer {
@@ -384,4 +384,4 @@ void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe,
     Quantizer(source, shape, recipe, out, options).run();
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

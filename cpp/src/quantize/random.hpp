@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// A bijection of 32-bit integers in which every input bit moves every output bit: Wellons' "lowbias32"
 /// (https://github.com/skeeto/hash-prospector).
@@ -35,4 +35,4 @@ struct RandomKey {
     }
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -4,7 +4,7 @@
 #include "quantize/quantizer.hpp"
 #include "tensor/checks.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 class ScaledSource final : public RowSource {
@@ -76,4 +76,4 @@ ScaledTensor requantize(const ScaledTensor& scaled, const Recipe& recipe) {
     return assemble(std::move(out), recipe, scaled.shape(), scaled.original_dtype());
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

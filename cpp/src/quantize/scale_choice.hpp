@@ -9,7 +9,7 @@
 #include "quantize/exact_scale.hpp"
 #include "quantize/quantizer.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 inline void merge(BlockStats& total, const BlockStats& part) {
     total.amax_bits = std::max(total.amax_bits, part.amax_bits);
@@ -124,4 +124,4 @@ private:
     const ScaleParams& params_;
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

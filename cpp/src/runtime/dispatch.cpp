@@ -34,7 +34,7 @@
 #include <unistd.h>
 #endif
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace portable {
 extern constinit const KernelTable kernels;
 }  // namespace portable
@@ -320,4 +320,4 @@ CpuInfo cpu_info() {
     return info;
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -13,7 +13,7 @@
 #include "quantize/compare_kernels.hpp"
 #include "quantize/random.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// The finite part of a block and what else is in it.
 struct BlockStats {
@@ -145,4 +145,4 @@ struct KernelTable {
 /// The backend in use.
 const KernelTable& kernels();
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

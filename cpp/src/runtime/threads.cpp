@@ -27,7 +27,7 @@
 #include <pthread.h>
 #endif
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 int available_processors() {
@@ -320,4 +320,4 @@ void check_interrupt() {
     check();
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// Calls body(begin, end) over [0, count) split into contiguous ranges of at least `grain`, in parallel where that
 /// pays. The caller's thread takes part. An exception thrown by a body is rethrown here. Nested calls, and calls made
@@ -16,4 +16,4 @@ void parallel_for(std::int64_t count, std::int64_t grain, const std::function<vo
 /// ranges.
 void check_interrupt();
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -10,7 +10,7 @@
 #include "breccia/error.hpp"
 #include "tensor/spelling.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 using Kind = FieldSpec::Kind;
@@ -170,7 +170,7 @@ constexpr RecipeRow rows[] = {
     {"INT8Scaling", "int8", int8_fields, build_int8},
 };
 
-std::string to_string(const FieldValue& value) {
+std::string text_of(const FieldValue& value) {
     if (const auto* flag = std::get_if<bool>(&value)) return spelled(*flag);
     if (const auto* number = std::get_if<std::int64_t>(&value)) return std::to_string(*number);
     if (const auto* string = std::get_if<std::string>(&value)) return "'" + *string + "'";
@@ -183,7 +183,7 @@ std::string to_string(const FieldValue& value) {
 }
 
 [[noreturn]] void reject(const FieldSpec& spec, const std::string& requirement, const FieldValue& value) {
-    throw_value(std::string(spec.name) + " must be " + requirement + ", got " + to_string(value));
+    throw_value(std::string(spec.name) + " must be " + requirement + ", got " + text_of(value));
 }
 
 void check_choice(const FieldSpec& spec, const FieldValue& value) {
@@ -199,7 +199,7 @@ void check_choice(const FieldSpec& spec, const FieldValue& value) {
 
 void check_integer(const FieldSpec& spec, const FieldValue& value, std::int64_t lowest) {
     const auto* number = std::get_if<std::int64_t>(&value);
-    if (number == nullptr) throw_type(std::string(spec.name) + " must be an integer, got " + to_string(value));
+    if (number == nullptr) throw_type(std::string(spec.name) + " must be an integer, got " + text_of(value));
     if (*number >= lowest) return;
     // The seed words the two integer fields differently: a length is at least 1, a block size is positive.
     reject(spec, spec.name == "amax_history_len" ? ">= 1" : "> 0", value);
@@ -216,10 +216,10 @@ void check(const FieldSpec& spec, const FieldValue& value) {
         case Kind::boolean:
             if (!std::holds_alternative<bool>(value))
                 throw_type(std::string(spec.name) + " must be " + spelled(true) + " or " + spelled(false) + ", got " +
-                           to_string(value));
+                           text_of(value));
             return;
         case Kind::fixed:
-            if (value != FieldValue(spec.number)) throw_value(std::string(spec.text) + ", got " + to_string(value));
+            if (value != FieldValue(spec.number)) throw_value(std::string(spec.text) + ", got " + text_of(value));
             return;
     }
 }
@@ -286,4 +286,4 @@ Recipe make_recipe(std::string_view name, const Fields& fields) {
     return recipe;
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

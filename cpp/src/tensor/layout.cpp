@@ -5,7 +5,7 @@
 
 #include "breccia/error.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 void check_axis(int axis) {
@@ -105,16 +105,25 @@ Shape Layout::scale_shape(const Shape& logical_shape) const {
     return storage_shape(shape, axis);
 }
 
-void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) const {
+bool Layout::fits(const Shape& logical_shape, const Shape& scale_shape) const {
     breccia::validate(*this);
+    if (kind == LayoutKind::per_tensor) return scale_shape.empty();
+    if (logical_shape.size() < 2) return false;
+    if (kind == LayoutKind::per_block_k && storage_shape(logical_shape, axis).back() % block_n != 0) return false;
+    Shape expected = this->scale_shape(logical_shape);
+    if (scale_shape == expected) return true;
+    if (kind != LayoutKind::per_channel) return false;
+    expected.erase(expected.end() + axis);  // one scale per row may drop the axis it is constant along
+    return scale_shape == expected;
+}
+
+void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) const {
+    if (fits(logical_shape, scale_shape)) return;
     const std::string who(name_of(kind));
-    if (kind == LayoutKind::per_tensor) {
-        if (!scale_shape.empty())
-            throw_value("PerTensor requires a scalar scale (ndim=0), got ndim=" + std::to_string(scale_shape.size()) +
-                        " with shape=" + to_string(scale_shape) +
-                        (element_count(scale_shape) == 1 ? ": pass scale.reshape(())" : ""));
-        return;
-    }
+    if (kind == LayoutKind::per_tensor)
+        throw_value("PerTensor requires a scalar scale (ndim=0), got ndim=" + std::to_string(scale_shape.size()) +
+                    " with shape=" + to_string(scale_shape) +
+                    (element_count(scale_shape) == 1 ? ": pass scale.reshape(())" : ""));
     if (logical_shape.size() < 2)
         throw_value(who + ": data must be at least 2-D (M, K), got ndim=" + std::to_string(logical_shape.size()) +
                     " with shape=" + to_string(logical_shape));
@@ -125,12 +134,9 @@ void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) cons
                         " must be divisible by block_size=" + std::to_string(block_n));
     }
     const Shape expected = this->scale_shape(logical_shape);
-    if (scale_shape == expected) return;
     if (kind == LayoutKind::per_channel) {
-        // One scale per row may drop the axis it is constant along.
         Shape dropped = expected;
         dropped.erase(dropped.end() + axis);
-        if (scale_shape == dropped) return;
         throw_value("PerChannel: scale.shape must be one of [" + to_string(dropped) + ", " + to_string(expected) +
                     "], got " + to_string(scale_shape));
     }
@@ -141,4 +147,4 @@ void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) cons
                 ", for data of shape " + to_string(logical_shape) + " and " + blocks);
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -6,7 +6,7 @@
 
 #include "matmul/interleaved.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 float read_number(const std::byte* p, DType dtype) {
@@ -251,4 +251,4 @@ void ScaledMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64
                            dtype);
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -5,7 +5,7 @@
 #include "tensor/checks.hpp"
 #include "tensor/spelling.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 namespace {
 
 // Bytes a row of n values takes when two share a byte.
@@ -73,49 +73,50 @@ void ScaledTensor::check_scale() {
 void ScaledTensor::resolve_shape() {
     const ElementType type = data_.type;
     const bool may_pack = breccia::is_packed(recipe_.element) && !type.is_codes() && type != ElementType::int8();
-    const std::size_t pack_axis = data_.rank() - static_cast<std::size_t>(-layout_.axis);
     if (data_.rank() < 2 && layout_.axis == -2) throw_value("layout: axis=-2 needs data of at least 2-D");
+    const std::size_t pack_axis = data_.rank() - static_cast<std::size_t>(-layout_.axis);
+    if (extras_.shape)
+        take_shape(*extras_.shape, may_pack, pack_axis);
+    else
+        find_shape(may_pack, pack_axis);
+}
 
+void ScaledTensor::take_shape(const Shape& wanted, bool may_pack, std::size_t pack_axis) {
+    element_count(wanted, 2);
+    Shape stored = wanted;
+    if (may_pack && stored.size() == data_.rank()) stored[pack_axis] = packed_extent(stored[pack_axis]);
+    packed_ = may_pack && stored == data_.shape;
+    if (!packed_ && (wanted != data_.shape || data_.type.is_packed_codes()))
+        throw_value("shape " + to_string(wanted) + " must be the logical shape of data, whose stored shape is " +
+                    to_string(data_.shape));
+    shape_ = wanted;
+}
+
+// Of the readings of the data the first that fits the scale: two codes to a byte, one, two but for the last byte of
+// each row, which has one. Where none fits: what the message of the layout is to speak of.
+void ScaledTensor::find_shape(bool may_pack, std::size_t pack_axis) {
+    const auto fits = [&](const Shape& shape) { return layout_.fits(shape, scale_.shape); };
     Shape as_packed = data_.shape;
     if (may_pack) as_packed[pack_axis] *= 2;
-
-    if (extras_.shape) {
-        const Shape& wanted = *extras_.shape;
-        element_count(wanted, 2);
-        Shape stored = wanted;
-        if (may_pack && stored.size() == data_.rank()) stored[pack_axis] = packed_extent(stored[pack_axis]);
-        packed_ = may_pack && stored == data_.shape;
-        if (!packed_ && (wanted != data_.shape || type.is_packed_codes()))
-            throw_value("shape " + to_string(wanted) + " must be the logical shape of data, whose stored shape is " +
-                        to_string(data_.shape));
-        shape_ = wanted;
-        return;
-    }
-    const auto fits = [&](const Shape& shape) {
-        try {
-            layout_.validate(shape, scale_.shape);
-            return true;
-        } catch (const Error&) {
-            return false;
-        }
-    };
-    packed_ = may_pack && (type.is_packed_codes() || fits(as_packed) || !fits(data_.shape));
+    packed_ = may_pack && (data_.type.is_packed_codes() || fits(as_packed) || !fits(data_.shape));
     shape_ = packed_ ? as_packed : data_.shape;
-    if (!packed_ || type.is_packed_codes()) return;
+    if (!packed_ || data_.type.is_packed_codes() || fits(as_packed)) return;
+
     // An odd number of groups of odd size leaves the last nibble of a row unused.
     Shape odd = as_packed;
     odd[pack_axis] -= 1;
-    if (!fits(as_packed) && odd[pack_axis] > 0 && fits(odd)) shape_ = odd;
-    if (!fits(shape_)) {
-        const bool rows = layout_.kind == LayoutKind::per_block_k && data_.shape[pack_axis] % layout_.block_n == 0;
-        if (rows || layout_.kind == LayoutKind::per_block_mn)
-            throw_value(std::string(name_of(layout_.kind)) + ": scale.shape must be " +
-                        to_string(layout_.scale_shape(as_packed)) + " for data of shape " + to_string(data_.shape) +
-                        " with two codes per byte, or " + to_string(layout_.scale_shape(data_.shape)) +
-                        " with one, got " + to_string(scale_.shape));
-        packed_ = false;  // so that the layout's message speaks of the shape the user passed
-        shape_ = data_.shape;
+    if (odd[pack_axis] > 0 && fits(odd)) {
+        shape_ = odd;
+        return;
     }
+    const bool rows = layout_.kind == LayoutKind::per_block_k && data_.shape[pack_axis] % layout_.block_n == 0;
+    if (rows || layout_.kind == LayoutKind::per_block_mn)
+        throw_value(std::string(name_of(layout_.kind)) + ": scale.shape must be " +
+                    to_string(layout_.scale_shape(as_packed)) + " for data of shape " + to_string(data_.shape) +
+                    " with two codes per byte, or " + to_string(layout_.scale_shape(data_.shape)) + " with one, got " +
+                    to_string(scale_.shape));
+    packed_ = false;
+    shape_ = data_.shape;
 }
 
 void ScaledTensor::check_zero_point() const {
@@ -188,4 +189,4 @@ ScaledTensor ScaledTensor::transposed() const {
     return result;
 }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

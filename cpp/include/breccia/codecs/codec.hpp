@@ -10,17 +10,23 @@
 #include <limits>
 #include <string_view>
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
+/// Fields of a float32.
+/// @{
 inline constexpr std::uint32_t f32_sign_bit = 0x8000'0000U;
 inline constexpr std::uint32_t f32_abs_mask = 0x7FFF'FFFFU;
 inline constexpr std::uint32_t f32_infinity_bits = 0x7F80'0000U;
+/// @}
 
+/// Of float32 by its bits, at compile time too and in any mode of arithmetic.
+/// @{
 constexpr std::uint32_t bits_of(float x) { return std::bit_cast<std::uint32_t>(x); }
 constexpr float float_from_bits(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 constexpr bool is_nan(float x) { return (bits_of(x) & f32_abs_mask) > f32_infinity_bits; }
 constexpr bool is_finite(float x) { return (bits_of(x) & f32_abs_mask) < f32_infinity_bits; }
 constexpr float abs(float x) { return float_from_bits(bits_of(x) & f32_abs_mask); }
+/// @}
 
 /// 2^e exactly, for every e a float can hold, subnormals included (-149 ... 127).
 constexpr float exp2i(int e) {
@@ -47,4 +53,4 @@ concept Codec = requires(float x, std::uint8_t code) {
     { C::encode(x) } -> std::same_as<std::uint8_t>;  // round to nearest even, saturating
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -5,10 +5,13 @@
 
 #include "breccia/codecs/codec.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
+/// The scales of MX: 2^-127 to 2^127, no sign, no zero.
 struct Float8E8M0FNU {
-    static constexpr std::string_view name = "float8_e8m0fnu";
+    static constexpr std::string_view name = "float8_e8m0fnu";  ///< as in ml_dtypes
+    /// See the concept Codec; `bias` is that of the exponent.
+    /// @{
     static constexpr CodecFamily family = CodecFamily::exponent;
     static constexpr bool is_target = false;
     static constexpr int bits = 8;
@@ -22,6 +25,7 @@ struct Float8E8M0FNU {
     static constexpr float decode(std::uint8_t code) {
         return code == nan_code ? std::numeric_limits<float>::quiet_NaN() : exp2i(code - bias);
     }
+    /// @}
 
     /// Nearest power of two, halves up (as ml_dtypes and torch). Zero and everything below 2^-127 saturate to 2^-127
     /// (torch; ml_dtypes has NaN for zero), everything above 2^127 to 2^127; a negative number is a NaN (ml_dtypes).
@@ -36,4 +40,4 @@ struct Float8E8M0FNU {
     }
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

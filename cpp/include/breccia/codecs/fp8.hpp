@@ -5,30 +5,34 @@
 
 #include "breccia/codecs/minifloat.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
+/// Up to 448, without infinities.
 struct Float8E4M3FN : Minifloat<4, 3, 7, Specials::nan_ones> {
-    static constexpr std::string_view name = "float8_e4m3fn";
+    static constexpr std::string_view name = "float8_e4m3fn";  ///< as in ml_dtypes
 };
 static_assert(Float8E4M3FN::decode(0b0'1111'110) == 448.0F);
 static_assert(Float8E4M3FN::decode(0b0'0000'001) == 0.001953125F);  // 2^-9
 
+/// Up to 57344, with infinities.
 struct Float8E5M2 : Minifloat<5, 2, 15, Specials::ieee> {
-    static constexpr std::string_view name = "float8_e5m2";
+    static constexpr std::string_view name = "float8_e5m2";  ///< as in ml_dtypes
 };
 static_assert(Float8E5M2::decode(0b0'11110'11) == 57344.0F);
 static_assert(Float8E5M2::nan_code == 0b0'11111'10);
 
+/// Up to 240, of AMD's MI300: read, not quantized to.
 struct Float8E4M3FNUZ : Minifloat<4, 3, 8, Specials::nan_zero> {
-    static constexpr std::string_view name = "float8_e4m3fnuz";
-    static constexpr bool is_target = false;
+    static constexpr std::string_view name = "float8_e4m3fnuz";  ///< as in ml_dtypes
+    static constexpr bool is_target = false;                     ///< no recipe quantizes to it
 };
 static_assert(Float8E4M3FNUZ::decode(0b0'1111'111) == 240.0F);
 
+/// Up to 57344 without infinities, of AMD's MI300: read, not quantized to.
 struct Float8E5M2FNUZ : Minifloat<5, 2, 16, Specials::nan_zero> {
-    static constexpr std::string_view name = "float8_e5m2fnuz";
-    static constexpr bool is_target = false;
+    static constexpr std::string_view name = "float8_e5m2fnuz";  ///< as in ml_dtypes
+    static constexpr bool is_target = false;                     ///< no recipe quantizes to it
 };
 static_assert(Float8E5M2FNUZ::decode(0b0'11111'11) == 57344.0F);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -5,21 +5,23 @@
 
 #include "breccia/codecs/codec.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
+/// All integers of so many bits.
 template <int Bits, bool Signed>
 struct Integer {
-    static constexpr CodecFamily family = CodecFamily::integer;
-    static constexpr bool is_target = true;
-    static constexpr int bits = Bits;
-    static constexpr bool has_nan = false;
-    static constexpr int max_integer = Signed ? (1 << (Bits - 1)) - 1 : (1 << Bits) - 1;
-    static constexpr int min_integer = Signed ? -(1 << (Bits - 1)) : 0;
-    static constexpr float max = static_cast<float>(max_integer);
-    static constexpr float lowest = static_cast<float>(min_integer);
-    static constexpr float smallest = 1.0F;
-    static constexpr std::uint8_t code_mask = static_cast<std::uint8_t>((1U << Bits) - 1U);
+    static constexpr CodecFamily family = CodecFamily::integer;  ///< see the concept Codec
+    static constexpr bool is_target = true;                      ///< a recipe may quantize to it
+    static constexpr int bits = Bits;                            ///< of a code
+    static constexpr bool has_nan = false;                       ///< NaN has no code
+    static constexpr int max_integer = Signed ? (1 << (Bits - 1)) - 1 : (1 << Bits) - 1;     ///< the largest
+    static constexpr int min_integer = Signed ? -(1 << (Bits - 1)) : 0;                      ///< the lowest
+    static constexpr float max = static_cast<float>(max_integer);                            ///< the same as a float
+    static constexpr float lowest = static_cast<float>(min_integer);                         ///< the same as a float
+    static constexpr float smallest = 1.0F;                                                  ///< smallest positive one
+    static constexpr std::uint8_t code_mask = static_cast<std::uint8_t>((1U << Bits) - 1U);  ///< the bits of a code
 
+    /// The value of a code; bits above the format's are not looked at.
     static constexpr float decode(std::uint8_t code) {
         const int value = code & code_mask;
         return static_cast<float>(Signed && value > max_integer ? value - (1 << Bits) : value);
@@ -35,15 +37,18 @@ struct Integer {
     }
 };
 
+/// -128 to 127.
 struct Int8 : Integer<8, true> {
-    static constexpr std::string_view name = "int8";
+    static constexpr std::string_view name = "int8";  ///< as in ml_dtypes
 };
+/// -8 to 7.
 struct Int4 : Integer<4, true> {
-    static constexpr std::string_view name = "int4";
+    static constexpr std::string_view name = "int4";  ///< as in ml_dtypes
 };
+/// 0 to 15.
 struct UInt4 : Integer<4, false> {
-    static constexpr std::string_view name = "uint4";
+    static constexpr std::string_view name = "uint4";  ///< as in ml_dtypes
 };
 static_assert(Int4::decode(0b1000) == -8.0F && UInt4::decode(0b1111) == 15.0F);
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -6,7 +6,7 @@
 
 #include "breccia/codecs/codec.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// Which codes are not finite numbers.
 enum class Specials {
@@ -16,22 +16,24 @@ enum class Specials {
     none       ///< every code is a finite number (OCP MX 4- and 6-bit formats)
 };
 
+/// Sign, exponent and mantissa; `Bias` is what the exponent field is too large by.
 template <int ExponentBits, int MantissaBits, int Bias, Specials Kind>
 struct Minifloat {
-    static constexpr CodecFamily family = CodecFamily::minifloat;
-    static constexpr bool is_target = true;
-    static constexpr int exponent_bits = ExponentBits;
-    static constexpr int mantissa_bits = MantissaBits;
-    static constexpr int bias = Bias;
-    static constexpr Specials specials = Kind;
-    static constexpr int bits = 1 + ExponentBits + MantissaBits;
-    static constexpr bool has_nan = Kind != Specials::none;
-    static constexpr bool has_infinity = Kind == Specials::ieee;
-    static constexpr bool has_negative_zero = Kind != Specials::nan_zero;
+    static constexpr CodecFamily family = CodecFamily::minifloat;          ///< see the concept Codec
+    static constexpr bool is_target = true;                                ///< a recipe may quantize to it
+    static constexpr int exponent_bits = ExponentBits;                     ///< width of a field
+    static constexpr int mantissa_bits = MantissaBits;                     ///< width of a field
+    static constexpr int bias = Bias;                                      ///< what the exponent field is too large by
+    static constexpr Specials specials = Kind;                             ///< which codes are not finite numbers
+    static constexpr int bits = 1 + ExponentBits + MantissaBits;           ///< of a code
+    static constexpr bool has_nan = Kind != Specials::none;                ///< whether a code is NaN
+    static constexpr bool has_infinity = Kind == Specials::ieee;           ///< whether two codes are infinite
+    static constexpr bool has_negative_zero = Kind != Specials::nan_zero;  ///< whether zero has two codes
 
-    static constexpr std::uint8_t sign_mask = 1U << (bits - 1);
-    static constexpr std::uint8_t magnitude_mask = sign_mask - 1U;
-    static constexpr std::uint8_t infinity_code = magnitude_mask >> MantissaBits << MantissaBits;  // ieee only
+    static constexpr std::uint8_t sign_mask = 1U << (bits - 1);     ///< the highest bit of a code
+    static constexpr std::uint8_t magnitude_mask = sign_mask - 1U;  ///< the bits below it
+    static constexpr std::uint8_t infinity_code = magnitude_mask >> MantissaBits << MantissaBits;  ///< ieee only
+    /// Code of the largest number.
     static constexpr std::uint8_t max_code = Kind == Specials::ieee       ? infinity_code - 1U
                                              : Kind == Specials::nan_ones ? magnitude_mask - 1U
                                                                           : magnitude_mask;
@@ -42,9 +44,10 @@ struct Minifloat {
 
     /// Exponent of the smallest normal number and of the step between subnormals.
     static constexpr int min_exponent = 1 - Bias;
-    static constexpr float smallest = exp2i(min_exponent - MantissaBits);
-    static constexpr float smallest_normal = exp2i(min_exponent);
+    static constexpr float smallest = exp2i(min_exponent - MantissaBits);  ///< smallest positive number
+    static constexpr float smallest_normal = exp2i(min_exponent);          ///< smallest with an exponent field above 0
 
+    /// The value of a code whose sign is not set, as if there were no special ones.
     static constexpr float decode_magnitude(std::uint8_t code) {
         const int exponent = code >> MantissaBits;
         const int mantissa = code & ((1 << MantissaBits) - 1);
@@ -52,11 +55,12 @@ struct Minifloat {
         return static_cast<float>(significand) * exp2i((exponent == 0 ? 1 : exponent) - Bias - MantissaBits);
     }
 
-    static constexpr float max = decode_magnitude(max_code);
-    static constexpr float lowest = -max;
+    static constexpr float max = decode_magnitude(max_code);  ///< largest finite value
+    static constexpr float lowest = -max;                     ///< most negative finite value
     /// Exponent of the largest number: the OCP MX specification's emax.
     static constexpr int max_exponent = (max_code >> MantissaBits) - Bias;
 
+    /// The value of a code; bits above the format's are not looked at.
     static constexpr float decode(std::uint8_t code) {
         const auto magnitude = static_cast<std::uint8_t>(code & magnitude_mask);
         const bool negative = (code & sign_mask) != 0;
@@ -70,6 +74,7 @@ struct Minifloat {
         return negative ? -decode_magnitude(magnitude) : decode_magnitude(magnitude);
     }
 
+    /// Round to nearest even, saturating; infinities become the largest number.
     static constexpr std::uint8_t encode(float x) {
         const std::uint32_t x_bits = bits_of(x);
         const std::uint8_t sign = (x_bits & f32_sign_bit) != 0 ? sign_mask : std::uint8_t{0};
@@ -94,4 +99,4 @@ struct Minifloat {
     }
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

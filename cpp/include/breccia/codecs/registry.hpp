@@ -15,10 +15,12 @@
 #include "breccia/codecs/integer.hpp"
 #include "breccia/version.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
+/// A list of codecs, as a type.
 template <Codec... Cs>
 struct CodecList {
+    /// How many there are.
     static constexpr std::size_t size = sizeof...(Cs);
 
     /// Calls `f.template operator()<C>()` for every codec and collects the results.
@@ -27,6 +29,7 @@ struct CodecList {
         return std::array{f.template operator()<Cs>()...};
     }
 
+    /// The place of a codec, or `size`.
     template <Codec C>
     static constexpr std::uint8_t index_of() {
         std::uint8_t index = 0;
@@ -35,6 +38,7 @@ struct CodecList {
     }
 };
 
+/// Every element format.
 using Codecs = CodecList<  //
     Float8E4M3FN,          //
     Float8E5M2,            //
@@ -52,21 +56,27 @@ using Codecs = CodecList<  //
 /// A codec as a run-time value: its place in the list.
 enum class Format : std::uint8_t {};
 
+/// The run-time value of a codec.
 template <Codec C>
 inline constexpr Format format_of{Codecs::index_of<C>()};
 
+/// What a codec says of itself, for code that knows the format at run time alone.
 struct FormatInfo {
-    std::string_view name;
-    int bits;
-    CodecFamily family;
-    float max, lowest, smallest;
-    bool has_nan, is_target;
-    int mantissa_bits;  // explicit ones; 0 for integers and E8M0
-    int max_exponent;   // exponent of `max`
-    float (*decode)(std::uint8_t);
-    std::uint8_t (*encode)(float);
+    std::string_view name;          ///< as in ml_dtypes: "float8_e4m3fn"
+    int bits;                       ///< of a code
+    CodecFamily family;             ///< how it is encoded
+    float max;                      ///< largest finite value
+    float lowest;                   ///< most negative finite value
+    float smallest;                 ///< smallest positive value
+    bool has_nan;                   ///< whether a code is NaN
+    bool is_target;                 ///< whether recipes quantize to it
+    int mantissa_bits;              ///< explicit ones; 0 for integers and E8M0
+    int max_exponent;               ///< exponent of `max`
+    float (*decode)(std::uint8_t);  ///< the value of a code; bits above the format's are not looked at
+    std::uint8_t (*encode)(float);  ///< round to nearest even, saturating
 };
 
+/// All formats, in the order of Codecs.
 inline constexpr auto format_table = Codecs::map([]<Codec C>() {
     int mantissa_bits = 0;
     if constexpr (C::family == CodecFamily::minifloat) mantissa_bits = C::mantissa_bits;
@@ -76,8 +86,10 @@ inline constexpr auto format_table = Codecs::map([]<Codec C>() {
         &C::decode,  &C::encode};
 });
 
+/// Of a format that is in the list.
 constexpr const FormatInfo& info(Format format) { return format_table[static_cast<std::size_t>(format)]; }
 
+/// The format of that name, or none.
 constexpr std::optional<Format> find_format(std::string_view name) {
     for (std::size_t i = 0; i < format_table.size(); ++i)
         if (format_table[i].name == name) return Format{static_cast<std::uint8_t>(i)};
@@ -90,4 +102,4 @@ BRECCIA_API Format parse_format(std::string_view name);
 /// Two codes share a byte, element 2i in the low nibble (OCP, torch float4_e2m1fn_x2, compressed-tensors).
 constexpr bool is_packed(Format format) { return info(format).bits == 4; }
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3

@@ -43,6 +43,6 @@ struct AffineE4M3 {
 
 static void gemv_e4m3(const Gemv& g) {
     if (row_span(g.w.block, g.w.k, false) > longest_span_of_ordinary) return gemv_bf16<Float8E4M3FN>(g);
-    if (g.vectors == 1 && g.w.special != nullptr) return gemv_one<Float8E4M3FN, false, AffineE4M3<true>>(g);
-    gemv_any<Float8E4M3FN, false, AffineE4M3<false>>(g);
+    if (g.vectors == 1 && g.w.special != nullptr) return gemv_one<Float8E4M3FN, AffineE4M3<true>>(g);
+    gemv_any<Float8E4M3FN, AffineE4M3<false>>(g);
 }

@@ -2,7 +2,7 @@
 #include "backends/avx2/target.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
-namespace breccia::avx2 {
+namespace breccia::inline v0_3::avx2 {
 namespace {
 #include "backends/avx2/vocabulary.inl.hpp"
 #include "kernels/dequantize_kernels.inl.hpp"
@@ -11,5 +11,5 @@ namespace {
 extern constinit const DequantizeKernels dequantize_kernels;
 constinit const DequantizeKernels dequantize_kernels = make_dequantize_kernels();
 
-}  // namespace breccia::avx2
+}  // namespace breccia::inline v0_3::avx2
 BRECCIA_TARGET_END

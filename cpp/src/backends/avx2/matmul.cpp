@@ -2,7 +2,7 @@
 #include "backends/avx2/target.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
-namespace breccia::avx2 {
+namespace breccia::inline v0_3::avx2 {
 namespace {
 #include "backends/avx2/vocabulary.inl.hpp"
 #include "kernels/matmul_kernels.inl.hpp"
@@ -13,5 +13,5 @@ extern constinit const CodeKernelsF32 codes_f32_kernels;
 extern constinit const MatmulKernels matmul_kernels;
 constinit const MatmulKernels matmul_kernels = make_matmul_kernels(&integer_kernels, &codes_f32_kernels);
 
-}  // namespace breccia::avx2
+}  // namespace breccia::inline v0_3::avx2
 BRECCIA_TARGET_END

@@ -3,7 +3,7 @@
 #include "quantize/compare_kernels.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
-namespace breccia::avx512 {
+namespace breccia::inline v0_3::avx512 {
 namespace {
 inline constexpr int vector_bytes = 64;
 #include "kernels/compare_kernels.inl.hpp"
@@ -12,5 +12,5 @@ inline constexpr int vector_bytes = 64;
 extern constinit const CompareKernels compare_kernels;
 constinit const CompareKernels compare_kernels = make_compare_kernels();
 
-}  // namespace breccia::avx512
+}  // namespace breccia::inline v0_3::avx512
 BRECCIA_TARGET_END

@@ -13,11 +13,20 @@ struct TableDecoder {
     BRECCIA_INLINE_MEMBER bool failed() { return false; }
 };
 
-/// What is known of rows when compiling.
-struct RowsHave {
-    std::int64_t span = 0;    ///< so many codes between two looks at scales, and whole spans only; or 0
-    bool two_blocks = false;  ///< a span is two blocks
-    bool next_near = false;   ///< the next rows fit the first-level cache
+/// What is known of a product when compiling.
+struct Known {
+    int rows = 1;              ///< so many rows at a time
+    int vectors = 1;           ///< activations
+    bool zero_points = false;  ///< the weight has them
+    std::int64_t span = 0;     ///< so many codes between two looks at scales, and whole spans only; or 0
+    bool two_blocks = false;   ///< a span is two blocks
+    bool next_near = false;    ///< the next rows fit the first-level cache
+
+    [[nodiscard]] constexpr Known with_rows(int count) const {
+        Known changed = *this;
+        changed.rows = count;
+        return changed;
+    }
 };
 
 /// Sums of a span of Rows rows by Vectors activations.
@@ -29,7 +38,7 @@ struct SpanSums {
 /// `count` codes, which are whole steps or the last of their rows, by x, whose activations are padded_k apart. Rows of
 /// codes, and those after them at `next`, are addressed by their distances from the first, so that the loop does with
 /// the registers there are. `tables`: of packed codes.
-template <class C, RowsHave What, class Decoder, int Rows, int Vectors>
+template <class C, Known What, class Decoder, int Rows, int Vectors>
 BRECCIA_INLINE void add_up_span(Decoder& decoder, const std::uint8_t* codes, const std::uint8_t* next,
                                 const std::int64_t (&codes_to)[Rows], const I (&tables)[Rows], std::int64_t count,
                                 const std::uint16_t* x, std::int64_t padded_k, SpanSums<Rows, Vectors>& sums) {
@@ -100,11 +109,12 @@ template <class C, int Vectors>
                                                std::int64_t padded_k, SpanSums<1, Vectors>& sums) {
     TableDecoder<C> decoder;
     const I no_tables[1] = {};
-    add_up_span<C, RowsHave{.next_near = true}>(decoder, codes, codes, {0}, no_tables, count, x, padded_k, sums);
+    add_up_span<C, Known{.next_near = true}>(decoder, codes, codes, {0}, no_tables, count, x, padded_k, sums);
 }
 
-template <class C, bool HasZero, class Decoder, int Rows, int Vectors, RowsHave What>
+template <class C, class Decoder, Known What>
 static void gemv_rows(const Gemv& g, std::int64_t row) {
+    constexpr int rows = What.rows, vectors = What.vectors;
     constexpr bool packed = C::bits == 4;
     constexpr std::int64_t step = row_step(packed);
     const CodeRows& w = g.w;
@@ -127,16 +137,16 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
             scale_index, _mm512_cmpge_epi32_mask(in_step, i_set(static_cast<int>(i * w.block))), scale_index, i_set(1));
 
     const std::uint8_t* codes = w.codes + row * w.row_stride;
-    const std::uint8_t* next = codes + Rows * w.row_stride;
+    const std::uint8_t* next = codes + rows * w.row_stride;
     const std::int64_t first_scale_row = w.scale_row_of(row);
-    const std::uint8_t* zeros = HasZero ? w.zero_points + first_scale_row * w.zero_row_stride : nullptr;
+    const std::uint8_t* zeros = What.zero_points ? w.zero_points + first_scale_row * w.zero_row_stride : nullptr;
     const std::uint8_t* special = Decoder::is_told ? w.special + row / special_rows * spans : nullptr;
-    std::uintptr_t scales = 0, scales_to[Rows] = {};
-    std::int64_t codes_to[Rows] = {}, zeros_to[Rows] = {};
-    I tables[Rows];
-    F total_f32x16[Rows][Vectors];
+    std::uintptr_t scales = 0, scales_to[rows] = {};
+    std::int64_t codes_to[rows] = {}, zeros_to[rows] = {};
+    I tables[rows];
+    F total_f32x16[rows][vectors];
 #pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r) {
+    for (int r = 0; r < rows; ++r) {
         const std::int64_t scale_row = r == 0 ? first_scale_row : w.scale_row_of(row + r);
         const auto at = reinterpret_cast<std::uintptr_t>(
             row_scales(w.scales + scale_row * w.scale_row_stride, w.scale_type, blocks, w.scale_scratch + r * blocks));
@@ -144,33 +154,33 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
         scales_to[r] = at - scales;
         codes_to[r] = r * w.row_stride;
         zeros_to[r] = (scale_row - first_scale_row) * w.zero_row_stride;
-        if constexpr (packed && !HasZero) tables[r] = nibble_table<C>(0);
+        if constexpr (packed && !What.zero_points) tables[r] = nibble_table<C>(0);
 #pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) total_f32x16[r][v] = f_set(0.0F);
+        for (int v = 0; v < vectors; ++v) total_f32x16[r][v] = f_set(0.0F);
     }
 
     const std::uint16_t* x = g.x;
     for (std::int64_t left = w.k; left > 0; left -= span) {
         const std::int64_t count = What.span > 0 || left >= span ? span : left;
-        if constexpr (packed && HasZero) {
+        if constexpr (packed && What.zero_points) {
 #pragma GCC unroll 4
-            for (int r = 0; r < Rows; ++r) tables[r] = nibble_table<C>(zeros[zeros_to[r]]);
+            for (int r = 0; r < rows; ++r) tables[r] = nibble_table<C>(zeros[zeros_to[r]]);
             zeros += next_scales;
         }
-        SpanSums<Rows, Vectors> sums;
+        SpanSums<rows, vectors> sums;
         Decoder decoder{};
         add_up_span<C, What>(decoder, codes, next, codes_to, tables, count, x, padded_k, sums);
         if constexpr (!Decoder::knows_all) {
             const unsigned told = Decoder::is_told ? *special++ >> row % special_rows : 0;
             if (Decoder::is_told ? told != 0 : decoder.failed()) [[unlikely]] {
 #pragma GCC unroll 4
-                for (int r = 0; r < Rows; ++r) {
+                for (int r = 0; r < rows; ++r) {
                     const std::uint8_t* from = codes + codes_to[r];
                     if (Decoder::is_told ? (told >> r & 1) == 0 : !leaves_some<Decoder>(from, count)) continue;
-                    SpanSums<1, Vectors> by_tables;
+                    SpanSums<1, vectors> by_tables;
                     add_up_by_tables<C>(from, count, x, padded_k, by_tables);
 #pragma GCC unroll 8
-                    for (int v = 0; v < Vectors; ++v) sums.of[r][v] = by_tables.of[0][v];
+                    for (int v = 0; v < vectors; ++v) sums.of[r][v] = by_tables.of[0][v];
                 }
             }
         }
@@ -178,7 +188,7 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
         next += packed ? span / 2 : span;
         x += span;
 #pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r) {
+        for (int r = 0; r < rows; ++r) {
             const auto* at = reinterpret_cast<const float*>(scales + scales_to[r]);
             F scale_f32x16 = f_set(*at);
             if constexpr (What.two_blocks) {  // a whole register would lie across cache lines
@@ -190,55 +200,55 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
                 scale_f32x16 = _mm512_permutexvar_ps(scale_index, f_load_n(at, n));
             }
 #pragma GCC unroll 8
-            for (int v = 0; v < Vectors; ++v)
+            for (int v = 0; v < vectors; ++v)
                 total_f32x16[r][v] = f_multiply_add(sums.of[r][v], scale_f32x16, total_f32x16[r][v]);
         }
         scales += next_scales * sizeof(float);
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r)
+    for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) g.out[(row + r) * Vectors + v] = f_sum(total_f32x16[r][v]);
+        for (int v = 0; v < vectors; ++v) g.out[(row + r) * vectors + v] = f_sum(total_f32x16[r][v]);
 }
 
-template <class C, bool HasZero, class Decoder, int Vectors, RowsHave What = RowsHave{}>
+template <class C, class Decoder, Known What>
 static void gemv_vectors(const Gemv& g) {
-    constexpr int rows = Vectors == 1 ? 4 : Vectors <= 3 ? 2 : 1;
+    constexpr int rows = What.vectors == 1 ? 4 : What.vectors <= 3 ? 2 : 1;
     std::int64_t row = 0;
-    for (; row + rows <= g.w.rows; row += rows) gemv_rows<C, HasZero, Decoder, rows, Vectors, What>(g, row);
-    for (; row < g.w.rows; ++row) gemv_rows<C, HasZero, Decoder, 1, Vectors, What>(g, row);
+    for (; row + rows <= g.w.rows; row += rows) gemv_rows<C, Decoder, What.with_rows(rows)>(g, row);
+    for (; row < g.w.rows; ++row) gemv_rows<C, Decoder, What.with_rows(1)>(g, row);
 }
 
-template <class C, bool HasZero, class Decoder>
+template <class C, class Decoder, bool HasZero = false>
 static void gemv_one(const Gemv& g) {
     constexpr std::int64_t step = row_step(C::bits == 4);
     const CodeRows& w = g.w;
     if (2 * w.block == step && w.k % step == 0)
-        return gemv_vectors<C, HasZero, Decoder, 1, RowsHave{.span = step, .two_blocks = true}>(g);
+        return gemv_vectors<C, Decoder, Known{.zero_points = HasZero, .span = step, .two_blocks = true}>(g);
     const bool cut = !Decoder::knows_all && w.block >= w.k;
     const bool known = (w.block == usual_span || cut) && w.k % usual_span == 0;
     if (w.block >= step && next_rows_fit(w, 2 * w.k))
-        return known ? gemv_vectors<C, HasZero, Decoder, 1, RowsHave{.span = usual_span, .next_near = true}>(g)
-                     : gemv_vectors<C, HasZero, Decoder, 1, RowsHave{.next_near = true}>(g);
-    known ? gemv_vectors<C, HasZero, Decoder, 1, RowsHave{.span = usual_span}>(g)
-          : gemv_vectors<C, HasZero, Decoder, 1>(g);
+        return known ? gemv_vectors<C, Decoder, Known{.zero_points = HasZero, .span = usual_span, .next_near = true}>(g)
+                     : gemv_vectors<C, Decoder, Known{.zero_points = HasZero, .next_near = true}>(g);
+    known ? gemv_vectors<C, Decoder, Known{.zero_points = HasZero, .span = usual_span}>(g)
+          : gemv_vectors<C, Decoder, Known{.zero_points = HasZero}>(g);
 }
 
-template <class C, bool HasZero, class Decoder>
+template <class C, class Decoder, bool HasZero = false>
 static void gemv_any(const Gemv& g) {
     switch (g.vectors) {
-        case 1: return gemv_one<C, HasZero, Decoder>(g);
-        case 2: return gemv_vectors<C, HasZero, Decoder, 2>(g);
-        case 3: return gemv_vectors<C, HasZero, Decoder, 3>(g);
-        case 4: return gemv_vectors<C, HasZero, Decoder, 4>(g);
-        case 6: return gemv_vectors<C, HasZero, Decoder, 6>(g);
-        default: return gemv_vectors<C, HasZero, Decoder, 8>(g);
+        case 1: return gemv_one<C, Decoder, HasZero>(g);
+        case 2: return gemv_vectors<C, Decoder, Known{.vectors = 2, .zero_points = HasZero}>(g);
+        case 3: return gemv_vectors<C, Decoder, Known{.vectors = 3, .zero_points = HasZero}>(g);
+        case 4: return gemv_vectors<C, Decoder, Known{.vectors = 4, .zero_points = HasZero}>(g);
+        case 6: return gemv_vectors<C, Decoder, Known{.vectors = 6, .zero_points = HasZero}>(g);
+        default: return gemv_vectors<C, Decoder, Known{.vectors = 8, .zero_points = HasZero}>(g);
     }
 }
 
 template <class C>
 static void gemv_bf16(const Gemv& g) {
     if constexpr (C::bits == 4 && C::family == CodecFamily::integer)
-        if (g.w.zero_points != nullptr) return gemv_any<C, true, TableDecoder<C>>(g);
-    gemv_any<C, false, TableDecoder<C>>(g);
+        if (g.w.zero_points != nullptr) return gemv_any<C, TableDecoder<C>, true>(g);
+    gemv_any<C, TableDecoder<C>>(g);
 }

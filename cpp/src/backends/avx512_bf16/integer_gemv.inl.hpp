@@ -4,74 +4,6 @@
 // signed bytes (Digits), and vpdpbusd adds up four products a lane. What the codes are too large by is in the sums'
 // first value. A step's sum is exact; it becomes a float once and takes its scale.
 
-/// Codes as unsigned bytes: a code's value is (byte - offset) * unit.
-template <class C>
-struct CodeBytes {
-    static constexpr bool packed = C::bits == 4;
-    static constexpr int vectors = packed ? 2 : 1;
-    static constexpr int codes = 1 << C::bits;
-    static constexpr float unit = C::decode(1);
-    static constexpr float lowest = [] {
-        float least = 0;
-        for (int i = 0; i < codes; ++i)
-            least = C::decode(static_cast<std::uint8_t>(i)) < least ? C::decode(static_cast<std::uint8_t>(i)) : least;
-        return least;
-    }();
-    static constexpr int offset = static_cast<int>(-lowest / unit);
-    static constexpr auto table = [] {
-        struct {
-            alignas(64) std::uint8_t byte[64];
-        } of{};
-        for (int i = 0; i < 64; ++i) {
-            const float value = C::decode(static_cast<std::uint8_t>(i % codes)) - lowest;
-            of.byte[i] = static_cast<std::uint8_t>(value / unit);
-        }
-        return of;
-    }();
-
-    BRECCIA_INLINE void read(I bytes, I (&out)[vectors]) {
-        const I above = packed ? _mm512_srli_epi64(bytes, 4) : bytes;
-        if constexpr (packed && C::family == CodecFamily::integer) {
-            constexpr int a_and_b = 0xC0, a_and_b_xor_c = 0x6A;
-            // A two's complement integer is offset by turning its sign over.
-            constexpr int op = offset != 0 ? a_and_b_xor_c : a_and_b;
-            out[0] = _mm512_ternarylogic_epi32(bytes, b_set(15), b_set(8), op);
-            out[1] = _mm512_ternarylogic_epi32(above, b_set(15), b_set(8), op);
-        } else if constexpr (C::family == CodecFamily::integer) {
-            out[0] = offset == 0 ? bytes : _mm512_xor_si512(bytes, b_set(0x80));
-        } else {  // the table repeats: what is above a packed code does no harm
-            const I table_u8x64 = _mm512_load_si512(table.byte);
-            out[0] = _mm512_permutexvar_epi8(bytes, table_u8x64);
-            if constexpr (packed) out[1] = _mm512_permutexvar_epi8(above, table_u8x64);
-        }
-    }
-};
-
-/// Formats whose values are few enough multiples of one number.
-template <class C>
-inline constexpr bool has_code_bytes = [] {
-    if constexpr (C::family == CodecFamily::exponent)
-        return false;
-    else
-        return C::max / C::decode(1) <= 128;
-}();
-
-/// A step's sums of products with `Count` digits, as the integers that they stand for.
-template <class C, int Count>
-BRECCIA_INLINE I integer_sum(const I (&codes)[CodeBytes<C>::vectors], const std::int8_t (*digits)[128], I offsets) {
-    I total = i_set(0);
-    // Every digit has a sum of its own: one chain of products would be three times as long.
-#pragma GCC unroll 3
-    for (int d = 0; d < Count; ++d) {
-        I sum = d + 1 < Count ? i_set(0) : offsets;
-#pragma GCC unroll 2
-        for (int v = 0; v < CodeBytes<C>::vectors; ++v)
-            sum = _mm512_dpbusd_epi32(sum, codes[v], _mm512_load_si512(digits[d] + v * 64));
-        total = d == 0 ? sum : i_add(_mm512_slli_epi32(total, 8), sum);
-    }
-    return total;
-}
-
 /// One to a step or to several, or several to a step: as floats, or as codes that become floats by a shift.
 enum class RowScales : std::uint8_t { one, floats, e4m3, e8m0 };
 
@@ -100,6 +32,35 @@ static bool shift_makes_floats(const std::byte* codes, ScaleType type, std::int6
                                             b_set(most - least), _MM_CMPINT_NLE);
     }
     return others == 0;
+}
+
+/// Which of a step's `per_step` scales each lane takes; of codes, the byte that comes to its highest, above zeros.
+template <RowScales Scales>
+BRECCIA_INLINE I scales_of_lanes(int per_step) {
+    const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const I scale = _mm512_srli_epi32(_mm512_mullo_epi32(lane, i_set(per_step)), 4);
+    if constexpr (Scales != RowScales::e4m3 && Scales != RowScales::e8m0) return scale;
+    return i_or(_mm512_slli_epi32(scale, 24), i_set(0x0080'8080));
+}
+
+/// The scales of a row's step, lane by lane.
+template <class C, RowScales Scales>
+BRECCIA_INLINE F step_scale(const std::byte* at, I scale_of_lane) {
+    if constexpr (Scales == RowScales::one) {
+        float scale;
+        __builtin_memcpy(&scale, at, sizeof scale);
+        return f_set(scale);
+    } else if constexpr (Scales == RowScales::floats) {
+        return _mm512_permutexvar_ps(scale_of_lane,
+                                     _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(at))));
+    } else {
+        constexpr int width = scale_bytes<C, Scales>;
+        long long word = 0;
+        __builtin_memcpy(&word, at, width);
+        const I all = width == 8 ? _mm512_set1_epi64(word) : i_set(static_cast<int>(word));
+        constexpr int to_exponent = Scales == RowScales::e4m3 ? 4 : 1;
+        return as_float(_mm512_srli_epi32(_mm512_shuffle_epi8(all, scale_of_lane), to_exponent));
+    }
 }
 
 /// Four rows, the last one again where there are fewer. Their addresses are distances from the first's, so that the
@@ -135,27 +96,9 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
                            w.scale_scratch + r * blocks);
         total_f32x16[r] = f_set(0.0F);
     }
-    // Which of a step's scales a lane takes; of codes, the byte that comes to its highest, above zeros.
-    const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    I scale_of_lane = _mm512_srli_epi32(_mm512_mullo_epi32(lane, i_set(static_cast<int>(per_step))), 4);
-    if constexpr (coded) scale_of_lane = i_or(_mm512_slli_epi32(scale_of_lane, 24), i_set(0x0080'8080));
-    const auto scale_at = [&](const std::byte* at) BRECCIA_INLINE_LAMBDA {
-        if constexpr (Scales == RowScales::one) {
-            float scale;
-            __builtin_memcpy(&scale, at, sizeof scale);
-            return f_set(scale);
-        } else if constexpr (Scales == RowScales::floats) {
-            return _mm512_permutexvar_ps(scale_of_lane,
-                                         _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(at))));
-        } else {
-            constexpr int width = scale_bytes<C, Scales>;
-            long long word = 0;
-            __builtin_memcpy(&word, at, width);
-            const I all = width == 8 ? _mm512_set1_epi64(word) : i_set(static_cast<int>(word));
-            constexpr int to_exponent = Scales == RowScales::e4m3 ? 4 : 1;
-            return as_float(_mm512_srli_epi32(_mm512_shuffle_epi8(all, scale_of_lane), to_exponent));
-        }
-    };
+    I scale_of_lane = scales_of_lanes<Scales>(static_cast<int>(per_step));
+    const auto scale_at = [&](const std::byte* at)
+                              BRECCIA_INLINE_LAMBDA { return step_scale<C, Scales>(at, scale_of_lane); };
 
     const DigitStep* step = g.x->steps;
     const auto by_digits = [&]<int Count>(const std::uint8_t* next) BRECCIA_INLINE_LAMBDA {
@@ -266,174 +209,4 @@ static void integer_gemv(const IntegerGemv& g) {
     constexpr std::int64_t step_bytes = 9 * 64;  // of a DigitStep, what is read where digits are few
     const std::int64_t steps = (g.w.k + row_step(CodeBytes<C>::packed) - 1) / row_step(CodeBytes<C>::packed);
     next_rows_fit(g.w, steps * step_bytes) ? integer_gemv_of<C, true>(g) : integer_gemv_of<C, false>(g);
-}
-
-/// The bits of the largest magnitude of a step.
-template <std::int64_t Step>
-static int largest_bits(const float* x) {
-    I most = i_set(0);
-    for (std::int64_t k = 0; k < Step; k += 16) most = i_max(most, i_and(as_bits(f_load(x + k)), i_set(0x7FFF'FFFF)));
-    return i_max_lane(most);
-}
-
-/// The exponent of a number that is neither zero nor infinite nor NaN.
-constexpr int exponent_of(int bits) { return (bits >> 23) - 127; }
-
-/// Digits of a step's elements: [digit][element].
-template <class C>
-using ElementDigits = std::int8_t[3][row_step(CodeBytes<C>::packed)];
-
-/// `count` digits of v, which are so many bytes: |v| < 2^(8 count - 1) - 2^(8 count - 8). Returns what they leave;
-/// those of 16 elements go to digits[...][at].
-template <class C>
-BRECCIA_INLINE F f_take_digits(F v, int count, ElementDigits<C>& digits, std::int64_t at) {
-    I rest = _mm512_cvtps_epi32(v);
-    const F left = f_sub(v, _mm512_cvtepi32_ps(rest));
-    for (int d = count - 1; d >= 0; --d) {
-        const I digit = d == 0 ? rest : _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(digits[d] + at), _mm512_cvtepi32_epi8(digit));
-        rest = _mm512_srai_epi32(i_sub(rest, digit), 8);
-    }
-    return left;
-}
-
-/// A step's digits in the order of the codes' bytes, and minus the sum of the integers that a lane meets. Returns which
-/// doublewords of the last digit are not all zeros.
-template <class C>
-static Mask put_digits(const ElementDigits<C>& digits, int count, int times, std::int8_t (*out)[128],
-                       std::int32_t* offsets, std::int64_t run, std::int32_t (*runs)[16]) {
-    constexpr int vectors = CodeBytes<C>::vectors;
-    I total = i_set(0);
-    Mask last = 0;
-    for (int d = 0; d < count; ++d) {
-        I bytes[vectors];
-        bytes[0] = _mm512_loadu_si512(digits[d]);
-        if constexpr (vectors == 2) {
-            const I low = bytes[0], high = _mm512_loadu_si512(digits[d] + 64);
-            const auto join = [](__m256i a, __m256i b)
-                                  BRECCIA_INLINE_LAMBDA { return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1); };
-            bytes[0] = join(_mm512_cvtepi16_epi8(low), _mm512_cvtepi16_epi8(high));
-            bytes[1] =
-                join(_mm512_cvtepi16_epi8(_mm512_srli_epi16(low, 8)), _mm512_cvtepi16_epi8(_mm512_srli_epi16(high, 8)));
-        }
-        I sum = i_set(0);
-        last = 0;
-        for (int v = 0; v < vectors; ++v) {
-            last = m_or(last, _mm512_test_epi32_mask(bytes[v], bytes[v]));
-            _mm512_store_si512(out[d] + v * 64, bytes[v]);
-            sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), bytes[v]);
-        }
-        if (run > 0) {
-            alignas(64) std::int32_t doublewords[16];
-            i_store(doublewords, _mm512_mullo_epi32(sum, i_set(-times)));
-            std::int32_t* of_run = runs[d];
-            for (std::int64_t first = 0; first < 16; first += run, ++of_run) {
-                *of_run = 0;
-                for (std::int64_t j = first; j < first + run; ++j) *of_run += doublewords[j];
-            }
-        }
-        total = i_add(_mm512_slli_epi32(total, 8), sum);
-    }
-    i_store(offsets, _mm512_mullo_epi32(total, i_set(-times)));
-    return last;
-}
-
-/// The elements of a step whose products a lane adds up.
-template <class C>
-inline constexpr int lane_elements = CodeBytes<C>::packed ? 8 : 4;
-
-/// The bits of the largest magnitude among those that a lane adds up, in the place of each.
-template <class C>
-BRECCIA_INLINE I lane_magnitudes(F x) {
-    I most = i_and(as_bits(x), i_set(0x7FFF'FFFF));
-    most = i_max(most, _mm512_shuffle_epi32(most, _MM_PERM_CDAB));
-    most = i_max(most, _mm512_shuffle_epi32(most, _MM_PERM_BADC));
-    if constexpr (lane_elements<C> == 8) most = i_max(most, _mm512_shuffle_i32x4(most, most, 0b10'11'00'01));
-    return most;
-}
-
-/// Powers of two that make integers of numbers whose largest magnitude has the bits `most`, and of these numbers
-/// again: as large as three bytes hold, so that the third is seldom needed, below 2^23 - 2^16. Bytes of codes are
-/// larger than packed ones, and for the sums of a lane to fit in 32 bits theirs are below 2^21.
-template <class C>
-BRECCIA_INLINE void digit_units(I most, F& up, F& unit) {
-    I top = i_set(CodeBytes<C>::packed ? 22 : 20);
-    if constexpr (CodeBytes<C>::packed)
-        top = i_sub(top, i_select(i_less(i_and(most, i_set(0x7F'FFFF)), i_set(0x7E'0000)), i_set(0), i_set(1)));
-    const I unit_exponent = i_sub(_mm512_srli_epi32(most, 23), top);
-    unit = as_float(_mm512_slli_epi32(unit_exponent, 23));
-    up = as_float(_mm512_slli_epi32(i_sub(i_set(254), unit_exponent), 23));
-}
-
-template <class C>
-static bool pack_step(const PackDigits& p, std::int64_t s) {
-    constexpr std::int64_t step = row_step(CodeBytes<C>::packed);
-    DigitStep& to = p.out->steps[s];
-    const float* x = p.x + s * step;
-    const int largest = largest_bits<step>(x), exponent = exponent_of(largest);
-    // Of a weight in rows, lanes whose elements are smaller have a smaller unit, and so fewer third digits.
-    constexpr int fineness = 7;
-    const bool one_unit = p.run > 0 || exponent < -100;
-    const int least = exponent - fineness > -100 ? exponent - fineness : -100;
-    const I at_least = i_set(one_unit ? largest : static_cast<int>(bits_of(exp2i(least))));
-    const F zero = f_set(0.0F);
-    alignas(64) float left[step], units[step];
-    ElementDigits<C> digits;
-    Mask lost = 0, any = 0;
-    for (std::int64_t k = 0; k < step; k += 16) {
-        const F value = f_load(x + k);
-        const I most = i_max(lane_magnitudes<C>(value), at_least);
-        F up_f32x16 = f_set(1.0F), unit_f32x16 = up_f32x16;
-        // Where all are zero or subnormal there is none to go by; the latter leave something behind.
-        if (exponent >= -100) digit_units<C>(most, up_f32x16, unit_f32x16);
-        const F v = f_mul(value, up_f32x16);
-        const F rest = f_take_digits<C>(v, DigitStep::first, digits, k);
-        f_store(left + k, rest);
-        f_store(units + k, unit_f32x16);
-        any = m_or(any, _mm512_cmp_ps_mask(rest, zero, _CMP_NEQ_UQ));
-        lost = m_or(lost, _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(v, zero, _CMP_EQ_OQ), value, zero, _CMP_NEQ_UQ));
-    }
-    if (lost != 0) return false;
-    const int times = p.zero_points ? 1 : CodeBytes<C>::offset;
-    to.thirds = static_cast<std::uint16_t>(
-        put_digits<C>(digits, DigitStep::first, times, to.digits, to.offsets[0], p.run, to.runs));
-    for (int lane = 0; lane < 16; ++lane)
-        to.units[lane] = units[lane * lane_elements<C>] * (CodeBytes<C>::unit * p.out->bias);
-    int further = 0;
-    while (any != 0) {
-        if (++further > DigitStep::most - DigitStep::first) return false;
-        const F more_f32x16 = f_set(exp2i(8 * further - 1));
-        any = 0;
-        for (std::int64_t k = 0; k < step; k += 16) {
-            const F rest = f_take_digits<C>(f_mul(f_load(left + k), more_f32x16), further, digits, k);
-            any = m_or(any, _mm512_cmp_ps_mask(rest, zero, _CMP_NEQ_UQ));
-        }
-    }
-    to.further = static_cast<std::uint8_t>(further);
-    to.count = static_cast<std::uint8_t>(to.thirds == 0 && further == 0 ? 2 : DigitStep::first + further);
-    if (further > 0) {
-        put_digits<C>(digits, further, times, to.digits + DigitStep::first, to.offsets[1], p.run,
-                      to.runs + DigitStep::first);
-        to.smaller = exp2i(1 - 8 * further);
-    }
-    return true;
-}
-
-template <class C>
-static bool pack_digits(const PackDigits& p) {
-    constexpr std::int64_t step = row_step(CodeBytes<C>::packed);
-    int least = 0, most = 0;
-    for (std::int64_t s = 0; s < p.steps; ++s) {
-        const int exponent = exponent_of(largest_bits<step>(p.x + s * step));
-        if (exponent > 100) return false;  // infinities and NaN, too
-        if (exponent < -126) continue;
-        least = exponent < least ? exponent : least;
-        most = exponent > most ? exponent : most;
-    }
-    // Sums times E4M3 scales, without the scales' bias or with it, stay within float32's range: the least digit there
-    // is, 2^-51 of its step's largest, by the least scale that is not subnormal; and the largest by 2^20 codes of 127.
-    p.out->bias = p.scale_type == ScaleType::e4m3 && least >= -20 && most <= 17 ? exp2i(73) : 1.0F;
-    for (std::int64_t s = 0; s < p.steps; ++s)
-        if (!pack_step<C>(p, s)) return false;
-    return true;
 }

@@ -2,7 +2,7 @@
 #include "backends/avx512_bf16/target.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
-namespace breccia::avx512_bf16 {
+namespace breccia::inline v0_3::avx512_bf16 {
 namespace {
 // clang-format off: sorting would break the order
 #include "backends/avx512_bf16/vocabulary.inl.hpp"
@@ -16,7 +16,9 @@ namespace {
 #include "backends/avx512_bf16/row_scales.inl.hpp"
 #include "backends/avx512_bf16/gemv.inl.hpp"
 #include "backends/avx512_bf16/lanes.inl.hpp"
+#include "backends/avx512_bf16/code_bytes.inl.hpp"
 #include "backends/avx512_bf16/integer_gemv.inl.hpp"
+#include "backends/avx512_bf16/digits.inl.hpp"
 #include "backends/avx512_bf16/integer_lanes.inl.hpp"
 // clang-format on
 
@@ -63,5 +65,5 @@ constexpr BF16Kernels bf16 = make_bf16_kernels({.gemm = gemm_bf16,
 extern constinit const MatmulKernels matmul_kernels;
 constinit const MatmulKernels matmul_kernels = make_matmul_kernels(&bf16);
 
-}  // namespace breccia::avx512_bf16
+}  // namespace breccia::inline v0_3::avx512_bf16
 BRECCIA_TARGET_END

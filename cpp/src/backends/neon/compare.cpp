@@ -2,7 +2,7 @@
 #include "backends/neon/target.hpp"
 #include "quantize/compare_kernels.hpp"
 
-namespace breccia::neon {
+namespace breccia::inline v0_3::neon {
 namespace {
 inline constexpr int vector_bytes = 16;
 #include "kernels/compare_kernels.inl.hpp"
@@ -11,4 +11,4 @@ inline constexpr int vector_bytes = 16;
 extern constinit const CompareKernels compare_kernels;
 constinit const CompareKernels compare_kernels = make_compare_kernels();
 
-}  // namespace breccia::neon
+}  // namespace breccia::inline v0_3::neon

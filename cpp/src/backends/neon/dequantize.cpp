@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/neon/target.hpp"
 
-namespace breccia::neon {
+namespace breccia::inline v0_3::neon {
 namespace {
 #include "backends/neon/vocabulary.inl.hpp"
 #include "kernels/dequantize_kernels.inl.hpp"
@@ -10,4 +10,4 @@ namespace {
 extern constinit const DequantizeKernels dequantize_kernels;
 constinit const DequantizeKernels dequantize_kernels = make_dequantize_kernels();
 
-}  // namespace breccia::neon
+}  // namespace breccia::inline v0_3::neon

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/neon/target.hpp"
 
-namespace breccia::neon {
+namespace breccia::inline v0_3::neon {
 namespace {
 #include "backends/neon/vocabulary.inl.hpp"
 #include "kernels/quantize_kernels.inl.hpp"
@@ -10,4 +10,4 @@ namespace {
 extern constinit const QuantizeKernels quantize_kernels;
 constinit const QuantizeKernels quantize_kernels = make_quantize_kernels();
 
-}  // namespace breccia::neon
+}  // namespace breccia::inline v0_3::neon

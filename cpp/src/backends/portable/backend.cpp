@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/kernel_table.hpp"
 
-namespace breccia::portable {
+namespace breccia::inline v0_3::portable {
 
 extern constinit const QuantizeKernels quantize_kernels;
 extern constinit const DequantizeKernels dequantize_kernels;
@@ -15,4 +15,4 @@ constinit const KernelTable kernels{.name = "portable",
                                     .matmul = matmul_kernels,
                                     .compare = compare_kernels};
 
-}  // namespace breccia::portable
+}  // namespace breccia::inline v0_3::portable

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/portable/target.hpp"
 
-namespace breccia::portable {
+namespace breccia::inline v0_3::portable {
 namespace {
 #include "backends/portable/vocabulary.inl.hpp"
 #include "kernels/dequantize_kernels.inl.hpp"
@@ -10,4 +10,4 @@ namespace {
 extern constinit const DequantizeKernels dequantize_kernels;
 constinit const DequantizeKernels dequantize_kernels = make_dequantize_kernels();
 
-}  // namespace breccia::portable
+}  // namespace breccia::inline v0_3::portable

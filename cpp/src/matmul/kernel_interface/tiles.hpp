@@ -5,7 +5,7 @@
 
 #include "breccia/recipe.hpp"
 
-namespace breccia {
+namespace breccia::inline v0_3 {
 
 /// out(n, v) = sum over k of w(n, k) x(v, k).
 ///     out(n, v)   = out[n * 16 + v], room for a multiple of 16 rows
@@ -39,4 +39,4 @@ struct TileRows {
     float* out = nullptr;
 };
 
-}  // namespace breccia
+}  // namespace breccia::inline v0_3
