@@ -179,3 +179,19 @@ def test_the_base_classes_are_abstract():
         recipes.ScalingRecipe()
     with pytest.raises(TypeError, match="abstract"):
         breccia.Layout().validate(u8(4, 8), f32())
+
+
+@cases.ALL
+def test_what_a_scale_is_stored_as(recipe):
+    scaled = breccia.cast(cases.normal(cases.shape_for(recipe)), recipe)
+    stored = recipes.choices(recipe).scale
+    coded = recipes.scale_format(recipe)
+    if coded is None:
+        assert str(scaled.scale.dtype) in (stored, {"bfloat16": "uint16"}.get(stored))
+    else:
+        assert coded == stored
+        assert scaled.scale.dtype == np.uint8
+        assert coded == ("float8_e4m3fn" if recipe.name == "nvfp4" else "float8_e8m0fnu")
+        assert scaled.view().scale.dtype.name == coded
+    assert recipes.choices(recipe).has_zero_point == (scaled.zero_point is not None)
+    assert recipes.choices(recipe).two_level == (scaled.global_scale is not None)
