@@ -244,7 +244,8 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         super().__setstate__(state)
         if not isinstance(self._form, Form):  # older pickles hold packing, dtype and layout
             packing, dtype, layout = self._form
-            self._form = Form(self.recipe, layout, packing, dtype)
+            parts = tuple(part for part in PARTS if getattr(self, f"weight_{part}") is not None)
+            self._form = Form(self.recipe, layout, packing, dtype, parts)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Codes look like floats to torch: as bytes they move between devices and nothing else happens to them.

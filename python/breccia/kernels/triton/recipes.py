@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from breccia.cuts import blocks_of
 from breccia.kernels.triton.runtime import ELEMENTS
 from breccia.recipes import Choices, choices, global_divides, scale_format
 
@@ -51,7 +52,7 @@ def plan(recipe: Any) -> Plan:
     if not element or global_divides(recipe):
         return Plan("core", element)
     chosen = choices(recipe)
-    made = _plain(chosen, element, _block(recipe.layout))
+    made = _plain(chosen, element, blocks_of(recipe.layout))
     if not chosen.has_zero_point and not chosen.searches:
         return made
     if made.kind not in ("block", "nvfp4") or made.block[0] != 1 or made.block[1] not in (16, 32, 64, 128):
@@ -73,15 +74,6 @@ def _plain(chosen: Choices, element: str, block: tuple[int, int]) -> Plan:
     powers = rows & (rows - 1) == 0 and cols & (cols - 1) == 0
     fits = powers and cols >= 2 and rows * max(cols, 16) <= 16384
     return Plan("block" if fits else "core", element, rule, block, scale, packed)
-
-
-def _block(layout: Any) -> tuple[int, int]:
-    """Rows and columns of a scale, 0 for all of them."""
-    if layout.name == "per_tensor":
-        return 0, 0
-    if layout.name == "per_channel":
-        return 1, 0
-    return (1, layout.block_size) if layout.name == "per_block_k" else (layout.block_m, layout.block_n)
 
 
 def finds_exact_scales(source: Any, layout: Any, target: Any) -> bool:
@@ -110,7 +102,7 @@ def _refines(source: Any, target: Any) -> bool:
         return True
     if source.axis != -1:
         return False
-    (m, n), (tm, tn) = _block(source), _block(target)
+    (m, n), (tm, tn) = blocks_of(source), blocks_of(target)
     if source.name == "per_channel":
         return tm == 1
     return tn > 0 and m % tm == 0 and n % tn == 0
@@ -165,7 +157,7 @@ def operand(scaled: Any, exact: bool = True) -> Operand:
         scale,
         _ELEMENTS[recipe.element],
         sfmt,
-        _block(layout),
+        blocks_of(layout),
         source.is_packed,
         source.zero_point,
         global_scale,
