@@ -9,26 +9,16 @@ from typing import Any
 import torch
 
 from breccia.cuts import blocks_of
-from breccia.kernels.triton.runtime import ELEMENTS
+from breccia.kernels.triton.device.elements import BY_FORMAT, ELEMENTS
 from breccia.recipes import Choices, choices, global_divides, scale_format
 
 _SCALES = {None: "float", "float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}  # what kernels call a scale's codes
-_ELEMENTS = {
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-    "float6_e2m3fn": "e2m3",
-    "float6_e3m2fn": "e3m2",
-    "float4_e2m1fn": "e2m1",
-    "int4": "int4",
-    "uint4": "uint4",
-    "int8": "int8",
-}
 _TORCH_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def decodes(scaled: Any) -> bool:
     """Whether the kernels know the element format of a ScaledTensor."""
-    return scaled.recipe.element in _ELEMENTS
+    return scaled.recipe.element in BY_FORMAT
 
 
 @dataclass(frozen=True)
@@ -48,8 +38,9 @@ class Plan:
 
 def plan(recipe: Any) -> Plan:
     """The plan of a recipe."""
-    element = _ELEMENTS.get(recipe.element, "")
-    if not element or global_divides(recipe):
+    row = BY_FORMAT.get(recipe.element)
+    element = "" if row is None else row.name
+    if row is None or global_divides(recipe):
         return Plan("core", element)
     chosen = choices(recipe)
     made = _plain(chosen, element, blocks_of(recipe.layout))
@@ -79,8 +70,8 @@ def _plain(chosen: Choices, element: str, block: tuple[int, int]) -> Plan:
 def finds_exact_scales(source: Any, layout: Any, target: Any) -> bool:
     """Whether `conversion.requantize` finds every scale that loses nothing. It tries the source's own and a power of
     two: that is all where scales are powers of two, and enough where the source's own always does."""
-    a, b = ELEMENTS.get(_ELEMENTS.get(source.element, "")), ELEMENTS.get(_ELEMENTS.get(target.element, ""))
-    if a is None or b is None or target.name == "nvfp4" or choices(target).has_zero_point:
+    known = {source.element, target.element} <= BY_FORMAT.keys()
+    if not known or target.name == "nvfp4" or choices(target).has_zero_point:
         return False
     if scale_format(target) == "float8_e8m0fnu":
         return True
@@ -155,7 +146,7 @@ def operand(scaled: Any, exact: bool = True) -> Operand:
         scaled,
         codes if codes.element_size() == 1 and codes.dtype == torch.uint8 else codes.view(torch.uint8),
         scale,
-        _ELEMENTS[recipe.element],
+        BY_FORMAT[recipe.element].name,
         sfmt,
         blocks_of(layout),
         source.is_packed,
