@@ -38,37 +38,10 @@ def find_tile(pid, offset_ptr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constex
 
 @triton.jit
 def gemm_kernel(
-    x_ptr,
-    xs_ptr,
-    w_ptr,
-    s_ptr,
-    z_ptr,
-    g_ptr,
-    bias_ptr,
-    out_ptr,
-    offset_ptr,
-    T,
-    N,
-    K,
-    x_stride,
-    xs_row,
-    xs_col,
-    w_expert,
-    w_stride,
-    s_expert,
-    s_row,
-    s_col,
-    out_stride,
-    X: tl.constexpr,
-    FORM: tl.constexpr,
-    FOLD: tl.constexpr,
-    BIAS: tl.constexpr,
-    E: tl.constexpr,
-    EP: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
+    x_ptr, xs_ptr, w_ptr, s_ptr, z_ptr, g_ptr, bias_ptr, out_ptr, offset_ptr, T, N, K, x_stride, xs_row, xs_col,
+    w_expert, w_stride, s_expert, s_row, s_col, out_stride, X: tl.constexpr, FORM: tl.constexpr, FOLD: tl.constexpr,
+    BIAS: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     """X: the element format of x, None where it is a float. FORM: of w."""
     ELEMENT: tl.constexpr = FORM.element
     SCALE: tl.constexpr = FORM.scale
@@ -185,19 +158,10 @@ def gemm(
     if scale.ndim < w.ndim:
         scale = scale.reshape((*scale.shape, *(1,) * (w.ndim - scale.ndim)))
     scale = scale.view(torch.uint8) if sfmt in ("e8m0", "e4m3") and scale.dtype != torch.uint8 else scale
-    g = block[1]
     experts = 0 if offsets is None else w.shape[0]
     fold = sfmt in ("e8m0", "e4m3")
-    bk = 128 if (fold and g <= 128) or g == 0 or g >= 128 else g
-    # Tiles of 16 rows with 16 of K give wrong products in Triton 3.6, not in its interpreter.
-    bm = 16 if t <= 16 * max(1, experts) and bk > 16 else 64 if t <= 64 * max(1, experts) else 128
-    bn = 64 if bm <= 64 else 128
+    bm, bn, bk = _tile(t, block[1], fold, max(1, experts))
     tiles = triton.cdiv(t, bm) + experts
-    s_strides = (
-        (scale.stride(-3) if scale.ndim == 3 else 0, scale.stride(-2), scale.stride(-1))
-        if scale.numel() > 1
-        else (0, 0, 0)
-    )
     launch(
         gemm_kernel,
         (tiles, triton.cdiv(n, bn)),
@@ -218,7 +182,7 @@ def gemm(
         *((0, 0) if x_scale is None else x_scale.stride()),
         w.stride(0) if w.ndim == 3 else 0,
         w.stride(-2),
-        *s_strides,
+        *_scale_strides(scale),
         out.stride(0),
         X=x_element,
         FORM=Form(
@@ -241,3 +205,18 @@ def gemm(
         num_stages=3,
     )
     return out
+
+
+def _tile(rows: int, group: int, fold: bool, experts: int) -> tuple[int, int, int]:
+    """Rows, columns and elements of K of a tile."""
+    bk = 128 if (fold and group <= 128) or group == 0 or group >= 128 else group
+    # Tiles of 16 rows with 16 of K give wrong products in Triton 3.6, not in its interpreter.
+    bm = 16 if rows <= 16 * experts and bk > 16 else 64 if rows <= 64 * experts else 128
+    return bm, 64 if bm <= 64 else 128, bk
+
+
+def _scale_strides(scale: torch.Tensor) -> tuple[int, int, int]:
+    """Along experts, rows and K; 0 where one scale is for all."""
+    if scale.numel() <= 1:
+        return 0, 0, 0
+    return (scale.stride(-3) if scale.ndim == 3 else 0), scale.stride(-2), scale.stride(-1)
