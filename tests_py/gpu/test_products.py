@@ -316,9 +316,7 @@ def test_errors_before_any_launch() -> None:
         kernels.matmul(a, w.to("cpu").T)
     with pytest.raises(ValueError, match=r"must agree in K, got \(8, 128\) and \(16, 128\)$"):
         kernels.matmul(a, w)
-    with pytest.raises(
-        ValueError, match=r"^a \(M, K\) and b \(K, N\) must agree in K, got"
-    ):
+    with pytest.raises(ValueError, match=r"^a \(M, K\) and b \(K, N\) must agree in K, got"):
         kernels.block_scaled_matmul_triton(a, w)
     with pytest.raises(TypeError, match=r"^b must be a ScaledTensor, got Tensor$"):
         kernels.scaled_matmul_triton(a, randn((128, 16)))
