@@ -25,6 +25,8 @@ from breccia.kernels.triton.device.codecs import (
     encode_element,
     encode_nan,
     mx_exponent,
+    nvfp4_factor,
+    nvfp4_wanted,
     pack_nibbles,
     positive,
     unit_power,
@@ -34,7 +36,6 @@ from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.recipes import Plan
 from breccia.kernels.triton.runtime import contiguous_rows, launch, out_dtype_of_scale
 
-F32_MAX = tl.constexpr(3.4028234663852886e38)
 TILE, WARPS = 256, 1  # elements and warps of a program. One warp: with four, Triton 3.6 got a sum of float32 wrong
 NVFP4_RULES = ("transformer_engine", "torchao")
 
@@ -51,26 +52,15 @@ def stored_scale(s, SDT: tl.constexpr):
 @triton.jit
 def nvfp4_candidate(amax, candidate, stat_ptr, RULE: tl.constexpr):
     """(E4M3 code, value, factor)."""
-    one = tl.full(amax.shape, 1.0, tl.float32)
     lowest: tl.constexpr = 8 if RULE == "torchao" else 1
-    if RULE == "transformer_engine":
-        b = amax * tl.load(stat_ptr)
-    elif RULE == "torchao":
-        b = tl.maximum(tl.div_rn(tl.div_rn(amax, one * 6.0), one * tl.load(stat_ptr + 2)), 0.015625)
-    else:
-        b = tl.div_rn(amax, one * 6.0)
-    code = encode_element(b, E4M3).to(tl.int32)
+    code = encode_element(nvfp4_wanted(amax, stat_ptr, RULE), E4M3).to(tl.int32)
     # 0, 1, -1, 2, -2, 3, 4, 5, 6
     offset = tl.where(candidate > 4, candidate - 2, ((candidate + 1) // 2) * tl.where(candidate % 2 == 1, 1, -1))
     moved = code + offset
     code = tl.where((moved < lowest) | (moved > 0x7E), code, moved)
     v = decode_float(code, E4M3)
-    if RULE == "transformer_engine":
-        return code, v * tl.load(stat_ptr + 2), tl.minimum(tl.div_rn(one, v * tl.load(stat_ptr + 1)), F32_MAX)
-    elif RULE == "torchao":
-        return code, v * tl.load(stat_ptr + 2), tl.minimum(tl.div_rn(one * tl.load(stat_ptr + 3), v), F32_MAX)
-    else:
-        return code, v, tl.minimum(tl.div_rn(one, v), F32_MAX)
+    value = v if RULE == "single" else v * tl.load(stat_ptr + 2)
+    return code, value, nvfp4_factor(v, stat_ptr, RULE)
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from breccia.kernels.triton import runtime
 from breccia.kernels.triton.device.elements import ELEMENTS
 
 HW = tl.constexpr(runtime.HW)
+F32_MAX = tl.constexpr(3.4028234663852886e38)
 FUSED = HW  # the interpreter's fma rounds twice
 # NVFP4's scales and elements. The interpreter looks for attributes on a constexpr itself.
 E4M3, E2M1 = (ELEMENTS[name] if runtime.INTERPRETED else tl.constexpr(ELEMENTS[name]) for name in ("e4m3", "e2m1"))
@@ -211,6 +212,32 @@ def mx_exponent(amax, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr, EXACT: tl.c
         if ROUNDING == "ceil":
             e = e + tl.where((bits & 0x7F_FFFF) != 0, 1, 0)
         return tl.minimum(tl.maximum(e, 0), 254)
+
+
+@triton.jit
+def nvfp4_wanted(amax, stat_ptr, RULE: tl.constexpr):
+    """The scale of an NVFP4 block before E4M3 rounds it. stat_ptr: see `cast_tensor.finish_kernel`."""
+    one = tl.full(amax.shape, 1.0, tl.float32)
+    if RULE == "transformer_engine":
+        return amax * tl.load(stat_ptr)
+    elif RULE == "torchao":
+        b = tl.div_rn(tl.div_rn(amax, one * 6.0), one * tl.load(stat_ptr + 2))
+        return tl.maximum(b, 0.015625)
+    else:
+        return tl.div_rn(amax, one * 6.0)
+
+
+@triton.jit
+def nvfp4_factor(b, stat_ptr, RULE: tl.constexpr):
+    """What the values of a block are multiplied by, from its scale as E4M3 holds it."""
+    one = tl.full(b.shape, 1.0, tl.float32)
+    if RULE == "transformer_engine":
+        r = tl.div_rn(one, b * tl.load(stat_ptr + 1))
+    elif RULE == "torchao":
+        r = tl.div_rn(one * tl.load(stat_ptr + 3), b)
+    else:
+        r = tl.div_rn(one, b)
+    return tl.minimum(r, F32_MAX)
 
 
 @triton.jit
