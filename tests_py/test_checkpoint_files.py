@@ -241,3 +241,21 @@ def test_the_file_that_breccia_0_1_3_wrote(tmp_path: Path) -> None:
     assert verify(data / "breccia_0_1_3.safetensors", tmp_path / "new.safetensors", min_sqnr_db=1e9)["ok"]
     for name, scaled in load_safetensors(tmp_path / "new.safetensors").items():
         np.testing.assert_array_equal(breccia.dequantize(scaled), wanted[name], name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [("F8_E4M3", 8), ("F8_E5M2", 8), ("F8_E8M0", 8), ("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)]
+)
+def test_what_the_library_of_the_format_does_not_read_without_torch(dtype: str, bits: int, tmp_path: Path) -> None:
+    """The first reason of docs/design/0007-safetensors-reader.md. Where this fails, that page wants another look."""
+    library = pytest.importorskip("safetensors")
+    size = 32 * bits // 8
+    text = json.dumps({"w": {"dtype": dtype, "shape": [4, 8], "data_offsets": [0, size]}}).encode()
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(range(size)))
+    with (
+        pytest.raises((AttributeError, library.SafetensorError), match=r"no attribute|not understood"),
+        library.safe_open(path, "np") as file,
+    ):
+        file.get_tensor("w")
+    assert SafetensorsFile(path)["w"].tobytes() == bytes(range(size))

@@ -22,6 +22,7 @@ from breccia.checkpoint import (
     save_arrays,
     verify,
 )
+from breccia.checkpoint.files import gguf_models
 from breccia.checkpoint.verify import values
 from checkpoints import minilm, weight
 from fault_runner import tree
@@ -402,3 +403,37 @@ def test_a_tokenizer_that_is_not_one_is_said(
     report = convert(tmp_path / "in", tmp_path / "out.gguf", "gguf:q8_0")
     assert "tokenizer" in report["notes"][0]
     assert verify(source, tmp_path / "out.gguf")["ok"]
+
+
+@pytest.mark.parametrize("architecture", gguf_models._TABLES)
+def test_names_are_those_of_ggufs_own_map(architecture: str) -> None:
+    """The library maps one way, many names to one; the tables here go both ways and need no library."""
+    gguf = pytest.importorskip("gguf")
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    theirs = gguf.get_tensor_name_map(kinds[architecture], 4)
+    known = gguf_models.ModelMap(architecture)
+    for outside, inside in gguf_models._TABLES[architecture].items():
+        for block in ("0", "3"):
+            name = f"{outside.replace('{}', block)}.weight"
+            assert known.inside(name) == f"{inside.replace('{}', block)}.weight"
+            assert theirs.get_name(name, try_suffixes=(".weight", ".bias")) == known.inside(name)
+            assert known.outside(known.inside(name)) == name
+            assert known.left_out(name) is False
+
+
+def test_keys_and_types_are_ggufs_own() -> None:
+    constants = pytest.importorskip("gguf.constants")
+    kinds = constants.GGUFValueType
+    for name in ("UINT32", "INT32", "FLOAT32", "BOOL", "STRING", "ARRAY"):
+        assert getattr(gguf_models, name) == getattr(kinds, name)
+    groups = (constants.Keys.LLM, constants.Keys.Attention, constants.Keys.Rope)
+    known = {value for group in groups for value in vars(group).values() if isinstance(value, str)}
+    decoder = {
+        "max_position_embeddings": 512, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128,
+        "num_attention_heads": 4, "layer_norm_eps": 1e-12, "rms_norm_eps": 1e-6, "vocab_size": 100,
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
+    }  # fmt: skip
+    for architecture in gguf_models._TABLES:
+        said = gguf_models.hyperparameters(decoder, gguf_models.ModelMap(architecture))
+        assert len(said) >= 7
+        assert {key.replace(architecture, "{arch}", 1) for key in said} <= known

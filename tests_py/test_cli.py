@@ -67,6 +67,29 @@ def test_convert_verify_inspect_plot(model: Path, tmp_path: Path, capsys: pytest
     assert [sum(row["scales"]) for row in rows] == [128 * 16] * 2
 
 
+def test_json_is_that_of_the_standard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tensor that nothing is lost of has an infinite ratio of signal to noise, for which JSON has no number."""
+    source = tmp_path / "model.safetensors"
+    rng = np.random.default_rng(0)
+    arrays = {"exact.weight": rng.choice([0.0, 1.0, 2.0], (128, 256)), "zeros.weight": np.zeros((128, 256))}
+    save_arrays({name: array.astype(np.float32) for name, array in arrays.items()}, source)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    run("convert", source, tmp_path / "q", "--to", "mxfp8", capsys=capsys)
+    for command in (
+        ("plot", tmp_path / "q", "--reference", source, "--out", tmp_path / "p.svg"),
+        ("verify", source, tmp_path / "q"),
+        ("inspect", tmp_path / "q"),
+    ):
+        code, out, _ = run(*command, "--json", capsys=capsys)
+        assert code == 0
+        said = json.loads(out, parse_constant=refuse)
+        if command[0] != "inspect":
+            assert {row["sqnr_db"] for row in said["tensors"]} == {"inf"}
+
+
 def test_targets_are_listed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run("convert", model, "none", "--to", "list", "--json", capsys=capsys)
     assert code == 0

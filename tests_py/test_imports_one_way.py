@@ -22,7 +22,7 @@ LAYERS = {
         "foreign cpu peers"
     ),
     "registry": "frameworks= kernels.triton=",
-    "value": "cuts checked identity display scaled_tensor kernels.whole_array",
+    "value": "cuts checked identity plain display scaled_tensor kernels.whole_array",
     "verbs": "verbs prepared delayed autograd grouped pieces kernels comparison",
     "arrays": "frameworks kernels.triton gpu",
     "models": "nn quantize_model distributed",

@@ -2,8 +2,10 @@
 """Whatever a public function is given, it answers with a TypeError or a ValueError of one line in the words of its
 arguments: never with the signatures of the binding."""
 
+import ast
 import dataclasses
 import inspect
+from pathlib import Path
 
 import breccia
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 from breccia import formats
 from breccia.layouts import Layout
 from breccia.recipes import ScalingRecipe
+
+TESTS = Path(__file__).parent
 
 JUNK = {
     "None": None,
@@ -103,3 +107,27 @@ def test_ranks_and_extents_that_no_layout_has():
                 either.scale_shape(())
             with pytest.raises(ValueError, match="negative extent"):
                 either.scale_shape((-32, 64))
+
+
+def _raises(path):
+    """The calls of pytest.raises in a file that look at the kind of an error alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    named = {id(item.context_expr) for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items
+             if item.optional_vars is not None}  # fmt: skip
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) != "pytest.raises" or id(call) in named:
+            continue
+        if not any(word.arg == "match" for word in call.keywords):
+            yield call.lineno, ast.unparse(call.args[0])
+
+
+def test_tests_of_errors_look_at_the_sentence():
+    """A TypeError or ValueError of another cause, such as a mistake of the test, must not pass for the right one."""
+    loose = [
+        f"{path.relative_to(TESTS)}:{line}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for line, kind in _raises(path)
+        # Python's own, which have no sentence of this library.
+        if kind not in ("AttributeError", "KeyError", "KeyboardInterrupt", "dataclasses.FrozenInstanceError", "Reached")
+    ]
+    assert not loose

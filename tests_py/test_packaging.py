@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a release would forget."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import breccia
@@ -51,3 +53,57 @@ def test_the_core_is_in_the_namespace_of_this_version() -> None:
     for path in sorted(ROOT.glob("cpp/**/*.[hc]pp")):
         opened = found(path, r"^namespace breccia\b(.*)")
         assert all(rest.startswith(f"::inline v{version}") for rest in opened), path
+
+
+def extras_named() -> Iterator[tuple[str, str]]:
+    """(where, extra) of what code and documents tell people to install."""
+    for path in sorted((ROOT / "python/breccia").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = None
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "require":
+                named = node.args[1]
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXTRA":
+                named = node.value
+            if isinstance(named, ast.Constant) and named.value:
+                yield path.name, named.value
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    for path in [*documents, *(ROOT / "python").rglob("*.py"), *(ROOT / "examples").glob("*.py")]:
+        for extras in re.findall(r"breccia\[([\w,-]+)\]", path.read_text(encoding="utf-8") if path.exists() else ""):
+            yield from ((path.name, extra) for extra in extras.split(","))
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    named = set(extras_named())
+    assert {"plot", "torchao", "te", "gguf", "compressed-tensors", "transformers"} <= {extra for _, extra in named}
+    assert not {(where, extra) for where, extra in named if extra not in extras}
+    # An extra of extras names those that there are.
+    of_others = {part for group in extras.values() for one in group for part in re.findall(r"breccia\[(.*)\]", one)}
+    assert {extra for part in of_others for extra in part.split(",")} <= set(extras)
+
+
+def test_an_extra_brings_what_is_asked_for() -> None:
+    """`require(module, extra)`: the extra installs the distribution that has the module."""
+    tomllib = pytest.importorskip("tomllib")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    asked = set()
+    for path in sorted((ROOT / "python/breccia").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        own = [
+            ast.literal_eval(n.value)
+            for n in tree.body
+            if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "EXTRA"
+        ]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "require":
+                module, extra = node.args
+                if isinstance(module, ast.Constant):
+                    asked.add(
+                        (module.value.partition(".")[0], extra.value if isinstance(extra, ast.Constant) else own[0])
+                    )
+    assert ("matplotlib", "plot") in asked
+    for module, extra in asked:
+        installed = {re.split(r"[<>=\[]", one)[0].replace("-", "_") for one in extras[extra]}
+        assert module in installed, (module, extra)

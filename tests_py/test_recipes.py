@@ -2,6 +2,7 @@
 """Recipes and layouts are data that checks itself."""
 
 import json
+import re
 
 import breccia
 import cases
@@ -66,7 +67,7 @@ def test_layout_sizes_must_be_positive(size):
 
 @pytest.mark.parametrize("size", ["128", 1.5, None, [128]])
 def test_layout_sizes_must_be_integers(size):
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=rf"^block_size must be an integer, got {re.escape(repr(size))}$"):
         PerBlockK(size)
 
 
@@ -153,16 +154,16 @@ def test_dict_round_trip(recipe):
 
 
 @pytest.mark.parametrize(
-    ("fields", "error"),
+    ("fields", "error", "sentence"),
     [
-        ({"name": "fp9"}, ValueError),
-        ({}, ValueError),
-        ({"name": "block", "block_k": 0}, ValueError),
-        ({"name": "block", "block_q": 1}, TypeError),
+        ({"name": "fp9"}, ValueError, r"^name must be one of 'delayed', .*, 'int8', got 'fp9'$"),
+        ({}, ValueError, r"^name must be one of 'delayed', .*, 'int8', got None$"),
+        ({"name": "block", "block_k": 0}, ValueError, "^block_k must be > 0, got 0$"),
+        ({"name": "block", "block_q": 1}, TypeError, "unexpected keyword argument 'block_q'"),
     ],
 )
-def test_from_dict_checks(fields, error):
-    with pytest.raises(error):
+def test_from_dict_checks(fields, error, sentence):
+    with pytest.raises(error, match=sentence):
         recipes.from_dict(fields)
 
 
@@ -179,3 +180,19 @@ def test_the_base_classes_are_abstract():
         recipes.ScalingRecipe()
     with pytest.raises(TypeError, match="abstract"):
         breccia.Layout().validate(u8(4, 8), f32())
+
+
+@cases.ALL
+def test_what_a_scale_is_stored_as(recipe):
+    scaled = breccia.cast(cases.normal(cases.shape_for(recipe)), recipe)
+    stored = recipes.choices(recipe).scale
+    coded = recipes.scale_format(recipe)
+    if coded is None:
+        assert str(scaled.scale.dtype) in (stored, {"bfloat16": "uint16"}.get(stored))
+    else:
+        assert coded == stored
+        assert scaled.scale.dtype == np.uint8
+        assert coded == ("float8_e4m3fn" if recipe.name == "nvfp4" else "float8_e8m0fnu")
+        assert scaled.view().scale.dtype.name == coded
+    assert recipes.choices(recipe).has_zero_point == (scaled.zero_point is not None)
+    assert recipes.choices(recipe).two_level == (scaled.global_scale is not None)

@@ -22,9 +22,8 @@ from breccia import (
     dequantize,
     from_buffer,
 )
+from breccia.form import PARTS, cast_form
 from test_ops import check
-
-PARTS = ("data", "scale", "zero_point", "global_scale")
 
 
 def assert_same_value(a, b):
@@ -259,3 +258,38 @@ def test_files_and_pickles_with_a_scale_of_one_element_load(tmp_path):
     for again in (loaded, function(data, (scale[0].reshape(1), scale[1]), *rest)):
         assert again.scale.shape == ()
         assert again == q
+
+
+# --- forms --------------------------------------------------------------------------------------------------
+
+
+def _there(scaled):
+    return tuple(part for part in PARTS if getattr(scaled, part) is not None)
+
+
+@cases.ALL
+def test_a_form_says_which_arrays_there_are(recipe):
+    scaled = breccia.cast(cases.normal(cases.shape_for(recipe)), recipe)
+    form = cast_form(recipe, scaled.shape, "float32")
+    assert form == scaled._form
+    assert form.parts == _there(scaled)
+    arrays = [getattr(scaled, part) for part in form.parts]
+    assert all(a is b for a, b in zip(form.place(arrays), [getattr(scaled, part) for part in PARTS], strict=True))
+    assert ScaledTensor._of(form, *form.place(arrays)) == scaled
+
+
+@pytest.mark.parametrize("zero_point", [False, True])
+@pytest.mark.parametrize("global_scale", [False, True])
+def test_a_form_names_parts_that_its_recipe_does_not_ask_for(zero_point, global_scale):
+    recipe = breccia.INT8Scaling(group_size=32) if zero_point else breccia.NVFP4BlockScaling(two_level=False)
+    scaled = breccia.cast(cases.normal((4, 64)), recipe)
+    made = breccia.from_buffer(
+        scaled.data,
+        scaled.scale,
+        recipe,
+        scaled.layout,
+        np.zeros(scaled.scale.shape, np.int8) if zero_point else None,
+        global_scale=np.ones((), np.float32) if global_scale else None,
+    )
+    assert made._form.parts == _there(made)
+    assert ("zero_point" in made._form.parts, "global_scale" in made._form.parts) == (zero_point, global_scale)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-from xml.sax.saxutils import escape
+
+from documents.drawing import GRID, NOTE, axes
+from documents.drawing import svg as as_svg
 
 from comparison.timing import Work
 
@@ -122,71 +124,55 @@ def _ratio(x: float) -> str:
 
 # --- the picture ------------------------------------------------------------------------------------------------------
 
-LEFT, SCALE, LINE, TOP = 250, 560, 19, 58
+LEFT, SCALE, LINE, TOP = 190, 420, 14, 62  # points
 
 
 def svg(results: dict[str, Any], threads: int) -> str:
     """Bars: the fraction of the hardware's limit each piece of work reaches. Dots: its peers on the same scale."""
     chosen = [r for r in results["rows"] if r["threads"] == threads and r["of_limit"]["breccia"] is not None]
-    parts: list[str] = []
-    y, used = TOP, {}
-    for group in dict.fromkeys(r["group"] for r in chosen):
-        members = [r for r in chosen if r["group"] == group]
-        y += 12
-        parts.append(f'<text x="8" y="{y + 12}" class="group">{escape(group)}</text>')
-        parts.append(f'<text x="{LEFT}" y="{y + 12}" class="note">of {_bound(members)}</text>')
-        y += LINE
-        for r in members:
-            parts += _bar(r, y, used)
-            y += LINE
-    axis = "".join(
-        f'<line x1="{LEFT + SCALE * p // 100}" x2="{LEFT + SCALE * p // 100}" y1="{TOP}" y2="{y}" class="axis"/>'
-        f'<text x="{LEFT + SCALE * p // 100}" y="{y + 14}" class="tick">{p} %</text>'
-        for p in (0, 25, 50, 75, 100)
-    )
-    legend, x = [], 8
-    for name, kind in (("breccia", "ours"), ("breccia, prepared weight", "ready")):
-        legend.append(f'<rect x="{x}" y="28" width="16" height="9" class="{kind}"/>')
-        legend.append(f'<text x="{x + 21}" y="37" class="note">{name}</text>')
-        x += 6 * len(name) + 32
-    for name, colour in used.items():
-        legend.append(f'<circle cx="{x + 4}" cy="33" r="4" fill="{colour}"/>')
-        legend.append(f'<text x="{x + 12}" y="37" class="note">{escape(name)}</text>')
-        x += 6 * len(name) + 24
+    groups = {name: [r for r in chosen if r["group"] == name] for name in dict.fromkeys(r["group"] for r in chosen)}
+    lines = sum(len(members) + 1.6 for members in groups.values())
+    bottom = TOP + round(LINE * lines)
     title = f"Fraction of the hardware's limit, {threads} thread{'s' if threads > 1 else ''}, {results['cpu']['model']}"
-    width, height = max(LEFT + SCALE + 60, x), y + 26
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">
-<style>
-text {{ font: 12px system-ui, sans-serif; fill: #222 }}
-.title {{ font-size: 14px; font-weight: 600 }} .group {{ font-weight: 600 }}
-.note, .tick {{ fill: #666; font-size: 11px }} .tick, .value {{ text-anchor: middle }} .name {{ text-anchor: end }}
-.axis {{ stroke: #ddd }} .ours {{ fill: #2e86c1 }} .ready {{ fill: #aed6f1 }}
-</style>
-<rect width="100%" height="100%" fill="#fff"/>
-<text x="8" y="18" class="title">{escape(title)}</text>
-{"".join(legend)}
-{axis}
-{chr(10).join(parts)}
-</svg>
-"""
+    plot = axes(LEFT + SCALE + 45, bottom + 20, title, (LEFT, TOP, LEFT + SCALE, bottom))
+    plot.set(xlim=(0, 1), ylim=(lines, 0))
+    plot.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    plot.grid(axis="x", color=GRID)
+    y, names = 0.0, {}
+    legend: dict[str, Any] = {}
+    for group, members in groups.items():
+        plot.text(-0.44, y + 1.1, group, transform=plot.get_yaxis_transform(), fontweight="bold", va="center")
+        plot.text(0, y + 1.1, f"of {_bound(members)}", color=NOTE, fontsize=8, va="center")
+        y += 1.6
+        for r in members:
+            _draw(plot, r, y + 0.5, legend)
+            names[y + 0.5] = r["name"]
+            y += 1
+    plot.set_yticks(list(names), list(names.values()))
+    plot.figure.legend(
+        legend.values(), legend.keys(), loc="upper left", bbox_to_anchor=(0, 1 - 24 / (bottom + 20)), ncols=6,
+        frameon=False, fontsize=8, handlelength=1.2, columnspacing=1.0,
+    )  # fmt: skip
+    return as_svg(plot.figure)
 
 
-def _bar(r: dict[str, Any], y: int, used: dict[str, str]) -> list[str]:
+def _draw(plot: Any, r: dict[str, Any], y: float, legend: dict[str, Any]) -> None:
+    """One piece of work; what is new of it goes into the legend."""
     share = r["of_limit"]
-    parts = [f'<text x="{LEFT - 8}" y="{y + 12}" class="name">{escape(r["name"])}</text>']
-    for name, kind in (("breccia prepared", "ready"), ("breccia", "ours")):
+    for name, label, colour in (
+        ("breccia prepared", "breccia, prepared weight", "#aed6f1"),
+        ("breccia", "breccia", "#2e86c1"),
+    ):
         if share.get(name) is not None:
-            width = min(share[name], 1.08) * SCALE
-            parts.append(f'<rect x="{LEFT}" y="{y + 3}" width="{width:.1f}" height="11" class="{kind}"/>')
+            bar = plot.barh(y, min(share[name], 1.08), height=0.6, color=colour, clip_on=False)
+            legend.setdefault(label, bar)
     for name, times in r["times_as_fast_as"].items():
         family = next((start for start in FAMILIES if name.startswith(start)), None)
         if family is None:
             continue
         label, colour = FAMILIES[family]
-        used.setdefault(label, colour)
-        x = LEFT + min(share["breccia"] / times, 1.08) * SCALE
-        parts.append(
-            f'<circle cx="{x:.1f}" cy="{y + 8.5}" r="4" fill="{colour}" stroke="#fff">'
-            f"<title>{escape(name)}: {_ratio(times)} times as long</title></circle>"
-        )
-    return parts
+        (dot,) = plot.plot(
+            min(share["breccia"] / times, 1.08), y, "o", color=colour, markersize=5, markeredgecolor="white",
+            markeredgewidth=0.6, linestyle="none", clip_on=False,
+        )  # fmt: skip
+        legend.setdefault(label, dot)

@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures as SVG, without a library: text stays text, and a diff can be read."""
+"""The pictures of the documents."""
 
 from __future__ import annotations
 
-import math
-from xml.sax.saxutils import escape
+from typing import Any
 
+from documents.drawing import GRID, NOTE, axes, svg
 from documents.markdown import load
-
-STYLE = """<style>
-text { font: 13px system-ui, 'DejaVu Sans', sans-serif; fill: #222 }
-.title { font-size: 15px; font-weight: 600 } .note { fill: #666; font-size: 12px } .axis { stroke: #e3e3e3 }
-.mid { text-anchor: middle } .end { text-anchor: end }
-</style>"""
 
 # The points of the accuracy picture: recipe, label, and where its label stands from the point.
 POINTS = [
@@ -30,65 +24,34 @@ POINTS = [
 COLOURS = {"INT": "#c0562f", "FP8": "#1f5f8b", "MXFP8": "#1f5f8b", "NVFP4": "#2d8a57", "MXFP4": "#2d8a57"}
 
 
-def _page(width: int, height: int, title: str, parts: list[str]) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
-    return "\n".join(
-        [
-            head,
-            STYLE,
-            '<rect width="100%" height="100%" fill="#fff"/>',
-            f'<text x="16" y="26" class="title">{escape(title)}</text>',
-            *parts,
-            "</svg>\n",
-        ]
-    )
-
-
 def accuracy() -> str:
     """Bits per weight against signal to quantization noise."""
     found = {row["recipe"]: row for row in load("accuracy")["results"]}
-    left, right, top, bottom = 70, 700, 52, 350
-    low, high = (2.0, 10.0), (14.0, 46.0)
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        across = left + (x - low[0]) / (low[1] - low[0]) * (right - left)
-        return across, bottom - (y - high[0]) / (high[1] - high[0]) * (bottom - top)
-
-    parts = []
-    for bits in range(2, 11):
-        x, _ = at(bits, 0)
-        parts.append(f'<line x1="{x:.0f}" x2="{x:.0f}" y1="{top}" y2="{bottom}" class="axis"/>')
-        parts.append(f'<text x="{x:.0f}" y="{bottom + 18}" class="note mid">{bits}</text>')
-    for db in range(15, 46, 5):
-        _, y = at(0, db)
-        parts.append(f'<line x1="{left}" x2="{right}" y1="{y:.0f}" y2="{y:.0f}" class="axis"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.0f}" class="note end">{db}</text>')
-    middle = (left + right) // 2
-    parts.append(f'<text x="{middle}" y="{bottom + 40}" class="note mid">bits per weight, all scales included</text>')
-    parts.append(
-        f'<text x="24" y="{(top + bottom) // 2}" class="note mid" transform="rotate(-90 24 {(top + bottom) // 2})">'
-        "signal to quantization noise, dB</text>"
-    )
+    title = "What bits buy: Gaussian weights, 1024 × 1024, mean of 8 seeds"
+    plot = axes(560, 310, title, (56, 42, 540, 264))
+    plot.set(xlim=(2, 10), ylim=(14, 46), xticks=range(2, 11), yticks=range(15, 46, 5))
+    plot.grid(color=GRID)
+    plot.set_xlabel("bits per weight, all scales included", color=NOTE)
+    plot.set_ylabel("signal to quantization noise, dB", color=NOTE)
     for recipe, label, dx, dy in POINTS:
         row = found[recipe]
-        x, y = at(32 * row["ratio"], row["sqnr_db"])
         colour = next(value for start, value in COLOURS.items() if label.startswith(start))
-        side = ' class="end"' if dx < 0 else ""
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5.5" fill="{colour}"/>')
-        parts.append(f'<text x="{x + dx:.1f}" y="{y + dy:.1f}"{side}>{escape(label)}</text>')
-    return _page(740, 404, "What bits buy: Gaussian weights, 1024 × 1024, mean of 8 seeds", parts)
+        at = 32 * row["ratio"], row["sqnr_db"]
+        plot.plot(*at, "o", color=colour, markersize=7)
+        side = "left" if dx > 0 else "right"
+        plot.annotate(label, at, (0.7 * dx, 0.7 * (4 - dy)), textcoords="offset points", ha=side, va="center")
+    return svg(plot.figure)
 
 
-def gpu() -> str:
-    """Speed on the H200 relative to a peer of the same run, on a logarithmic axis around 1."""
+def _gpu_groups() -> list[tuple[str, list[tuple[str, float]]]]:
+    """Titles, and the names and ratios below each."""
     results = load("gpu_h200")["results"]
-    groups = []
     products = [
         (f"{r['name'].replace('x', ' × ')}, {r['accumulate']}", r["ratio"])
         for r in results
         if r["group"] == "product" and r.get("ratio") and r["shape"] == "4096x4096x4096"
     ]
-    groups.append(("FP8 × FP8, against cuBLASLt", products))
+    groups = [("FP8 × FP8, against cuBLASLt", products)]
     for rows in (1, 16, 64, 256):
         members = [
             (
@@ -102,32 +65,40 @@ def gpu() -> str:
             and not r["name"].startswith("reading")
         ]
         groups.append((f"{rows} row{'s' * (rows > 1)} of bf16, against cuBLAS", members))
-    left, right, line, y = 285, 700, 20, 72
-    unit = (right - left) / math.log2(8)  # from 1/2 to 4
+    return groups
 
-    def x(ratio: float) -> float:
-        return left + (math.log2(ratio) + 1) * unit
 
-    parts: list[str] = []
-    for title, members in groups:
-        parts.append(f'<text x="16" y="{y + 14}" font-weight="600">{escape(title)}</text>')
-        y += line + 2
-        for name, ratio in members:
-            start, end = sorted((x(1), x(ratio)))
-            colour = "#1f5f8b" if ratio >= 1 else "#c0562f"
-            parts.append(f'<text x="{left - 10}" y="{y + 13}" class="end">{escape(name)}</text>')
-            parts.append(
-                f'<rect x="{start:.1f}" y="{y + 3}" width="{max(end - start, 1):.1f}" height="13" fill="{colour}"/>'
-            )
-            shown, side = (end + 6, "") if ratio >= 1 else (start - 6, ' class="end"')
-            parts.append(f'<text x="{shown:.1f}" y="{y + 14}"{side}>{ratio:.2f}</text>')
-            y += line
-        y += 8
-    axis = []
-    for tick in (0.5, 1, 2, 4):
-        stroke = "#888" if tick == 1 else "#e3e3e3"
-        axis.append(f'<line x1="{x(tick):.0f}" x2="{x(tick):.0f}" y1="56" y2="{y}" stroke="{stroke}"/>')
-        axis.append(f'<text x="{x(tick):.0f}" y="{y + 16}" class="note mid">{tick:g} ×</text>')
+def gpu() -> str:
+    """Speed on the H200 relative to a peer of the same run, on a logarithmic axis around 1."""
+    groups = _gpu_groups()
+    lines = sum(len(members) + 1.4 for _, members in groups)
+    bottom = 48 + 15 * lines
     note = "products of 4096³, and of quantized weights 7168 × 4096 that are not in the L2 cache"
-    parts.append(f'<text x="16" y="46" class="note">{note}</text>')
-    return _page(760, y + 28, "NVIDIA H200: times as fast as the vendor's library", [*axis, *parts])
+    title = "NVIDIA H200: times as fast as the vendor's library"
+    plot = axes(570, round(bottom) + 26, title, (214, 48, 540, round(bottom)), note)
+    plot.set_xscale("log", base=2)
+    plot.set(xlim=(0.5, 4), ylim=(lines, 0))
+    plot.set_xticks([0.5, 1, 2, 4], ["0.5 ×", "1 ×", "2 ×", "4 ×"])
+    plot.grid(axis="x", color=GRID)
+    plot.axvline(1, color="#888888", linewidth=0.8)
+    y, names = 0.0, {}
+    for heading, members in groups:
+        plot.text(-0.62, y + 0.7, heading, transform=plot.get_yaxis_transform(), fontweight="bold", va="center")
+        y += 1
+        for name, ratio in members:
+            _bar(plot, y + 0.5, ratio)
+            names[y + 0.5] = name
+            y += 1
+        y += 0.4
+    plot.set_yticks(list(names), list(names.values()))
+    return svg(plot.figure)
+
+
+def _bar(plot: Any, y: float, ratio: float) -> None:
+    """From 1 to the ratio, with the number at its end."""
+    faster = ratio >= 1
+    plot.barh(y, ratio - 1, left=1, height=0.64, color="#1f5f8b" if faster else "#c0562f")
+    side = "left" if faster else "right"
+    plot.annotate(
+        f"{ratio:.2f}", (ratio, y), (4 if faster else -4, 0), textcoords="offset points", ha=side, va="center"
+    )

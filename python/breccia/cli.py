@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -177,24 +178,36 @@ def _print(args: argparse.Namespace, report: Any, text: str) -> None:
     if isinstance(report, dict):
         _print_json(report.items())
     else:
-        print(json.dumps(report, indent=2, default=str))
+        print(_encoded(report, 2))
+
+
+def _encoded(value: Any, indent: int | None = None) -> str:
+    """JSON, which has no infinity and no NaN: they are written as text."""
+    return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _print_json(pairs: Iterable[tuple[str, Any]]) -> None:
     """An object, a line for each item of its lists: whole, it can be gigabytes."""
-    encode = json.JSONEncoder(default=str).encode
     between = "{"
     for key, value in pairs:
-        sys.stdout.write(f"{between}\n  {encode(key)}: ")
+        sys.stdout.write(f"{between}\n  {_encoded(key)}: ")
         if isinstance(value, (list, Iterator)):
             comma = ""
             sys.stdout.write("[")
             for item in value:
-                sys.stdout.write(f"{comma}\n    {encode(item)}")
+                sys.stdout.write(f"{comma}\n    {_encoded(item)}")
                 comma = ","
             sys.stdout.write("\n  ]" if comma else "]")
         else:
-            sys.stdout.write(json.dumps(value, indent=2, default=str).replace("\n", "\n  "))
+            sys.stdout.write(_encoded(value, 2).replace("\n", "\n  "))
         between = ","
     print("\n}" if between == "," else "{}")
 

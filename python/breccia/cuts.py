@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from breccia import foreign, frameworks
+from breccia.form import Form, axis_of
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
 
 if TYPE_CHECKING:
     from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["block_along", "blocks_of", "check_upright", "index", "made", "reshape"]
+__all__ = ["block_along", "blocks_of", "check_upright", "index", "made", "reshape", "transposed"]
 
 
 class Blocks(NamedTuple):
@@ -51,6 +53,26 @@ def made(like: ScaledTensor, columns: int, parts: Sequence[Any]) -> ScaledTensor
     data, scale, zero_point, global_scale = parts
     return like._with(
         form=like._form.with_columns(columns), data=data, scale=scale, zero_point=zero_point, global_scale=global_scale
+    )
+
+
+def transposed(scaled: ScaledTensor) -> ScaledTensor:
+    """The view of two axes or more whose last two are swapped."""
+    swap = frameworks.of(scaled.data).swap_last_axes
+    recipe, layout, packing, original_dtype, parts = scaled._form
+
+    def turn(array: Any) -> Any:
+        if array is None or len(array.shape) == 0:
+            return array
+        if len(array.shape) < scaled.ndim:  # one scale per row, without its constant axis
+            array = array[..., None] if axis_of(layout) == -1 else array[..., None, :]
+        return swap(array)
+
+    return scaled._with(
+        form=Form(recipe, foreign.transposed(layout), packing, original_dtype, parts),
+        data=swap(scaled.data),
+        scale=turn(scaled.scale),
+        zero_point=turn(scaled.zero_point),
     )
 
 

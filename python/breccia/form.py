@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from breccia.layouts import Layout
 from breccia.recipes import ScalingRecipe
 
-__all__ = ["PARTS", "Form", "axis_of", "cast_form", "packing_for"]
+__all__ = ["PARTS", "Form", "axis_of", "cast_form", "logical_shape", "packing_for", "parts_there"]
 
 PARTS = ("data", "scale", "zero_point", "global_scale")  # the arrays of a ScaledTensor, in order
 
@@ -23,6 +23,15 @@ def _is_own(recipe: Any, layout: Any) -> bool:
     return isinstance(recipe, ScalingRecipe) and isinstance(layout, Layout)
 
 
+def logical_shape(stored: Any, layout: Any, packing: str) -> tuple[int, ...]:
+    """The shape of values whose data has the shape ``stored``; ``packing`` as in `Form`."""
+    shape = list(stored)
+    if packing != "one":
+        axis = axis_of(layout)
+        shape[axis] = 2 * shape[axis] - (packing == "odd")
+    return tuple(shape)
+
+
 class Form(NamedTuple):
     """What the arrays of a ScaledTensor mean. A tuple, so that trees of torch and JAX compare, hash and store it."""
 
@@ -30,6 +39,7 @@ class Form(NamedTuple):
     layout: Any
     packing: str  # "one" code per byte of data, "two", or "odd": two of which the last is unused
     original_dtype: str
+    parts: tuple[str, ...] = PARTS[:2]  # the arrays that there are, by their names and in their order
 
     @property
     def axis(self) -> int:
@@ -41,13 +51,10 @@ class Form(NamedTuple):
         """Whether recipe and layout are breccia's own."""
         return _is_own(self.recipe, self.layout)
 
-    def shape_of(self, stored: Any) -> tuple[int, ...]:
-        """The logical shape of data of the shape ``stored``."""
-        shape = list(stored)
-        if self.packing != "one":  # without properties, which torch's compiler does not follow in a tuple before 2.9
-            axis = axis_of(self.layout)
-            shape[axis] = 2 * shape[axis] - (self.packing == "odd")
-        return tuple(shape)
+    def place(self, arrays: Any) -> list[Any]:
+        """Four arrays, None where there is none, of those that there are."""
+        given = iter(arrays)
+        return [next(given) if name in self.parts else None for name in PARTS]
 
     def with_columns(self, columns: int) -> Form:
         """The form of as many rows, stored alike, that have so many columns."""
@@ -64,6 +71,13 @@ class Form(NamedTuple):
             raise TypeError(f"breccia has no kernels for {part} {type(getattr(self, part)).__name__}")
 
 
+def parts_there(zero_point: Any, global_scale: Any) -> tuple[str, ...]:
+    """`Form.parts` of a tensor that has these, where they are not None (or False)."""
+    if global_scale is None or global_scale is False:
+        return PARTS[:2] if zero_point is None or zero_point is False else PARTS[:3]
+    return (*PARTS[:2], PARTS[3]) if zero_point is None or zero_point is False else PARTS
+
+
 def packing_for(bits: int, columns: int) -> str:
     """How ``breccia.cast`` stores rows of ``columns`` codes of so many bits: see `Form.packing`."""
     if bits != 4:
@@ -73,5 +87,6 @@ def packing_for(bits: int, columns: int) -> str:
 
 def cast_form(recipe: ScalingRecipe, shape: Any, original_dtype: str) -> Form:
     """The form of what ``breccia.cast`` makes of an array of that shape and dtype."""
-    packing = packing_for(recipe._traits[0], shape[-1] if shape else 1)  # type: ignore[attr-defined]
-    return Form(recipe, recipe.layout, packing, original_dtype)
+    bits, has_zero_point, two_level = recipe._traits  # type: ignore[attr-defined]
+    packing = packing_for(bits, shape[-1] if shape else 1)
+    return Form(recipe, recipe.layout, packing, original_dtype, parts_there(has_zero_point, two_level))

@@ -183,7 +183,20 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
                     state_dict[prefix + name] = _as_bytes(given)
                 elif name not in self._dtypes and given.dtype == torch.uint8:
                     state_dict[prefix + name] = given.view(here.dtype)
+        # As bytes: before 2.9, torch copies no tensor of two codes to a byte.
+        coded = {}
+        for name in _PARTS:
+            here = self._buffers.get(name)
+            if here is not None and here.dtype == torch.float4_e2m1fn_x2:
+                self._buffers[name] = _as_bytes(here)
+                coded[name] = here, self._buffers[name]
+                given = state_dict.get(prefix + name)
+                if given is not None and given.dtype == here.dtype:
+                    state_dict[prefix + name] = _as_bytes(given)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+        for name, (here, filled) in coded.items():
+            loaded: Any = self._buffers[name]  # with assign=True the given one
+            self._buffers[name] = here if loaded is filled else loaded.view(here.dtype)
 
     @property
     def weight(self) -> ScaledTensor:
@@ -231,7 +244,8 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         super().__setstate__(state)
         if not isinstance(self._form, Form):  # older pickles hold packing, dtype and layout
             packing, dtype, layout = self._form
-            self._form = Form(self.recipe, layout, packing, dtype)
+            parts = tuple(part for part in PARTS if getattr(self, f"weight_{part}") is not None)
+            self._form = Form(self.recipe, layout, packing, dtype, parts)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Codes look like floats to torch: as bytes they move between devices and nothing else happens to them.

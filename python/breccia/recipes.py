@@ -14,7 +14,7 @@ import hashlib
 import json
 import types
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,27 @@ __all__ = [
     "global_divides",
     "scale_format",
 ]
+
+
+_STORED = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "e8m0": "float8_e8m0fnu",
+    "E4M3": "float8_e4m3fn",
+}
+
+
+class Choices(NamedTuple):
+    """What kernels ask of any recipe, whatever its fields are called."""
+
+    scale: str  # dtype that scales are stored as, by its ml_dtypes name
+    rule: str  # how one is made: divide, multiply, asymmetric; rceil, floor, ceil, even; transformer_engine, torchao
+    searches: bool  # for the scale of least squared error
+    rows: int  # of a block, 0 for all
+    margin: int  # powers of two above the largest magnitude
+    has_zero_point: bool
+    two_level: bool
 
 
 @dataclass(frozen=True)
@@ -73,6 +94,14 @@ class ScalingRecipe:
         """``{"name": ..., field: value, ...}``, of JSON types only."""
         return {"name": self.name, **_fields(self)}
 
+    def _stored(self) -> str:
+        """`Choices.scale`, as a field of the recipe names it."""
+        return "fp32"
+
+    def _rule(self) -> str:
+        """`Choices.rule`."""
+        return "divide"
+
 
 @dataclass(frozen=True)
 class DelayedScaling(ScalingRecipe):
@@ -90,6 +119,9 @@ class DelayedScaling(ScalingRecipe):
     margin: int = 0
     scale_rule: str = "torchao"
 
+    def _rule(self) -> str:
+        return "multiply" if self.scale_rule == "transformer_engine" else "divide"
+
 
 @dataclass(frozen=True)
 class Float8CurrentScaling(ScalingRecipe):
@@ -101,6 +133,9 @@ class Float8CurrentScaling(ScalingRecipe):
     granularity: str = "tensor"
     scale_rule: str = "torchao"
     scale_search: str = "amax"
+
+    def _rule(self) -> str:
+        return "multiply" if self.scale_rule == "transformer_engine" else "divide"
 
 
 @dataclass(frozen=True)
@@ -118,6 +153,12 @@ class Float8BlockScaling(ScalingRecipe):
     scale_format: str = "fp32"
     scale_search: str = "amax"
 
+    def _stored(self) -> str:
+        return self.scale_format
+
+    def _rule(self) -> str:
+        return "rceil" if self.scale_format == "e8m0" else "divide"
+
 
 @dataclass(frozen=True)
 class MXFP8BlockScaling(ScalingRecipe):
@@ -133,6 +174,12 @@ class MXFP8BlockScaling(ScalingRecipe):
     scale_rounding: str = "rceil"
     scale_search: str = "amax"
 
+    def _stored(self) -> str:
+        return "e8m0"
+
+    def _rule(self) -> str:
+        return self.scale_rounding
+
 
 @dataclass(frozen=True)
 class MXFP6BlockScaling(ScalingRecipe):
@@ -144,6 +191,12 @@ class MXFP6BlockScaling(ScalingRecipe):
     scale_rounding: str = "rceil"
     scale_search: str = "amax"
 
+    def _stored(self) -> str:
+        return "e8m0"
+
+    def _rule(self) -> str:
+        return self.scale_rounding
+
 
 @dataclass(frozen=True)
 class MXFP4BlockScaling(ScalingRecipe):
@@ -154,6 +207,12 @@ class MXFP4BlockScaling(ScalingRecipe):
     block_size: int = 32
     scale_rounding: str = "rceil"
     scale_search: str = "amax"
+
+    def _stored(self) -> str:
+        return "e8m0"
+
+    def _rule(self) -> str:
+        return self.scale_rounding
 
 
 @dataclass(frozen=True)
@@ -177,6 +236,12 @@ class NVFP4BlockScaling(ScalingRecipe):
     scale_rule: str = "transformer_engine"
     global_scale_form: str = "multiplier"
 
+    def _stored(self) -> str:
+        return self.scale_format
+
+    def _rule(self) -> str:
+        return self.scale_rule
+
 
 @dataclass(frozen=True)
 class INT4Scaling(ScalingRecipe):
@@ -196,6 +261,12 @@ class INT4Scaling(ScalingRecipe):
     symmetric: bool = True
     scale_search: str = "amax"
 
+    def _stored(self) -> str:
+        return self.scale_dtype
+
+    def _rule(self) -> str:
+        return "divide" if self.symmetric else "asymmetric"
+
 
 @dataclass(frozen=True)
 class INT8Scaling(ScalingRecipe):
@@ -207,6 +278,12 @@ class INT8Scaling(ScalingRecipe):
     scale_dtype: str = "fp32"
     symmetric: bool = True
     scale_search: str = "amax"
+
+    def _stored(self) -> str:
+        return self.scale_dtype
+
+    def _rule(self) -> str:
+        return "divide" if self.symmetric else "asymmetric"
 
 
 def all_recipes() -> list[type[ScalingRecipe]]:
@@ -245,9 +322,8 @@ def scale_format(recipe: ScalingRecipe) -> str | None:
     Returns:
         Such as "float8_e8m0fnu".
     """
-    if hasattr(recipe, "scale_rounding") or getattr(recipe, "scale_format", "") == "e8m0":
-        return "float8_e8m0fnu"
-    return "float8_e4m3fn" if getattr(recipe, "scale_format", "") == "E4M3" else None
+    stored = choices(recipe).scale
+    return stored if stored.startswith("float8") else None
 
 
 def global_divides(recipe: ScalingRecipe) -> bool:
@@ -275,6 +351,12 @@ def known(recipe: ScalingRecipe) -> ScalingRecipe:
     return twin
 
 
+def choices(recipe: ScalingRecipe) -> Choices:
+    """What kernels ask of a recipe."""
+    chosen: Choices = known(recipe)._choices  # type: ignore[attr-defined]
+    return chosen
+
+
 def _spec(recipe: ScalingRecipe) -> _core.Recipe:
     spec: _core.Recipe = known(recipe)._spec  # type: ignore[attr-defined]
     return spec
@@ -296,6 +378,16 @@ def _describe(
         twin = object.__new__(kind)
         twin.__dict__.update(
             fields, _spec=spec, _layout=layouts.from_spec(spec.layout), _key=key, _traits=traits, _twin=name
+        )
+        given = dict(fields)
+        twin.__dict__["_choices"] = Choices(
+            scale=_STORED[twin._stored()],
+            rule=twin._rule(),
+            searches=given.get("scale_search") == "mse",
+            rows=spec.layout.block_m,
+            margin=given.get("margin", 0),
+            has_zero_point=spec.has_zero_point,
+            two_level=spec.two_level,
         )
         setattr(_twins, name, twin)
     return key, traits, name

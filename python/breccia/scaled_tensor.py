@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from breccia import _core, cuts, foreign, frameworks, identity, layouts, recipes
+from breccia import _core, cuts, foreign, frameworks, identity, plain, recipes
 from breccia.checked import check_arrays, make_core
-from breccia.form import PARTS, Form, axis_of, packing_for
+from breccia.form import PARTS, Form, logical_shape, packing_for, parts_there
 from breccia.recipe_names import resolve
 
 __all__ = ["ScaledTensor", "check_kernels", "data_of", "from_buffer"]
@@ -111,7 +111,8 @@ class ScaledTensor:
     @property
     def _form(self) -> Form:
         """All but the arrays."""
-        return Form(self.recipe, self.layout, self._packing, self._original_dtype)
+        parts = parts_there(self.zero_point, self.global_scale)
+        return Form(self.recipe, self.layout, self._packing, self._original_dtype, parts)
 
     def _with(self, **changed: Any) -> ScaledTensor:
         """The tensor with other arrays (``data``, ``scale``, ``zero_point``, ``global_scale``) or another ``form``,
@@ -145,7 +146,7 @@ class ScaledTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """Logical shape: counts values, not bytes."""
-        return self._form.shape_of(self.data.shape)
+        return logical_shape(self.data.shape, self.layout, self._packing)
 
     @property
     def ndim(self) -> int:
@@ -267,8 +268,8 @@ class ScaledTensor:
         # NumPy asks here before it multiplies: its own product would dequantize first.
         if ufunc is np.matmul and method == "__call__" and not kwargs:
             return _product(*inputs)
-        plain = [np.asarray(x) if isinstance(x, ScaledTensor) else x for x in inputs]
-        return getattr(ufunc, method)(*plain, **kwargs)
+        values = [np.asarray(x) if isinstance(x, ScaledTensor) else x for x in inputs]
+        return getattr(ufunc, method)(*values, **kwargs)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """The dequantized values as a NumPy array.
@@ -278,32 +279,12 @@ class ScaledTensor:
         """
         if copy is False:
             raise ValueError("copy=False cannot be met: the values of a ScaledTensor are made by dequantizing")
-        host = (self.to("cpu") if str(self.device).startswith("cuda") else self).to("numpy")
-        known = dtype is None or getattr(dtype, "name", dtype) in ("float32", "float64", "float16", "bfloat16")
-        made = frameworks.of(host.data).dequantize(host, "float32" if dtype is None or not known else dtype, None)
-        return made if known else made.astype(dtype)
+        return plain.to_numpy(self, dtype)
 
     @property
     def mT(self) -> ScaledTensor:  # noqa: N802 (NumPy's name)
         """The last two axes swapped: a view, no copy. A 1-D tensor is its own transpose."""
-        if self.ndim < 2:
-            return self
-        swap = frameworks.of(self.data).swap_last_axes
-        layout = foreign.transposed(self.layout)
-
-        def turn(array: Any) -> Any:
-            if array is None or len(array.shape) == 0:
-                return array
-            if len(array.shape) < self.ndim:  # one scale per row, without its constant axis
-                array = array[..., None] if axis_of(self.layout) == -1 else array[..., None, :]
-            return swap(array)
-
-        return self._with(
-            form=Form(self.recipe, layout, self._packing, self._original_dtype),
-            data=swap(self.data),
-            scale=turn(self.scale),
-            zero_point=turn(self.zero_point),
-        )
+        return cuts.transposed(self) if self.ndim >= 2 else self
 
     @property
     def T(self) -> ScaledTensor:  # noqa: N802 (NumPy's name)
@@ -338,8 +319,7 @@ class ScaledTensor:
         return identity.key(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        pack = frameworks.of(self.data).to_pickle
-        arrays = tuple(None if part is None else pack(part) for part in _parts(self))
+        arrays = plain.to_pickle(_parts(self))
         return _unpickle, (*arrays, self.recipe, self.layout, self.shape, self.original_dtype)
 
 
@@ -347,7 +327,7 @@ def _fill(scaled: ScaledTensor, form: Form, arrays: tuple[Any, ...], core: Any) 
     # The class is frozen: attributes are set past its __setattr__, once, in the way torch's compiler follows. One by
     # one, for a loop over their names takes as long again, a tenth of the time of a small cast.
     write = object.__setattr__
-    recipe, layout, packing, original_dtype = form
+    recipe, layout, packing, original_dtype, _ = form
     data, scale, zero_point, global_scale = arrays
     write(scaled, "data", data)
     write(scaled, "scale", scale)
@@ -378,10 +358,10 @@ def data_of(operand: Any) -> Any:
 def _product(a: Any, b: Any) -> Any:
     check_kernels(a)
     check_kernels(b)
-    plain = b if isinstance(a, ScaledTensor) else a
+    other = b if isinstance(a, ScaledTensor) else a
     framework = frameworks.common(data_of(a), data_of(b))
-    name = str(getattr(plain, "dtype", "")).rpartition(".")[2]
-    known = name in ("float64", "float16", "bfloat16") and not isinstance(plain, ScaledTensor)
+    name = str(getattr(other, "dtype", "")).rpartition(".")[2]
+    known = name in ("float64", "float16", "bfloat16") and not isinstance(other, ScaledTensor)
     return framework.matmul(a, b, framework.dtype(name if known else "float32"), "exact")
 
 
@@ -390,34 +370,12 @@ def _parts(scaled: ScaledTensor) -> tuple[Any, Any, Any, Any]:
     return scaled.data, scaled.scale, scaled.zero_point, scaled.global_scale
 
 
-def _unpickle(
-    data: Any,
-    scale: Any,
-    zero_point: Any,
-    global_scale: Any,
-    recipe: recipes.ScalingRecipe,
-    layout: layouts.Layout,
-    shape: tuple[int, ...],
-    original_dtype: str,
-) -> ScaledTensor:
-    # Arrays come as (array, dtype name): not every dtype survives every pickle.
-    arrays = [
-        part if part is None else frameworks.of(part[0]).from_pickle(*part)
-        for part in (data, scale, zero_point, global_scale)
-    ]
-    scale = arrays[1]
-    if isinstance(layout, layouts.PerTensor) and tuple(scale.shape) == (1,):
-        scale = scale.reshape(())  # 0.2 also pickled arrays of one element
-    return from_buffer(
-        arrays[0],
-        scale,
-        recipe,
-        layout,
-        arrays[2],
-        global_scale=arrays[3],
-        shape=tuple(shape),
-        original_dtype=original_dtype,
-    )
+def _unpickle(*stored: Any) -> ScaledTensor:
+    # Four arrays as `plain.to_pickle` has them, then what they mean.
+    recipe, layout, shape, original_dtype = stored[4:]
+    data, scale, zero_point, global_scale = plain.from_pickle(stored[:4], layout)
+    meant = {"shape": tuple(shape), "original_dtype": original_dtype}
+    return from_buffer(data, scale, recipe, layout, zero_point, global_scale=global_scale, **meant)
 
 
 def from_buffer(
@@ -434,12 +392,5 @@ def from_buffer(
     """Wrap buffers that are already quantized, without copying: see `ScaledTensor` for the arguments
     and errors."""
     return ScaledTensor(
-        data,
-        scale,
-        recipe,
-        layout,
-        zero_point,
-        global_scale=global_scale,
-        shape=shape,
-        original_dtype=original_dtype,
+        data, scale, recipe, layout, zero_point, global_scale=global_scale, shape=shape, original_dtype=original_dtype
     )

@@ -132,8 +132,8 @@ def test_tensors_that_do_not_fit_are_refused(name: str) -> None:
     for role in parts:
         if parts[role].ndim < 2:
             continue
-        with pytest.raises((ValueError, TypeError)):
-            n, k = parts[role].shape[:2]
+        n, k = parts[role].shape[:2]
+        with pytest.raises(ValueError, match=r"must (fit|have|be)\b.*got "):
             read(module, {**parts, role: parts[role][: max(n // 2, 1), : max(k // 3, 1)]})
 
 

@@ -2,6 +2,7 @@
 """A format is one value of the bridges' registry: nothing else knows formats by their names."""
 
 import ast
+import dataclasses
 import importlib.util
 import inspect
 import json
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from breccia import bridges
 from breccia.bridges import Bridge
-from breccia.checkpoint import SafetensorsFile, convert, save_arrays, verify
+from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays, verify
 
 PACKAGE = Path(breccia.__file__).parent
 REGISTRY = bridges.registry()
@@ -181,6 +182,24 @@ def test_a_new_format_is_one_file(toy: Any, tmp_path: Path) -> None:
     for name in ("layer.toy", "layer.size"):
         np.testing.assert_array_equal(again[name], file[name])
     verify(tmp_path / "toy", source)
+
+
+@pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError, ValueError])
+def test_a_mistake_of_a_format_is_not_taken_for_a_finding(toy: Any, tmp_path: Path, error: type[Exception]) -> None:
+    """A ValueError says that a tensor does not fit; anything else is a bug, and must not read as one."""
+    convert(model(tmp_path / "in"), tmp_path / "toy", "toy")
+
+    def find(name: str, entries: Any, context: Any) -> Any:
+        raise error("toys are broken")
+
+    bridges.unregister("toy")
+    bridges.register(dataclasses.replace(toy.BRIDGE, find=find))
+    if error is ValueError:
+        findings = [finding for found in Checkpoint(tmp_path / "toy").found for finding in found.findings]
+        assert findings == ["looks quantized but does not fit: toys are broken"]
+    else:
+        with pytest.raises(error, match="toys are broken"):
+            Checkpoint(tmp_path / "toy")
 
 
 def test_a_format_leaves_with_its_registration(toy: Any, tmp_path: Path) -> None:

@@ -106,8 +106,23 @@ def test_a_state_loads_into_a_layer_over_a_mapped_file(tmp_path):
     breccia.bridges.save_safetensors({"w": cast(x, breccia.NVFP4BlockScaling())}, tmp_path / "w.safetensors")
     layer = QuantizedLinear(load_safetensors(tmp_path / "w.safetensors", "torch")["w"])
     other = QuantizedLinear(cast(torch.from_numpy(2 * x), breccia.NVFP4BlockScaling()))
+    before = layer.weight
     layer.load_state_dict(other.state_dict())
+    assert layer.weight.data is before.data
     assert torch.equal(breccia.dequantize(layer.weight), breccia.dequantize(other.weight))
+
+
+def test_a_state_becomes_the_buffers_of_a_layer_where_it_is_asked_to():
+    torch = pytest.importorskip("torch")
+    from breccia.nn import QuantizedLinear
+
+    x = torch.from_numpy(cases.normal((4, 256)))
+    for recipe in (breccia.NVFP4BlockScaling(), breccia.MXFP8BlockScaling(), breccia.INT4Scaling()):
+        layer, other = (QuantizedLinear(cast(part, recipe)) for part in (x, 2 * x))
+        layer.load_state_dict(other.state_dict(), assign=True)
+        assert layer.weight == other.weight
+        assert layer.weight.data.data_ptr() == other.weight.data.data_ptr()
+        assert layer.weight.data.dtype == other.weight.data.dtype
 
 
 def test_clear_errors():

@@ -10,9 +10,10 @@ import cases
 import numpy as np
 import pytest
 import torch
-from breccia.kernels.triton import ops, public, recipes
+from breccia.kernels.triton import ops, recipes
 from breccia.kernels.triton.casts import cast_block, cast_both, cast_nvfp4, cast_search, cast_tensor
 from breccia.kernels.triton.conversions import dequant
+from breccia.kernels.triton.device import elements
 from breccia.kernels.triton.products import dispatch as products
 from breccia.kernels.triton.products import gemm, gemv, order_activations
 
@@ -73,25 +74,11 @@ def test_cast_with_the_amax_of_a_larger_tensor(recipe: Any, make: str, device: s
             assert np.array_equal(bytes_of(ours), bytes_of(theirs)), amax
 
 
-@pytest.mark.parametrize(
-    ("capability", "fp8"), [((8, 0), "Triton by"), ((8, 9), "Triton by"), ((9, 0), "Gluon"), ((10, 0), "Triton by")]
-)
-def test_what_runs_where(capability: tuple[int, int], fp8: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only Hopper has the kernels in Gluon."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    info = public.gpu_info(0)
-    assert info["capability"] == f"{capability[0]}.{capability[1]}"
-    assert info["kernels"]["fp8 matmul"].startswith(fp8)
-    assert ("Gluon" in str(info["kernels"])) == (capability == (9, 0))
-
-
 def test_an_element_format_without_kernels(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """A new format of the core works on GPUs at once, by torch's operations, or says that it does not."""
     w = breccia.cast(torch.from_numpy(cases.normal((32, 64))), "mxfp6").to(device)
     known = ops.dequantize(w)
-    monkeypatch.delitem(recipes._ELEMENTS, "float6_e2m3fn")
+    monkeypatch.delitem(elements.BY_FORMAT, "float6_e2m3fn")
     assert w.recipe.element == "float6_e2m3fn"
     for dtype in (torch.float32, torch.bfloat16):
         assert torch.equal(ops.dequantize(w, dtype), known.to(dtype))

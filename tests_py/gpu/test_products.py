@@ -312,19 +312,19 @@ def test_grouped(recipe: Any, quantized: bool) -> None:
 
 def test_errors_before_any_launch() -> None:
     a, w = ops.cast(randn((8, 128)), BLOCK), ops.cast(randn((16, 128)), TILE)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"^operands must be on one device, got cuda:\d and cpu$"):
         kernels.matmul(a, w.to("cpu").T)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"must agree in K, got \(8, 128\) and \(16, 128\)$"):
         kernels.matmul(a, w)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"^a \(M, K\) and b \(K, N\) must agree in K, got"):
         kernels.block_scaled_matmul_triton(a, w)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"^b must be a ScaledTensor, got Tensor$"):
         kernels.scaled_matmul_triton(a, randn((128, 16)))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"^b must be a float tensor or a ScaledTensor, got dtype torch.int32$"):
         kernels.matmul(a, torch.zeros(128, 16, dtype=torch.int32, device="cuda"))
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"^w_stack must be a ScaledTensor \(E, N, K\), got shape \(16, 128\)$"):
         kernels.grouped_matmul(randn((4, 128)), w, torch.zeros(2, device="cuda", dtype=torch.int32))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"^dtype must be float32, float64, float16 or bfloat16, got 'int8'$"):
         kernels.matmul(a, w.T, "int8")
 
 

@@ -185,7 +185,7 @@ def test_cast_words(
 ) -> None:
     warps, repeats = cast_words.default_shape(block)
     rows, words = cast_words.tile_of(4096, block[0], block[1] // 2, warps, repeats)
-    form = cast_words.Form.of(dtype, fmt, block, rule, SCALE_TYPES[scale], nvfp4=block == (1, 16))
+    form = cast_words.WordForm.of(dtype, fmt, block, rule, SCALE_TYPES[scale], nvfp4=block == (1, 16))
     types = {"x_ptr": "*i32", "code_ptr": "*i32", "scale_ptr": f"*{scale}", "stat_ptr": "*fp32"}
     constants = {"FORM": form, "BM": rows, "BW": words}
     used = usage(cast_words.cast_words_kernel, types, constants, tmp_path, num_warps=warps)

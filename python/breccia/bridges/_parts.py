@@ -14,7 +14,7 @@ from breccia import _core
 from breccia.bridges._common import Array, check_upright, float_dtype
 from breccia.formats import finfo
 from breccia.layouts import Layout
-from breccia.recipes import INT8Scaling, ScalingRecipe
+from breccia.recipes import INT8Scaling, ScalingRecipe, choices
 from breccia.recipes import _spec as recipe_spec
 from breccia.scaled_tensor import ScaledTensor
 
@@ -133,16 +133,15 @@ def ghost(
     scale_shape = layout.scale_shape(shape)
     width = {"bfloat16": "uint16"}.get(scale_dtype, scale_dtype)
     scale = np.empty(scale_shape, width)
-    if scale_dtype == "bfloat16" and getattr(recipe, "scale_format", getattr(recipe, "scale_dtype", "")) != "bf16":
+    if scale_dtype == "bfloat16" and choices(recipe).scale != "bfloat16":
         scale = np.empty(scale_shape, float_dtype("bfloat16"))
-    asymmetric = getattr(recipe, "symmetric", True) is False
     zero_dtype = zero_dtype or ("int8" if isinstance(recipe, INT8Scaling) else "uint8")
     return ScaledTensor(
         np.empty(stored, np.uint8),
         scale,
         recipe,
         layout,
-        np.empty(scale_shape, zero_dtype) if asymmetric else None,
+        np.empty(scale_shape, zero_dtype) if choices(recipe).has_zero_point else None,
         global_scale=np.empty((), np.float32) if global_scale else None,
         shape=shape,
     )

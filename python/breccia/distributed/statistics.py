@@ -15,7 +15,7 @@ from breccia.distributed.sharding import Plan
 from breccia.formats import finfo
 from breccia.frameworks import _torch_launch
 from breccia.recipe_names import resolve
-from breccia.recipes import ScalingRecipe
+from breccia.recipes import ScalingRecipe, choices
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["amax", "cast"]
@@ -111,7 +111,7 @@ def _crosses(recipe: ScalingRecipe, dim: int, ndim: int) -> bool:
     """Whether a scale follows from both sides of a cut."""
     if not -ndim <= dim < ndim:
         raise ValueError(f"dim must be from {-ndim} to {ndim - 1}, got {dim}")
-    if isinstance(recipe.layout, layouts.PerTensor) or getattr(recipe, "two_level", False):
+    if isinstance(recipe.layout, layouts.PerTensor) or choices(recipe).two_level:
         return True
     return isinstance(recipe.layout, layouts.PerChannel) and dim % ndim == ndim - 1
 

@@ -55,11 +55,10 @@ def from_numpy(array: Any) -> Any:
 
 
 def tensor_of(made: Any, recipe: ScalingRecipe, shape: Any, original_dtype: str) -> ScaledTensor:
-    _, has_zero_point, two_level = recipe._traits  # type: ignore[attr-defined]
-    made = [from_numpy(part) if isinstance(part, np.ndarray) else part for part in made]
-    zero_point = made[2] if has_zero_point else None
-    global_scale = made[2 + has_zero_point] if two_level else None
-    return ScaledTensor._of(cast_form(recipe, shape, original_dtype), made[0], made[1], zero_point, global_scale)
+    form = cast_form(recipe, shape, original_dtype)
+    return ScaledTensor._of(
+        form, *form.place(from_numpy(part) if isinstance(part, np.ndarray) else part for part in made)
+    )
 
 
 # --- at once, on NumPy arrays ---------------------------------------------------------------------------------------

@@ -72,16 +72,16 @@ def matmul(a: Any, b: Any, name: str, precision: str) -> Any:
 def _parts(operand: Any) -> list[Any]:
     if not isinstance(operand, ScaledTensor):
         return [operand]
-    parts = (operand.data, operand.scale, operand.zero_point, operand.global_scale)
-    return [part for part in parts if part is not None]
+    return [getattr(operand, part) for part in operand._form.parts]
 
 
 def _text(operand: Any) -> str:
     """A ScaledTensor but for its arrays; nothing for a plain array."""
     if not isinstance(operand, ScaledTensor):
         return ""
-    flags = ("" if operand.zero_point is None else "z") + ("" if operand.global_scale is None else "g")
-    return "|".join((_recipe_text(operand.recipe), _layout_text(operand.layout), operand._form.packing, flags))
+    form = operand._form
+    flags = "".join({"zero_point": "z", "global_scale": "g"}.get(part, "") for part in form.parts)
+    return "|".join((_recipe_text(form.recipe), _layout_text(form.layout), form.packing, flags))
 
 
 @functools.cache

@@ -41,25 +41,16 @@ def flatten(operand: Any) -> tuple[list[Any], str]:
     """(tensors, key) of a ScaledTensor, or of a plain tensor, whose key is empty."""
     if not isinstance(operand, ScaledTensor):
         return [operand], ""
-    tensors = [operand.data, operand.scale]
-    flags = ""
-    if operand.zero_point is not None:
-        tensors.append(operand.zero_point)
-        flags += "z"
-    if operand.global_scale is not None:
-        tensors.append(operand.global_scale)
-        flags += "g"
     form = operand._form
-    return tensors, f"{recipe_key(form.recipe)}|{form.layout._key}|{form.packing}|{form.original_dtype}|{flags}"
+    parts = ",".join(form.parts)
+    key = f"{recipe_key(form.recipe)}|{form.layout._key}|{form.packing}|{form.original_dtype}|{parts}"
+    return [getattr(operand, part) for part in form.parts], key
 
 
 def unflatten(tensors: list[Any], key: str) -> Any:
     """The inverse of `flatten`."""
     if not key:
         return tensors[0]
-    recipe, layout, packing, dtype, flags = key.split("|")
-    rest = list(tensors[2:])
-    zero_point = rest.pop(0) if "z" in flags else None
-    global_scale = rest.pop(0) if "g" in flags else None
-    form = Form(recipe_of(recipe), layout_of(layout), packing, dtype)
-    return ScaledTensor._of(form, tensors[0], tensors[1], zero_point, global_scale)
+    recipe, layout, packing, dtype, parts = key.split("|")
+    form = Form(recipe_of(recipe), layout_of(layout), packing, dtype, tuple(parts.split(",")))
+    return ScaledTensor._of(form, *form.place(tensors))

@@ -85,8 +85,9 @@ def output_parts(shape: Any, key: str) -> _Parts:
 
 @functools.lru_cache(maxsize=1024)
 def _known_parts(shape: Any, key: str) -> tuple[Any, ...]:
-    """The four parts of a cast, and how it packs: a small one would spend its time in finding out."""
-    return (*output_parts(shape, key), cast_form(recipe_of(key), shape, "").packing)
+    """The four parts of a cast, how it packs and which there are: a small one would spend its time in finding out."""
+    form = cast_form(recipe_of(key), shape, "")
+    return (*output_parts(shape, key), form.packing, form.parts)
 
 
 def empty(parts: _Parts, device: Any) -> list[Any]:
@@ -111,7 +112,7 @@ def _converted(
     """What a function of the core makes of ``source``, its first arguments. Without loops and helpers, which would take
     a tenth of the time of a small cast; empty_strided takes two thirds of the time of empty."""
     new = torch.empty_strided
-    data, scale, zero_point, global_scale, packing = _known_parts(shape, recipe_key(recipe))
+    data, scale, zero_point, global_scale, packing, parts = _known_parts(shape, recipe_key(recipe))
     data = new(data[0], data[1], dtype=data[2], device=device)
     scale = new(scale[0], scale[1], dtype=scale[2], device=device)
     addresses = [data.data_ptr(), scale.data_ptr(), 0, 0]
@@ -122,15 +123,13 @@ def _converted(
         global_scale = new(global_scale[0], global_scale[1], dtype=global_scale[2], device=device)
         addresses[3] = global_scale.data_ptr()
     convert(*source, _spec(recipe), addresses, **options)
-    return ScaledTensor._of(Form(recipe, recipe.layout, packing, dtype), data, scale, zero_point, global_scale)
+    return ScaledTensor._of(Form(recipe, recipe.layout, packing, dtype, parts), data, scale, zero_point, global_scale)
 
 
 def parts_to_tensor(made: Any, shape: Any, recipe: ScalingRecipe, original_dtype: str) -> ScaledTensor:
     """The ScaledTensor of an operator's outputs, which are those parts that there are."""
-    _, has_zero_point, two_level = recipe._traits  # type: ignore[attr-defined]
-    zero_point = made[2] if has_zero_point else None
-    global_scale = made[2 + has_zero_point] if two_level else None
-    return ScaledTensor._of(cast_form(recipe, shape, original_dtype), made[0], made[1], zero_point, global_scale)
+    form = cast_form(recipe, shape, original_dtype)
+    return ScaledTensor._of(form, *form.place(made))
 
 
 def raw(x: Any) -> Any:

@@ -34,12 +34,12 @@ def _flatten_with_keys(scaled: ScaledTensor) -> Any:
 
 
 def _dump(form: Form) -> Any:
-    return [form.recipe.to_dict(), form.layout._key, form.packing, form.original_dtype]
+    return [form.recipe.to_dict(), form.layout._key, form.packing, form.original_dtype, list(form.parts)]
 
 
 def _load(dumped: Any) -> Any:
-    recipe, layout, packing, original_dtype = dumped
-    return Form(recipes.from_dict(recipe), layout_of(layout), packing, original_dtype)
+    recipe, layout, packing, original_dtype, parts = dumped
+    return Form(recipes.from_dict(recipe), layout_of(layout), packing, original_dtype, tuple(parts))
 
 
 def register() -> None:

@@ -28,12 +28,15 @@ _DECODER = {
     "model.layers.{}.self_attn.k_proj": "blk.{}.attn_k",
     "model.layers.{}.self_attn.v_proj": "blk.{}.attn_v",
     "model.layers.{}.self_attn.o_proj": "blk.{}.attn_output",
-    "model.layers.{}.self_attn.q_norm": "blk.{}.attn_q_norm",
-    "model.layers.{}.self_attn.k_norm": "blk.{}.attn_k_norm",
     "model.layers.{}.post_attention_layernorm": "blk.{}.ffn_norm",
     "model.layers.{}.mlp.gate_proj": "blk.{}.ffn_gate",
     "model.layers.{}.mlp.up_proj": "blk.{}.ffn_up",
     "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
+}
+_NORMED = {
+    **_DECODER,
+    "model.layers.{}.self_attn.q_norm": "blk.{}.attn_q_norm",
+    "model.layers.{}.self_attn.k_norm": "blk.{}.attn_k_norm",
 }
 _ENCODER = {
     "embeddings.word_embeddings": "token_embd",
@@ -49,7 +52,7 @@ _ENCODER = {
     "encoder.layer.{}.output.dense": "blk.{}.ffn_down",
     "encoder.layer.{}.output.LayerNorm": "blk.{}.layer_output_norm",
 }
-_TABLES = {"llama": _DECODER, "qwen2": _DECODER, "qwen3": _DECODER, "bert": _ENCODER}
+_TABLES = {"llama": _DECODER, "qwen2": _DECODER, "qwen3": _NORMED, "bert": _ENCODER}
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "bert": "bert"}
 # Architectures whose programs multiply by the second scale of every NVFP4 matrix; others leave some out.
 _SECOND_SCALES = frozenset({"llama", "qwen3"})

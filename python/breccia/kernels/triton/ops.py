@@ -24,8 +24,9 @@ from breccia.kernels.triton.casts.cast_search import cast_search
 from breccia.kernels.triton.conversions.conversion import Source
 from breccia.kernels.triton.conversions.conversion import requantize as fused_requantize
 from breccia.kernels.triton.conversions.dequant import dequantize as dequantize_2d
+from breccia.kernels.triton.device.elements import ELEMENTS
 from breccia.kernels.triton.products.turn_scales import scales_along_rows
-from breccia.kernels.triton.runtime import ELEMENTS, along_rows, empty_along_rows
+from breccia.kernels.triton.runtime import along_rows, empty_along_rows
 from breccia.recipes import _spec, scale_format
 from breccia.scaled_tensor import ScaledTensor
 

@@ -10,6 +10,7 @@ import torch
 from breccia.gpu import GpuInfo
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.ops import float_dtype
+from breccia.kernels.triton.products import paths
 from breccia.kernels.triton.products.dispatch import FP8, fp8
 from breccia.scaled_tensor import ScaledTensor
 
@@ -104,23 +105,13 @@ def gpu_info(device: int = 0) -> GpuInfo:
 
     if not 0 <= device < torch.cuda.device_count():
         raise ValueError(f"device must be between 0 and {torch.cuda.device_count() - 1}, got {device}")
-    major, minor = torch.cuda.get_device_capability(device)
-    hopper = major == 9
+    capability = torch.cuda.get_device_capability(device)
+    conversions = dict.fromkeys(("cast", "dequantize", "requantize"), "Triton")
     return GpuInfo(
         available=True,
         device=torch.cuda.get_device_name(device),
-        capability=f"{major}.{minor}",
+        capability=f"{capability[0]}.{capability[1]}",
         torch=torch.__version__,
         triton=triton.__version__,
-        kernels={
-            "cast": "Triton",
-            "dequantize": "Triton",
-            "requantize": "Triton",
-            "fp8 matmul": "Gluon (TMA, wgmma), torch._scaled_mm where measured faster"
-            if hopper
-            else "Triton by scales of blocks, else decode and cuBLAS in float32",
-            "weight-only matmul": ("Gluon up to 1024 bf16 rows" if hopper else "Triton for 1 row, of 8 bits for 2")
-            + ", then decode and cuBLAS",
-            "grouped_matmul": "Gluon for bf16 activations, else Triton" if hopper else "Triton",
-        },
+        kernels={**conversions, **paths.on(capability)},
     )

@@ -8,26 +8,17 @@ from typing import Any
 
 import torch
 
-from breccia.kernels.triton.runtime import ELEMENTS
-from breccia.recipes import global_divides, scale_format
+from breccia.cuts import blocks_of
+from breccia.kernels.triton.device.elements import BY_FORMAT, ELEMENTS
+from breccia.recipes import Choices, choices, global_divides, scale_format
 
 _SCALES = {None: "float", "float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}  # what kernels call a scale's codes
-_ELEMENTS = {
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-    "float6_e2m3fn": "e2m3",
-    "float6_e3m2fn": "e3m2",
-    "float4_e2m1fn": "e2m1",
-    "int4": "int4",
-    "uint4": "uint4",
-    "int8": "int8",
-}
-_TORCH_FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_TORCH_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def decodes(scaled: Any) -> bool:
     """Whether the kernels know the element format of a ScaledTensor."""
-    return scaled.recipe.element in _ELEMENTS
+    return scaled.recipe.element in BY_FORMAT
 
 
 @dataclass(frozen=True)
@@ -47,44 +38,40 @@ class Plan:
 
 def plan(recipe: Any) -> Plan:
     """The plan of a recipe."""
-    element = _ELEMENTS.get(recipe.element, "")
-    if not element or global_divides(recipe):
+    row = BY_FORMAT.get(recipe.element)
+    element = "" if row is None else row.name
+    if row is None or global_divides(recipe):
         return Plan("core", element)
-    made = _plain(recipe, element)
-    search = getattr(recipe, "scale_search", "amax") != "amax"
-    symmetric = getattr(recipe, "symmetric", True)
-    if symmetric and not search:
+    chosen = choices(recipe)
+    made = _plain(chosen, element, blocks_of(recipe.layout))
+    if not chosen.has_zero_point and not chosen.searches:
         return made
     if made.kind not in ("block", "nvfp4") or made.block[0] != 1 or made.block[1] not in (16, 32, 64, 128):
         return Plan("core", element)
-    return replace(made, kind="search", rule=made.rule if symmetric else "asymmetric", search=search)
+    return replace(made, kind="search", rule=chosen.rule, search=chosen.searches)
 
 
-def _plain(recipe: Any, element: str) -> Plan:
+def _plain(chosen: Choices, element: str, block: tuple[int, int]) -> Plan:
     """Without its search and its zero points."""
-    rule = "multiply" if getattr(recipe, "scale_rule", "") == "transformer_engine" else "divide"
-    if recipe.name == "delayed":
-        return Plan("tensor", element, rule, margin=2.0 ** max(-126, min(126, recipe.margin)))
-    if recipe.name == "current":
-        return Plan("row", element, rule, (1, 0)) if recipe.granularity == "row" else Plan("tensor", element, rule)
-    if recipe.name == "nvfp4":
-        return Plan("nvfp4", element, recipe.scale_rule, (1, 16), packed=True, two_level=recipe.two_level)
-    scale = _TORCH_FLOATS.get(getattr(recipe, "scale_format", getattr(recipe, "scale_dtype", "")), torch.float32)
-    if recipe.name == "block":
-        rule = "rceil" if recipe.scale_format == "e8m0" else "divide"
-        return _block(element, rule, (recipe.block_m, recipe.block_k), scale)
-    if recipe.name in ("mxfp8", "mxfp6", "mxfp4"):
-        return _block(element, recipe.scale_rounding, (1, 32), scale, element == "e2m1")
-    if recipe.name == "int8" and recipe.group_size is None:
-        return Plan("row", element, "divide", (1, 0), scale)
-    return _block(element, "divide", (1, recipe.group_size), scale, recipe.name == "int4")
+    rule = "divide" if chosen.has_zero_point else chosen.rule
+    scale = _TORCH_FLOATS.get(chosen.scale, torch.float32)
+    if block[1] == 0:
+        kind = "row" if block[0] else "tensor"
+        return Plan(kind, element, rule, block, scale, margin=2.0 ** max(-126, min(126, chosen.margin)))
+    packed = ELEMENTS[element].packed
+    if chosen.scale == "float8_e4m3fn":
+        return Plan("nvfp4", element, rule, block, scale, packed, two_level=chosen.two_level)
+    rows, cols = block
+    powers = rows & (rows - 1) == 0 and cols & (cols - 1) == 0
+    fits = powers and cols >= 2 and rows * max(cols, 16) <= 16384
+    return Plan("block" if fits else "core", element, rule, block, scale, packed)
 
 
 def finds_exact_scales(source: Any, layout: Any, target: Any) -> bool:
     """Whether `conversion.requantize` finds every scale that loses nothing. It tries the source's own and a power of
     two: that is all where scales are powers of two, and enough where the source's own always does."""
-    a, b = ELEMENTS.get(_ELEMENTS.get(source.element, "")), ELEMENTS.get(_ELEMENTS.get(target.element, ""))
-    if a is None or b is None or target.name == "nvfp4" or not getattr(target, "symmetric", True):
+    known = {source.element, target.element} <= BY_FORMAT.keys()
+    if not known or target.name == "nvfp4" or choices(target).has_zero_point:
         return False
     if scale_format(target) == "float8_e8m0fnu":
         return True
@@ -93,7 +80,7 @@ def finds_exact_scales(source: Any, layout: Any, target: Any) -> bool:
 
 def _holds(source: Any, target: Any) -> bool:
     """Whether every code of the source, less its zero point, is one of the target."""
-    if not getattr(source, "symmetric", True) or "int" in target.element:
+    if choices(source).has_zero_point or "int" in target.element:
         return target.element == "int8" and "int4" in source.element
     if source.element == target.element:
         return True
@@ -106,19 +93,10 @@ def _refines(source: Any, target: Any) -> bool:
         return True
     if source.axis != -1:
         return False
-    (m, n), (tm, tn) = (
-        (getattr(x, "block_m", 1), getattr(x, "block_n", getattr(x, "block_size", 0))) for x in (source, target)
-    )
+    (m, n), (tm, tn) = blocks_of(source), blocks_of(target)
     if source.name == "per_channel":
         return tm == 1
-    return m % tm == 0 and tn > 0 and n % tn == 0
-
-
-def _block(element: str, rule: str, block: tuple[int, int], scale: torch.dtype, packed: bool = False) -> Plan:
-    rows, cols = block
-    powers = rows & (rows - 1) == 0 and cols & (cols - 1) == 0
-    fits = powers and cols >= 2 and rows * max(cols, 16) <= 16384
-    return Plan("block" if fits else "core", element, rule, block, scale, packed)
+    return tn > 0 and m % tm == 0 and n % tn == 0
 
 
 @dataclass(frozen=True)
@@ -152,12 +130,6 @@ def operand(scaled: Any, exact: bool = True) -> Operand:
     transposed = scaled.layout.axis == -2
     source = scaled.mT if transposed else scaled
     recipe, layout = source.recipe, source.layout
-    block = {
-        "per_tensor": (0, 0),
-        "per_channel": (1, 0),
-        "per_block_k": (1, getattr(layout, "block_size", 0)),
-        "per_block_mn": (getattr(layout, "block_m", 0), getattr(layout, "block_n", 0)),
-    }[layout.name]
     scale = source.scale
     if layout.name == "per_channel" and scale.ndim < source.ndim:
         scale = scale[..., None]
@@ -174,9 +146,9 @@ def operand(scaled: Any, exact: bool = True) -> Operand:
         scaled,
         codes if codes.element_size() == 1 and codes.dtype == torch.uint8 else codes.view(torch.uint8),
         scale,
-        _ELEMENTS[recipe.element],
+        BY_FORMAT[recipe.element].name,
         sfmt,
-        block,
+        blocks_of(layout),
         source.is_packed,
         source.zero_point,
         global_scale,

@@ -1,43 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every kernel file needs to know: the machine, the element formats and how to launch on a tensor's device."""
+"""What every kernel file needs to know: the machine and how to launch on a tensor's device."""
 
 from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 HW = not INTERPRETED  # FP8 conversion instructions; the interpreter computes the bits instead
-
-
-@dataclass(frozen=True)
-class Element:
-    """One element format as the kernels see it. `code` names the encoder; integers give their range instead."""
-
-    code: str
-    max: float
-    emax: int = 0
-    mant: int = 0
-    lo: int = 0
-    hi: int = 0
-    has_nan: bool = False
-    packed: bool = False
-
-
-ELEMENTS: dict[str, Element] = {
-    "e4m3": Element("e4m3", 448.0, 8, 3, has_nan=True),
-    "e5m2": Element("e5m2", 57344.0, 15, 2, has_nan=True),
-    "e3m2": Element("e3m2", 28.0, 4, 2),
-    "e2m3": Element("e2m3", 7.5, 2, 3),
-    "e2m1": Element("e2m1", 6.0, 2, 1, packed=True),
-    "int4": Element("int", 7.0, lo=-8, hi=7, packed=True),
-    "uint4": Element("int", 15.0, lo=0, hi=15, packed=True),
-    "int8": Element("int", 127.0, lo=-128, hi=127),
-}
 
 
 def out_dtype_of_scale(rule: str, scale_dtype: torch.dtype) -> torch.dtype:

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from breccia import _core, formats, recipes
+from breccia import formats, recipes
 from breccia.recipes import ScalingRecipe, _spec
 
-_NVFP4_RULES = {"transformer_engine": "nvfp4_te", "torchao": "nvfp4_torchao"}
+# What the rules of `breccia.recipes.Choices` are called here, where the names differ.
+_RULES = {
+    "transformer_engine": "nvfp4_te",
+    "torchao": "nvfp4_torchao",
+    **{rounding: f"mx_{rounding}" for rounding in ("rceil", "floor", "ceil", "even")},
+}
 
 
 def _bits(x: float) -> int:
@@ -78,27 +82,16 @@ class Spec:
     @classmethod
     @functools.cache
     def of(cls, recipe: ScalingRecipe) -> Spec:
-        core = _spec(recipe)
-        coded = recipes.scale_format(recipe)
-        rounding = getattr(recipe, "scale_rounding", "rceil" if coded == "float8_e8m0fnu" else "")
-        if core.has_zero_point:
-            rule = "asymmetric"
-        elif coded == "float8_e4m3fn":
-            rule = _NVFP4_RULES[recipe.scale_rule]  # type: ignore[attr-defined]
-        elif rounding:
-            rule = f"mx_{rounding}"
-        else:
-            rule = "multiply" if getattr(recipe, "scale_rule", "") == "transformer_engine" else "divide"
-        width = max(core.layout.block_n, 1)
-        plan: Any = _core.plan_cast([width, width], core)
+        core, chosen = _spec(recipe), recipes.choices(recipe)
+        rule = _RULES.get(chosen.rule, chosen.rule)
         return cls(
             element=Element.of(core.element),
             rule=rule,
-            scale={"float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}.get(coded or "", plan["scale"][1]),
-            search=getattr(recipe, "scale_search", "amax") == "mse",
-            two_level=core.two_level,
+            scale={"float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}.get(chosen.scale, chosen.scale),
+            search=chosen.searches,
+            two_level=chosen.two_level,
             global_divides=core.global_divides,
-            ragged=getattr(recipe, "block_m", 1) > 1,
-            margin=2.0 ** max(-126, min(126, getattr(recipe, "margin", 0))),
+            ragged=chosen.rows > 1,
+            margin=2.0 ** max(-126, min(126, chosen.margin)),
             multiply=rule not in ("divide", "asymmetric"),
         )

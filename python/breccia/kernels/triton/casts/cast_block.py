@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -20,14 +18,12 @@ from breccia.kernels.triton.device.codecs import (
     mx_exponent,
     pack_nibbles,
     positive,
-    round_int,
     unit_power,
     widen,
 )
+from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes, takes_turned
 from breccia.kernels.triton.runtime import (
-    ELEMENTS,
-    HW,
     along_rows,
     contiguous_rows,
     empty_along_rows,
@@ -43,39 +39,25 @@ TILE, WARPS, STEPS = (
 
 
 @triton.jit
-def block_scale(
-    amax,
-    RULE: tl.constexpr,
-    MAX: tl.constexpr,
-    SDT: tl.constexpr,
-    EMAX: tl.constexpr,
-    MANT: tl.constexpr,
-    EXACT: tl.constexpr,
-):
+def block_scale(amax, FORM: tl.constexpr, SDT: tl.constexpr, EXACT: tl.constexpr):
     """(stored scale, factor) of blocks whose finite absolute maximum is amax. The factor is the scale a quotient is
     taken by, or, where the scale is a power of two, what a value is multiplied by."""
+    ELEMENT: tl.constexpr = FORM.element
+    RULE: tl.constexpr = FORM.rule
     if RULE == "divide":
         if EXACT:
-            s = tl.div_rn(amax, tl.full(amax.shape, MAX, tl.float32))
+            s = tl.div_rn(amax, tl.full(amax.shape, ELEMENT.max, tl.float32))
         else:
-            s = divide(amax, tl.full(amax.shape, MAX, tl.float32), 1.0 / MAX, True)
+            s = divide(amax, tl.full(amax.shape, ELEMENT.max, tl.float32), 1.0 / ELEMENT.max, True)
         s = positive(tl.where(amax == 0, 1.0, s), SDT)
         return s, s.to(tl.float32)
     else:
-        e = mx_exponent(amax, MAX, EMAX, MANT, RULE, EXACT)
+        e = mx_exponent(amax, ELEMENT, RULE, EXACT)
         low: tl.constexpr = 0 if RULE == "rceil" else 1  # floor, ceil and even never divide by a subnormal
         up = tl.where(e == 254, 0x0040_0000, (254 - tl.maximum(e, low)) << 23)
         if RULE == "rceil":
             up = tl.where(e == 0, 0x3F80_0000, up)  # a block below every scale keeps its own values
         return e.to(tl.uint8), as_float(up)
-
-
-@triton.jit
-def element_codes(y, FMT: tl.constexpr, HW: tl.constexpr, LO: tl.constexpr, HI: tl.constexpr):
-    if FMT == "int":
-        return round_int(y, LO, HI).to(tl.uint8)
-    else:
-        return encode_element(y, FMT, HW)
 
 
 @triton.jit
@@ -90,20 +72,20 @@ def store_tile(
     K,
     s_row,
     s_col,
-    SM: tl.constexpr,
-    G: tl.constexpr,
+    FORM: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
-    PACKED: tl.constexpr,
 ):
     """A tile's codes [BM, BK] and scales [BM / SM, BK / G]."""
+    SM: tl.constexpr = FORM.rows
+    G: tl.constexpr = FORM.cols
     rows = m0 + tl.arange(0, BM)
     cols = k0 + tl.arange(0, BK)
     srows = m0 // SM + tl.arange(0, BM // SM)
     scols = k0 // G + tl.arange(0, BK // G)
     smask = (srows < tl.cdiv(M, SM))[:, None] & (scols < tl.cdiv(K, G))[None, :]
     tl.store(scale_ptr + srows.to(tl.int64)[:, None] * s_row + scols.to(tl.int64)[None, :] * s_col, scale, mask=smask)
-    if PACKED:
+    if FORM.packed:
         width = (K + 1) // 2
         half = k0 // 2 + tl.arange(0, BK // 2)
         to = rows.to(tl.int64)[:, None] * width + half[None, :]
@@ -126,24 +108,16 @@ def cast_tile(
     K,
     s_row,
     s_col,
-    RULE: tl.constexpr,
-    FMT: tl.constexpr,
-    MAX: tl.constexpr,
-    EMAX: tl.constexpr,
-    MANT: tl.constexpr,
-    LO: tl.constexpr,
-    HI: tl.constexpr,
-    SM: tl.constexpr,
-    G: tl.constexpr,
+    FORM: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_NAN: tl.constexpr,
     RELOAD: tl.constexpr,
-    HW: tl.constexpr,
 ):
     """Scales and codes of the tile whose values are raw. RELOAD: they are read from x_ptr + at again where their NaNs
     count, so that they need not be kept."""
+    ELEMENT: tl.constexpr = FORM.element
+    SM: tl.constexpr = FORM.rows
+    G: tl.constexpr = FORM.cols
     rows = m0 + tl.arange(0, BM)
     cols = k0 + tl.arange(0, BK)
     inside = (rows < M)[:, None] & (cols < K)[None, :]
@@ -159,34 +133,34 @@ def cast_tile(
         amax = absmax(absmax(finite, 3), 1)
         poisoned = top != top
         nan = tl.where(poisoned, 1, 0)
-        if not HAS_NAN:
+        if not ELEMENT.has_nan:
             x = tl.where(tl.expand_dims(tl.expand_dims(poisoned, 1), 3), 0.0, x)
-        scale, factor = block_scale(amax, RULE, MAX, scale_ptr.dtype.element_ty, EMAX, MANT, True)
-        if RULE == "divide":
+        scale, factor = block_scale(amax, FORM, scale_ptr.dtype.element_ty, True)
+        if FORM.rule == "divide":
             power = unit_power(factor)
             x = x * tl.expand_dims(tl.expand_dims(power, 1), 3)
             x = tl.minimum(
                 tl.maximum(x, -3.0e30, propagate_nan=tl.PropagateNan.ALL), 3.0e30, propagate_nan=tl.PropagateNan.ALL
             )
     else:
-        scale, factor = block_scale(top, RULE, MAX, scale_ptr.dtype.element_ty, EMAX, MANT, False)
-    if RULE == "divide":
+        scale, factor = block_scale(top, FORM, scale_ptr.dtype.element_ty, False)
+    if FORM.rule == "divide":
         factor = factor * power
         r = 1.0 / factor
-        fine: tl.constexpr = raw.dtype == tl.float32 or HI > 15
+        fine: tl.constexpr = raw.dtype == tl.float32 or ELEMENT.hi > 15
         y = divide(x, tl.expand_dims(tl.expand_dims(factor, 1), 3), tl.expand_dims(tl.expand_dims(r, 1), 3), fine)
     else:
         y = x * tl.expand_dims(tl.expand_dims(factor, 1), 3)  # a power of two: the product is the quotient
-    code = tl.reshape(element_codes(y, FMT, HW, LO, HI), [BM, BK])
-    if HAS_NAN:
+    code = tl.reshape(encode_element(y, ELEMENT), [BM, BK])
+    if ELEMENT.has_nan:
         if odd:
             given = tl.load(x_ptr + at, mask=inside, other=0) if RELOAD else raw
-            code = encode_nan(code, widen(given), FMT)
-    elif RULE == "divide":
+            code = encode_nan(code, widen(given), ELEMENT)
+    elif FORM.rule == "divide":
         scale = tl.where(nan != 0, float("nan"), scale.to(tl.float32)).to(scale_ptr.dtype.element_ty)
     else:
         scale = tl.where(nan != 0, 255, scale.to(tl.int32)).to(tl.uint8)
-    store_tile(code, scale, code_ptr, scale_ptr, m0, k0, M, K, s_row, s_col, SM, G, BM, BK, PACKED)
+    store_tile(code, scale, code_ptr, scale_ptr, m0, k0, M, K, s_row, s_col, FORM, BM, BK)
 
 
 @triton.jit
@@ -201,20 +175,9 @@ def cast_block_kernel(
     s_col,
     k_tiles,
     steps,
-    RULE: tl.constexpr,
-    FMT: tl.constexpr,
-    MAX: tl.constexpr,
-    EMAX: tl.constexpr,
-    MANT: tl.constexpr,
-    LO: tl.constexpr,
-    HI: tl.constexpr,
-    SM: tl.constexpr,
-    G: tl.constexpr,
+    FORM: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_NAN: tl.constexpr,
-    HW: tl.constexpr,
 ):
     """`steps` tiles one below the other; the next one is on its way while a tile is computed."""
     m0 = (tl.program_id(0) // k_tiles) * BM * steps
@@ -240,21 +203,10 @@ def cast_block_kernel(
             K,
             s_row,
             s_col,
-            RULE,
-            FMT,
-            MAX,
-            EMAX,
-            MANT,
-            LO,
-            HI,
-            SM,
-            G,
+            FORM,
             BM,
             BK,
-            PACKED,
-            HAS_NAN,
             True,
-            HW,
         )
         m0 += BM
         at = below
@@ -279,7 +231,6 @@ def cast_block(
 
         return cast_words(x, fmt, block, rule, scale_dtype)
     sm, g = block
-    element = ELEMENTS[fmt]
     width = (cols + 1) // 2 if packed else cols
     codes = torch.empty((rows, width), dtype=torch.uint8, device=x.device)
     if along_rows(fmt, block, rule, scale_dtype):
@@ -293,22 +244,6 @@ def cast_block(
     tile = 2 * TILE if packed else TILE  # half the bytes to store: the longer tile fills the stores again
     bm = max(sm, tile // bk)  # fewer elements than lanes can take at once would leave some idle
     k_tiles = triton.cdiv(cols, bk)
-    args: dict[str, Any] = dict(  # noqa: C408
-        RULE=rule,
-        FMT=element.code,
-        MAX=element.max,
-        EMAX=element.emax,
-        MANT=element.mant,
-        LO=element.lo,
-        HI=element.hi,
-        SM=sm,
-        G=g,
-        BM=bm,
-        BK=bk,
-        PACKED=packed,
-        HAS_NAN=element.has_nan,
-        HW=HW,
-    )
     warps = WARPS if bm * bk <= tile else 4 if bm * bk <= 4096 else 8 if bm * bk <= 8192 else 16
     steps = STEPS if sm == 1 and rows * cols >= 1 << 22 else 1
     launch(
@@ -324,7 +259,9 @@ def cast_block(
         *scales.stride(),
         k_tiles,
         steps,
+        FORM=Form(ELEMENTS[fmt], rule=rule, rows=sm, cols=g, packed=packed),
+        BM=bm,
+        BK=bk,
         num_warps=warps,
-        **args,
     )
     return codes, scales

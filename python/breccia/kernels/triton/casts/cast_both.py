@@ -4,8 +4,6 @@ an activation or a gradient."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -14,8 +12,9 @@ from breccia.kernels.triton import recipes
 from breccia.kernels.triton.casts.cast_block import cast_tile
 from breccia.kernels.triton.casts.cast_nvfp4 import nvfp4_tile
 from breccia.kernels.triton.casts.cast_tensor import cast_tensor, statistics
+from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes
-from breccia.kernels.triton.runtime import ELEMENTS, HW, contiguous_rows, launch, out_dtype_of_scale
+from breccia.kernels.triton.runtime import contiguous_rows, launch, out_dtype_of_scale
 
 
 @triton.jit
@@ -32,20 +31,9 @@ def cast_transpose_kernel(
     s_row,
     t_row,
     k_tiles,
-    RULE: tl.constexpr,
+    FORM: tl.constexpr,
     NVFP4: tl.constexpr,
-    FMT: tl.constexpr,
-    MAX: tl.constexpr,
-    EMAX: tl.constexpr,
-    MANT: tl.constexpr,
-    LO: tl.constexpr,
-    HI: tl.constexpr,
-    SM: tl.constexpr,
-    G: tl.constexpr,
     B: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_NAN: tl.constexpr,
-    HW: tl.constexpr,
 ):
     """One tile of B by B, as it is and turned."""
     m0 = (tl.program_id(0) // k_tiles) * B
@@ -55,17 +43,16 @@ def cast_transpose_kernel(
     at = rows.to(tl.int64)[:, None] * x_stride + cols[None, :]
     raw = tl.load(x_ptr + at, mask=(rows < M)[:, None] & (cols < K)[None, :], other=0)
     turned = tl.trans(raw)
+    RULE: tl.constexpr = FORM.rule
     if NVFP4:
-        nvfp4_tile(raw, code_ptr, scale_ptr, stat_ptr, m0, k0, M, K, RULE, B, B, HW)
-        nvfp4_tile(turned, turned_ptr, turned_scale_ptr, stat_ptr, k0, m0, K, M, RULE, B, B, HW)
+        nvfp4_tile(raw, code_ptr, scale_ptr, stat_ptr, m0, k0, M, K, RULE, B, B)
+        nvfp4_tile(turned, turned_ptr, turned_scale_ptr, stat_ptr, k0, m0, K, M, RULE, B, B)
     else:
         cast_tile(
-            raw, x_ptr, code_ptr, scale_ptr, at, m0, k0, M, K, s_row, 1,
-            RULE, FMT, MAX, EMAX, MANT, LO, HI, SM, G, B, B, PACKED, HAS_NAN, True, HW,
+            raw, x_ptr, code_ptr, scale_ptr, at, m0, k0, M, K, s_row, 1, FORM, B, B, True,
         )  # fmt: skip
         cast_tile(
-            turned, x_ptr, turned_ptr, turned_scale_ptr, tl.trans(at), k0, m0, K, M, t_row, 1,
-            RULE, FMT, MAX, EMAX, MANT, LO, HI, SM, G, B, B, PACKED, HAS_NAN, True, HW,
+            turned, x_ptr, turned_ptr, turned_scale_ptr, tl.trans(at), k0, m0, K, M, t_row, 1, FORM, B, B, True,
         )  # fmt: skip
 
 
@@ -76,7 +63,6 @@ def cast_transpose_parts(x: torch.Tensor, plan: recipes.Plan) -> tuple[list[torc
     """
     x = contiguous_rows(x)
     rows, cols = x.shape
-    element = ELEMENTS[plan.element]
     sm, g = plan.block
     if plan.kind == "tensor":
         codes, scale = cast_tensor(x, plan.element, plan.rule, plan.margin)
@@ -104,11 +90,6 @@ def cast_transpose_parts(x: torch.Tensor, plan: recipes.Plan) -> tuple[list[torc
         return made[0], made[1]
     size = max(64, g)
     k_tiles = triton.cdiv(cols, size)
-    options: dict[str, Any] = {
-        "RULE": rule, "NVFP4": plan.kind == "nvfp4", "FMT": element.code, "MAX": element.max, "EMAX": element.emax,
-        "MANT": element.mant, "LO": element.lo, "HI": element.hi, "SM": sm, "G": g, "B": size,
-        "PACKED": plan.packed, "HAS_NAN": element.has_nan, "HW": HW,
-    }  # fmt: skip
     launch(
         cast_transpose_kernel,
         (triton.cdiv(rows, size) * k_tiles,),
@@ -125,7 +106,9 @@ def cast_transpose_parts(x: torch.Tensor, plan: recipes.Plan) -> tuple[list[torc
         made[0][1].stride(0),
         made[1][1].stride(0),
         k_tiles,
+        FORM=Form(ELEMENTS[plan.element], rule=rule, rows=sm, cols=g, packed=plan.packed),
+        NVFP4=plan.kind == "nvfp4",
+        B=size,
         num_warps=4 if size == 64 else 8,
-        **options,
     )
     return made[0], made[1]

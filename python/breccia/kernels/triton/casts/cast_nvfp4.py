@@ -10,12 +10,20 @@ import triton
 import triton.language as tl
 
 from breccia.kernels.triton.casts.cast_tensor import statistics
-from breccia.kernels.triton.device.codecs import absmax, decode_fp8_int, encode_element, pack_nibbles
+from breccia.kernels.triton.device.codecs import (
+    E2M1,
+    E4M3,
+    absmax,
+    decode_element,
+    encode_element,
+    nvfp4_factor,
+    nvfp4_wanted,
+    pack_nibbles,
+)
 from breccia.kernels.triton.device.words import takes, takes_turned
-from breccia.kernels.triton.runtime import HW, contiguous_rows, launch
+from breccia.kernels.triton.runtime import contiguous_rows, launch
 
 TILE, WARPS = 1024, 1  # elements and warps of a program
-F32_MAX = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
@@ -31,7 +39,6 @@ def nvfp4_tile(
     RULE: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
-    HW: tl.constexpr,
 ):
     """Scales and codes of the tile whose values are raw."""
     rows = m0 + tl.arange(0, BM)
@@ -42,24 +49,9 @@ def nvfp4_tile(
     if tl.max(tl.max(tl.where(top < float("inf"), 0, 1), axis=1), axis=0) != 0:
         amax = absmax(tl.where(tl.abs(x) < float("inf"), x, 0.0), 2)
         x = tl.where(tl.expand_dims(nan, 2) != 0, 0.0, x)
-    one = tl.full(amax.shape, 1.0, tl.float32)
-    if RULE == "transformer_engine":
-        b = amax * tl.load(stat_ptr)
-    elif RULE == "torchao":
-        b = tl.div_rn(tl.div_rn(amax, one * 6.0), one * tl.load(stat_ptr + 2))
-        b = tl.maximum(b, 0.015625)
-    else:
-        b = tl.div_rn(amax, one * 6.0)
-    code8 = encode_element(b, "e4m3", HW)
-    b = code8.to(tl.float8e4nv, bitcast=True).to(tl.float32) if HW else decode_fp8_int(code8.to(tl.int32), "e4m3")
-    if RULE == "transformer_engine":
-        r = tl.div_rn(one, b * tl.load(stat_ptr + 1))
-    elif RULE == "torchao":
-        r = tl.div_rn(one * tl.load(stat_ptr + 3), b)
-    else:
-        r = tl.div_rn(one, b)
-    y = x * tl.expand_dims(tl.minimum(r, F32_MAX), 2)
-    code = tl.reshape(encode_element(y, "e2m1", HW), [BM, BK])
+    code8 = encode_element(nvfp4_wanted(amax, stat_ptr, RULE), E4M3)
+    y = x * tl.expand_dims(nvfp4_factor(decode_element(code8, E4M3), stat_ptr, RULE), 2)
+    code = tl.reshape(encode_element(y, E2M1), [BM, BK])
     code8 = tl.where(nan != 0, 0x7F, code8.to(tl.int32)).to(tl.uint8)
     scols = k0 // 16 + tl.arange(0, BK // 16)
     blocks = tl.cdiv(K, 16)
@@ -85,7 +77,6 @@ def cast_nvfp4_kernel(
     RULE: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
-    HW: tl.constexpr,
 ):
     """RULE: transformer_engine or torchao (two-level), single (one level)."""
     tile = tiles - 1 - tl.program_id(0)
@@ -95,7 +86,7 @@ def cast_nvfp4_kernel(
     cols = k0 + tl.arange(0, BK)
     inside = (rows < M)[:, None] & (cols < K)[None, :]
     raw = tl.load(x_ptr + rows.to(tl.int64)[:, None] * x_stride + cols[None, :], mask=inside, other=0)
-    nvfp4_tile(raw, code_ptr, scale_ptr, stat_ptr, m0, k0, M, K, RULE, BM, BK, HW)
+    nvfp4_tile(raw, code_ptr, scale_ptr, stat_ptr, m0, k0, M, K, RULE, BM, BK)
 
 
 def cast_nvfp4(
@@ -148,7 +139,6 @@ def cast_nvfp4(
         RULE=rule,
         BM=bm,
         BK=bk,
-        HW=HW,
         num_warps=WARPS,
     )
     return codes, scales, global_scale

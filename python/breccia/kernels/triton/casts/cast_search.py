@@ -17,26 +17,27 @@ import triton.language as tl
 
 from breccia.kernels.triton.casts.cast_tensor import statistics
 from breccia.kernels.triton.device.codecs import (
+    E4M3,
     absmax,
     as_float,
-    decode_fp8_int,
+    decode_float,
     divide,
     encode_element,
     encode_nan,
     mx_exponent,
+    nvfp4_factor,
+    nvfp4_wanted,
     pack_nibbles,
     positive,
-    round_int,
     unit_power,
     widen,
 )
+from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.recipes import Plan
-from breccia.kernels.triton.runtime import ELEMENTS, HW, contiguous_rows, launch, out_dtype_of_scale
+from breccia.kernels.triton.runtime import contiguous_rows, launch, out_dtype_of_scale
 
-F32_MAX = tl.constexpr(3.4028234663852886e38)
 TILE, WARPS = 256, 1  # elements and warps of a program. One warp: with four, Triton 3.6 got a sum of float32 wrong
 NVFP4_RULES = ("transformer_engine", "torchao")
-EMIN = {"e4m3": -6, "e5m2": -14, "e3m2": -2}  # the smallest normal exponent, where it is not 0
 
 
 @triton.jit
@@ -49,34 +50,25 @@ def stored_scale(s, SDT: tl.constexpr):
 
 
 @triton.jit
-def nvfp4_candidate(amax, candidate, stat_ptr, RULE: tl.constexpr, HW: tl.constexpr):
+def nvfp4_candidate(amax, candidate, stat_ptr, RULE: tl.constexpr):
     """(E4M3 code, value, factor)."""
-    one = tl.full(amax.shape, 1.0, tl.float32)
     lowest: tl.constexpr = 8 if RULE == "torchao" else 1
-    if RULE == "transformer_engine":
-        b = amax * tl.load(stat_ptr)
-    elif RULE == "torchao":
-        b = tl.maximum(tl.div_rn(tl.div_rn(amax, one * 6.0), one * tl.load(stat_ptr + 2)), 0.015625)
-    else:
-        b = tl.div_rn(amax, one * 6.0)
-    code = encode_element(b, "e4m3", HW).to(tl.int32)
+    code = encode_element(nvfp4_wanted(amax, stat_ptr, RULE), E4M3).to(tl.int32)
     # 0, 1, -1, 2, -2, 3, 4, 5, 6
     offset = tl.where(candidate > 4, candidate - 2, ((candidate + 1) // 2) * tl.where(candidate % 2 == 1, 1, -1))
     moved = code + offset
     code = tl.where((moved < lowest) | (moved > 0x7E), code, moved)
-    v = decode_fp8_int(code, "e4m3")
-    if RULE == "transformer_engine":
-        return code, v * tl.load(stat_ptr + 2), tl.minimum(tl.div_rn(one, v * tl.load(stat_ptr + 1)), F32_MAX)
-    elif RULE == "torchao":
-        return code, v * tl.load(stat_ptr + 2), tl.minimum(tl.div_rn(one * tl.load(stat_ptr + 3), v), F32_MAX)
-    else:
-        return code, v, tl.minimum(tl.div_rn(one, v), F32_MAX)
+    v = decode_float(code, E4M3)
+    value = v if RULE == "single" else v * tl.load(stat_ptr + 2)
+    return code, value, nvfp4_factor(v, stat_ptr, RULE)
 
 
 @triton.jit
-def mx_candidate(amax, candidate, RULE: tl.constexpr, MAX: tl.constexpr, EMAX: tl.constexpr, MANT: tl.constexpr):
+def mx_candidate(amax, candidate, FORM: tl.constexpr):
     """(E8M0 code, value, factor)."""
-    code = mx_exponent(amax, MAX, EMAX, MANT, RULE, True)
+    ELEMENT: tl.constexpr = FORM.element
+    RULE: tl.constexpr = FORM.rule
+    code = mx_exponent(amax, ELEMENT, RULE, True)
     moved = code + tl.where(candidate == 2, -1, candidate)
     code = tl.where((moved < 1) | (moved > 254), code, moved)
     value = as_float(tl.where(code == 0, 0x0040_0000, code << 23))
@@ -86,12 +78,11 @@ def mx_candidate(amax, candidate, RULE: tl.constexpr, MAX: tl.constexpr, EMAX: t
 
 
 @triton.jit
-def float_candidate(
-    amax, low, high, candidate, RULE: tl.constexpr, SDT: tl.constexpr, FMT: tl.constexpr, MAX: tl.constexpr,
-    LO: tl.constexpr, HI: tl.constexpr,
-):  # fmt: skip
+def float_candidate(amax, low, high, candidate, FORM: tl.constexpr, SDT: tl.constexpr):
     """(stored scale, its value, zero point)."""
-    if RULE == "asymmetric":
+    LO: tl.constexpr = FORM.element.lo
+    HI: tl.constexpr = FORM.element.hi
+    if FORM.rule == "asymmetric":
         shrink = 1.0 - 0.02 * candidate.to(tl.float32)
         low = low * shrink
         high = high * shrink
@@ -100,8 +91,8 @@ def float_candidate(
         zero = tl.minimum(tl.maximum(LO - tl.div_rn(low, value), LO * 1.0), HI * 1.0)
         return stored, value, (zero + 12582912.0) - 12582912.0
     else:
-        s = tl.div_rn(amax, tl.full(amax.shape, MAX, tl.float32))
-        if FMT == "int":
+        s = tl.div_rn(amax, tl.full(amax.shape, FORM.element.max, tl.float32))
+        if FORM.element.is_integer:
             s = s * (1.0 - 0.02 * (candidate & 15).to(tl.float32))
             s = tl.where(candidate > 15, -s, s)
         else:
@@ -112,19 +103,19 @@ def float_candidate(
 
 @triton.jit
 def choose(
-    amax, low, high, candidate, stat_ptr, NVFP4: tl.constexpr, RULE: tl.constexpr, DIVIDE: tl.constexpr,
-    SDT: tl.constexpr, FMT: tl.constexpr, MAX: tl.constexpr, EMAX: tl.constexpr, MANT: tl.constexpr,
-    LO: tl.constexpr, HI: tl.constexpr, HW: tl.constexpr,
+    amax, low, high, candidate, stat_ptr, FORM: tl.constexpr, NVFP4: tl.constexpr, DIVIDE: tl.constexpr,
+    SDT: tl.constexpr,
 ):  # fmt: skip
     """(stored scale, its value, factor or divisor, zero point) of a candidate; 0 is the rule's own."""
+    RULE: tl.constexpr = FORM.rule
     if NVFP4:
-        stored, value, factor = nvfp4_candidate(amax, candidate, stat_ptr, RULE, HW)
+        stored, value, factor = nvfp4_candidate(amax, candidate, stat_ptr, RULE)
         return stored.to(SDT), value, factor, value * 0.0
     elif DIVIDE:
-        stored, value, zero = float_candidate(amax, low, high, candidate, RULE, SDT, FMT, MAX, LO, HI)
+        stored, value, zero = float_candidate(amax, low, high, candidate, FORM, SDT)
         return stored, value, value, zero
     else:
-        stored, value, factor = mx_candidate(amax, candidate, RULE, MAX, EMAX, MANT)
+        stored, value, factor = mx_candidate(amax, candidate, FORM)
         return stored.to(SDT), value, factor, value * 0.0
 
 
@@ -141,35 +132,30 @@ def over(x, factor, DIVIDE: tl.constexpr):
 
 
 @triton.jit
-def squared_error(
-    x, unit, factor, value, zero, DIVIDE: tl.constexpr, FMT: tl.constexpr, MAX: tl.constexpr, EMIN: tl.constexpr,
-    MANT: tl.constexpr, LO: tl.constexpr, HI: tl.constexpr,
-):  # fmt: skip
+def squared_error(x, unit, factor, value, zero, DIVIDE: tl.constexpr, ELEMENT: tl.constexpr):
     """Of x and what it quantizes to, in a unit near amax."""
     y = over(x, factor, DIVIDE)
     value = tl.expand_dims(value, 1)
     unit = tl.expand_dims(unit, 1)
-    if FMT == "int":
+    if ELEMENT.is_integer:
         z = tl.expand_dims(zero, 1)
-        rounded = (tl.minimum(tl.maximum(y, LO - z), HI - z) + 12582912.0) - 12582912.0
+        rounded = (tl.minimum(tl.maximum(y, ELEMENT.lo - z), ELEMENT.hi - z) + 12582912.0) - 12582912.0
         error = rounded * value - x * unit
     else:
-        a = tl.minimum(tl.abs(y), MAX)
-        e = tl.maximum((a.to(tl.int32, bitcast=True) >> 23) - 127, EMIN)
-        magic = as_float((e + (23 - MANT + 127)) << 23)
+        a = tl.minimum(tl.abs(y), ELEMENT.max)
+        e = tl.maximum((a.to(tl.int32, bitcast=True) >> 23) - 127, ELEMENT.emin)
+        magic = as_float((e + (23 - ELEMENT.mantissa + 127)) << 23)
         error = ((a + magic) - magic) * value - tl.abs(x * unit)
     return error * error
 
 
 @triton.jit
-def block_error(
-    xs, unit, factor, value, zero, R: tl.constexpr, G: tl.constexpr, DIVIDE: tl.constexpr, FMT: tl.constexpr,
-    MAX: tl.constexpr, EMIN: tl.constexpr, MANT: tl.constexpr, LO: tl.constexpr, HI: tl.constexpr,
-):  # fmt: skip
+def block_error(xs, unit, factor, value, zero, FORM: tl.constexpr, R: tl.constexpr, DIVIDE: tl.constexpr):
     """Sums [R] over blocks whose elements stand in tensors [R, 16]."""
-    total = squared_error(xs[0], unit, factor, value, zero, DIVIDE, FMT, MAX, EMIN, MANT, LO, HI)
-    for i in tl.static_range(1, G // 16):
-        total += squared_error(xs[i], unit, factor, value, zero, DIVIDE, FMT, MAX, EMIN, MANT, LO, HI)
+    ELEMENT: tl.constexpr = FORM.element
+    total = squared_error(xs[0], unit, factor, value, zero, DIVIDE, ELEMENT)
+    for i in tl.static_range(1, FORM.cols // 16):
+        total += squared_error(xs[i], unit, factor, value, zero, DIVIDE, ELEMENT)
     halves = tl.permute(tl.reshape(total, [R, 2, 2, 2, 2]), (0, 4, 3, 2, 1))
     for _ in tl.static_range(4):
         low, high = tl.split(halves)
@@ -180,12 +166,11 @@ def block_error(
 @triton.jit
 def cast_search_kernel(
     x_ptr, code_ptr, scale_ptr, zero_ptr, stat_ptr, blocks, across, x_stride,
-    CANDIDATES: tl.constexpr, NVFP4: tl.constexpr, RULE: tl.constexpr, DIVIDE: tl.constexpr, FMT: tl.constexpr,
-    MAX: tl.constexpr, EMAX: tl.constexpr, EMIN: tl.constexpr, MANT: tl.constexpr, LO: tl.constexpr,
-    HI: tl.constexpr, G: tl.constexpr, PACKED: tl.constexpr, HAS_NAN: tl.constexpr, R: tl.constexpr,
-    HW: tl.constexpr,
+    FORM: tl.constexpr, CANDIDATES: tl.constexpr, NVFP4: tl.constexpr, DIVIDE: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """R blocks of G elements; `across` of them make a row."""
+    ELEMENT: tl.constexpr = FORM.element
+    G: tl.constexpr = FORM.cols
     SDT: tl.constexpr = scale_ptr.dtype.element_ty
     block = tl.program_id(0) * R + tl.arange(0, R)
     live = block < blocks
@@ -200,9 +185,7 @@ def cast_search_kernel(
     top = absmax(x, 1)
     nan = top != top  # noqa: PLR0124
     own = tl.full([], 0, tl.int32)
-    best, value, factor, zero = choose(
-        amax, low, high, own, stat_ptr, NVFP4, RULE, DIVIDE, SDT, FMT, MAX, EMAX, MANT, LO, HI, HW
-    )
+    best, value, factor, zero = choose(amax, low, high, own, stat_ptr, FORM, NVFP4, DIVIDE, SDT)
     if CANDIDATES > 1:
         lanes = at[:, None] + tl.arange(0, 16)[None, :]
         xs = (tl.load(x_ptr + lanes, mask=live[:, None], other=0).to(tl.float32),)
@@ -211,12 +194,10 @@ def cast_search_kernel(
         exponent = amax.to(tl.int32, bitcast=True) >> 23
         unit = as_float(tl.minimum(tl.maximum(254 - exponent, 1), 253) << 23)
         searches = (top < float("inf")) & (amax != 0)
-        least = block_error(xs, unit, factor, value * unit, zero, R, G, DIVIDE, FMT, MAX, EMIN, MANT, LO, HI)
+        least = block_error(xs, unit, factor, value * unit, zero, FORM, R, DIVIDE)
         for candidate in range(1, CANDIDATES):
-            other, v, f, z = choose(
-                amax, low, high, own + candidate, stat_ptr, NVFP4, RULE, DIVIDE, SDT, FMT, MAX, EMAX, MANT, LO, HI, HW
-            )
-            error = block_error(xs, unit, f, v * unit, z, R, G, DIVIDE, FMT, MAX, EMIN, MANT, LO, HI)
+            other, v, f, z = choose(amax, low, high, own + candidate, stat_ptr, FORM, NVFP4, DIVIDE, SDT)
+            error = block_error(xs, unit, f, v * unit, z, FORM, R, DIVIDE)
             better = searches & (error < least)
             least = tl.where(better, error, least)
             best = tl.where(better, other, best)
@@ -225,27 +206,25 @@ def cast_search_kernel(
         # Once more, so that it need not be kept; the policy makes it another load for the compiler.
         raw = tl.load(x_ptr + whole, mask=live[:, None], other=0, eviction_policy="evict_first")
         x = raw.to(tl.float32)
-    if not HAS_NAN:
+    if not ELEMENT.has_nan:
         x = tl.where(tl.expand_dims(tl.where(nan, 1, 0), 1) != 0, 0.0, x)
         if DIVIDE:
             best = tl.where(nan, float("nan"), best.to(tl.float32)).to(SDT)
         else:
             best = tl.where(nan, 0x7F if NVFP4 else 0xFF, best.to(tl.int32)).to(SDT)
     y = over(x, factor, DIVIDE)
-    if RULE == "asymmetric":
+    if FORM.rule == "asymmetric":
         z = tl.expand_dims(tl.where(nan, 0.0, zero), 1)
-        y = tl.minimum(tl.maximum(y, LO - z), HI - z)
+        y = tl.minimum(tl.maximum(y, ELEMENT.lo - z), ELEMENT.hi - z)
         code = ((y + 12582912.0).to(tl.int32, bitcast=True) - 0x4B40_0000 + z.to(tl.int32)).to(tl.uint8)
         code = tl.where(tl.expand_dims(tl.where(nan, 1, 0), 1) != 0, 0, code.to(tl.int32)).to(tl.uint8)
         tl.store(zero_ptr + block, tl.where(nan, 0.0, zero).to(tl.int32).to(tl.uint8), mask=live)
-    elif FMT == "int":
-        code = round_int(y, LO, HI).to(tl.uint8)
     else:
-        code = encode_element(y, FMT, HW)
-        if HAS_NAN:
-            code = encode_nan(code, widen(raw), FMT)
+        code = encode_element(y, ELEMENT)
+        if ELEMENT.has_nan:
+            code = encode_nan(code, widen(raw), ELEMENT)
     tl.store(scale_ptr + block, best, mask=live)
-    if PACKED:
+    if FORM.packed:
         to = block.to(tl.int64)[:, None] * (G // 2) + tl.arange(0, G // 2)[None, :]
         tl.store(code_ptr + to, pack_nibbles(code, R, G), mask=live[:, None])
     else:
@@ -301,11 +280,13 @@ def cast_search(x: torch.Tensor, plan: Plan) -> list[torch.Tensor]:
 
 def constants(plan: Plan) -> dict[str, Any]:
     """What the kernel is compiled for."""
-    element = ELEMENTS[plan.element]
     nvfp4 = plan.rule in NVFP4_RULES
+    rule = "single" if nvfp4 and not plan.two_level else plan.rule
+    rows, cols = plan.block
     return {
-        "CANDIDATES": candidates(plan), "NVFP4": nvfp4, "RULE": "single" if nvfp4 and not plan.two_level else plan.rule,
-        "DIVIDE": plan.rule in ("divide", "asymmetric"), "FMT": element.code, "MAX": element.max, "EMAX": element.emax,
-        "EMIN": EMIN.get(plan.element, 0), "MANT": element.mant, "LO": element.lo, "HI": element.hi,
-        "G": plan.block[1], "PACKED": element.packed, "HAS_NAN": element.has_nan, "R": TILE // plan.block[1], "HW": HW,
-    }  # fmt: skip
+        "FORM": Form(ELEMENTS[plan.element], rule=rule, rows=rows, cols=cols, packed=plan.packed),
+        "CANDIDATES": candidates(plan),
+        "NVFP4": nvfp4,
+        "DIVIDE": plan.rule in ("divide", "asymmetric"),
+        "R": TILE // cols,
+    }

@@ -10,10 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
-from breccia.kernels.triton.casts.cast_block import cast_block, element_codes
-from breccia.kernels.triton.device.codecs import absmax, divide, encode_nan, positive, unit_power, widen
+from breccia.kernels.triton.casts.cast_block import cast_block
+from breccia.kernels.triton.device.codecs import absmax, divide, encode_element, encode_nan, positive, unit_power, widen
+from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes
-from breccia.kernels.triton.runtime import ELEMENTS, HW, contiguous_rows, launch
+from breccia.kernels.triton.runtime import contiguous_rows, launch
 
 PARTIALS = 1024
 TILE, WARPS = 2048, 4  # elements and warps of a program that encodes
@@ -96,23 +97,11 @@ def tensor_scale(amax, RULE: tl.constexpr, MAX: tl.constexpr, MARGIN: tl.constex
 
 
 @triton.jit
-def scaled_codes(
-    x,
-    raw,
-    s,
-    m,
-    wild,
-    RULE: tl.constexpr,
-    FMT: tl.constexpr,
-    HW: tl.constexpr,
-    LO: tl.constexpr,
-    HI: tl.constexpr,
-    HAS_NAN: tl.constexpr,
-    FINE: tl.constexpr,
-):
+def scaled_codes(x, raw, s, m, wild, FORM: tl.constexpr, FINE: tl.constexpr):
     """Codes of a tile x, raw as it was loaded; s and m have one element. `wild`: x may hold infinities and NaNs."""
+    ELEMENT: tl.constexpr = FORM.element
     y = x
-    if RULE == "divide":
+    if FORM.rule == "divide":
         s0 = tl.max(tl.max(s, axis=1), axis=0)
         if wild | (s0 < 1.0e-24) | (s0 > 1.0e24):
             power = unit_power(s)
@@ -123,9 +112,9 @@ def scaled_codes(
             y = divide(x, s, 1.0 / s, FINE)
     else:
         y = x * m
-    code = element_codes(y, FMT, HW, LO, HI)
+    code = encode_element(y, ELEMENT)
     if wild:
-        code = encode_nan(code, widen(raw), FMT)
+        code = encode_nan(code, widen(raw), ELEMENT)
     return code
 
 
@@ -139,15 +128,10 @@ def cast_tensor_kernel(
     x_stride,
     k_tiles,
     tiles,
-    RULE: tl.constexpr,
-    FMT: tl.constexpr,
-    LO: tl.constexpr,
-    HI: tl.constexpr,
+    FORM: tl.constexpr,
     GIVEN: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
-    HW: tl.constexpr,
-    HAS_NAN: tl.constexpr,
 ):
     tile = tiles - 1 - tl.program_id(0)  # backwards: the end of x is what the first pass left in the cache
     rows = (tile // k_tiles) * BM + tl.arange(0, BM)
@@ -164,7 +148,7 @@ def cast_tensor_kernel(
         m = tl.load(stat_ptr + 1) + zero
         wild = tl.load(stat_ptr + 4) != 0
     fine: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
-    code = scaled_codes(x, raw, s, m, wild, RULE, FMT, HW, LO, HI, HAS_NAN, fine)
+    code = scaled_codes(x, raw, s, m, wild, FORM, fine)
     tl.store(code_ptr + rows.to(tl.int64)[:, None] * K + cols[None, :], code, mask=inside)
 
 
@@ -176,14 +160,8 @@ def cast_row_kernel(
     M,
     K,
     x_stride,
-    RULE: tl.constexpr,
-    FMT: tl.constexpr,
-    MAX: tl.constexpr,
-    LO: tl.constexpr,
-    HI: tl.constexpr,
+    FORM: tl.constexpr,
     BK: tl.constexpr,
-    HW: tl.constexpr,
-    HAS_NAN: tl.constexpr,
 ):
     """One row a program, read twice: for rows too long for the registers and for the rules of one factor per row."""
     row = tl.program_id(0).to(tl.int64)
@@ -196,19 +174,20 @@ def cast_row_kernel(
         best = tl.maximum(best, tl.where(a < float("inf"), a, 0.0))
     amax = tl.max(best, axis=1, keep_dims=True)
     top = tl.expand_dims(absmax(worst, 1), 1)
-    s, m = tensor_scale(amax, RULE, MAX, 1.0)
+    RULE: tl.constexpr = FORM.rule
+    s, m = tensor_scale(amax, RULE, FORM.element.max, 1.0)
     s = positive(s, scale_ptr.dtype.element_ty)
     nan = top != top
-    stored = s if HAS_NAN else tl.where(nan, float("nan"), s.to(tl.float32)).to(scale_ptr.dtype.element_ty)
+    stored = s if FORM.element.has_nan else tl.where(nan, float("nan"), s.to(tl.float32)).to(scale_ptr.dtype.element_ty)
     tl.store(scale_ptr + row + tl.zeros([1, 1], tl.int32), stored)
     wild = tl.max(tl.max(tl.where(top < float("inf"), 0, 1), axis=1), axis=0) != 0
     for k0 in range(0, K, BK):
         inside = k0 + cols < K
         raw = tl.load(x_ptr + row * x_stride + k0 + cols, mask=inside, other=0)
         x = raw.to(tl.float32)
-        if not HAS_NAN:
+        if not FORM.element.has_nan:
             x = tl.where(nan, 0.0, x)
-        code = scaled_codes(x, raw, s.to(tl.float32), m, wild, RULE, FMT, HW, LO, HI, HAS_NAN, True)
+        code = scaled_codes(x, raw, s.to(tl.float32), m, wild, FORM, True)
         tl.store(code_ptr + row * K + k0 + cols, code, mask=inside)
 
 
@@ -320,15 +299,10 @@ def cast_tensor(
         x.stride(0),
         k_tiles,
         tiles,
-        RULE=rule,
-        FMT=element.code,
-        LO=element.lo,
-        HI=element.hi,
+        FORM=Form(element, rule=rule),
         GIVEN=scale is not None,
         BM=bm,
         BK=bk,
-        HW=HW,
-        HAS_NAN=element.has_nan,
         num_warps=WARPS,
     )
     return codes, out_scale
@@ -342,7 +316,6 @@ def cast_row(
     if rule == "divide" and 0 < cols <= 16384:
         return cast_block(x, fmt, (1, max(16, triton.next_power_of_2(cols))), rule, scale_dtype)
     x = contiguous_rows(x)
-    element = ELEMENTS[fmt]
     codes = torch.empty((rows, cols), dtype=torch.uint8, device=x.device)
     scales = torch.ones((rows, 1), dtype=scale_dtype, device=x.device)
     if codes.numel() == 0:
@@ -357,14 +330,8 @@ def cast_row(
         rows,
         cols,
         x.stride(0),
-        RULE=rule,
-        FMT=element.code,
-        MAX=element.max,
-        LO=element.lo,
-        HI=element.hi,
+        FORM=Form(ELEMENTS[fmt], rule=rule, rows=1),
         BK=min(4096, max(16, triton.next_power_of_2(cols))),
-        HW=HW,
-        HAS_NAN=element.has_nan,
         num_warps=8,
     )
     return codes, scales

@@ -11,8 +11,9 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from breccia.kernels.triton.device.word_tiles import Form, cast_tile, load_tile, words_layout
-from breccia.kernels.triton.runtime import ELEMENTS, along_rows, empty_along_rows, launch, out_dtype_of_scale
+from breccia.kernels.triton.device.elements import ELEMENTS
+from breccia.kernels.triton.device.word_tiles import WordForm, cast_tile, load_tile, words_layout
+from breccia.kernels.triton.runtime import along_rows, empty_along_rows, launch, out_dtype_of_scale
 
 PER_THREAD = 8  # words: 32 bytes of input
 
@@ -109,7 +110,7 @@ def cast_words(
         x.stride(0) // 2,
         *scales.stride(),
         across,
-        FORM=Form.of(x.dtype, fmt, block, rule, scales.dtype, nvfp4),
+        FORM=WordForm.of(x.dtype, fmt, block, rule, scales.dtype, nvfp4),
         BM=bm,
         BW=bw,
         num_warps=warps,
@@ -150,7 +151,7 @@ def cast_turn_words(
         other[1].stride(0),
         across,
         num_warps=4 if size == 64 else 8,
-        FORM=Form.of(x.dtype, fmt, block, rule, one[1].dtype, nvfp4),
+        FORM=WordForm.of(x.dtype, fmt, block, rule, one[1].dtype, nvfp4),
         BOTH=both,
         BM=size,
         BW=size // 2,

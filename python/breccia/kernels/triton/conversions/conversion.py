@@ -10,13 +10,12 @@ or a power of two.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from breccia.kernels.triton.casts.cast_block import block_scale, element_codes, store_tile
+from breccia.kernels.triton.casts.cast_block import block_scale, store_tile
 from breccia.kernels.triton.casts.cast_nvfp4 import nvfp4_tile
 from breccia.kernels.triton.casts.cast_tensor import PARTIALS, finish_kernel
 from breccia.kernels.triton.conversions.dequant import load_scale, load_values
@@ -29,8 +28,9 @@ from breccia.kernels.triton.device.codecs import (
     encode_nan,
     round_int,
 )
+from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.recipes import Plan
-from breccia.kernels.triton.runtime import ELEMENTS, HW, launch, out_dtype_of_scale
+from breccia.kernels.triton.runtime import launch, out_dtype_of_scale
 
 
 @triton.jit
@@ -70,20 +70,15 @@ def exactly(s, RULE: tl.constexpr, SDT: tl.constexpr):
 
 
 @triton.jit
-def keeps(
-    x, s, factor, odd, RULE: tl.constexpr, FMT: tl.constexpr, LO: tl.constexpr, HI: tl.constexpr, HW: tl.constexpr
-):
+def keeps(x, s, factor, odd, FORM: tl.constexpr):
     """Of each block, whether codes made with the factor, times the scale s, are x again to the bit."""
+    ELEMENT: tl.constexpr = FORM.element
+    RULE: tl.constexpr = FORM.rule
     y = scaled(x, factor, odd, RULE)
-    if FMT == "int":  # which has one zero
-        different = tl.where(round_int(y, LO, HI).to(tl.float32) * spread(s) != x, 1, 0)
+    if ELEMENT.is_integer:  # which has one zero
+        different = tl.where(round_int(y, ELEMENT.lo, ELEMENT.hi).to(tl.float32) * spread(s) != x, 1, 0)
     else:
-        code = encode_element(y, FMT, HW)
-        if (FMT == "e4m3") and HW:
-            code = code.to(tl.float8e4nv, bitcast=True)
-        elif (FMT == "e5m2") and HW:
-            code = code.to(tl.float8e5, bitcast=True)
-        v = decode_element(code, FMT, HW) * spread(s)
+        v = decode_element(encode_element(y, ELEMENT), ELEMENT) * spread(s)
         different = tl.where(v.to(tl.int32, bitcast=True) != x.to(tl.int32, bitcast=True), 1, 0)
     return tl.max(tl.max(different, axis=3), axis=1) == 0
 
@@ -104,26 +99,19 @@ def exact_tile(
     M,
     K,
     s_row,
-    RULE: tl.constexpr,
-    FMT: tl.constexpr,
-    MAX: tl.constexpr,
-    EMAX: tl.constexpr,
-    MANT: tl.constexpr,
-    LO: tl.constexpr,
-    HI: tl.constexpr,
-    SM: tl.constexpr,
-    G: tl.constexpr,
+    FORM: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_NAN: tl.constexpr,
-    HW: tl.constexpr,
 ):
     """`cast_block.cast_tile` of values that may have a scale without loss; own is the source's, 0 where there are
     several."""
+    ELEMENT: tl.constexpr = FORM.element
+    RULE: tl.constexpr = FORM.rule
+    SM: tl.constexpr = FORM.rows
+    G: tl.constexpr = FORM.cols
     SDT: tl.constexpr = scale_ptr.dtype.element_ty
     x = tl.reshape(v, [BM // SM, SM, BK // G, G])
-    if FMT != "int":  # whose codes have the sign of the value
+    if not ELEMENT.is_integer:  # whose codes have the sign of the value
         own = tl.abs(own)
     top = absmax(absmax(x, 3), 1)
     finite = top < float("inf")
@@ -131,9 +119,9 @@ def exact_tile(
     amax = top
     if some(~finite):
         amax = absmax(absmax(tl.where(tl.abs(x) < float("inf"), x, 0.0), 3), 1)
-        if not HAS_NAN:
+        if not ELEMENT.has_nan:
             x = tl.where(spread(tl.where(nan, 1, 0)) != 0, 0.0, x)
-    scale, factor = block_scale(amax, RULE, MAX, SDT, EMAX, MANT, True)
+    scale, factor = block_scale(amax, FORM, SDT, True)
     stored, by, fits = exactly(own, RULE, SDT)
     fits = fits & finite
     # `divide` is for divisors well inside float32's range.
@@ -142,27 +130,27 @@ def exact_tile(
     odd = some(wild | ~finite | (fits & ((size > 1.0e24) | (size < 1.0e-24))))
     done = fits & ~finite
     if some(fits):
-        done = fits & keeps(x, own, tl.where(fits, by, 1.0), odd, RULE, FMT, LO, HI, HW)
+        done = fits & keeps(x, own, tl.where(fits, by, 1.0), odd, FORM)
         scale = tl.where(done, stored.to(tl.float32), scale.to(tl.float32)).to(SDT)
         factor = tl.where(done, by, factor)
-    if FMT != "int":
-        bits = tl.div_rn(amax, tl.full(amax.shape, MAX, tl.float32)).to(tl.int32, bitcast=True)
+    if not ELEMENT.is_integer:
+        bits = tl.div_rn(amax, tl.full(amax.shape, ELEMENT.max, tl.float32)).to(tl.int32, bitcast=True)
         up = (bits + 0x7F_FFFF) & 0x7F80_0000
         power = as_float(tl.where((up < 0x7F80_0000) & (amax != 0), up, 0))
         stored, by, fits = exactly(power, RULE, SDT)
         fits = fits & finite & ~done
         if some(fits):
-            kept = fits & keeps(x, power, tl.where(fits, by, 1.0), odd, RULE, FMT, LO, HI, HW)
+            kept = fits & keeps(x, power, tl.where(fits, by, 1.0), odd, FORM)
             scale = tl.where(kept, stored.to(tl.float32), scale.to(tl.float32)).to(SDT)
             factor = tl.where(kept, by, factor)
-    code = tl.reshape(element_codes(scaled(x, factor, odd, RULE), FMT, HW, LO, HI), [BM, BK])
-    if HAS_NAN:
-        code = encode_nan(code, v, FMT)
+    code = tl.reshape(encode_element(scaled(x, factor, odd, RULE), ELEMENT), [BM, BK])
+    if ELEMENT.has_nan:
+        code = encode_nan(code, v, ELEMENT)
     elif RULE == "divide":
         scale = tl.where(nan, float("nan"), scale.to(tl.float32)).to(SDT)
     else:
         scale = tl.where(nan, 255, scale.to(tl.int32)).to(tl.uint8)
-    store_tile(code, scale, code_ptr, scale_ptr, m0, k0, M, K, s_row, 1, SM, G, BM, BK, PACKED)
+    store_tile(code, scale, code_ptr, scale_ptr, m0, k0, M, K, s_row, 1, FORM, BM, BK)
 
 
 @triton.jit
@@ -181,38 +169,25 @@ def requantize_kernel(
     s_col,
     t_row,
     k_tiles,
-    FMT: tl.constexpr,
-    SFMT: tl.constexpr,
-    SM: tl.constexpr,
-    G: tl.constexpr,
-    PACKED: tl.constexpr,
-    ZERO: tl.constexpr,
-    GLOBAL: tl.constexpr,
-    KIND: tl.constexpr,
-    RULE: tl.constexpr,
+    FORM: tl.constexpr,
     TO: tl.constexpr,
-    MAX: tl.constexpr,
-    EMAX: tl.constexpr,
-    MANT: tl.constexpr,
-    LO: tl.constexpr,
-    HI: tl.constexpr,
-    TM: tl.constexpr,
-    TG: tl.constexpr,
-    TO_PACKED: tl.constexpr,
-    HAS_NAN: tl.constexpr,
+    KIND: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
-    HW: tl.constexpr,
 ):
-    """From FMT with SM by G elements per scale to TO with TM by TG. KIND: nvfp4 or exact."""
+    """From FORM to TO. KIND: nvfp4 or exact."""
+    SM: tl.constexpr = FORM.rows
+    G: tl.constexpr = FORM.cols
+    TM: tl.constexpr = TO.rows
+    TG: tl.constexpr = TO.cols
     m0 = (tl.program_id(0) // k_tiles) * BM
     k0 = (tl.program_id(0) % k_tiles) * BK
     v = load_values(
-        code_ptr, scale_ptr, zero_ptr, global_ptr, m0, k0, M, K, code_stride, s_row, s_col,
-        FMT, SFMT, SM, G, PACKED, ZERO, GLOBAL, BM, BK, HW,
+        code_ptr, scale_ptr, zero_ptr, global_ptr, m0, k0, M, K, code_stride, s_row, s_col, FORM, BM, BK
     )  # fmt: skip
+    RULE: tl.constexpr = TO.rule
     if KIND == "nvfp4":
-        nvfp4_tile(v, to_ptr, to_scale_ptr, stat_ptr, m0, k0, M, K, RULE, BM, BK, HW)
+        nvfp4_tile(v, to_ptr, to_scale_ptr, stat_ptr, m0, k0, M, K, RULE, BM, BK)
     else:
         row = m0 + tl.arange(0, BM // TM) * TM
         col = k0 + tl.arange(0, BK // TG) * TG
@@ -222,10 +197,9 @@ def requantize_kernel(
         c1 = (tl.minimum(col + TG, K) - 1) // G if G > 0 else col * 0
         alone = ((row < M) & (r0 == r1))[:, None] & ((col < K) & (c0 == c1))[None, :]
         at = r0.to(tl.int64)[:, None] * s_row + c0[None, :] * s_col
-        own = tl.where(alone, load_scale(scale_ptr, global_ptr, at, alone, SFMT, GLOBAL, HW), 0.0)
+        own = tl.where(alone, load_scale(scale_ptr, global_ptr, at, alone, FORM), 0.0)
         exact_tile(
-            v, own, to_ptr, to_scale_ptr, m0, k0, M, K, t_row,
-            RULE, TO, MAX, EMAX, MANT, LO, HI, TM, TG, BM, BK, TO_PACKED, HAS_NAN, HW,
+            v, own, to_ptr, to_scale_ptr, m0, k0, M, K, t_row, TO, BM, BK
         )  # fmt: skip
 
 
@@ -243,17 +217,10 @@ def scaled_amax_kernel(
     s_col,
     k_tiles,
     tiles,
-    FMT: tl.constexpr,
-    SFMT: tl.constexpr,
-    SM: tl.constexpr,
-    G: tl.constexpr,
-    PACKED: tl.constexpr,
-    ZERO: tl.constexpr,
-    GLOBAL: tl.constexpr,
+    FORM: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
     N: tl.constexpr,
-    HW: tl.constexpr,
 ):
     """`cast_tensor.amax_kernel` of decoded values."""
     best = tl.zeros([BM, BK], tl.float32)
@@ -261,7 +228,7 @@ def scaled_amax_kernel(
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         v = load_values(
             code_ptr, scale_ptr, zero_ptr, global_ptr, (tile // k_tiles) * BM, (tile % k_tiles) * BK, M, K,
-            code_stride, s_row, s_col, FMT, SFMT, SM, G, PACKED, ZERO, GLOBAL, BM, BK, HW,
+            code_stride, s_row, s_col, FORM, BM, BK
         )  # fmt: skip
         a = tl.abs(v)
         worst = tl.maximum(worst, a, propagate_nan=tl.PropagateNan.ALL)
@@ -295,11 +262,17 @@ class Source:
     def strides(self) -> tuple[int, int, int]:
         return self.codes.stride(0), self.scale.stride(0), self.scale.stride(1)
 
-    def constants(self) -> dict[str, Any]:
-        return {
-            "FMT": self.element, "SFMT": self.sfmt, "SM": self.block[0], "G": self.block[1], "PACKED": self.packed,
-            "ZERO": self.zero_point is not None, "GLOBAL": self.global_scale is not None, "HW": HW,
-        }  # fmt: skip
+    def form(self) -> Form:
+        """What a kernel is compiled for."""
+        return Form(
+            ELEMENTS[self.element],
+            self.sfmt,
+            rows=self.block[0],
+            cols=self.block[1],
+            packed=self.packed,
+            zero_point=self.zero_point is not None,
+            global_scale=self.global_scale is not None,
+        )
 
 
 def scaled_statistics(source: Source, global_scale: torch.Tensor) -> torch.Tensor:
@@ -313,7 +286,7 @@ def scaled_statistics(source: Source, global_scale: torch.Tensor) -> torch.Tenso
     count = max(1, min(tiles, PARTIALS if source.codes.is_cuda else 4))
     launch(
         scaled_amax_kernel, (count,), source.codes, *source.pointers(), parts, rows, cols, *source.strides(), k_tiles,
-        tiles, BM=bm, BK=bk, N=PARTIALS, num_warps=4, **source.constants(),
+        tiles, BM=bm, BK=bk, N=PARTIALS, num_warps=4, FORM=source.form(),
     )  # fmt: skip
     stats = parts[2 * PARTIALS :]
     launch(
@@ -328,7 +301,6 @@ def requantize(source: Source, plan: Plan) -> list[torch.Tensor]:
     rows, cols = source.shape
     device = source.codes.device
     tm, tg = plan.block
-    element = ELEMENTS[plan.element]
     nvfp4 = plan.kind == "nvfp4"
     codes = torch.empty((rows, (cols + 1) // 2 if plan.packed else cols), dtype=torch.uint8, device=device)
     dtype = torch.uint8 if nvfp4 else out_dtype_of_scale(plan.rule, plan.scale_dtype)
@@ -356,21 +328,11 @@ def requantize(source: Source, plan: Plan) -> list[torch.Tensor]:
         *source.strides(),
         scales.stride(0),
         k_tiles,
+        FORM=source.form(),
+        TO=Form(ELEMENTS[plan.element], rule=rule, rows=tm, cols=tg, packed=plan.packed),
         KIND="nvfp4" if nvfp4 else "exact",
-        RULE=rule,
-        TO=element.code,
-        MAX=element.max,
-        EMAX=element.emax,
-        MANT=element.mant,
-        LO=element.lo,
-        HI=element.hi,
-        TM=tm,
-        TG=tg,
-        TO_PACKED=plan.packed,
-        HAS_NAN=element.has_nan,
         BM=bm,
         BK=bk,
         num_warps=4 if bm * bk <= 4096 else 8 if bm * bk <= 8192 else 16,
-        **source.constants(),
     )
     return made

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 from breccia.kernels.triton.device.codecs import decode_element, decode_scale
+from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes_packed
-from breccia.kernels.triton.runtime import HW, launch
+from breccia.kernels.triton.runtime import launch
 
 
 @triton.jit
@@ -39,23 +40,18 @@ def load_values(
     code_stride,
     s_row,
     s_col,
-    FMT: tl.constexpr,
-    SFMT: tl.constexpr,
-    SM: tl.constexpr,
-    G: tl.constexpr,
-    PACKED: tl.constexpr,
-    ZERO: tl.constexpr,
-    GLOBAL: tl.constexpr,
+    FORM: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
-    HW: tl.constexpr,
 ):
-    """The float32 of a tile, and 0 outside of the matrix. G == 0: one scale for the whole row. SM == 0: one for all
-    rows."""
+    """The float32 of a tile, and 0 outside of the matrix."""
+    SM: tl.constexpr = FORM.rows
+    G: tl.constexpr = FORM.cols
+    ELEMENT: tl.constexpr = FORM.element
     rows = m0 + tl.arange(0, BM)
     cols = k0 + tl.arange(0, BK)
     live = (rows < M)[:, None]
-    if PACKED:
+    if FORM.packed:
         half = k0 // 2 + tl.arange(0, BK // 2)
         at = rows.to(tl.int64)[:, None] * code_stride + half[None, :]
         byte = tl.load(code_ptr + at, mask=live & (half < (K + 1) // 2)[None, :], other=0)
@@ -63,32 +59,27 @@ def load_values(
     else:
         inside = live & (cols < K)[None, :]
         raw = tl.load(code_ptr + rows.to(tl.int64)[:, None] * code_stride + cols[None, :], mask=inside, other=0)
-        if (FMT == "e4m3") and HW:
-            raw = raw.to(tl.float8e4nv, bitcast=True)
-        elif (FMT == "e5m2") and HW:
-            raw = raw.to(tl.float8e5, bitcast=True)
-    v = decode_element(raw, FMT, HW)
+    v = decode_element(raw, ELEMENT)
     # One load and one decode per scale where a tile holds whole blocks, then broadcast.
     GK: tl.constexpr = BK if G == 0 else (1 if G & (G - 1) else (G if G < BK else BK))
     srow = (rows // SM if SM > 0 else rows * 0).to(tl.int64)
     scol = (k0 + tl.arange(0, BK // GK) * GK) // G if G > 0 else tl.zeros([1], tl.int32)
     smask = live & (scol * (G if G > 0 else 1) < K)[None, :]
     sat = srow[:, None] * s_row + scol[None, :] * s_col
-    s = load_scale(scale_ptr, global_ptr, sat, smask, SFMT, GLOBAL, HW)
+    s = load_scale(scale_ptr, global_ptr, sat, smask, FORM)
     v = tl.reshape(v, [BM, BK // GK, GK])
-    if ZERO:
+    if FORM.zero_point:
         v = v - tl.expand_dims(tl.load(zero_ptr + sat, mask=smask, other=0).to(tl.float32), 2)
     return tl.reshape(v * tl.expand_dims(s, 2), [BM, BK])
 
 
 @triton.jit
-def load_scale(scale_ptr, global_ptr, at, mask, SFMT: tl.constexpr, GLOBAL: tl.constexpr, HW: tl.constexpr):
+def load_scale(scale_ptr, global_ptr, at, mask, FORM: tl.constexpr):
     """float32 scales, the global one included."""
     raw = tl.load(scale_ptr + at, mask=mask, other=0)
-    if (SFMT == "e4m3") and HW:
-        raw = raw.to(tl.float8e4nv, bitcast=True)
-    s = decode_scale(raw, SFMT, HW)
-    if GLOBAL:
+    SCALE: tl.constexpr = FORM.scale
+    s = decode_scale(raw, SCALE)
+    if FORM.global_scale:
         s = s * tl.load(global_ptr)
     return s
 
@@ -106,23 +97,15 @@ def dequantize_kernel(
     s_row,
     s_col,
     k_tiles,
-    FMT: tl.constexpr,
-    SFMT: tl.constexpr,
-    SM: tl.constexpr,
-    G: tl.constexpr,
-    PACKED: tl.constexpr,
-    ZERO: tl.constexpr,
-    GLOBAL: tl.constexpr,
+    FORM: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
-    HW: tl.constexpr,
 ):
     pid = tl.program_id(0)
     m0 = (pid // k_tiles) * BM
     k0 = (pid % k_tiles) * BK
     v = load_values(
-        code_ptr, scale_ptr, zero_ptr, global_ptr, m0, k0, M, K, code_stride, s_row, s_col,
-        FMT, SFMT, SM, G, PACKED, ZERO, GLOBAL, BM, BK, HW,
+        code_ptr, scale_ptr, zero_ptr, global_ptr, m0, k0, M, K, code_stride, s_row, s_col, FORM, BM, BK
     )  # fmt: skip
     rows = m0 + tl.arange(0, BM)
     cols = k0 + tl.arange(0, BK)
@@ -154,7 +137,6 @@ def dequantize(
         from breccia.kernels.triton.conversions.dequant_words import dequantize_words
 
         return dequantize_words(codes, scale, fmt, sfmt, block, dtype, global_scale)
-    sm, g = block
     s_row, s_col = (scale.stride(0), scale.stride(1)) if scale.ndim == 2 else (0, 0)
     bk = min(256, max(16, triton.next_power_of_2(cols)))
     bm = 4096 // bk
@@ -174,16 +156,17 @@ def dequantize(
         s_row,
         s_col,
         k_tiles,
-        FMT=fmt,
-        SFMT=sfmt,
-        SM=sm,
-        G=g,
-        PACKED=packed,
-        ZERO=zero_point is not None,
-        GLOBAL=global_scale is not None,
+        FORM=Form(
+            ELEMENTS[fmt],
+            sfmt,
+            rows=block[0],
+            cols=block[1],
+            packed=packed,
+            zero_point=zero_point is not None,
+            global_scale=global_scale is not None,
+        ),
         BM=bm,
         BK=bk,
-        HW=HW,
         num_warps=4,
     )
     return out

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Device code: `else` after a return is a compile-time branch; there is no `in`.
-# ruff: noqa: PLR1714, RET505
+# ruff: noqa: RET505
 """Device functions: element and scale codecs, written once and shared by every kernel.
 
-Encoders round to nearest even and saturate, byte for byte like the C++ codecs. `HW` selects the hardware conversion
-for FP8 (sm_89 and later); Triton's interpreter and the formats without an instruction take the bit arithmetic.
+ELEMENT is a row of `elements`. Encoders round to nearest even and saturate, byte for byte like the C++ codecs. `HW`
+selects the hardware conversion for FP8 (sm_89 and later); Triton's interpreter and the formats without an instruction
+take the bit arithmetic.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from breccia.kernels.triton.runtime import HW
+from breccia.kernels.triton import runtime
+from breccia.kernels.triton.device.elements import ELEMENTS
 
-FUSED = tl.constexpr(HW)  # the interpreter's fma rounds twice
+HW = tl.constexpr(runtime.HW)
+F32_MAX = tl.constexpr(3.4028234663852886e38)
+FUSED = HW  # the interpreter's fma rounds twice
+# NVFP4's scales and elements. The interpreter looks for attributes on a constexpr itself.
+E4M3, E2M1 = (ELEMENTS[name] if runtime.INTERPRETED else tl.constexpr(ELEMENTS[name]) for name in ("e4m3", "e2m1"))
 
 
 @triton.jit
@@ -55,25 +61,18 @@ def encode_e2m1(y):
 
 
 @triton.jit
-def encode_element(y, FMT: tl.constexpr, HW: tl.constexpr):
+def encode_element(y, ELEMENT: tl.constexpr):
     """Code of a float32 that is not NaN, as uint8."""
-    if FMT == "e4m3":
-        if HW:
-            return y.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-        else:
-            return encode_bits(y, 3, -6, 448.0, 0x80).to(tl.uint8)
-    elif FMT == "e5m2":
-        if HW:
-            return y.to(tl.float8e5).to(tl.uint8, bitcast=True)
-        else:
-            return encode_bits(y, 2, -14, 57344.0, 0x80).to(tl.uint8)
-    elif FMT == "e3m2":
-        return encode_bits(y, 2, -2, 28.0, 0x20).to(tl.uint8)
-    elif FMT == "e2m3":
-        return encode_bits(y, 3, 0, 7.5, 0x20).to(tl.uint8)
-    else:
-        tl.static_assert(FMT == "e2m1")
+    if ELEMENT.is_integer:
+        return round_int(y, ELEMENT.lo, ELEMENT.hi).to(tl.uint8)
+    elif HW and ELEMENT.hardware == "fp8e4nv":
+        return y.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    elif HW and ELEMENT.hardware == "fp8e5":
+        return y.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    elif ELEMENT.name == "e2m1":
         return encode_e2m1(y).to(tl.uint8)
+    else:
+        return encode_bits(y, ELEMENT.mantissa, ELEMENT.emin, ELEMENT.max, ELEMENT.sign).to(tl.uint8)
 
 
 @triton.jit
@@ -87,11 +86,11 @@ def widen(raw):
 
 
 @triton.jit
-def encode_nan(code, x, FMT: tl.constexpr):
+def encode_nan(code, x, ELEMENT: tl.constexpr):
     """`code` with the NaNs of x in the format's own NaN (sign kept) where it has one."""
-    if FMT == "e4m3" or FMT == "e5m2":
+    if ELEMENT.has_nan:
         u = x.to(tl.int32, bitcast=True)
-        nan = (0x7F if FMT == "e4m3" else 0x7E) | ((u >> 24) & 0x80)
+        nan = ELEMENT.nan | ((u >> (32 - ELEMENT.bits)) & ELEMENT.sign)
         return tl.where((u & 0x7FFF_FFFF) > 0x7F80_0000, nan, code.to(tl.int32)).to(tl.uint8)
     else:
         return code
@@ -121,47 +120,48 @@ def decode_bits(code, MANT: tl.constexpr, EMIN: tl.constexpr, BITS: tl.constexpr
 
 
 @triton.jit
-def decode_e2m1(nibble):
-    """float32 of an E2M1 code: the three magnitude bits land where float32 keeps its exponent, scaled by 2^126."""
-    return decode_bits(nibble & 0xF, 1, 0, 4)
-
-
-@triton.jit
-def decode_fp8_int(code, FMT: tl.constexpr):
-    """float32 of an FP8 code held in an int32, for the interpreter, which cannot load FP8."""
-    if FMT == "e4m3":
-        v = decode_bits(code, 3, -6, 8)
-        return tl.where((code & 0x7F) == 0x7F, float("nan"), v)
+def decode_float(code, ELEMENT: tl.constexpr):
+    """float32 of a float's code held in an int32, without conversion instructions."""
+    v = decode_bits(code, ELEMENT.mantissa, ELEMENT.emin, ELEMENT.bits)
+    if ELEMENT.infinity > 0:
+        mag = code & (ELEMENT.sign - 1)
+        v = tl.where(mag > ELEMENT.infinity, float("nan"), v)
+        signed = tl.where(code > ELEMENT.sign - 1, float("-inf"), float("inf"))
+        return tl.where(mag == ELEMENT.infinity, signed, v)
+    elif ELEMENT.has_nan:
+        return tl.where((code & (ELEMENT.sign - 1)) == ELEMENT.sign - 1, float("nan"), v)
     else:
-        v = decode_bits(code, 2, -14, 8)
-        mag = code & 0x7F
-        v = tl.where(mag > 0x7C, float("nan"), v)
-        return tl.where(mag == 0x7C, tl.where(code > 0x7F, float("-inf"), float("inf")), v)
+        return v
 
 
 @triton.jit
-def decode_element(raw, FMT: tl.constexpr, HW: tl.constexpr):
+def as_hardware(raw, ELEMENT: tl.constexpr):
+    """Bytes as the type with conversion instructions, where there is one."""
+    if HW and ELEMENT.hardware == "fp8e4nv":
+        return raw.to(tl.float8e4nv, bitcast=True)
+    elif HW and ELEMENT.hardware == "fp8e5":
+        return raw.to(tl.float8e5, bitcast=True)
+    else:
+        return raw
+
+
+@triton.jit
+def decode_element(raw, ELEMENT: tl.constexpr):
     """float32 of one unpacked code as loaded from memory."""
-    if FMT == "e4m3" or FMT == "e5m2":
-        if HW:
-            return raw.to(tl.float32)
+    if ELEMENT.is_integer:
+        if ELEMENT.bits == 8:
+            return (raw.to(tl.int8, bitcast=True) if ELEMENT.lo < 0 else raw).to(tl.float32)
+        elif ELEMENT.lo < 0:
+            code = raw.to(tl.int32) & (2 * ELEMENT.sign - 1)
+            return ((code ^ ELEMENT.sign) - ELEMENT.sign).to(tl.float32)
         else:
-            return decode_fp8_int(raw.to(tl.int32), FMT)
-    elif FMT == "e3m2":
-        return decode_bits(raw.to(tl.int32) & 0x3F, 2, -2, 6)
-    elif FMT == "e2m3":
-        return decode_bits(raw.to(tl.int32) & 0x3F, 3, 0, 6)
-    elif FMT == "e2m1":
-        return decode_e2m1(raw.to(tl.int32))
-    elif FMT == "int4":
-        return (((raw.to(tl.int32) & 0xF) ^ 8) - 8).to(tl.float32)
-    elif FMT == "uint4":
-        return (raw.to(tl.int32) & 0xF).to(tl.float32)
-    elif FMT == "int8":
-        return raw.to(tl.int8, bitcast=True).to(tl.float32)
+            return (raw.to(tl.int32) & (2 * ELEMENT.sign - 1)).to(tl.float32)
+    elif HW and ELEMENT.hardware != "":
+        return as_hardware(raw, ELEMENT).to(tl.float32)
+    elif ELEMENT.bits == 8:
+        return decode_float(raw.to(tl.int32), ELEMENT)
     else:
-        tl.static_assert(FMT == "uint8")
-        return raw.to(tl.float32)
+        return decode_float(raw.to(tl.int32) & (2 * ELEMENT.sign - 1), ELEMENT)
 
 
 @triton.jit
@@ -173,12 +173,12 @@ def decode_e8m0(byte):
 
 
 @triton.jit
-def decode_scale(raw, SFMT: tl.constexpr, HW: tl.constexpr):
+def decode_scale(raw, SCALE: tl.constexpr):
     """float32 of a scale: `float` for fp32/fp16/bf16, `e8m0` bytes, `e4m3` codes."""
-    if SFMT == "e8m0":
+    if SCALE == "e8m0":
         return decode_e8m0(raw)
-    elif SFMT == "e4m3":
-        return decode_element(raw, "e4m3", HW)
+    elif SCALE == "e4m3":
+        return decode_element(raw, E4M3)
     elif raw.dtype == tl.bfloat16:
         # By hand: LLVM takes a product of a float16 and a bfloat16 that ends up a float16 for one of float16, whose
         # range is too short.
@@ -188,31 +188,56 @@ def decode_scale(raw, SFMT: tl.constexpr, HW: tl.constexpr):
 
 
 @triton.jit
-def mx_exponent(
-    amax, MAX: tl.constexpr, EMAX: tl.constexpr, MANT: tl.constexpr, ROUNDING: tl.constexpr, EXACT: tl.constexpr
-):
+def mx_exponent(amax, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr, EXACT: tl.constexpr):
     """Biased E8M0 exponent of a block with finite absolute maximum `amax`.
 
-    rceil is the exponent of amax / MAX rounded up. Away from the subnormals it rises by one exactly where amax's
-    mantissa passes that of MAX; EXACT takes the division, whose rounding counts near the bottom of the range.
+    rceil is the exponent of amax / max rounded up. Away from the subnormals it rises by one exactly where amax's
+    mantissa passes that of the element's max; EXACT takes the division, whose rounding counts near the bottom of the
+    range.
     """
     bits = amax.to(tl.int32, bitcast=True)
     if ROUNDING == "rceil":
         if EXACT:
-            bits = tl.div_rn(amax, tl.full(amax.shape, MAX, tl.float32)).to(tl.int32, bitcast=True)
+            bits = tl.div_rn(amax, tl.full(amax.shape, ELEMENT.max, tl.float32)).to(tl.int32, bitcast=True)
             e = bits >> 23
             up = tl.where((bits & 0x7F_FFFF) != 0, 1, 0)
             return tl.where(e == 0, tl.where(bits > 0x0040_0000, 1, 0), e + up)
         else:
-            top = tl.full(amax.shape, MAX, tl.float32).to(tl.int32, bitcast=True)
-            return tl.maximum((bits - (top & 0x7F_FFFF) + 0x7F_FFFF) >> 23, EMAX) - EMAX
+            top = tl.full(amax.shape, ELEMENT.max, tl.float32).to(tl.int32, bitcast=True)
+            return tl.maximum((bits - (top & 0x7F_FFFF) + 0x7F_FFFF) >> 23, ELEMENT.emax) - ELEMENT.emax
     else:
         if ROUNDING == "even":
-            bits = bits + (1 << (22 - MANT))
-        e = (bits >> 23) - EMAX
+            bits = bits + (1 << (22 - ELEMENT.mantissa))
+        e = (bits >> 23) - ELEMENT.emax
         if ROUNDING == "ceil":
             e = e + tl.where((bits & 0x7F_FFFF) != 0, 1, 0)
         return tl.minimum(tl.maximum(e, 0), 254)
+
+
+@triton.jit
+def nvfp4_wanted(amax, stat_ptr, RULE: tl.constexpr):
+    """The scale of an NVFP4 block before E4M3 rounds it. stat_ptr: see `cast_tensor.finish_kernel`."""
+    one = tl.full(amax.shape, 1.0, tl.float32)
+    if RULE == "transformer_engine":
+        return amax * tl.load(stat_ptr)
+    elif RULE == "torchao":
+        b = tl.div_rn(tl.div_rn(amax, one * 6.0), one * tl.load(stat_ptr + 2))
+        return tl.maximum(b, 0.015625)
+    else:
+        return tl.div_rn(amax, one * 6.0)
+
+
+@triton.jit
+def nvfp4_factor(b, stat_ptr, RULE: tl.constexpr):
+    """What the values of a block are multiplied by, from its scale as E4M3 holds it."""
+    one = tl.full(b.shape, 1.0, tl.float32)
+    if RULE == "transformer_engine":
+        r = tl.div_rn(one, b * tl.load(stat_ptr + 1))
+    elif RULE == "torchao":
+        r = tl.div_rn(one * tl.load(stat_ptr + 3), b)
+    else:
+        r = tl.div_rn(one, b)
+    return tl.minimum(r, F32_MAX)
 
 
 @triton.jit

@@ -17,26 +17,22 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from breccia.kernels.triton.device.elements import ELEMENTS, Element
 from breccia.kernels.triton.device.words import FP6, Snippet, cast_snippet, method
-from breccia.kernels.triton.runtime import ELEMENTS
 
 F32_MAX = gl.constexpr(3.4028234663852886e38)
 
 
 @dataclass(frozen=True)
-class Form:
+class WordForm:
     """What a kernel is compiled for: the values, the format, and `words` words by `rows` rows per scale."""
 
     source: str  # bf16 or fp16
-    fmt: str
+    element: Element
     rule: str
     nvfp4: bool
     rows: int
     words: int
-    top: float
-    emax: int
-    mant: int
-    has_nan: bool
     shift: int  # factors are powers of two lower than what the scale says
     infinity: int  # of the source, in the high half of a word
     how: str  # of ordinary blocks
@@ -48,16 +44,15 @@ class Form:
     @staticmethod
     def of(
         dtype: torch.dtype, fmt: str, block: tuple[int, int], rule: str, scale: torch.dtype, nvfp4: bool = False
-    ) -> Form:
+    ) -> WordForm:
         """scale: as it is stored."""
         element = ELEMENTS[fmt]
         source = "bf16" if dtype == torch.bfloat16 else "fp16"
         how = method(source, fmt, rule, nvfp4, scale in (torch.float16, torch.bfloat16))
         exact = "exact" if rule == "divide" else "multiply"
         low, high = (6.2e-5 * element.max, 6.0e4 * element.max) if scale == torch.float16 else (1.0e-24, 1.0e24)
-        return Form(
-            source, fmt, rule, nvfp4, block[0], block[1] // 2,
-            element.max, element.emax, element.mant, element.has_nan,
+        return WordForm(
+            source, element, rule, nvfp4, block[0], block[1] // 2,
             shift=FP6[fmt][2] if fmt in FP6 else 0,
             infinity=0x7F800000 if source == "bf16" else 0x7C000000,
             how=how,
@@ -147,7 +142,7 @@ def at_least(v, BITS: gl.constexpr):
 def exact_scale(amax, FORM: gl.constexpr, SDT: gl.constexpr):
     """`cast_block.block_scale`: (stored scale, divisor or, for powers of two, factor)."""
     if FORM.rule == "divide":
-        s = gl.where(amax == 0, 1.0, divide_exactly(amax, gl.full_like(amax, FORM.top)))
+        s = gl.where(amax == 0, 1.0, divide_exactly(amax, gl.full_like(amax, FORM.element.max)))
         stored = s.to(SDT)
         v = stored.to(gl.float32)
         if gl.float16 == SDT:
@@ -159,7 +154,7 @@ def exact_scale(amax, FORM: gl.constexpr, SDT: gl.constexpr):
         return v.to(SDT), v
     else:
         if FORM.rule == "rceil":
-            bits = divide_exactly(amax, gl.full_like(amax, FORM.top)).to(gl.int32, bitcast=True)
+            bits = divide_exactly(amax, gl.full_like(amax, FORM.element.max)).to(gl.int32, bitcast=True)
             e = bits >> 23
             up = gl.where((bits & 0x7FFFFF) != 0, 1, 0)
             e = gl.where(e == 0, gl.where(bits > 0x00400000, 1, 0), e + up)
@@ -177,10 +172,10 @@ def moved_exponent(amax, FORM: gl.constexpr):
     """The E8M0 code of floor, ceil and even."""
     bits = amax.to(gl.int32, bitcast=True)
     if FORM.rule == "even":
-        bits = bits + (1 << (22 - FORM.mant))
+        bits = bits + (1 << (22 - FORM.element.mantissa))
     if FORM.rule == "ceil":
         bits = bits + 0x7FFFFF
-    return gl.maximum((bits >> 23) - FORM.emax, 0)
+    return gl.maximum((bits >> 23) - FORM.element.emax, 0)
 
 
 @gluon.constexpr_function
@@ -192,15 +187,15 @@ def mantissa(v):
 def short_scale(amax, FORM: gl.constexpr, SDT: gl.constexpr):
     """`exact_scale` of an ordinary amax."""
     if FORM.rule == "divide":
-        q = amax * (1.0 / FORM.top)
-        q = gl.fma(gl.fma(q, FORM.top, -amax), -1.0 / FORM.top, q)
-        q = gl.fma(gl.fma(q, FORM.top, -amax), -1.0 / FORM.top, q)
+        q = amax * (1.0 / FORM.element.max)
+        q = gl.fma(gl.fma(q, FORM.element.max, -amax), -1.0 / FORM.element.max, q)
+        q = gl.fma(gl.fma(q, FORM.element.max, -amax), -1.0 / FORM.element.max, q)
         stored = gl.where(amax == 0, 1.0, q).to(SDT)
         return stored, stored.to(gl.float32)
     else:
         if FORM.rule == "rceil":  # up by one where amax's mantissa passes that of the largest value
-            bits = amax.to(gl.int32, bitcast=True) + (0x7FFFFF - mantissa(FORM.top))
-            e = gl.maximum((bits >> 23) - FORM.emax, 0)
+            bits = amax.to(gl.int32, bitcast=True) + (0x7FFFFF - mantissa(FORM.element.max))
+            e = gl.maximum((bits >> 23) - FORM.element.emax, 0)
         else:
             e = moved_exponent(amax, FORM)
         return e.to(gl.uint8), ((254 - FORM.shift - gl.maximum(e, 1)) << 23).to(gl.float32, bitcast=True)
@@ -306,7 +301,7 @@ def cast_tile(
             scale, factor = nvfp4_scale(amax, stat_ptr, FORM, True)
         else:
             scale, factor = exact_scale(amax, FORM, SDT)
-        if not FORM.has_nan:
+        if not FORM.element.has_nan:
             nan = top > FORM.infinity
             w = gl.where(spread(gl.where(nan, 1, 0), w, FORM.words, FORM) != 0, 0, w)
             if FORM.rule == "divide":

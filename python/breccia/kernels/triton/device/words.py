@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from breccia.kernels.triton.device.elements import ELEMENTS
+
 UNPACK = {
     "bf16": "shl.b32 l, {w}, 16; mov.b32 x0, l; and.b32 l, {w}, 0xFFFF0000; mov.b32 x1, l;",
     "fp16": "mov.b32 {{h0, h1}}, {w}; cvt.f32.f16 x0, h0; cvt.f32.f16 x1, h1;",
@@ -28,7 +30,12 @@ REGISTERS = (
     " .reg .pred q;"
 )
 # FP6 codes are those of an FP8 format with as many mantissa bits, of values so small that the exponents line up.
-FP6 = {"e2m3": ("e4m3", 7.5, 6), "e3m2": ("e5m2", 28.0, 12)}
+FP6 = {
+    row.name: (fp8.name, row.max, row.emin - fp8.emin)
+    for row in ELEMENTS.values()
+    for fp8 in ELEMENTS.values()
+    if row.bits == 6 and fp8.hardware and row.mantissa == fp8.mantissa
+}
 PACKED = ("e2m1", "int4", "uint4")
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
@@ -65,83 +65,46 @@ def fp8_matmul(
     if k == 0:
         return out.zero_() if bias is None else out.copy_(bias.expand(m, n))
     a, b = k_major(a), k_major(b)
-    mode = "block" if block else "fast" if fast else "precise"
     sms = sm_count(a.device.index)
-    tile = fp8_tile(m, n, k, mode, sms) if tile is None else tile
-    kb = triton.cdiv(k, 128)
-    kinds, strides = [0, 0], [0, 0]
-    descs: list[Any] = [None, None]
-    epilogue = 0
+    tile = fp8_tile(m, n, k, "block" if block else "fast" if fast else "precise", sms) if tile is None else tile
     if block:
-        for i, (scale, rows) in enumerate(((a_scale, m), (b_scale, n))):
-            if scale.shape[0] == rows and not (i == 1 and rows == 1):
-                along = scales_along_rows(scale)
-                kinds[i], descs[i] = 2, along
-            else:
-                flat = scale if scale.dtype == torch.float32 and scale.stride(1) == 1 else scale.float().contiguous()
-                kinds[i], strides[i] = 1, flat.stride(0)
-                a_scale, b_scale = (flat, b_scale) if i == 0 else (a_scale, flat)
+        epilogue, sides = 0, [_block_scales(a_scale, m, False), _block_scales(b_scale, n, True)]
     else:
         epilogue = 1 if a_scale.numel() == 1 and b_scale.numel() == 1 else 2
-        if epilogue == 2:
-            a_scale, b_scale = a_scale.reshape(-1).expand(m), b_scale.reshape(-1).expand(n)
-            a_scale, b_scale = a_scale.contiguous(), b_scale.contiguous()
+        sides = [
+            _Side(scale if epilogue == 1 else _one_per_row(scale, rows)) for scale, rows in ((a_scale, m), (b_scale, n))
+        ]
     made, added = out, bias
     if tile.parts > 1:
         made, added = torch.empty((tile.parts, m, n), dtype=torch.float32, device=a.device), None
     rows, cols = (b, a) if tile.swap else (a, b)
-    scale_r, scale_c = (b_scale, a_scale) if tile.swap else (a_scale, b_scale)
     if tile.swap:
-        kinds.reverse()
-        descs.reverse()
-        strides.reverse()
-    tma_store = (
-        not tile.swap
-        and made.element_size() == 2
-        and made.stride(-2) % 8 == 0
-        and made.data_ptr() % 16 == 0
-        and tile.cols >= 64
-    )
-    row_desc = descriptor(rows, [tile.rows, 128], FP8)
-    col_desc = descriptor(cols, [tile.cols, 128], FP8)
-    boxes = (max(tile.rows, 32), max(tile.cols, 32))
-    scale_descs: list[Any] = []
-    for kind, desc, box in zip(kinds, descs, boxes, strict=True):
-        base = desc if kind == 2 else next((d for d in descs if d is not None), None)
-        if base is None:
-            base = zero_scales(rows.device.index)
-        scale_descs.append(descriptor(base, [1, box if kind == 2 else 32], FLAT32))
-    if tma_store:
-        out_desc = descriptor(made, [64, tile.cols], NVMMASharedLayout(128, 16, 2))
-    else:
-        out_desc = descriptor(
-            zero_outputs(rows.device.index), [8, tile.cols], NVMMASharedLayout(min(128, tile.cols * 2), 16, 2)
-        )
+        sides.reverse()
+    tma_store = _stores_by_tma(made, tile)
     row_tiles, col_tiles = triton.cdiv(rows.shape[0], tile.rows), triton.cdiv(cols.shape[0], tile.cols)
     launch(
         fp8_kernel,
         (min(sms, row_tiles * col_tiles * tile.parts),),
         a,
-        row_desc,
-        col_desc,
-        scale_descs[0],
-        scale_descs[1],
-        out_desc,
+        descriptor(rows, [tile.rows, 128], FP8),
+        descriptor(cols, [tile.cols, 128], FP8),
+        *_scale_descriptors(sides, tile, rows.device.index),
+        _out_descriptor(made, tile, tma_store),
         made,
-        scale_r,
-        scale_c,
-        scale_r if added is None else added,
+        sides[0].scale,
+        sides[1].scale,
+        sides[0].scale if added is None else added,
         rows.shape[0],
         cols.shape[0],
         made.stride(-2),
         m * n,
-        strides[0],
-        strides[1],
+        sides[0].stride,
+        sides[1].stride,
         row_tiles,
         col_tiles,
-        kb,
-        ROW_SCALE=kinds[0],
-        COL_SCALE=kinds[1],
+        triton.cdiv(k, 128),
+        ROW_SCALE=sides[0].kind,
+        COL_SCALE=sides[1].kind,
         FAST=fast and not block,
         EPILOGUE=epilogue,
         BIAS=added is not None,
@@ -161,6 +124,49 @@ def fp8_matmul(
     if tile.parts > 1:
         add_parts(made, bias, out)
     return out
+
+
+class _Side(NamedTuple):
+    """The scales of one operand: `kind` 0 where the end of the kernel multiplies by them, 1 where a scale is one for
+    128 rows, 2 where there is one per row and they are copied with the codes, from `along`."""
+
+    scale: torch.Tensor
+    kind: int = 0
+    stride: int = 0
+    along: torch.Tensor | None = None
+
+
+def _block_scales(scale: torch.Tensor, rows: int, is_weight: bool) -> _Side:
+    if scale.shape[0] == rows and not (is_weight and rows == 1):
+        return _Side(scale, 2, along=scales_along_rows(scale))
+    flat = scale if scale.dtype == torch.float32 and scale.stride(1) == 1 else scale.float().contiguous()
+    return _Side(flat, 1, flat.stride(0))
+
+
+def _one_per_row(scale: torch.Tensor, rows: int) -> torch.Tensor:
+    return scale.reshape(-1).expand(rows).contiguous()
+
+
+def _stores_by_tma(made: torch.Tensor, tile: Tile) -> bool:
+    aligned = made.stride(-2) % 8 == 0 and made.data_ptr() % 16 == 0
+    return not tile.swap and made.element_size() == 2 and aligned and tile.cols >= 64
+
+
+def _scale_descriptors(sides: list[_Side], tile: Tile, device: int) -> list[TensorDescriptor]:
+    """One for rows and one for columns; where a side has none, of something that is not read."""
+    some = next((side.along for side in sides if side.along is not None), None)
+    made = []
+    for side, box in zip(sides, (max(tile.rows, 32), max(tile.cols, 32)), strict=True):
+        along = side.along if side.along is not None else zero_scales(device) if some is None else some
+        made.append(descriptor(along, [1, box if side.kind == 2 else 32], FLAT32))
+    return made
+
+
+def _out_descriptor(made: torch.Tensor, tile: Tile, tma_store: bool) -> TensorDescriptor:
+    if tma_store:
+        return descriptor(made, [64, tile.cols], NVMMASharedLayout(128, 16, 2))
+    layout = NVMMASharedLayout(min(128, tile.cols * 2), 16, 2)
+    return descriptor(zero_outputs(made.device.index), [8, tile.cols], layout)
 
 
 @cache

@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from breccia.kernels.triton.device.codecs import decode_element, decode_scale
-from breccia.kernels.triton.runtime import HW, launch
+from breccia.kernels.triton.device.codecs import HW, as_hardware, decode_element, decode_scale
+from breccia.kernels.triton.device.elements import ELEMENTS, Form
+from breccia.kernels.triton.runtime import launch
 
 
 @triton.jit
@@ -37,45 +38,15 @@ def find_tile(pid, offset_ptr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constex
 
 @triton.jit
 def gemm_kernel(
-    x_ptr,
-    xs_ptr,
-    w_ptr,
-    s_ptr,
-    z_ptr,
-    g_ptr,
-    bias_ptr,
-    out_ptr,
-    offset_ptr,
-    T,
-    N,
-    K,
-    x_stride,
-    xs_row,
-    xs_col,
-    w_expert,
-    w_stride,
-    s_expert,
-    s_row,
-    s_col,
-    out_stride,
-    XFMT: tl.constexpr,
-    WFMT: tl.constexpr,
-    SFMT: tl.constexpr,
-    SN: tl.constexpr,
-    G: tl.constexpr,
-    PACKED: tl.constexpr,
-    FOLD: tl.constexpr,
-    ZERO: tl.constexpr,
-    GLOBAL: tl.constexpr,
-    BIAS: tl.constexpr,
-    E: tl.constexpr,
-    EP: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    HW: tl.constexpr,
-):
-    """G: elements of K per scale (0: all); SN: rows of w per scale (0: all)."""
+    x_ptr, xs_ptr, w_ptr, s_ptr, z_ptr, g_ptr, bias_ptr, out_ptr, offset_ptr, T, N, K, x_stride, xs_row, xs_col,
+    w_expert, w_stride, s_expert, s_row, s_col, out_stride, X: tl.constexpr, FORM: tl.constexpr, FOLD: tl.constexpr,
+    BIAS: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """X: the element format of x, None where it is a float. FORM: of w."""
+    ELEMENT: tl.constexpr = FORM.element
+    SCALE: tl.constexpr = FORM.scale
+    SN: tl.constexpr = FORM.rows
+    G: tl.constexpr = FORM.cols
     if E > 0:
         expert, m0, m_end = find_tile(tl.program_id(0), offset_ptr, E, EP, BM)
         if expert >= E:
@@ -103,7 +74,7 @@ def gemm_kernel(
         x = tl.load(
             x_ptr + rows.to(tl.int64)[:, None] * x_stride + k[None, :], mask=live_m[:, None] & (k < K)[None, :], other=0
         )
-        if PACKED:
+        if FORM.packed:
             half = k0 // 2 + tl.arange(0, BK // 2)
             byte = tl.load(
                 w_ptr + cols.to(tl.int64)[:, None] * w_stride + half[None, :],
@@ -117,27 +88,21 @@ def gemm_kernel(
                 mask=live_n[:, None] & (k < K)[None, :],
                 other=0,
             )
-        if (WFMT == "e4m3") and HW:
-            raw = raw.to(tl.float8e4nv, bitcast=True)
-        elif (WFMT == "e5m2") and HW:
-            raw = raw.to(tl.float8e5, bitcast=True)
+        raw = as_hardware(raw, ELEMENT)
         scol = ((k0 + tl.arange(0, BK // GK) * GK) // G if G > 0 else tl.zeros([BK // GK], tl.int32)) * s_col
         smask = live_n[:, None] & ((k0 + tl.arange(0, BK // GK) * GK) < K)[None, :]
         sraw = tl.load(s_ptr + srow[:, None] + scol[None, :], mask=smask, other=0)
-        if (SFMT == "e4m3") and HW:
-            sraw = sraw.to(tl.float8e4nv, bitcast=True)
-        s = decode_scale(sraw, SFMT, HW)
-        if XFMT != "raw":
+        s = decode_scale(sraw, SCALE)
+        if X is not None:
             if HW:
-                x8 = x.to(tl.float8e4nv if XFMT == "e4m3" else tl.float8e5, bitcast=True)
-                part = tl.dot(x8, tl.trans(raw))
+                part = tl.dot(as_hardware(x, X), tl.trans(raw))
             else:
-                part = tl.dot(decode_element(x, XFMT, HW), tl.trans(decode_element(raw, WFMT, HW)))
+                part = tl.dot(decode_element(x, X), tl.trans(decode_element(raw, ELEMENT)))
             xs = tl.load(xs_ptr + rows.to(tl.int64) * xs_row + (k0 // 128) * xs_col, mask=live_m, other=0)
             acc += part * xs[:, None] * tl.reshape(s, [BN])[None, :]
         else:
-            v = tl.reshape(decode_element(raw, WFMT, HW), [BN, BK // GK, GK])
-            if ZERO:
+            v = tl.reshape(decode_element(raw, ELEMENT), [BN, BK // GK, GK])
+            if FORM.zero_point:
                 v -= tl.expand_dims(
                     tl.load(z_ptr + srow[:, None] + scol[None, :], mask=smask, other=0).to(tl.float32), 2
                 )
@@ -150,7 +115,7 @@ def gemm_kernel(
                 acc = tl.dot(x, tl.trans(w), acc)
             else:
                 acc += tl.dot(x, tl.trans(w)) * tl.reshape(s, [BN])[None, :]
-    if GLOBAL:
+    if FORM.global_scale:
         acc = acc * tl.load(g_ptr + expert)
     if BIAS:
         acc += tl.load(bias_ptr + cols, mask=live_n, other=0).to(tl.float32)[None, :]
@@ -184,28 +149,19 @@ def gemm(
     if out.numel() == 0:
         return out
     x = x if x.stride(-1) == 1 else x.contiguous()
-    xfmt = "raw"
+    x_element = None
     if x_scale is not None:
-        xfmt = "e4m3" if x.dtype == torch.float8_e4m3fn else "e5m2"
+        x_element = ELEMENTS["e4m3" if x.dtype == torch.float8_e4m3fn else "e5m2"]
         x = x.view(torch.uint8)
     w = w if w.stride(-1) == 1 else w.contiguous()
     w = w if w.dtype == torch.uint8 else w.view(torch.uint8)
     if scale.ndim < w.ndim:
         scale = scale.reshape((*scale.shape, *(1,) * (w.ndim - scale.ndim)))
     scale = scale.view(torch.uint8) if sfmt in ("e8m0", "e4m3") and scale.dtype != torch.uint8 else scale
-    sn, g = block
     experts = 0 if offsets is None else w.shape[0]
     fold = sfmt in ("e8m0", "e4m3")
-    bk = 128 if (fold and g <= 128) or g == 0 or g >= 128 else g
-    # Tiles of 16 rows with 16 of K give wrong products in Triton 3.6, not in its interpreter.
-    bm = 16 if t <= 16 * max(1, experts) and bk > 16 else 64 if t <= 64 * max(1, experts) else 128
-    bn = 64 if bm <= 64 else 128
+    bm, bn, bk = _tile(t, block[1], fold, max(1, experts))
     tiles = triton.cdiv(t, bm) + experts
-    s_strides = (
-        (scale.stride(-3) if scale.ndim == 3 else 0, scale.stride(-2), scale.stride(-1))
-        if scale.numel() > 1
-        else (0, 0, 0)
-    )
     launch(
         gemm_kernel,
         (tiles, triton.cdiv(n, bn)),
@@ -226,25 +182,41 @@ def gemm(
         *((0, 0) if x_scale is None else x_scale.stride()),
         w.stride(0) if w.ndim == 3 else 0,
         w.stride(-2),
-        *s_strides,
+        *_scale_strides(scale),
         out.stride(0),
-        XFMT=xfmt,
-        WFMT=wfmt,
-        SFMT=sfmt,
-        SN=sn,
-        G=g,
-        PACKED=packed,
+        X=x_element,
+        FORM=Form(
+            ELEMENTS[wfmt],
+            sfmt,
+            rows=block[0],
+            cols=block[1],
+            packed=packed,
+            zero_point=zero_point is not None,
+            global_scale=global_scale is not None,
+        ),
         FOLD=fold,
-        ZERO=zero_point is not None,
-        GLOBAL=global_scale is not None,
         BIAS=bias is not None,
         E=experts,
         EP=triton.next_power_of_2(max(1, experts)),
         BM=bm,
         BN=bn,
         BK=bk,
-        HW=HW,
         num_warps=4 if bm <= 64 else 8,
         num_stages=3,
     )
     return out
+
+
+def _tile(rows: int, group: int, fold: bool, experts: int) -> tuple[int, int, int]:
+    """Rows, columns and elements of K of a tile."""
+    bk = 128 if (fold and group <= 128) or group == 0 or group >= 128 else group
+    # Tiles of 16 rows with 16 of K give wrong products in Triton 3.6, not in its interpreter.
+    bm = 16 if rows <= 16 * experts and bk > 16 else 64 if rows <= 64 * experts else 128
+    return bm, 64 if bm <= 64 else 128, bk
+
+
+def _scale_strides(scale: torch.Tensor) -> tuple[int, int, int]:
+    """Along experts, rows and K; 0 where one scale is for all."""
+    if scale.numel() <= 1:
+        return 0, 0, 0
+    return (scale.stride(-3) if scale.ndim == 3 else 0), scale.stride(-2), scale.stride(-1)

@@ -13,8 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from breccia.kernels.triton.device.codecs import decode_element, decode_scale
-from breccia.kernels.triton.runtime import HW, launch
+from breccia.kernels.triton.device.codecs import HW, decode_element, decode_scale
+from breccia.kernels.triton.device.elements import ELEMENTS, Form
+from breccia.kernels.triton.runtime import launch
 
 E2M1_ASM = tl.constexpr("""{
 .reg .b32 p, q, s, t;
@@ -36,21 +37,21 @@ lop3.b32 s, q, 0x000F000F, 0x64086408, 0x6A; sub.f16x2 $3, s, bias;
 
 
 @triton.jit
-def decode_pair(byte, FMT: tl.constexpr, HW: tl.constexpr):
+def decode_pair(byte, ELEMENT: tl.constexpr):
     """(even, odd) elements of packed bytes as float32, E2M1 times 2^-14."""
-    if HW and FMT == "e2m1":
+    if HW and ELEMENT.name == "e2m1":
         lo, hi = tl.inline_asm_elementwise(
             E2M1_ASM, "=r,=r,=r,=r,r", [byte], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
         )
         return lo.to(tl.float32), hi.to(tl.float32)
-    elif HW and FMT == "int4":
+    elif HW and ELEMENT.name == "int4":
         lo, hi = tl.inline_asm_elementwise(
             INT4_ASM, "=r,=r,=r,=r,r", [byte], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
         )
         return lo.to(tl.float32), hi.to(tl.float32)
     else:
-        shrink: tl.constexpr = 0.00006103515625 if FMT == "e2m1" else 1.0
-        return decode_element(byte & 0xF, FMT, HW) * shrink, decode_element(byte >> 4, FMT, HW) * shrink
+        shrink: tl.constexpr = 0.00006103515625 if ELEMENT.name == "e2m1" else 1.0
+        return decode_element(byte & 0xF, ELEMENT) * shrink, decode_element(byte >> 4, ELEMENT) * shrink
 
 
 @triton.jit
@@ -79,17 +80,16 @@ def gemv_kernel(
     s_row,
     s_col,
     out_stride,
-    FMT: tl.constexpr,
-    SFMT: tl.constexpr,
+    FORM: tl.constexpr,
     HALF: tl.constexpr,
-    G: tl.constexpr,
-    GLOBAL: tl.constexpr,
     BIAS: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
-    HW: tl.constexpr,
 ):
     """x_ptr: pairs of activations as int32. K is a multiple of BK, BK of the group G."""
+    ELEMENT: tl.constexpr = FORM.element
+    SCALE: tl.constexpr = FORM.scale
+    G: tl.constexpr = FORM.cols
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.program_id(1).to(tl.int64)
     live = (rows < N)[:, None]
@@ -103,18 +103,16 @@ def gemv_kernel(
         xw = tl.load(x_ptr + m * x_stride + k0 // 2 + half)
         sraw = tl.load(s_at + (k0 // G) * s_col, mask=live, other=0)
         after = tl.load(w_at + (k0 + BK) // 2, mask=live & (k0 + BK < K), other=0)
-        even, odd = decode_pair(byte, FMT, HW)
+        even, odd = decode_pair(byte, ELEMENT)
         x_even, x_odd = unpack_halves(xw, HALF)
         p = even * x_even[None, :] + odd * x_odd[None, :]
-        if (SFMT == "e4m3") and HW:
-            sraw = sraw.to(tl.float8e4nv, bitcast=True)
-        s = decode_scale(sraw, SFMT, HW)
+        s = decode_scale(sraw, SCALE)
         acc += tl.sum(tl.reshape(p, [BN, BK // G, G // 2]), axis=2) * s
         byte = after
     y = tl.sum(acc, axis=1)
-    if FMT == "e2m1":
+    if ELEMENT.name == "e2m1":
         y = y * 16384.0
-    if GLOBAL:
+    if FORM.global_scale:
         y = y * tl.load(g_ptr)
     if BIAS:
         y += tl.load(bias_ptr + rows, mask=rows < N, other=0).to(tl.float32)
@@ -135,16 +133,16 @@ def gemv8_kernel(
     s_row,
     s_col,
     out_stride,
-    FMT: tl.constexpr,
-    SFMT: tl.constexpr,
-    SN: tl.constexpr,
-    G: tl.constexpr,
+    FORM: tl.constexpr,
     BIAS: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
-    HW: tl.constexpr,
 ):
     """8-bit codes: the same loop without the unpacking. SN rows share a scale (0: all of them)."""
+    ELEMENT: tl.constexpr = FORM.element
+    SCALE: tl.constexpr = FORM.scale
+    SN: tl.constexpr = FORM.rows
+    G: tl.constexpr = FORM.cols
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.program_id(1).to(tl.int64)
     live = (rows < N)[:, None]
@@ -161,14 +159,8 @@ def gemv8_kernel(
         x = tl.load(x_ptr + m * x_stride + k0 + cols).to(tl.float32)
         sraw = tl.load(s_at + (k0 // G) * s_col, mask=live, other=0)
         after = tl.load(w_at + k0 + BK, mask=live & (k0 + BK < K), other=0)
-        if HW and FMT == "e4m3":
-            raw = code.to(tl.float8e4nv, bitcast=True)
-        elif HW and FMT == "e5m2":
-            raw = code.to(tl.float8e5, bitcast=True)
-        else:
-            raw = code
-        p = decode_element(raw, FMT, HW) * x[None, :]
-        acc += tl.sum(tl.reshape(p, [BN, BK // G, G]), axis=2) * decode_scale(sraw, SFMT, HW)
+        p = decode_element(code, ELEMENT) * x[None, :]
+        acc += tl.sum(tl.reshape(p, [BN, BK // G, G]), axis=2) * decode_scale(sraw, SCALE)
         code = after
     y = tl.sum(acc, axis=1)
     if BIAS:
@@ -214,14 +206,10 @@ def gemv8(
         s_row,
         s_col,
         out.stride(0),
-        FMT=fmt,
-        SFMT=sfmt,
-        SN=block[0],
-        G=min(block[1] or 256, chunk),
+        FORM=Form(ELEMENTS[fmt], sfmt, rows=block[0], cols=min(block[1] or 256, chunk)),
         BIAS=bias is not None,
         BN=rows_per_program,
         BK=chunk,
-        HW=HW,
         num_warps=4,
     )
     return out
@@ -268,15 +256,11 @@ def gemv(
         scale.stride(0),
         s_col,
         out.stride(0),
-        FMT=fmt,
-        SFMT=sfmt,
+        FORM=Form(ELEMENTS[fmt], sfmt, rows=1, cols=min(group, chunk), global_scale=global_scale is not None),
         HALF=triton.language.bfloat16 if x.dtype == torch.bfloat16 else triton.language.float16,
-        G=min(group, chunk),
-        GLOBAL=global_scale is not None,
         BIAS=bias is not None,
         BN=rows_per_program,
         BK=chunk,
-        HW=HW,
         num_warps=4,
     )
     return out

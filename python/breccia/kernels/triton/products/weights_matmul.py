@@ -74,29 +74,7 @@ def weights_matmul(
         aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0  # for TMA
         x = x if aligned else x.clone(memory_format=torch.contiguous_format)
     else:
-        # Whole tiles: TMA is slower where it fills up rows. What lies in the others goes to columns no one stores.
-        ordered = torch.empty((m if experts else col_tiles * tile.cols, k), dtype=torch.bfloat16, device=x.device)
-        per_program = min(4096, triton.next_power_of_2(k))
-        launch(
-            order_kernel,
-            (m, triton.cdiv(k, per_program)),
-            x,
-            x,
-            ordered,
-            table,
-            out if offsets is None else offsets,
-            k,
-            x.stride(0),
-            col_tiles,
-            BITS=4 if words == 16 else 8,
-            E=experts,
-            EP=triton.next_power_of_2(max(1, experts)),
-            BN=tile.cols,
-            BK=per_program,
-            num_warps=4,
-            launch_pdl=True,
-        )
-        x = ordered
+        x = _ordered(x, words, col_tiles, tile.cols, table, out if offsets is None else offsets, experts)
     scale, s_row, s_expert = scales_of(scale, kind, experts, tile.order == "w")
     packed = w.view(torch.int32)
     packed = packed.flatten(0, 1) if experts else packed
@@ -145,6 +123,36 @@ def weights_matmul(
         launch_pdl=True,
     )
     return out
+
+
+def _ordered(
+    x: torch.Tensor, words: int, tiles: int, width: int, table: torch.Tensor, offsets: torch.Tensor, experts: int
+) -> torch.Tensor:
+    """Activations in the order in which weights decode; with experts, also the table of tiles."""
+    m, k = x.shape
+    # Whole tiles: TMA is slower where it fills up rows. What lies in the others goes to columns no one stores.
+    ordered = torch.empty((m if experts else tiles * width, k), dtype=torch.bfloat16, device=x.device)
+    per_program = min(4096, triton.next_power_of_2(k))
+    launch(
+        order_kernel,
+        (m, triton.cdiv(k, per_program)),
+        x,
+        x,
+        ordered,
+        table,
+        offsets,
+        k,
+        x.stride(0),
+        tiles,
+        BITS=4 if words == 16 else 8,
+        E=experts,
+        EP=triton.next_power_of_2(max(1, experts)),
+        BN=width,
+        BK=per_program,
+        num_warps=4,
+        launch_pdl=True,
+    )
+    return ordered
 
 
 def scales_of(scale: torch.Tensor, kind: str, experts: int, natural: bool) -> tuple[torch.Tensor, int, int]:

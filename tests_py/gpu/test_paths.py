@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernel takes which product, and that dispatch, `gpu_info` and the documents say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import breccia
+import cases
+import pytest
+import torch
+from breccia.kernels.triton import public, recipes
+from breccia.kernels.triton.products import dispatch, paths
+
+pytestmark = pytest.mark.offline
+
+HOPPER, OTHER = (9, 0), (8, 9)
+FP8 = breccia.Float8BlockScaling()
+TILE = breccia.Float8BlockScaling(block_m=128)
+TENSOR = breccia.Float8CurrentScaling()
+ROW = breccia.Float8CurrentScaling(granularity="row")
+NVFP4, MXFP4, INT4 = breccia.NVFP4BlockScaling(), breccia.MXFP4BlockScaling(), breccia.INT4Scaling()
+MXFP8, MXFP6, INT8 = breccia.MXFP8BlockScaling(), breccia.MXFP6BlockScaling(), breccia.INT8Scaling()
+GLUON = "Gluon, codes decode on their way to wgmma"
+DECODED, FLOAT32 = "decode to the type of the activations, then cuBLAS", "decode to float32, then a float32 product"
+
+# (rows and their recipe or dtype, the weight's recipe, GPU) -> the path's name
+TAKEN: list[tuple[int, Any, Any, tuple[int, int], str]] = [
+    (4, FP8, TILE, HOPPER, "Gluon, TMA and wgmma"),
+    (4, FP8, TILE, OTHER, "Triton"),
+    (4, FP8, FP8, OTHER, "Triton"),
+    (4, TENSOR, TENSOR, HOPPER, "Gluon, TMA and wgmma"),
+    (4, ROW, ROW, OTHER, FLOAT32),
+    (4, MXFP8, FP8, HOPPER, FLOAT32),
+    (4, torch.bfloat16, NVFP4, HOPPER, "Gluon, codes decode in registers for mma.sync"),
+    (8, torch.bfloat16, INT4, HOPPER, "Gluon, codes decode in registers for mma.sync"),
+    (9, torch.bfloat16, MXFP4, HOPPER, GLUON),
+    (2, torch.bfloat16, MXFP8, HOPPER, GLUON),
+    (1024, torch.bfloat16, FP8, HOPPER, GLUON),
+    (1025, torch.bfloat16, FP8, HOPPER, DECODED),
+    (4, torch.float16, NVFP4, HOPPER, DECODED),
+    (1, torch.float16, NVFP4, HOPPER, "Triton, by rows"),
+    (1, torch.bfloat16, NVFP4, OTHER, "Triton, by rows"),
+    (2, torch.bfloat16, NVFP4, OTHER, DECODED),
+    (2, torch.bfloat16, INT8, OTHER, "Triton, by rows"),
+    (3, torch.bfloat16, INT8, OTHER, DECODED),
+    (1, torch.bfloat16, MXFP6, HOPPER, DECODED),
+    (1, torch.bfloat16, breccia.INT4Scaling(symmetric=False, signed=False), HOPPER, DECODED),
+    (4, MXFP8, MXFP4, HOPPER, "decode to bf16, then cuBLAS"),
+    (4, torch.float32, NVFP4, HOPPER, FLOAT32),
+    (4, MXFP4, NVFP4, OTHER, FLOAT32),
+]
+
+
+class Reached(Exception):  # noqa: N818
+    pass
+
+
+def on(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> list[paths.Product]:
+    """Products are looked at as on a GPU of that kind, and none is made."""
+    seen: list[paths.Product] = []
+
+    def stop(p: paths.Product) -> Any:
+        seen.append(p)
+        raise Reached
+
+    monkeypatch.setattr(paths.Product, "on_hopper", capability[0] == 9)
+    monkeypatch.setattr(paths, "run", stop)
+    return seen
+
+
+@pytest.mark.parametrize(("rows", "left", "right", "capability", "name"), TAKEN, ids=str)
+def test_what_takes_a_product(
+    rows: int, left: Any, right: Any, capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = on(monkeypatch, capability)
+    x = torch.from_numpy(cases.normal((rows, 256)))
+    x = x.to(left) if isinstance(left, torch.dtype) else breccia.cast(x, left)
+    w = breccia.cast(torch.from_numpy(cases.normal((128, 256), 1)), right)
+    with pytest.raises(Reached):
+        dispatch.linear(x, w, out_dtype="bfloat16")
+    assert paths.find(seen[0]).name == name
+
+
+@pytest.mark.parametrize("capability", [HOPPER, OTHER], ids=str)
+def test_groups_have_their_own_paths(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = on(monkeypatch, capability)
+    offsets = torch.tensor([0, 3, 8])
+    x = torch.from_numpy(cases.normal((8, 256)))
+    for recipe, given in ((NVFP4, x.bfloat16()), (FP8, breccia.cast(x, FP8)), (MXFP6, x), (INT8, x.half())):
+        w = breccia.cast(torch.from_numpy(cases.normal((2, 128, 256), 1)), recipe)
+        with pytest.raises(Reached):
+            dispatch.grouped_matmul(given, w, offsets)
+        path = paths.find(seen[-1])
+        assert path.verb == paths.GROUPED
+        assert path.hopper == (capability == HOPPER and recipe is NVFP4)
+
+
+def test_the_largest_products_of_fp8_are_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.empty((8192, 8192), dtype=torch.float8_e4m3fn)
+    one = torch.ones((1, 1))
+    for hopper, bias, dtype, cublas in (
+        (True, None, torch.bfloat16, True),
+        (True, one, torch.bfloat16, False),
+        (True, None, torch.float32, False),
+        (False, None, torch.bfloat16, False),
+    ):
+        monkeypatch.setattr(paths.Product, "on_hopper", hopper)
+        path = paths.find(paths.Product(dtype, bias, paths.Fp8(x, x, one, one, False)))
+        assert (path.name == "torch._scaled_mm") == cublas
+
+
+def test_every_product_has_a_path_on_every_gpu() -> None:
+    for verb in {path.verb for path in paths.PATHS}:
+        those = [path for path in paths.PATHS if path.verb == verb]
+        assert not those[-1].hopper, verb
+        assert len({(path.name, path.operands) for path in those}) == len(those)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0)])
+def test_gpu_info_says_what_dispatch_does(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only Hopper has the kernels in Gluon."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    info = public.gpu_info(0)
+    assert info["capability"] == f"{capability[0]}.{capability[1]}"
+    assert ("Gluon" in str(info["kernels"])) == (capability == (9, 0))
+    for path in paths.PATHS:
+        said = f"{path.name}: {path.operands}" in info["kernels"][path.verb]
+        assert said == (capability == (9, 0) or not path.hopper)
+    order = [info["kernels"][paths.FP8_FP8].find(p.operands) for p in paths.PATHS if p.verb == paths.FP8_FP8]
+    assert [at for at in order if at >= 0] == sorted(at for at in order if at >= 0)
+
+
+def test_the_documents_say_what_dispatch_does() -> None:
+    page = (Path(__file__).parents[2] / "docs/gpu.md").read_text()
+    said = page.partition("<!-- paths -->\n")[2].partition("\n<!-- end -->")[0]
+    assert said == paths.table(), "write breccia.kernels.triton.products.paths.table() between the marks"
+
+
+def test_operands_of_a_weight_stand_as_they_are_stored() -> None:
+    w = recipes.operand(breccia.cast(torch.from_numpy(cases.normal((128, 256))), NVFP4).mT)
+    assert w.transposed
+    assert w.shape == (128, 256)
