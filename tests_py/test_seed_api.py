@@ -427,6 +427,17 @@ def test_dlpack_pair():
     assert "dltensor" in repr(scale)
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax", "mlx"])
+def test_the_scalar_scale_of_the_page_moves(framework):
+    """`np.float32(1.0)`, as in the page's construction, is no array and exports nothing by itself."""
+    pytest.importorskip({"mlx": "mlx.core"}.get(framework, framework))
+    st = ScaledTensor(data=u8(4, 8), scale=np.float32(1.0), recipe=breccia.Float8CurrentScaling(), layout=PerTensor())
+    moved = bridges.from_dlpack(st, framework)
+    assert moved.to("numpy") == st
+    np.testing.assert_array_equal(moved.numpy(), st.numpy())
+    assert all("dltensor" in repr(capsule) for capsule in bridges.to_dlpack(st))
+
+
 MISSING = {
     "TransformerEngine": ("transformer_engine", bridges.to_transformer_engine),
     "torchao": ("torchao", bridges.to_torchao),

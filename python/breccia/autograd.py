@@ -137,10 +137,12 @@ def linear(
         Array ``(..., N)`` of the dtype of ``x``. The contracted axes are padded with zeros to whole blocks.
 
     Raises:
-        TypeError: ``w`` is not of the framework of ``x``.
+        TypeError: ``w`` is not of the framework of ``x``, or ``recipes`` is something else.
         ValueError: the shapes do not match, or a seed or a state is missing.
     """
     recipes = LinearRecipes.fp8() if recipes is None else recipes
+    if not isinstance(recipes, LinearRecipes):
+        raise TypeError(f"recipes must be a LinearRecipes, such as LinearRecipes.fp8(), got {recipes!r}")
     framework = frameworks.common(data_of(x), data_of(w))
     if len(w.shape) != 2 or not len(x.shape) or x.shape[-1] != w.shape[-1]:
         raise ValueError(f"x must be (..., K) and w (N, K), got shapes {tuple(x.shape)} and {tuple(w.shape)}")

@@ -51,7 +51,7 @@ class CastOptions:
         if self.rounding == "stochastic" and self.seed is None:
             raise ValueError("seed is required for rounding='stochastic': the same seed gives the same codes")
         if self.rounding == "nearest" and self.seed is not None:
-            raise ValueError("seed must be None for rounding='nearest', which draws nothing")
+            raise ValueError(f"seed must be None for rounding='nearest', which draws nothing, got {self.seed!r}")
         if self.hadamard is not None and not isinstance(self.hadamard, Hadamard):
             raise TypeError(f"hadamard must be a breccia.Hadamard or None, got {type(self.hadamard).__name__}")
         if isinstance(self.seed, np.integer):

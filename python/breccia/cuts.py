@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -260,6 +260,8 @@ def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:
 
 def _extents(shape: tuple[Any, ...], scaled: ScaledTensor) -> tuple[int, ...]:
     given = shape[0] if len(shape) == 1 and not _is_integer(shape[0]) else shape
+    if not isinstance(given, Iterable) or not all(map(_is_integer, given)):
+        raise TypeError(f"shape must be integers or a tuple of them, got {given!r}")
     wanted = [operator.index(extent) for extent in given]
     size = math.prod(scaled.shape)
     if wanted.count(-1) == 1:

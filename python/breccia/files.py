@@ -78,10 +78,12 @@ class OpenCheckpoint:
         return list(self._found)
 
     def __getitem__(self, name: str) -> Any:
+        if not isinstance(name, str):
+            raise TypeError(f"name must be that of a tensor, a string, got {name!r}")
         if name not in self._found:
             from breccia.recipe_names import suggestion
 
-            raise KeyError(f"{self._checkpoint.path} has no tensor {name!r}: {suggestion(name, self.keys()[:100])}")
+            raise KeyError(f"{self._checkpoint.path} has no tensor {name!r}: {suggestion(name, self.keys())}")
         found = self._checkpoint.refined(self._found[name])
         tensor = self._checkpoint.load(found)
         if self._framework == "numpy":

@@ -268,6 +268,8 @@ def quantize_(
             "pass torch.nn.Sequential(layer), or make breccia.nn.QuantizedLinear(breccia.cast(layer.weight.detach(), "
             "recipe), layer.bias)"
         )
+    if filter is not None and not callable(filter):
+        raise TypeError(f"filter must be a function of a module and its name, or None, got {filter!r}")
     made: list[tuple[Any, str, Any]] = []
     replaced: dict[int, Any] = {}  # a layer used in two places stays one
     for path, parent in model.named_modules():

@@ -19,6 +19,7 @@ from typing import Any
 
 from breccia.bridges._parts import Found
 from breccia.checkpoint import gguf_folder, outputs
+from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.execute import execute
 from breccia.checkpoint.experts import together
 from breccia.checkpoint.files.gguf_file import GgufFile, GgufWriter, block_type
@@ -81,15 +82,14 @@ def convert(
         ImportError: a GGUF file is to become a directory, and transformers is not installed.
         OSError: the disk is full or the like; nothing is left behind.
     """
-    target = parse_target(
-        to, scale_search=scale_search, group_size=group_size, include=tuple(include), exclude=tuple(exclude)
-    )
+    target = parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
+    place = path_of(destination, "destination")
+    source = path_of(source, "source")
     folder = names_folder(destination)
-    destination = Path(destination)
-    check_destination(destination, source, force=force)
+    check_destination(place, source, force=force)
     checkpoint = Checkpoint(source, mapped=False)
     try:
-        return Job(checkpoint, destination, target, progress, threads, force, folder).run()
+        return Job(checkpoint, place, target, progress, threads, force, folder).run()
     finally:
         checkpoint.close()
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,6 +13,7 @@ from breccia import bridges, recipe_names, recipes
 from breccia.bridges._bridge import Bridge, Place
 from breccia.bridges._parts import Found, Part, ghost
 from breccia.bridges._written import same_grid
+from breccia.checkpoint.arguments import patterns_of
 from breccia.checkpoint.files.gguf_models import ModelMap
 from breccia.checkpoint.models import is_embedding, is_one_expert, is_turned
 from breccia.checkpoint.source import is_float
@@ -125,15 +126,21 @@ def parse_target(
     *,
     scale_search: str | None = None,
     group_size: int | None = None,
-    include: tuple[str, ...] = (),
-    exclude: tuple[str, ...] = (),
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
 ) -> Target:
     """A target as the command line spells it: ``bf16``, ``nvfp4:mse``, ``modelopt`` or ``modelopt:fp8``.
 
     Raises:
+        TypeError: it is no string, or patterns are no list of strings.
         ValueError: there is none of that name, or it has no such option.
     """
-    patterns: dict[str, Any] = {"include": include, "exclude": exclude}
+    if not isinstance(spelled, str):
+        raise TypeError(f"to must be the name of a recipe or a format, such as 'nvfp4', got {spelled!r}")
+    patterns: dict[str, Any] = {
+        "include": patterns_of(include, "include"),
+        "exclude": patterns_of(exclude, "exclude"),
+    }
     spelled = spelled.strip().lower()
     if spelled in FLOATS:
         return Target(spelled, float_dtype=FLOATS[spelled], **patterns)
@@ -145,7 +152,8 @@ def parse_target(
     bridge = bridges.registry().get(name)
     if bridge is None or not bridge.writes:
         names = recipe_names.suggestion(spelled, target_names())
-        raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {names}")
+        every = "" if names.endswith("?") else " ('breccia convert --to list' has all)"
+        raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {names}{every}")
     if keys and keys[0] not in bridge.recipes:
         names = ", ".join(bridge.recipes) or "nothing"
         raise ValueError(f"the recipe after '--to {name}:' must be one of {names}, got {keys[0]!r}")

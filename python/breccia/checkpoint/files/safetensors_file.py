@@ -13,11 +13,11 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of, stored_name, typed
 from breccia.checkpoint.files.input_file import InputFile
 from breccia.checkpoint.files.planned_file import PlannedWriter
@@ -46,7 +46,7 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = path_of(path, "path")
         self.file = InputFile(self.path)
         try:
             self.entries, self.metadata = self._read_header(self.file.size)
@@ -255,9 +255,16 @@ def save_arrays(
         metadata: strings of the header.
         dtypes: name → the header's type where an array's own does not say it (codes in uint8); types below 8 bits take
             packed bytes.
+
+    Raises:
+        TypeError: ``arrays`` does not map names to arrays.
     """
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"arrays must map names to arrays, got {type(arrays).__name__}")
     plan = {}
     for name, array in arrays.items():
+        if not isinstance(name, str) or not hasattr(array, "dtype"):
+            raise TypeError(f"arrays must map names to arrays, got {name!r}: {type(array).__name__}")
         dtype = (dtypes or {}).get(name) or stored_name(array)
         shape = tuple(array.shape)
         if DTYPES[dtype].bits < 8:

@@ -30,7 +30,7 @@ def matmul(a: Any, b: Any, out_dtype: Any = "float32", bias: Any = None, fast_ac
     FP8 products add up in float32 every 128 elements of K; `fast_accumulate` leaves products of tensor- or row-scaled
     FP8 to the tensor cores' own short accumulator.
     """
-    dtype = float_dtype(out_dtype)
+    dtype = float_dtype(out_dtype, "out_dtype")
     _check(a, b)
     a, b = _known(a), _known(b)
     made = torch.float32 if dtype == torch.float64 else dtype
@@ -75,9 +75,8 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
             x_codes, x_scale = op.codes.view(FP8[op.element]), op.scale.float()
         else:
             x_codes = raw = dequantize(x, "bfloat16")
-    dtype = (
-        (torch.bfloat16 if isinstance(x, ScaledTensor) else raw.dtype) if out_dtype is None else float_dtype(out_dtype)
-    )
+    own = torch.bfloat16 if isinstance(x, ScaledTensor) else raw.dtype
+    dtype = own if out_dtype is None else float_dtype(out_dtype, "out_dtype")
     if x_scale is None and x_codes.dtype not in (torch.bfloat16, torch.float16):
         x_codes = x_codes.to(torch.bfloat16)
     g = w.global_scale
