@@ -67,6 +67,14 @@ MESSAGES = {
     "concatenate": (lambda: breccia.concatenate(Q), "tensors must be a list of ScaledTensors, got ScaledTensor"),
     "stack": (lambda: breccia.stack(5), "tensors must be a list of ScaledTensors, got int"),
     "reshape": (lambda: Q.reshape("a"), "shape must be integers or a tuple of them, got 'a'"),
+    "half a block": (
+        lambda: Q[:, :8],
+        "an index of axis -1 must be a slice of whole blocks of 16, or end with the axis, got :8",
+    ),
+    "every second block": (
+        lambda: Q[:, 0:64:2],
+        "an index of axis -1 must be a slice of whole blocks of 16, or end with the axis, got 0:64:2",
+    ),
     "save": (lambda: breccia.save({"w": Q}, 5), f"path {PATH}"),
     "save a number": (lambda: breccia.save({5: Q}, "never"), "tensors must map names to ScaledTensors, got the key 5"),
     "save_arrays": (lambda: checkpoint.save_arrays([X], "never"), "arrays must map names to arrays, got list"),

@@ -158,6 +158,14 @@ def _is_integer(pick: Any) -> bool:
     return isinstance(pick, (int, np.integer)) and not isinstance(pick, bool)
 
 
+def _spelled(pick: Any) -> str:
+    """As it stands between brackets: ``:16``."""
+    if not isinstance(pick, slice):
+        return str(pick)
+    parts = [pick.start, pick.stop] if pick.step is None else [pick.start, pick.stop, pick.step]
+    return ":".join("" if part is None else str(part) for part in parts)
+
+
 def _block_pick(pick: Any, extent: int, block: int, axis: int) -> Any:
     """The index into an axis of scales; 0 is a block of the whole axis."""
     if block == 0:
@@ -167,7 +175,8 @@ def _block_pick(pick: Any, extent: int, block: int, axis: int) -> Any:
     start, stop, step = pick.indices(extent) if isinstance(pick, slice) else (1, 1, 1)
     if step != 1 or (start % block and start != extent) or (stop % block and stop != extent):
         raise ValueError(
-            f"an index of axis {axis} must be a slice of whole blocks of {block}, or end with the axis, got {pick}"
+            f"an index of axis {axis} must be a slice of whole blocks of {block}, or end with the axis, "
+            f"got {_spelled(pick)}"
         )
     return slice(-(-start // block), -(-stop // block))
 
@@ -175,7 +184,7 @@ def _block_pick(pick: Any, extent: int, block: int, axis: int) -> Any:
 def _column_picks(pick: Any, extent: int, block: int, packed: bool) -> tuple[Any, Any, int]:
     """Indices into the last axes of data and scales, and the number of columns that are left."""
     if not isinstance(pick, slice) and (packed or block != 0):
-        raise ValueError(f"an index of axis -1 must be a slice of whole blocks, got {pick}")
+        raise ValueError(f"an index of axis -1 must be a slice of whole blocks, got {_spelled(pick)}")
     blocks = _block_pick(pick, extent, block, -1)
     if not isinstance(pick, slice):
         return pick, blocks, 1
@@ -184,7 +193,7 @@ def _column_picks(pick: Any, extent: int, block: int, packed: bool) -> tuple[Any
     if not packed:
         return pick, blocks, left
     if step != 1 or (start % 2 and start != extent) or (stop % 2 and stop != extent):
-        raise ValueError(f"an index of axis -1 must be a slice of whole bytes of two codes, got {pick}")
+        raise ValueError(f"an index of axis -1 must be a slice of whole bytes of two codes, got {_spelled(pick)}")
     return slice(-(-start // 2), -(-max(stop, start) // 2)), blocks, left
 
 
