@@ -450,8 +450,9 @@ def test_a_missing_peer_is_named(peer, monkeypatch):
     for name in [n for n in sys.modules if n.partition(".")[0].startswith(module)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"{peer}.* is needed here: pip install 'breccia\["):
+    with pytest.raises(ImportError, match=rf"{peer}.* is needed here: pip install 'breccia\[") as raised:
         call(breccia.cast(normal(4, 128), "fp8"))
+    assert raised.value.name.startswith(module)
 
 
 # --- the package ----------------------------------------------------------------------------------------------
