@@ -87,7 +87,7 @@ def test_errors_are_one_line(command: str, tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "bad.safetensors").write_bytes(b"\xff" * 20)
     code, out, err = run(command, tmp_path / "bad.safetensors", "--json", capsys=capsys)
     assert code == 2
-    assert "header must fit" in json.loads(out)["error"]
+    assert "file must be in the format of safetensors or GGUF" in json.loads(out)["error"]
     assert err.startswith(f"breccia {command}: ")
     assert len(err.splitlines()) == 1
 
@@ -286,6 +286,66 @@ def test_patterns_that_match_nothing(option: str, model: Path, capsys: pytest.Ca
     assert code == 2
     assert f"{option} 'layer.*' must match the name of a tensor, it matches none of 2, such as 'layers.0.weight'" in err
     assert not (model.parent / "q").exists()
+
+
+@pytest.mark.parametrize("options", [["int4", "--group-size", "7"], ["int4:7"], ["gptq:int4", "--group-size", "48"]])
+def test_a_group_size_that_divides_nothing(
+    options: list[str], many: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run("convert", many, tmp_path / "q.safetensors", "--to", *options, capsys=capsys)
+    size = options[-1].rpartition(":")[2]
+    assert (code, err) == (
+        2,
+        f"breccia convert: --group-size must divide the columns of a tensor, {size} divides those of none: "
+        "'model.language_model.layers.0.self_attention.dense.weight' has 64\n",
+    )
+    assert list(tmp_path.iterdir()) == [many]
+
+
+def test_notes_leave_room_on_the_screen(
+    many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """24 tensors that do not fit, and one that does."""
+    arrays = {name: np.ascontiguousarray(value[:, :40]) for name, value in load_file(many).items()}
+    arrays["fits.weight"] = np.ones((32, 64), np.float32)
+    save_arrays(arrays, tmp_path / "odd.safetensors")
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run("convert", "odd.safetensors", "q.safetensors", "--to", "int4:32", "--quiet", capsys=capsys)
+    assert code == 0
+    assert out.count("left as it is") == 12
+    assert "! and 12 more, which --json has\n" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_command_alone_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys=capsys)
+    assert (code, out) == (2, "")
+    assert "Start with 'breccia demo' or 'breccia inspect PATH'" in err
+
+
+def test_a_file_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("<!DOCTYPE html>")
+    code, _, err = run("inspect", path, capsys=capsys)
+    number = int.from_bytes(b"<!DOCTYP", "little")
+    assert (code, err) == (
+        2,
+        f"breccia inspect: {path}: file must be in the format of safetensors or GGUF: its first 8 bytes say that the "
+        f"header has {number}\n",
+    )
+
+
+def test_a_header_cut_short(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = model.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    path = tmp_path / "cut.safetensors"
+    path.write_bytes(whole[:20])
+    code, _, err = run("inspect", path, capsys=capsys)
+    assert (code, err) == (
+        2,
+        f"breccia inspect: {path}: header must have {length} bytes, as the first 8 say: the file is truncated, it "
+        f"needs {8 + length} bytes or more and has 20\n",
+    )
 
 
 def test_what_is_kept_is_said(many: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from breccia.checkpoint.naming import naming
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shared_scales import share
 from breccia.checkpoint.source import FACTOR, Checkpoint, is_float
-from breccia.checkpoint.targets import Choice, Target, choose, parse_target
+from breccia.checkpoint.targets import LEFT, Choice, Target, choose, parse_target
 from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Work, check_replaceable, partial_of
 from breccia.checkpoint.workers import Workers
@@ -169,6 +169,7 @@ class Job:
             self.choices, notes = self._share()
             self.notes += notes
             outputs.quantization_config(checkpoint, self.target, self.choices)  # may refuse, before any work
+        self._check_group_size()
         self.notes += self._note_nothing()
         self.notes += self._note_levels()
         if self.from_gguf and not self.into_directory and not target.bridge.own_files:
@@ -215,6 +216,16 @@ class Job:
 
     def _share(self) -> tuple[list[Choice], list[str]]:
         return share(self.choices, self.target, self.checkpoint)
+
+    def _check_group_size(self) -> None:
+        size = self.target.group_size
+        quantized = any(choice.action in ("repack", "requantize", "cast") for choice in self.choices)
+        left = [c.found for c in self.choices if size and c.note.startswith(LEFT) and c.found.shape[-1] % size]
+        if left and not quantized:
+            raise ValueError(
+                f"--group-size must divide the columns of a tensor, {size} divides those of none: {left[0].name!r} has "
+                f"{left[0].shape[-1]}"
+            )
 
     def _note_nothing(self) -> list[str]:
         if self.target.float_dtype or any(c.action in ("repack", "requantize", "cast") for c in self.choices):

@@ -20,7 +20,7 @@ from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["FLOATS", "Choice", "Target", "parse_target", "requantized", "target_names"]
+__all__ = ["FLOATS", "LEFT", "Choice", "Target", "parse_target", "requantized", "target_names"]
 
 FLOATS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 # Weights that quantized checkpoints leave alone; patterns of names, matched as in a shell.
@@ -61,6 +61,8 @@ EXCLUDED = (
     "*mm_projector*",
 )
 
+LEFT = "left as it is"  # how a note begins on a tensor that has no place in the target
+
 
 @dataclass(frozen=True)
 class Target:
@@ -70,7 +72,7 @@ class Target:
     quantized: what its maker left in high precision stays so. ``inputs`` are modules with a scale of their
     activations. ``model`` is the source's config.json.
     ``recipe`` is None where the format was named without one: what the source has is kept if the format
-    can hold it, and the format's first recipe is used if not.
+    can hold it, and the format's first recipe is used if not. ``group_size`` is the one that was asked for.
     """
 
     spelled: str
@@ -84,6 +86,7 @@ class Target:
     left_alone: bool = False
     inputs: frozenset[str] = frozenset()
     model: Mapping[str, Any] = field(default_factory=dict)
+    group_size: int | None = None
 
     def spell(self, name: str) -> str:
         """The name a tensor is stored under."""
@@ -146,6 +149,8 @@ def parse_target(
         return Target(spelled, float_dtype=FLOATS[spelled], **patterns)
     name, *keys = spelled.split(":")
     options = {"scale_search": scale_search, "group_size": group_size}
+    asked = next((int(key) for key in reversed(keys) if key.isdecimal()), None)
+    patterns["group_size"] = asked if group_size is None else group_size
     if name in recipe_names.names():
         base = recipe_names.recipe_of(spelled)
         return Target(spelled, format=bridges.OWN, recipe=_with(base, options), **patterns)
@@ -213,9 +218,7 @@ def choose(found: Found, target: Target) -> Choice:
         return _float(found, target, found.name, dtype)
     if why := _without_a_place(found, target):
         if found.format == "plain":
-            return dataclasses.replace(
-                _copy(found, target), note=f"left as it is: {why}" if wanted(found, target) else ""
-            )
+            return dataclasses.replace(_copy(found, target), note=f"{LEFT}: {why}" if wanted(found, target) else "")
         return _as_bfloat16(found, target, why)
     if found.format == "plain":
         recipe = _recipe(target)
@@ -292,7 +295,7 @@ def _quantize(found: Found, action: str, recipe: ScalingRecipe, target: Target) 
         return _outputs(found, action, ghost(found.shape, recipe), target, recipe)
     except ValueError as error:
         if found.format == "plain":
-            return dataclasses.replace(_copy(found, target), note=f"left as it is: {error}")
+            return dataclasses.replace(_copy(found, target), note=f"{LEFT}: {error}")
         return _as_bfloat16(found, target, str(error))
 
 

@@ -61,8 +61,11 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
         if length > min(MAX_HEADER, size - 8):
             if other := _other_format(self.file.read(0, 4)):
                 raise ValueError(f"{self.path}: file must be in the format of safetensors or GGUF{other}")
-            limits = f"header must fit in the file's {size} bytes and in {MAX_HEADER}, got {length}"
-            raise ValueError(f"{self.path}: {limits}")
+            if length > MAX_HEADER:
+                start = f"its first 8 bytes say that the header has {length}"
+                raise ValueError(f"{self.path}: file must be in the format of safetensors or GGUF: {start}")
+            short = f"the file is truncated, it needs {8 + length} bytes or more and has {size}"
+            raise ValueError(f"{self.path}: header must have {length} bytes, as the first 8 say: {short}")
         with self.file.scratch(8, length) as header:
             return parse_header(header if length else b"", 8 + length, size, str(self.path))
 
