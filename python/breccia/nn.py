@@ -14,6 +14,7 @@ import torch
 from breccia import autograd, delayed, verbs
 from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
+from breccia.display import brief
 from breccia.form import PARTS, Form
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
@@ -81,7 +82,7 @@ class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
         return y if self.bias is None else y + self.bias
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, recipes={self.recipes}"
+        return f"{super().extra_repr()}, recipes={brief(self.recipes)}"
 
     def _histories(self, x: Any) -> Any:
         states: list[AmaxHistory | None] = []
@@ -221,8 +222,8 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         return verbs.linear(x, self.weight, self.bias, input.dtype)
 
     def extra_repr(self) -> str:
-        text = f"in_features={self.in_features}, out_features={self.out_features}, recipe={self.recipe}"
-        return text if self.activations is None else f"{text}, activations={self.activations}"
+        text = f"in_features={self.in_features}, out_features={self.out_features}, recipe={brief(self.recipe)}"
+        return text if self.activations is None else f"{text}, activations={brief(self.activations)}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": None}
