@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``breccia`` command: what it prints, and its exit codes."""
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -381,3 +383,40 @@ def test_force_replaces_an_output(model: Path, tmp_path: Path, capsys: pytest.Ca
         code, _, err = run("convert", model, out, "--to", "bf16", "--force", *option, capsys=capsys)
         assert code == 2
         assert err == "breccia convert: --force must be left out with --part and --finish: remove OUT before\n"
+
+
+class Terminal(io.StringIO):
+    encoding = "ascii"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_long_work_shows_how_far_it_is(
+    many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal, and on nothing else; not where JSON was asked for or it was to be quiet."""
+    pytest.importorskip("matplotlib")
+    q = tmp_path / "q.safetensors"
+    commands: list[list[str | Path]] = [
+        ["convert", many, q, "--to", "nvfp4"],
+        ["verify", many, q],
+        ["plot", q, "--reference", many, "--out", tmp_path / "p.html"],
+    ]
+    for command in commands:
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        assert main([str(word) for word in command]) == 0
+        drawn = sys.stderr.getvalue()
+        assert re.search(r"\r#{24} 100% +[\d.]+ MB/s  0:00:00 left \n$", drawn), command
+        assert max(map(len, re.split(r"[\r\n]", drawn))) <= 80
+    for quiet in (
+        ["convert", many, tmp_path / "r.safetensors", "--to", "fp8", "--quiet"],
+        ["verify", many, q, "--json"],
+    ):
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        assert main([str(word) for word in quiet]) == 0
+        assert sys.stderr.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert len(list(breccia.open(q, progress=True))) == 25
+    assert " 100% " in sys.stderr.getvalue()
+    capsys.readouterr()
