@@ -9,7 +9,7 @@ import breccia
 import cases
 import numpy as np
 import pytest
-from breccia import autograd, bridges, checkpoint, recipes
+from breccia import autograd, bridges, checkpoint, delayed, recipes
 from breccia.bridges import OutsideTensor
 
 X = cases.normal((8, 256))
@@ -63,6 +63,38 @@ MESSAGES = {
     "a field": (
         lambda: recipes.from_dict({"name": "nvfp4", "block": 32}),
         "fields must be those of NVFP4BlockScaling, which has no block",
+    ),
+    "bias": (
+        lambda: autograd.linear(X, X, "b"),
+        "bias must be (8,) for w of shape (8, 256), got str",
+    ),
+    "hadamard": (
+        lambda: autograd.LinearRecipes("fp8", "fp8", "fp8", hadamard=16),
+        "hadamard must be a breccia.Hadamard or None, got int",
+    ),
+    "stochastic": (
+        lambda: autograd.LinearRecipes("fp8", "fp8", "fp8", stochastic=1),
+        "stochastic must be True or False, got 1",
+    ),
+    "seed of Hadamard": (lambda: breccia.Hadamard(16, seed="a"), "seed must be an integer, got 'a'"),
+    "state": (
+        lambda: delayed.update(5, breccia.DelayedScaling()),
+        "state must be an AmaxHistory, which init makes, got int",
+    ),
+    "state to record": (
+        lambda: delayed.record(None, X),
+        "state must be an AmaxHistory, which init makes, got NoneType",
+    ),
+    "x of experts": (
+        lambda: breccia.grouped_matmul("x", breccia.stack([Q]), [0, 1]),
+        "x must be a ScaledTensor or an array, got str",
+    ),
+    "n_values": (lambda: breccia.formats.unpack(Q.data, "9"), "n_values must be an integer, got '9'"),
+    "data": (lambda: breccia.PerTensor().validate(5, X), "data must be array-like with .shape, got int"),
+    "axis": (lambda: breccia.concatenate([Q], axis="0"), "axis must be an integer, got '0'"),
+    "metadata": (
+        lambda: breccia.save({"w": Q}, "never", metadata={"by": 5}),
+        "metadata must map strings to strings, got 'by': 5",
     ),
     "concatenate": (lambda: breccia.concatenate(Q), "tensors must be a list of ScaledTensors, got ScaledTensor"),
     "stack": (lambda: breccia.stack(5), "tensors must be a list of ScaledTensors, got int"),
@@ -177,6 +209,27 @@ def test_a_filter_that_is_no_function():
     ):
         breccia.quantize_(model, "nvfp4", activations="nvfp5")
     assert type(model[0]) is torch.nn.Linear
+
+
+def test_layers_of_torch_say_what_they_take():
+    torch = pytest.importorskip("torch")
+    from breccia import nn
+
+    weight = Q.to("torch")
+    told = {
+        "weight must be a 2-D ScaledTensor of torch tensors, got ndarray": lambda: nn.QuantizedLinear(X),
+        "bias must be a torch tensor of shape (8,) or None, got shape (3,)": lambda: nn.QuantizedLinear(
+            weight, torch.ones(3)
+        ),
+        "recipes must be a LinearRecipes, such as LinearRecipes.fp8(), got 'fp8'": lambda: nn.ScaledLinear(
+            64, 32, recipes="fp8"
+        ),
+        "shape must be a tuple of integers, got 5": lambda: breccia.distributed.plan(5, "nvfp4", 2),
+        "world must be an integer, got '2'": lambda: breccia.distributed.plan((64, 64), "nvfp4", "2"),
+    }
+    for sentence, call in told.items():
+        with pytest.raises((TypeError, ValueError), match=f"^{re.escape(sentence)}$"):
+            call()
 
 
 def test_python_suggests_public_names():

@@ -19,6 +19,7 @@ class Hadamard:
     the axis they are contracted over is unchanged, while an outlier is spread over its block.
 
     Raises:
+        TypeError: ``seed`` is not an integer.
         ValueError: ``block`` is not a power of two between 2 and 1024.
     """
 
@@ -28,6 +29,8 @@ class Hadamard:
     def __post_init__(self) -> None:
         if self.block not in (2**i for i in range(1, 11)):
             raise ValueError(f"block must be a power of two between 2 and 1024, got {self.block!r}")
+        if isinstance(self.seed, (bool, float, str)):
+            raise TypeError(f"seed must be an integer, got {self.seed!r}")
 
 
 @dataclass(frozen=True, eq=False)

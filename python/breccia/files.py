@@ -21,6 +21,9 @@ def save(
     """Write ScaledTensors to a safetensors file: see `breccia.bridges.save_safetensors`."""
     from breccia import bridges
 
+    for key, text in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise TypeError(f"metadata must map strings to strings, got {key!r}: {text!r}")
     bridges.save_safetensors(tensors, path, metadata)
 
 

@@ -55,7 +55,7 @@ class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
         dtype: Any = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.recipes = LinearRecipes.fp8() if recipes is None else recipes
+        self.recipes = autograd.recipes_of(recipes)
         self.algorithm = algorithm
         for role in _ROLES:
             recipe = getattr(self.recipes, role)
@@ -138,8 +138,13 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         exact_rows: int = 0,
     ) -> None:
         super().__init__()
+        if not isinstance(weight, ScaledTensor):
+            raise TypeError(f"weight must be a 2-D ScaledTensor of torch tensors, got {type(weight).__name__}")
         if weight.ndim != 2 or not isinstance(weight.data, torch.Tensor):
             raise ValueError(f"weight must be a 2-D ScaledTensor of torch tensors, got {weight!r}")
+        if bias is not None and (not isinstance(bias, torch.Tensor) or tuple(bias.shape) != weight.shape[:1]):
+            got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
+            raise ValueError(f"bias must be a torch tensor of shape ({weight.shape[0]},) or None, got {got}")
         self.out_features, self.in_features = weight.shape
         self.recipe: ScalingRecipe = weight.recipe
         self._form = weight._form

@@ -118,6 +118,8 @@ def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
 
 
 def _axis_of(axis: int, ndim: int) -> int:
+    if not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"axis must be an integer, got {axis!r}")
     if not -ndim <= axis < ndim:
         raise ValueError(f"axis must be from {-ndim} to {ndim - 1}, got {axis}")
     return axis % ndim
