@@ -163,6 +163,7 @@ def test_screens_fit_80_columns(
         ["inspect", tmp_path / "q.safetensors", "--all"],
         ["doctor"],
         ["convert", many, "r.safetensors", "--to", "fp8"],
+        ["convert", many, f"{'long' * 15}.safetensors", "--to", "fp8"],
         ["demo", "--limit", 1],
         ["demo", "--weights", many, "--limit", 2],
     ]

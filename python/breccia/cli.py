@@ -15,7 +15,7 @@ from typing import Any
 
 from breccia._arguments import Parser, count, json_last, part
 from breccia._command_errors import Terminated, said, terminable
-from breccia._terminal import plain_characters, wrapped
+from breccia._terminal import after, plain_characters, wrapped
 from breccia._version import __version__
 
 __all__ = ["main"]
@@ -233,10 +233,8 @@ def _convert(args: argparse.Namespace) -> int:
         report = convert(args.source, args.destination, args.to, progress=progress, **options)
     tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
     lines = _notes(report)
-    lines.append(
-        f"{report['destination']}: {report['bytes_written']:,} bytes from {report['bytes_read']:,} "
-        f"in {report['seconds']} s ({tensors})"
-    )
+    done = f"{report['bytes_written']:,} bytes from {report['bytes_read']:,} in {report['seconds']} s ({tensors})"
+    lines += after(f"{report['destination']}:", done)
     kept = report["kept"]
     if kept and not args.include and kept["bytes"] > 0.1 * report["bytes_written"]:
         share = kept["bytes"] / report["bytes_written"]
@@ -274,7 +272,8 @@ def _merge_lora(args: argparse.Namespace) -> int:
     )
     tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
     lines = _notes(report)
-    lines.append(f"{report['destination']}: {report['bytes_written']:,} bytes in {report['seconds']} s ({tensors})")
+    done = f"{report['bytes_written']:,} bytes in {report['seconds']} s ({tensors})"
+    lines += after(f"{report['destination']}:", done)
     _print(args, report, "\n".join(lines))
     return 0
 
