@@ -300,7 +300,7 @@ def test_a_group_size_that_divides_nothing(
     size = options[-1].rpartition(":")[2]
     assert (code, err) == (
         2,
-        f"breccia convert: --group-size must divide the columns of a tensor, {size} divides those of none: "
+        f"breccia convert: group size must divide the columns of a tensor, {size} divides those of none: "
         "'model.language_model.layers.0.self_attention.dense.weight' has 64\n",
     )
     assert list(tmp_path.iterdir()) == [many]

@@ -219,11 +219,13 @@ class Job:
 
     def _check_group_size(self) -> None:
         size = self.target.group_size
-        quantized = any(choice.action in ("repack", "requantize", "cast") for choice in self.choices)
-        left = [c.found for c in self.choices if size and c.note.startswith(LEFT) and c.found.shape[-1] % size]
-        if left and not quantized:
+        if not size or any(choice.action in ("repack", "requantize", "cast") for choice in self.choices):
+            return
+        left = [choice.found for choice in self.choices if choice.note.startswith(LEFT) and choice.found.shape]
+        left = [found for found in left if found.shape[-1] % size]
+        if left:
             raise ValueError(
-                f"--group-size must divide the columns of a tensor, {size} divides those of none: {left[0].name!r} has "
+                f"group size must divide the columns of a tensor, {size} divides those of none: {left[0].name!r} has "
                 f"{left[0].shape[-1]}"
             )
 
