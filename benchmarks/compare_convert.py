@@ -3,6 +3,7 @@
 compressed-tensors' converter on the same files:
 
     python benchmarks/compare_convert.py [--gib 1] [--dir /tmp]
+    python benchmarks/compare_convert.py --json FILE    # what benchmarks/make_docs.py makes a table from
 
 A copy moves as many bytes as the conversion reads and writes, halved: the source read once and a file of
 the result's size written once. Best of three, page cache warm for all.
@@ -15,6 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import breccia
 import numpy as np
 from breccia.bridges import _parts, deepseek
 from breccia.checkpoint import SafetensorsFile, convert, save_arrays
+from compare_cpu import cpu_model
 
 
 def make(path: Path, gib: float) -> int:
@@ -81,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     work = Path(tempfile.mkdtemp(dir=args.dir))
     try:
@@ -88,7 +92,8 @@ def main() -> None:
         nbytes = make(source, args.gib)
         for file in source.glob("*.safetensors"):
             file.read_bytes()
-        report = {"weights_gib": round(nbytes / 2**30, 3), "cpu": breccia.cpu_info()["backend"]}
+        report: dict[str, Any] = {"weights_gib": round(nbytes / 2**30, 3), "cpu": cpu_model()}
+        report["cores"] = len(os.sched_getaffinity(0))
         seconds = {"copy": best(lambda out: copy(source, out), work / "copy")}
         seconds["breccia"] = best(lambda out: convert(source, out, "bf16"), work / "breccia")
         peer = theirs(source)
@@ -97,11 +102,14 @@ def main() -> None:
             a = {n: f for p in (work / "breccia").glob("*.safetensors") for n, f in SafetensorsFile(p).items()}
             b = {n: f for p in (work / "peer").glob("*.safetensors") for n, f in SafetensorsFile(p).items()}
             report["equal_bytes"] = a.keys() == b.keys() and all(a[n].tobytes() == b[n].tobytes() for n in a)
+            report["peer"] = version("compressed-tensors")
             report["times_faster"] = round(seconds["compressed-tensors"] / seconds["breccia"], 2)
         report["seconds"] = {name: round(value, 3) for name, value in seconds.items()}
         report["share_of_copy_speed"] = round(seconds["copy"] / seconds["breccia"], 3)
         report["gb_per_s_written"] = {name: round(2 * nbytes / value / 1e9, 2) for name, value in seconds.items()}
         print(json.dumps(report, indent=2))
+        if args.json:
+            args.json.write_text(json.dumps(report, indent=1) + "\n")
     finally:
         shutil.rmtree(work)
 

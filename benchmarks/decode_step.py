@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One decode step of a random Llama through transformers on a CPU: bfloat16 against breccia's layers, and the memory
-that loading takes.
+that loading takes: a table of docs/serving.md.
 
     python benchmarks/decode_step.py [--hidden 2048] [--layers 16] [--rounds 8] [recipe …]
+    python benchmarks/decode_step.py --json FILE    # what benchmarks/make_docs.py makes it from
 
 Each model is loaded by from_pretrained in a process of its own, from a directory made for the run.
 """
@@ -80,14 +81,18 @@ def main():
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.measure:
         print(json.dumps(measure(options.measure, options.rounds)))
         return
+    import breccia
     from breccia.checkpoint import convert
+    from compare_cpu import cpu_model
 
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         count = make(f"{folder}/bf16", options.hidden, options.layers)
         print(f"{count / 1e6:.0f} million parameters, {len(os.sched_getaffinity(0))} cores", flush=True)
@@ -99,8 +104,13 @@ def main():
             run = subprocess.run(command, capture_output=True, text=True, check=True)
             found = json.loads(run.stdout.strip().splitlines()[-1])
             first = first or found["ms"]
+            rows.append({"weights": name, "times_bf16": first / found["ms"], **found})
             speed, memory = f"{found['ms']:7.1f} ms ({first / found['ms']:.2f}x)", found["peak_mb"] / found["stored_mb"]
             print(f"{name:8} {speed}  {found['stored_mb']} MB on disk, peak {memory:.2f} times that", flush=True)
+    if options.json:
+        about = {"cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)), "breccia": breccia.__version__}
+        results = {"machine": about, "parameters": count, "rounds": options.rounds, "rows": rows}
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

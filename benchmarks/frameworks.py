@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the frameworks add to the core, and what options of a cast cost: 1024 x 1024 float32, one thread, best of many
-rounds in which the candidates take turns.
+"""What the frameworks add to the core: the table "Overhead" of docs/frameworks.md.
 
-    python benchmarks/frameworks.py [--rounds 40]
+    python benchmarks/frameworks.py                # prints it
+    python benchmarks/frameworks.py --json FILE    # what benchmarks/make_docs.py makes it from
+
+1024 x 1024 float32, one thread, best of many rounds in which the candidates take turns.
 """
 
 import argparse
+import json
 import time
+from pathlib import Path
 
 import breccia
 import jax
 import numpy as np
 import torch
-from breccia.cast_options import CastOptions
 from breccia.frameworks import _jax_ffi
 from breccia.frameworks import jax as on_jax
-from breccia.kernels import whole_array
-from breccia.kernels.whole_array.namespace import NumPy
+from compare_cpu import cpu_model
+from documents.speed import frameworks_table
 
-RECIPES = (breccia.Float8CurrentScaling(), breccia.MXFP8BlockScaling(), breccia.NVFP4BlockScaling())
+RECIPES = {"FP8 per tensor": "fp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 X = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
 
 
@@ -33,12 +36,6 @@ def best(calls, rounds):
     return {name: min(found[1:]) for name, found in times.items()}
 
 
-def report(what, calls, rounds):
-    found = best(calls, rounds)
-    first = next(iter(found.values()))
-    print(f"{what:22}", "  ".join(f"{name} {ms:.3f} ms ({ms / first:.2f})" for name, ms in found.items()), flush=True)
-
-
 def compiled(method, recipe):
     """A jitted cast that reaches the core in that way; traced at once, while it is chosen."""
     on_jax.compiled = _jax_ffi.chosen(method)
@@ -46,31 +43,35 @@ def compiled(method, recipe):
     return jax.jit(lambda x: breccia.cast(x, recipe)).lower(jax.ShapeDtypeStruct(X.shape, X.dtype)).compile()
 
 
+def measure(rounds):
+    breccia.set_num_threads(1)
+    torch.set_num_threads(1)
+    on_torch, x = torch.from_numpy(X), jax.numpy.asarray(X)
+    methods = ("ffi", "callback") if _jax_ffi.register() else ("callback",)
+    rows = []
+    for name, recipe in RECIPES.items():
+        ways = {f"jit, {method}": compiled(method, recipe) for method in methods}
+        calls = {
+            "NumPy": lambda recipe=recipe: breccia.cast(X, recipe).data,
+            "torch": lambda recipe=recipe: breccia.cast(on_torch, recipe).shape,
+            "JAX": lambda recipe=recipe: breccia.cast(x, recipe),
+            **{way: lambda call=call: call(x) for way, call in ways.items()},
+        }
+        rows.append({"recipe": name, "ms": best(calls, rounds)})
+    about = {"cpu": cpu_model(), "backend": breccia.cpu_info()["backend"], "breccia": breccia.__version__}
+    versions = {"torch": torch.__version__, "jax": jax.__version__}
+    return {"machine": about | versions, "rounds": rounds, "rows": rows}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    rounds = parser.parse_args().rounds
-    breccia.set_num_threads(1)
-    on_torch, x = torch.from_numpy(X), jax.numpy.asarray(X)
-    for recipe in RECIPES:
-        calls = {
-            "NumPy": lambda: breccia.cast(X, recipe).data,
-            "torch": lambda: breccia.cast(on_torch, recipe).shape,
-        }
-        report(recipe.name, {**calls, "JAX": lambda: breccia.cast(x, recipe)}, rounds)
-    methods = ("ffi", "callback") if _jax_ffi.register() else ("callback",)
-    for recipe in RECIPES:
-        ways = {method: compiled(method, recipe) for method in methods}
-        report(f"{recipe.name} in jit", {method: lambda way=way: way(x) for method, way in ways.items()}, rounds)
-    for recipe in RECIPES:
-        options = {"rounding": "stochastic", "seed": 1}
-        calls = {
-            "nearest": lambda: breccia.cast(X, recipe).data,
-            "stochastic": lambda: breccia.cast(X, recipe, **options).data,
-            "and Hadamard": lambda: breccia.cast(X, recipe, hadamard=breccia.Hadamard(16), **options).data,
-            "whole-array stochastic": lambda: whole_array.cast(NumPy(), X, recipe, CastOptions(**options)).data,
-        }
-        report(recipe.name, calls, max(3, rounds // 8))
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    results = measure(arguments.rounds)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(frameworks_table(results))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,9 @@ TABLES = {
     "gpu layers": speed.gpu_layers,
     "gpu peers": speed.gpu_peers,
     "distributed": speed.distributed,
+    "frameworks": speed.frameworks,
+    "decode step": speed.decode_step,
+    "convert": speed.convert,
     "training, draw": training.draw,
     "training, classify": training.classify,
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A linear layer in MXFP8 under jit and grad, forward and backward products scaled."""
+"""A linear layer in MXFP8 under jit and grad, forward and backward products scaled. Needs JAX."""
 
 import breccia
 import jax

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantize a torch model, compile it, and save it."""
+"""Quantize a torch model, compile it, and save it. Needs torch."""
 
 import io
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantize with breccia, multiply with MLX."""
+"""Quantize with breccia, multiply with MLX. Needs MLX."""
 
 import breccia
 import mlx.core as mx

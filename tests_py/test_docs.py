@@ -188,6 +188,13 @@ def anchors(path):
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 
 
+def test_the_map_of_benchmarks_has_every_script():
+    page = ROOT / "benchmarks/README.md"
+    links = {found["to"] for found in LINK.finditer(page.read_text())}
+    assert {path.name for path in page.parent.glob("*.py")} == {to for to in links if to.endswith(".py")}
+    assert all((page.parent / to).exists() for to in links)
+
+
 def test_every_public_name_is_in_the_reference():
     text = (ROOT / "docs/api.md").read_text()
     missing = [

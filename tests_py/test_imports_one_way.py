@@ -27,8 +27,9 @@ LAYERS = {
     "arrays": "frameworks kernels.triton gpu",
     "models": "nn quantize_model distributed",
     "stored bytes": (
-        "checkpoint.disk checkpoint.dtypes checkpoint.files.bounded_json checkpoint.files.input_file "
-        "checkpoint.files.planned_file checkpoint.files.safetensors_file checkpoint.files.safetensors_header"
+        "checkpoint.arguments checkpoint.disk checkpoint.dtypes checkpoint.files.bounded_json "
+        "checkpoint.files.input_file checkpoint.files.planned_file checkpoint.files.safetensors_file "
+        "checkpoint.files.safetensors_header"
     ),
     "bridges": "bridges dlpack",
     "checkpoints": "checkpoint files",

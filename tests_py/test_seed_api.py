@@ -427,6 +427,17 @@ def test_dlpack_pair():
     assert "dltensor" in repr(scale)
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax", "mlx"])
+def test_the_scalar_scale_of_the_page_moves(framework):
+    """`np.float32(1.0)`, as in the page's construction, is no array and exports nothing by itself."""
+    pytest.importorskip({"mlx": "mlx.core"}.get(framework, framework))
+    st = ScaledTensor(data=u8(4, 8), scale=np.float32(1.0), recipe=breccia.Float8CurrentScaling(), layout=PerTensor())
+    moved = bridges.from_dlpack(st, framework)
+    assert moved.to("numpy") == st
+    np.testing.assert_array_equal(moved.numpy(), st.numpy())
+    assert all("dltensor" in repr(capsule) for capsule in bridges.to_dlpack(st))
+
+
 MISSING = {
     "TransformerEngine": ("transformer_engine", bridges.to_transformer_engine),
     "torchao": ("torchao", bridges.to_torchao),
@@ -439,8 +450,9 @@ def test_a_missing_peer_is_named(peer, monkeypatch):
     for name in [n for n in sys.modules if n.partition(".")[0].startswith(module)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"{peer}.* is needed here: pip install 'breccia\["):
+    with pytest.raises(ImportError, match=rf"{peer}.* is needed here: pip install 'breccia\[") as raised:
         call(breccia.cast(normal(4, 128), "fp8"))
+    assert raised.value.name.startswith(module)
 
 
 # --- the package ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from documents.markdown import load, number, table, times
@@ -95,9 +96,26 @@ def gpu_summary() -> str:
     return table(["work", "breccia", "against", "as fast"], rows, "lrlr")
 
 
+_WORDS = {
+    "fp8": "FP8",
+    "nvfp4": "NVFP4",
+    "mxfp8": "MXFP8",
+    "mxfp4": "MXFP4",
+    "block": "FP8 1 × 128",
+    "g128": "groups of 128",
+    "1x128": "1 × 128",
+    "128x128": "128 × 128",
+}
+
+
+def _told(name: str) -> str:
+    """A row's name as the pages spell recipes."""
+    return re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), name)
+
+
 def gpu_layers() -> str:
     rows = [
-        [r["name"], r["tokens"], f"{r['ms']:.2f} ms", f"{r['bf16_ms']:.2f} ms", times(r["times_bf16"])]
+        [_told(r["name"]), r["tokens"], f"{r['ms']:.2f} ms", f"{r['bf16_ms']:.2f} ms", times(r["times_bf16"])]
         for r in load("gpu_eager_h100")["results"]
         if r["group"] == "compiled decoder"
     ]
@@ -116,7 +134,7 @@ def gpu_peers() -> str:
 def distributed() -> str:
     rows = [
         [
-            r["recipe"],
+            _told(r["recipe"]),
             f"{us['bf16']:.0f}",
             f"{us['gather']:.0f}",
             f"{us['cast + gather']:.0f}",
@@ -131,7 +149,7 @@ def distributed() -> str:
 
 def gpu_casts() -> str:
     rows = [
-        [r["name"], r["group"], f"{r['us']:.1f}", f"{100 * r['of_copy']:.0f} %"]
+        [_told(r["name"]), r["group"], f"{r['us']:.1f}", f"{100 * r['of_copy']:.0f} %"]
         for r in load("gpu_h200")["results"]
         if r["group"] in ("cast", "dequantize") and "torch_operations_us" not in r
     ]
@@ -267,3 +285,37 @@ def cast_options() -> str:
 def options_table(results: dict[str, Any]) -> str:
     rows = [[row["recipe"], *(f"{ms:.2g} ms" for ms in row["ms"])] for row in results["rows"]]
     return table(["", *results["columns"]], rows, "lrrrr")
+
+
+def frameworks() -> str:
+    return frameworks_table(load("frameworks"))
+
+
+def frameworks_table(results: dict[str, Any]) -> str:
+    """Of the core by itself a time, of torch and JAX how many times that."""
+    rows = []
+    for row in results["rows"]:
+        ms = row["ms"]
+        ratios = [f"{ms[name] / ms['NumPy']:.2f} ×" for name in ("torch", "JAX")]
+        jitted = [f"{ms[name]:.2f} ms" if name in ms else "" for name in ("jit, ffi", "jit, callback")]
+        rows.append([row["recipe"], f"{ms['NumPy']:.2f} ms", *ratios, *jitted])
+    head = ["cast to", "NumPy", "torch", "JAX", "in `jit`, XLA's interface", "in `jit`, callback"]
+    return table(head, rows, "lrrrrr")
+
+
+def decode_step() -> str:
+    rows = [
+        [row["weights"], f"{row['stored_mb']} MB", f"{row['ms']:.0f} ms", times(row["times_bf16"])]
+        for row in load("decode_step")["rows"]
+    ]
+    return table(["weights", "files", "a token", "as fast"], rows, "lrrr")
+
+
+def convert() -> str:
+    report = load("convert")
+    names = {"copy": "a copy of the same bytes", "breccia": "`breccia convert`"}
+    rows = [
+        [names.get(name, f"{name} {report['peer']}"), f"{report['seconds'][name]:.2f} s", f"{speed:.2f} GB/s"]
+        for name, speed in report["gb_per_s_written"].items()
+    ]
+    return table(["", "time", "written"], rows, "lrr")

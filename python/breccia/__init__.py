@@ -2,6 +2,7 @@
 """Block-scaled low-precision tensors whose scale, recipe and layout travel with the data."""
 
 import importlib
+import sys
 from types import ModuleType
 
 from breccia import autograd, delayed, formats, frameworks, kernels, layouts, recipes
@@ -91,7 +92,7 @@ _LAZY = ("bridges", "checkpoint", "distributed", "dlpack", "nn", "transformers",
 def __getattr__(name: str) -> ModuleType:
     if name in _LAZY:
         return importlib.import_module(f"breccia.{name}")
-    raise AttributeError(f"module 'breccia' has no attribute {name!r}")
+    raise AttributeError(f"module 'breccia' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ import textwrap
 
 from breccia._command_errors import one_line
 
-__all__ = ["fitted", "plain_characters", "wrapped"]
+__all__ = ["after", "fitted", "plain_characters", "wrapped"]
 
 _COLUMNS = 80
 
@@ -34,6 +34,12 @@ def fitted(start: str, *ends: str) -> list[str]:
     whole."""
     line = "  ".join([start, *ends])
     return [line] if len(line) <= _COLUMNS else [start.rstrip(), *(f"       {end}" for end in ends)]
+
+
+def after(name: str, text: str) -> list[str]:
+    """One line of at most 80 columns; else the text on a line below the name, which people copy."""
+    line = f"{name} {text}"
+    return [line] if len(line) <= _COLUMNS else [name, f"  {text}"]
 
 
 def wrapped(text: str) -> list[str]:

@@ -85,6 +85,11 @@ class LinearRecipes:
     def __post_init__(self) -> None:
         for role in ("x", "w", "grad"):
             object.__setattr__(self, role, resolve(getattr(self, role), role))
+        for name in ("stochastic", "square_weights"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.hadamard is not None and not isinstance(self.hadamard, Hadamard):
+            raise TypeError(f"hadamard must be a breccia.Hadamard or None, got {type(self.hadamard).__name__}")
 
     @staticmethod
     def fp8() -> LinearRecipes:
@@ -112,6 +117,19 @@ class LinearRecipes:
         return LinearRecipes(recipe, recipe, recipe, stochastic=True, hadamard=Hadamard(16), square_weights=True)
 
 
+def recipes_of(recipes: LinearRecipes | None) -> LinearRecipes:
+    """What was given, or the default.
+
+    Raises:
+        TypeError: something else was given.
+    """
+    if recipes is None:
+        return LinearRecipes.fp8()
+    if not isinstance(recipes, LinearRecipes):
+        raise TypeError(f"recipes must be a LinearRecipes, such as LinearRecipes.fp8(), got {recipes!r}")
+    return recipes
+
+
 def linear(
     x: Any,
     w: Any,
@@ -137,13 +155,16 @@ def linear(
         Array ``(..., N)`` of the dtype of ``x``. The contracted axes are padded with zeros to whole blocks.
 
     Raises:
-        TypeError: ``w`` is not of the framework of ``x``.
+        TypeError: ``w`` is not of the framework of ``x``, or ``recipes`` is something else.
         ValueError: the shapes do not match, or a seed or a state is missing.
     """
-    recipes = LinearRecipes.fp8() if recipes is None else recipes
+    recipes = recipes_of(recipes)
     framework = frameworks.common(data_of(x), data_of(w))
     if len(w.shape) != 2 or not len(x.shape) or x.shape[-1] != w.shape[-1]:
         raise ValueError(f"x must be (..., K) and w (N, K), got shapes {tuple(x.shape)} and {tuple(w.shape)}")
+    if bias is not None and tuple(getattr(bias, "shape", ())) != (w.shape[0],):
+        got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
+        raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
     if scales is None and any(isinstance(r, DelayedScaling) for r in (recipes.x, recipes.w, recipes.grad)):
         raise ValueError("scales is required for DelayedScaling: the AmaxHistory of x, w and grad")
     y = framework.linear(x.reshape(-1, x.shape[-1]), w, Products(recipes, scales), seed)

@@ -19,6 +19,7 @@ class Hadamard:
     the axis they are contracted over is unchanged, while an outlier is spread over its block.
 
     Raises:
+        TypeError: ``seed`` is not an integer.
         ValueError: ``block`` is not a power of two between 2 and 1024.
     """
 
@@ -28,6 +29,8 @@ class Hadamard:
     def __post_init__(self) -> None:
         if self.block not in (2**i for i in range(1, 11)):
             raise ValueError(f"block must be a power of two between 2 and 1024, got {self.block!r}")
+        if isinstance(self.seed, (bool, float, str)):
+            raise TypeError(f"seed must be an integer, got {self.seed!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +54,7 @@ class CastOptions:
         if self.rounding == "stochastic" and self.seed is None:
             raise ValueError("seed is required for rounding='stochastic': the same seed gives the same codes")
         if self.rounding == "nearest" and self.seed is not None:
-            raise ValueError("seed must be None for rounding='nearest', which draws nothing")
+            raise ValueError(f"seed must be None for rounding='nearest', which draws nothing, got {self.seed!r}")
         if self.hadamard is not None and not isinstance(self.hadamard, Hadamard):
             raise TypeError(f"hadamard must be a breccia.Hadamard or None, got {type(self.hadamard).__name__}")
         if isinstance(self.seed, np.integer):

@@ -15,12 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from breccia._arguments import Parser, count, json_last, part
-from breccia._command_errors import Terminated, one_line, said, terminable
-from breccia._terminal import plain_characters
+from breccia._command_errors import Terminated, said, terminable
+from breccia._terminal import after, plain_characters, wrapped
 from breccia._version import __version__
 
 __all__ = ["main"]
 
+_NOTES = 12  # that a screen shows
 _FORCE = "replace OUT when the new one is complete, and not before; never IN"
 
 
@@ -28,7 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     plain_characters()
     words = json_last(list(sys.argv[1:] if argv is None else argv))
-    args = _parser("demo" in words).parse_args(words)
+    parser = _parser("demo" in words)
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
+    args = parser.parse_args(words)
     try:
         with terminable():
             code: int = args.run(args)
@@ -212,6 +217,14 @@ def _print_json(pairs: Iterable[tuple[str, Any]]) -> None:
     print("\n}" if between == "," else "{}")
 
 
+def _notes(report: dict[str, Any]) -> list[str]:
+    """What is to be said beside the result: a model has hundreds of tensors, a screen has a few lines."""
+    notes = report["notes"]
+    lines = [line for note in notes[:_NOTES] for line in wrapped(f"! {note}")]
+    more = len(notes) - _NOTES
+    return [*lines, f"! and {more} more, which --json has"] if more > 0 else lines
+
+
 def _convert(args: argparse.Namespace) -> int:
     from breccia.checkpoint import convert, finish, target_names
 
@@ -232,11 +245,9 @@ def _convert(args: argparse.Namespace) -> int:
         options |= {"threads": args.threads, "force": args.force}
         report = convert(args.source, args.destination, args.to, progress=progress, **options)
     tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
-    lines = [f"! {one_line(note)}" for note in report["notes"]]
-    lines.append(
-        f"{report['destination']}: {report['bytes_written']:,} bytes from {report['bytes_read']:,} "
-        f"in {report['seconds']} s ({tensors})"
-    )
+    lines = _notes(report)
+    done = f"{report['bytes_written']:,} bytes from {report['bytes_read']:,} in {report['seconds']} s ({tensors})"
+    lines += after(f"{report['destination']}:", done)
     kept = report["kept"]
     if kept and not args.include and kept["bytes"] > 0.1 * report["bytes_written"]:
         share = kept["bytes"] / report["bytes_written"]
@@ -273,8 +284,9 @@ def _merge_lora(args: argparse.Namespace) -> int:
         force=args.force,
     )
     tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
-    lines = [f"! {one_line(note)}" for note in report["notes"]]
-    lines.append(f"{report['destination']}: {report['bytes_written']:,} bytes in {report['seconds']} s ({tensors})")
+    lines = _notes(report)
+    done = f"{report['bytes_written']:,} bytes in {report['seconds']} s ({tensors})"
+    lines += after(f"{report['destination']}:", done)
     _print(args, report, "\n".join(lines))
     return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -180,6 +180,14 @@ def _is_integer(pick: Any) -> bool:
     return isinstance(pick, (int, np.integer)) and not isinstance(pick, bool)
 
 
+def _spelled(pick: Any) -> str:
+    """As it stands between brackets: ``:16``."""
+    if not isinstance(pick, slice):
+        return str(pick)
+    parts = [pick.start, pick.stop] if pick.step is None else [pick.start, pick.stop, pick.step]
+    return ":".join("" if part is None else str(part) for part in parts)
+
+
 def _block_pick(pick: Any, extent: int, block: int, axis: int) -> Any:
     """The index into an axis of scales; 0 is a block of the whole axis."""
     if block == 0:
@@ -189,7 +197,8 @@ def _block_pick(pick: Any, extent: int, block: int, axis: int) -> Any:
     start, stop, step = pick.indices(extent) if isinstance(pick, slice) else (1, 1, 1)
     if step != 1 or (start % block and start != extent) or (stop % block and stop != extent):
         raise ValueError(
-            f"an index of axis {axis} must be a slice of whole blocks of {block}, or end with the axis, got {pick}"
+            f"an index of axis {axis} must be a slice of whole blocks of {block}, or end with the axis, "
+            f"got {_spelled(pick)}"
         )
     return slice(-(-start // block), -(-stop // block))
 
@@ -197,7 +206,7 @@ def _block_pick(pick: Any, extent: int, block: int, axis: int) -> Any:
 def _column_picks(pick: Any, extent: int, block: int, packed: bool) -> tuple[Any, Any, int]:
     """Indices into the last axes of data and scales, and the number of columns that are left."""
     if not isinstance(pick, slice) and (packed or block != 0):
-        raise ValueError(f"an index of axis -1 must be a slice of whole blocks, got {pick}")
+        raise ValueError(f"an index of axis -1 must be a slice of whole blocks, got {_spelled(pick)}")
     blocks = _block_pick(pick, extent, block, -1)
     if not isinstance(pick, slice):
         return pick, blocks, 1
@@ -206,7 +215,7 @@ def _column_picks(pick: Any, extent: int, block: int, packed: bool) -> tuple[Any
     if not packed:
         return pick, blocks, left
     if step != 1 or (start % 2 and start != extent) or (stop % 2 and stop != extent):
-        raise ValueError(f"an index of axis -1 must be a slice of whole bytes of two codes, got {pick}")
+        raise ValueError(f"an index of axis -1 must be a slice of whole bytes of two codes, got {_spelled(pick)}")
     return slice(-(-start // 2), -(-max(stop, start) // 2)), blocks, left
 
 
@@ -282,6 +291,8 @@ def reshape(scaled: ScaledTensor, *shape: Any) -> ScaledTensor:
 
 def _extents(shape: tuple[Any, ...], scaled: ScaledTensor) -> tuple[int, ...]:
     given = shape[0] if len(shape) == 1 and not _is_integer(shape[0]) else shape
+    if not isinstance(given, Iterable) or not all(map(_is_integer, given)):
+        raise TypeError(f"shape must be integers or a tuple of them, got {given!r}")
     wanted = [operator.index(extent) for extent in given]
     size = math.prod(scaled.shape)
     if wanted.count(-1) == 1:

@@ -66,7 +66,7 @@ def record(state: AmaxHistory, x: Any) -> AmaxHistory:
     """
     xp = frameworks.of(x).namespace
     amax = abs(xp.astype(x, "float32")).max() if 0 not in x.shape else xp.constant(0.0, "float32", x)
-    front = xp.maximum(state.amax[:1], amax.reshape(1))
+    front = xp.maximum(_history(state).amax[:1], amax.reshape(1))
     return AmaxHistory(xp.concatenate([front, state.amax[1:]], 0), state.scale)
 
 
@@ -87,7 +87,7 @@ def update(state: AmaxHistory, recipe: DelayedScaling, algorithm: str = "max") -
     """
     if algorithm not in ("max", "most_recent"):
         raise ValueError(f"algorithm must be 'max' or 'most_recent', got {algorithm!r}")
-    xp = frameworks.of(state.amax).namespace
+    xp = frameworks.of(_history(state).amax).namespace
     largest = xp.constant(FLOAT32_MAX, "float32", state.amax)
     amax = state.amax.max() if algorithm == "max" else state.amax[0]
     reach = xp.constant(formats.finfo(_checked(recipe).element).max, "float32", state.amax)
@@ -116,8 +116,14 @@ def cast(
     Returns:
         (ScaledTensor, state). Values beyond the format's range at that scale saturate.
     """
-    made = frameworks.of(x).cast_scaled(x, _checked(recipe), state.scale, CastOptions(rounding, seed))
+    made = frameworks.of(x).cast_scaled(x, _checked(recipe), _history(state).scale, CastOptions(rounding, seed))
     return made, record(state, x)
+
+
+def _history(state: Any) -> AmaxHistory:
+    if not isinstance(state, AmaxHistory):
+        raise TypeError(f"state must be an AmaxHistory, which init makes, got {type(state).__name__}")
+    return state
 
 
 def _checked(recipe: DelayedScaling) -> DelayedScaling:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a notebook shows of a ScaledTensor."""
+"""What a notebook shows of a ScaledTensor, and a model of its recipes."""
 
 from __future__ import annotations
 
+import dataclasses
 import html
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,20 @@ from breccia.recipes import ScalingRecipe, scale_format
 if TYPE_CHECKING:
     from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["html_of", "scale_values"]
+__all__ = ["brief", "html_of", "scale_values"]
+
+
+def brief(value: Any) -> str:
+    """A dataclass of recipes, or a recipe, by the fields that are not the default: ``INT4Scaling(group_size=32)``.
+
+    Args:
+        value: it, or anything, which is shown as it shows itself.
+    """
+    if not dataclasses.is_dataclass(value):
+        return repr(value)
+    fields = [(f.name, getattr(value, f.name), f.default) for f in dataclasses.fields(value)]
+    shown = [f"{name}={brief(found)}" for name, found, default in fields if found != default]
+    return f"{type(value).__name__}({', '.join(shown)})"
 
 
 def scale_values(scaled: ScaledTensor) -> Any:

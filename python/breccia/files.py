@@ -21,6 +21,9 @@ def save(
     """Write ScaledTensors to a safetensors file: see `breccia.bridges.save_safetensors`."""
     from breccia import bridges
 
+    for key, text in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise TypeError(f"metadata must map strings to strings, got {key!r}: {text!r}")
     bridges.save_safetensors(tensors, path, metadata)
 
 
@@ -78,10 +81,12 @@ class OpenCheckpoint:
         return list(self._found)
 
     def __getitem__(self, name: str) -> Any:
+        if not isinstance(name, str):
+            raise TypeError(f"name must be that of a tensor, a string, got {name!r}")
         if name not in self._found:
             from breccia.recipe_names import suggestion
 
-            raise KeyError(f"{self._checkpoint.path} has no tensor {name!r}: {suggestion(name, self.keys()[:100])}")
+            raise KeyError(f"{self._checkpoint.path} has no tensor {name!r}: {suggestion(name, self.keys())}")
         found = self._checkpoint.refined(self._found[name])
         tensor = self._checkpoint.load(found)
         if self._framework == "numpy":

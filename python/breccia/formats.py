@@ -141,7 +141,7 @@ def unpack(packed: Any, n_values: int | None = None) -> NDArray[np.uint8]:
         uint8 ``(..., n_values)``, one code per byte.
 
     Raises:
-        TypeError: ``packed`` is not an array of bytes.
+        TypeError: ``packed`` is not an array of bytes, or ``n_values`` no integer.
         ValueError: ``n_values`` does not fit the number of bytes.
     """
     array = _bytes(packed, "packed")
@@ -149,6 +149,8 @@ def unpack(packed: Any, n_values: int | None = None) -> NDArray[np.uint8]:
         raise ValueError("packed must be at least 1-D, got 0-D")
     stored = array.shape[-1]
     n = 2 * stored if n_values is None else n_values
+    if not isinstance(n, (int, np.integer)):
+        raise TypeError(f"n_values must be an integer, got {n!r}")
     if (n + 1) // 2 != stored or n < 0:
         raise ValueError(f"n_values must be {2 * stored} or {max(2 * stored - 1, 0)} for {stored} bytes a row, got {n}")
     return _core.unpack(array, 2 * array.size).reshape(*array.shape[:-1], 2 * stored)[..., :n]

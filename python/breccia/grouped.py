@@ -37,6 +37,8 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any =
         raise TypeError(f"w_stack must be a ScaledTensor, got {type(w_stack).__name__}")
     check_kernels(x)
     check_kernels(w_stack)
+    if not hasattr(x, "shape"):
+        raise TypeError(f"x must be a ScaledTensor or an array, got {type(x).__name__}")
     if len(w_stack.shape) != 3 or w_stack.shape[0] == 0:
         raise ValueError(f"w_stack must be (E, N, K) of one expert or more, got shape {w_stack.shape}")
     if len(x.shape) != 2 or x.shape[1] != w_stack.shape[2]:

@@ -71,8 +71,12 @@ class Layout:
             scale: an array.
 
         Raises:
+            TypeError: one is no array.
             ValueError: it does not; the message has the shape it must have.
         """
+        for name, array in (("data", data), ("scale", scale)):
+            if not hasattr(array, "shape"):
+                raise TypeError(f"{name} must be array-like with .shape, got {type(array).__name__}")
         _spec(self).validate(data.shape, scale.shape)
 
 

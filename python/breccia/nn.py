@@ -14,6 +14,7 @@ import torch
 from breccia import autograd, delayed, verbs
 from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
+from breccia.display import brief
 from breccia.form import PARTS, Form
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
@@ -54,7 +55,7 @@ class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
         dtype: Any = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.recipes = LinearRecipes.fp8() if recipes is None else recipes
+        self.recipes = autograd.recipes_of(recipes)
         self.algorithm = algorithm
         for role in _ROLES:
             recipe = getattr(self.recipes, role)
@@ -81,7 +82,7 @@ class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
         return y if self.bias is None else y + self.bias
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, recipes={self.recipes}"
+        return f"{super().extra_repr()}, recipes={brief(self.recipes)}"
 
     def _histories(self, x: Any) -> Any:
         states: list[AmaxHistory | None] = []
@@ -137,8 +138,13 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         exact_rows: int = 0,
     ) -> None:
         super().__init__()
+        if not isinstance(weight, ScaledTensor):
+            raise TypeError(f"weight must be a 2-D ScaledTensor of torch tensors, got {type(weight).__name__}")
         if weight.ndim != 2 or not isinstance(weight.data, torch.Tensor):
             raise ValueError(f"weight must be a 2-D ScaledTensor of torch tensors, got {weight!r}")
+        if bias is not None and (not isinstance(bias, torch.Tensor) or tuple(bias.shape) != weight.shape[:1]):
+            got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
+            raise ValueError(f"bias must be a torch tensor of shape ({weight.shape[0]},) or None, got {got}")
         self.out_features, self.in_features = weight.shape
         self.recipe: ScalingRecipe = weight.recipe
         self._form = weight._form
@@ -234,8 +240,8 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         return verbs.linear(x, self.weight, self.bias, input.dtype)
 
     def extra_repr(self) -> str:
-        text = f"in_features={self.in_features}, out_features={self.out_features}, recipe={self.recipe}"
-        return text if self.activations is None else f"{text}, activations={self.activations}"
+        text = f"in_features={self.in_features}, out_features={self.out_features}, recipe={brief(self.recipe)}"
+        return text if self.activations is None else f"{text}, activations={brief(self.activations)}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": None}
@@ -282,6 +288,8 @@ def quantize_(
             "pass torch.nn.Sequential(layer), or make breccia.nn.QuantizedLinear(breccia.cast(layer.weight.detach(), "
             "recipe), layer.bias)"
         )
+    if filter is not None and not callable(filter):
+        raise TypeError(f"filter must be a function of a module and its name, or None, got {filter!r}")
     made: list[tuple[Any, str, Any]] = []
     replaced: dict[int, Any] = {}  # a layer used in two places stays one
     for path, parent in model.named_modules():

@@ -16,11 +16,13 @@ def require(module: str, extra: str) -> Any:
     """Import a peer.
 
     Raises:
-        ImportError: it is not installed, or only in part; the message names the extra that installs it.
+        ImportError: it is not installed, or only in part; the message names the extra that installs it, ``name`` the
+            module.
     """
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:  # an empty TransformerEngine raises RuntimeError
         name = _PEERS.get(module.partition(".")[0])
         peer = module if name is None else f"{name} ({module})"
-        raise ImportError(f"{peer} is needed here: pip install 'breccia[{extra}]' ({error})") from error
+        sentence = f"{peer} is needed here: pip install 'breccia[{extra}]' ({error})"
+        raise ImportError(sentence, name=getattr(error, "name", None) or module) from error

@@ -39,6 +39,12 @@ def _scaled(scaled: Any, argument: str) -> ScaledTensor:
     return scaled
 
 
+def _parts(tensors: Iterable[ScaledTensor], verb: str) -> list[ScaledTensor]:
+    if isinstance(tensors, ScaledTensor) or not isinstance(tensors, Iterable):
+        raise TypeError(f"tensors must be a list of ScaledTensors, got {type(tensors).__name__}")
+    return [_upright(t, f"tensors[{i}]", verb) for i, t in enumerate(tensors)]
+
+
 def _upright(scaled: Any, argument: str, verb: str) -> ScaledTensor:
     cuts.check_upright(_scaled(scaled, argument), argument, verb)
     return scaled  # type: ignore[no-any-return]
@@ -63,7 +69,7 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: int = 0) -> ScaledTensor:
         ValueError: recipes, layouts or shapes differ, a block would be cut, or tensors that would share a scale have
             different ones.
     """
-    parts = [_upright(t, f"tensors[{i}]", "concatenate") for i, t in enumerate(tensors)]
+    parts = _parts(tensors, "concatenate")
     if not parts:
         raise ValueError("tensors must have one tensor or more, got none")
     first = parts[0]
@@ -107,11 +113,13 @@ def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
     Raises:
         TypeError, ValueError: see `concatenate`.
     """
-    parts = [_upright(t, f"tensors[{i}]", "stack") for i, t in enumerate(tensors)]
+    parts = _parts(tensors, "stack")
     return concatenate([reshape(t, 1, *t.shape) for t in parts])
 
 
 def _axis_of(axis: int, ndim: int) -> int:
+    if not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"axis must be an integer, got {axis!r}")
     if not -ndim <= axis < ndim:
         raise ValueError(f"axis must be from {-ndim} to {ndim - 1}, got {axis}")
     return axis % ndim

@@ -39,7 +39,7 @@ def quantize_(
 
     Raises:
         ImportError: torch is not installed.
-        TypeError: ``model`` is not a module, or is itself a linear layer.
+        TypeError: ``model`` is not a module, or is itself a linear layer; ``filter`` is no function.
         ValueError: a weight's shape does not suit the recipe, or there is no recipe of that name; nothing has
             been changed then.
     """

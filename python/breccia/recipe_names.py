@@ -34,6 +34,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "e5m2": {"fp8_format": "E5M2"},
 }
 _SIZES = ("group_size", "block_k")
+_SHOWN = 16  # names in a message
 
 
 def names() -> list[str]:
@@ -42,11 +43,12 @@ def names() -> list[str]:
 
 
 @functools.cache
-def recipe_of(name: str) -> ScalingRecipe:
+def recipe_of(name: str, argument: str = "recipe") -> ScalingRecipe:
     """The recipe of a name.
 
     Args:
         name: one of `names`, perhaps with options; or the name of a class.
+        argument: what the name was given as, for the message.
 
     Raises:
         ValueError: there is no such recipe, or it has no such option; the message has the names close to it.
@@ -56,7 +58,7 @@ def recipe_of(name: str) -> ScalingRecipe:
         if base == kind.__name__.lower():
             return with_options(kind(), options, base)
     if base not in _NAMED:
-        raise ValueError(f"recipe must be the name of a recipe, got {name!r}: {suggestion(base, _NAMED)}")
+        raise ValueError(f"{argument} must be the name of a recipe, got {name!r}: {suggestion(base, _NAMED)}")
     return with_options(_NAMED[base], options, base)
 
 
@@ -87,13 +89,18 @@ def _options_of(fields: set[str]) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The part of a message that helps: "did you mean nvfp4?" with the close names only, else all of them."""
+    """The part of a message that helps: "did you mean nvfp4?" with the close names only, else those there are, the
+    first of many."""
     known = list(known)
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)
-    if close:
+    begun = [k for k in known if len(name) > 1 and k.lower().startswith(name.lower())]
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6) or begun[:4]
+    if close and close != begun[:4]:
         best = difflib.SequenceMatcher(None, name.lower(), close[0]).ratio()
         close = [c for c in close if difflib.SequenceMatcher(None, name.lower(), c).ratio() > best - 0.03]
-    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    return f"known are {', '.join(known[:_SHOWN])}{more}"
 
 
 def resolve(recipe: Any, argument: str = "recipe") -> ScalingRecipe:
@@ -107,7 +114,7 @@ def resolve(recipe: Any, argument: str = "recipe") -> ScalingRecipe:
         return recipes.known(recipe)
     if isinstance(recipe, str):
         named = _NAMED.get(recipe)  # as it is spelled almost always
-        return recipes.known(recipe_of(recipe) if named is None else named)
+        return recipes.known(recipe_of(recipe, argument) if named is None else named)
     if isinstance(recipe, type) and issubclass(recipe, ScalingRecipe):
         raise TypeError(f"{argument} must be a recipe, got the class {recipe.__name__}: add (), {recipe.__name__}()")
     raise TypeError(

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -291,7 +292,7 @@ def all_recipes() -> list[type[ScalingRecipe]]:
     return [kind for kind in ScalingRecipe.__subclasses__() if kind.__module__ == __name__]
 
 
-def from_dict(fields: dict[str, Any]) -> ScalingRecipe:
+def from_dict(fields: Mapping[str, Any]) -> ScalingRecipe:
     """The inverse of `ScalingRecipe.to_dict`. ``name`` may also be a class name.
 
     Args:
@@ -304,10 +305,15 @@ def from_dict(fields: dict[str, Any]) -> ScalingRecipe:
         ValueError: the name is not that of a recipe, or a field has a wrong value.
         TypeError: a field is unknown or of the wrong type.
     """
+    if not isinstance(fields, Mapping):
+        raise TypeError(f"fields must be a mapping, as recipe.to_dict() makes, got {fields!r}")
     rest = dict(fields)
     name = rest.pop("name", None)
     for recipe in all_recipes():
         if name in (recipe.name, recipe.__name__):
+            unknown = sorted(rest.keys() - {field.name for field in dataclasses.fields(recipe)})
+            if unknown:
+                raise TypeError(f"fields must be those of {recipe.__name__}, which has no {', '.join(unknown)}")
             return recipe(**rest)
     known = ", ".join(repr(recipe.name) for recipe in all_recipes())
     raise ValueError(f"name must be one of {known}, got {name!r}")

@@ -138,6 +138,8 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, pre
     """
     check_kernels(x)
     check_kernels(w)
+    if not hasattr(w, "shape"):
+        raise TypeError(f"w must be a ScaledTensor or an array, got {type(w).__name__}")
     if bias is not None and tuple(getattr(bias, "shape", ())) != tuple(w.shape[:1]):
         got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
         raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")

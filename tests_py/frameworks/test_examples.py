@@ -4,6 +4,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,15 @@ def test_example(path, tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip(), "an example shows something"
+
+
+def test_the_table_names_every_example_and_what_it_needs():
+    rows = dict(re.findall(r"^\| \[([\w.]+)\].*\| (.*) \|$", (EXAMPLES / "README.md").read_text(), re.MULTILINE))
+    assert set(rows) == {path.name for path in EXAMPLES.glob("[0-9]*")}
+    names = {"sklearn": "scikit-learn"}
+    for path in SCRIPTS:
+        used = {names.get(package, package) for package in packages(path.read_text())} - {"numpy"}
+        assert {package for package in used if package not in rows[path.name]} == set(), path.name
 
 
 def packages(source):

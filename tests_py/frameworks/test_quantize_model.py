@@ -151,7 +151,8 @@ def test_activations_are_quantized():
     for w, bias in zip(weights, biases, strict=True):
         few = breccia.linear(few, w, bias)
     assert torch.equal(model(x[:2]), few)
-    assert "activations=" in repr(model)
+    row = "Float8CurrentScaling(granularity='row')"
+    assert f"QuantizedLinear(in_features=64, out_features=32, recipe={row}, activations={row})\n" in repr(model)
     assert torch.equal(copy.deepcopy(model)(x), y)
     assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x), y)
 

@@ -37,7 +37,8 @@ TWO = '{"a":{"dtype":"U8","shape":[4],"data_offsets":%s},"b":{"dtype":"U8","shap
 
 CASES: dict[str, Hostile] = {
     f"cut at {at}": case(
-        GOOD[:at], "at least 8 bytes" if at < 8 else "header must fit" if at < 8 + HEAD else "file must|<= "
+        GOOD[:at],
+        "at least 8 bytes" if at < 8 else f"truncated, it needs {8 + HEAD} bytes" if at < 8 + HEAD else "file must|<= ",
     )
     for at in (0, 1, 7, 8, 9, 8 + HEAD // 2, 7 + HEAD, 8 + HEAD, 9 + HEAD, 40 + HEAD, len(GOOD) - 1)
 }
@@ -48,10 +49,10 @@ CASES |= {
         ("one less", HEAD - 1, "JSON"),
         ("one more", HEAD + 1, "more after it|begin <= end <= 63"),
         ("all of the file", HEAD + 64, "more after it|begin <= end <= 0"),
-        ("one past the file", HEAD + 65, "header must fit"),
-        ("of 2^31", 2**31, "header must fit"),
-        ("of 2^63", 2**63, "header must fit"),
-        ("of 2^64 - 1", 2**64 - 1, "header must fit"),
+        ("one past the file", HEAD + 65, f"truncated, it needs {HEAD + 73} bytes"),
+        ("of 2^31", 2**31, "must be in the format of safetensors"),
+        ("of 2^63", 2**63, "must be in the format of safetensors"),
+        ("of 2^64 - 1", 2**64 - 1, "must be in the format of safetensors"),
     )
 }
 CASES |= {

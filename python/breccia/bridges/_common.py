@@ -150,12 +150,24 @@ def scale_name(dtype: str) -> str:
     return SCALE_NAMES[dtype]
 
 
+def check_parts(parts: Any, bridge: str) -> None:
+    """The tensors of a module come by their names.
+
+    Raises:
+        TypeError: they do not.
+    """
+    if not isinstance(parts, Mapping):
+        raise TypeError(f"{bridge}: parts must map names to tensors, got {type(parts).__name__}")
+
+
 def get(parts: Mapping[str, Any], name: str, bridge: str, axes: int = 0) -> Array:
     """A part that must be there and have so many axes or more.
 
     Raises:
+        TypeError: the parts are no mapping.
         ValueError: it is not, or has fewer.
     """
+    check_parts(parts, bridge)
     if name not in parts:
         raise ValueError(f"{bridge}: {name!r} must be among the tensors, got {', '.join(sorted(parts)) or 'none'}")
     array = as_numpy(parts[name], name)
@@ -214,9 +226,11 @@ def check_upright(scaled: ScaledTensor, argument: str = "scaled") -> None:
     """Checkpoints store rows.
 
     Raises:
-        TypeError: the recipe or layout is another library's.
+        TypeError: it is no ScaledTensor, or the recipe or layout is another library's.
         ValueError: the tensor is a transposed view.
     """
+    if not isinstance(scaled, ScaledTensor):
+        raise TypeError(f"{argument} must be a ScaledTensor, got {type(scaled).__name__}")
     check_kernels(scaled)
     if _spec(scaled.layout).axis != -1:
         raise ValueError(f"{argument} must not be a transposed view: pass .mT of it")

@@ -29,6 +29,13 @@ class OutsideTensor:
     columns: Array | None = None
     arithmetic: str = "float32"
 
+    def __repr__(self) -> str:
+        things = [f"{name} of {getattr(self, name).shape}" for name in ("bias", "columns") if self._has(name)]
+        return f"OutsideTensor({', '.join([repr(self.scaled), *things])})"
+
+    def _has(self, name: str) -> bool:
+        return getattr(self, name) is not None
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Logical shape."""

@@ -49,15 +49,32 @@ LayOut = Callable[..., "dict[str, Part]"]
 
 
 def rows_only(lay_out: LayOut) -> LayOut:
-    """Decorates every bridge's ``lay_out(scaled)``: a transposed view has no place in a checkpoint.
+    """Decorates a bridge's ``lay_out(scaled)``: a transposed view has no place in a checkpoint.
 
     Raises:
-        ValueError: ``scaled`` is one.
+        TypeError: ``scaled`` is no ScaledTensor.
+        ValueError: it is a transposed view.
     """
 
     @functools.wraps(lay_out)
     def checked(scaled: Any, **options: Any) -> dict[str, Part]:
-        check_upright(scaled if isinstance(scaled, ScaledTensor) else scaled.scaled)  # that of an OutsideTensor
+        check_upright(scaled)
+        return lay_out(scaled, **options)
+
+    return checked
+
+
+def rows_or_outside(lay_out: LayOut) -> LayOut:
+    """`rows_only` where the format has a place for some OutsideTensors, too.
+
+    Raises:
+        TypeError: ``scaled`` is neither.
+        ValueError: it is a transposed view.
+    """
+
+    @functools.wraps(lay_out)
+    def checked(scaled: Any, **options: Any) -> dict[str, Part]:
+        check_upright(getattr(scaled, "scaled", scaled))  # that of an OutsideTensor
         return lay_out(scaled, **options)
 
     return checked

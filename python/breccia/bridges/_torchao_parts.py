@@ -166,7 +166,7 @@ def _intx_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
     shape = scaled.shape
     signed = scaled.recipe.element == "int4"
     if not signed and scaled.zero_point is None:
-        raise ValueError("scaled must be signed or have zero points: torchao's codes are -8 ... 7")
+        raise ValueError(f"scaled must be signed or have zero points for torchao, got {scaled.recipe}")
 
     def qdata() -> Array:
         nibbles = unpack_nibbles(packed_codes(scaled), shape[-1])
@@ -197,7 +197,7 @@ def _intx_tensor(scaled: ScaledTensor, scale: Array, high: str) -> Described:
 def _int4_tensor(outside: OutsideTensor) -> Described:
     scaled, bias = outside.scaled, outside.bias
     if outside.columns is not None or bias is None or scaled.recipe.element != "int4":
-        raise ValueError("scaled must be signed INT4 with float zero points and columns in order")
+        raise ValueError(f"scaled must be signed INT4 with a bias and its columns in order for torchao, got {outside}")
     scale = as_numpy(scaled.scale, "scale")
     parts = {
         "qdata": Part("I8", (*scaled.shape[:-1], scaled.shape[-1] // 2), lambda: packed_codes(scaled).view(np.int8)),

@@ -15,6 +15,7 @@ from breccia.bridges._bridge import FileFormat
 from breccia.bridges._checks import number, numbers, real
 from breccia.bridges._common import (
     Array,
+    check_parts,
     codes,
     get,
 )
@@ -44,6 +45,7 @@ def from_bitsandbytes(parts: Mapping[str, Any], dtype: Any = "float32") -> Array
     Raises:
         ValueError: a tensor is missing, or the state is not JSON of the known form.
     """
+    check_parts(parts, NAME)
     if "SCB" in parts:
         return _int8(get(parts, "weight", NAME), get(parts, "SCB", NAME), dtype)
     state = _state(get(parts, "quant_state", NAME))

@@ -20,6 +20,7 @@ from breccia.bridges._common import (
     STORED_SCALES,
     Array,
     as_numpy,
+    check_parts,
     check_upright,
     codes,
     fp8_format_of,
@@ -79,6 +80,7 @@ def _block(
     shape: tuple[int, ...], scale_shape: tuple[int, ...], scale_dtype: str, block_k: int, fp8_format: str
 ) -> tuple[ScalingRecipe, Layout]:
     batch, rows, columns = shape[:-2], shape[-2], shape[-1]
+    Float8BlockScaling(fp8_format=fp8_format, block_k=block_k)  # what is wrong with these, it says
     scale_format = {"float32": "fp32", "bfloat16": "bf16", "uint16": "bf16"}.get(scale_dtype, "e8m0")
     tiles = (*batch, -(-rows // block_k), -(-columns // block_k))
     per_row = (*batch, rows, -(-columns // block_k))
@@ -104,11 +106,12 @@ def to_deepseek_v3(scaled: ScaledTensor) -> tuple[Any, Any]:
         The tensor's own data and scale; MXFP4's data as packed int8 ``(..., M, K / 2)``.
 
     Raises:
+        TypeError: ``scaled`` is not a ScaledTensor.
         ValueError: the tensor is neither block-scaled FP8 nor MXFP4.
     """
+    check_upright(scaled)
     if not carries(scaled.recipe):
         raise ValueError(f"scaled must be Float8BlockScaling or MXFP4BlockScaling, got {scaled.recipe}")
-    check_upright(scaled)
     if isinstance(scaled.recipe, MXFP4BlockScaling):
         return packed_codes(scaled).view("int8"), scaled.scale
     return scaled.data, scaled.scale
@@ -130,6 +133,7 @@ def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block
         ValueError: a tensor is missing or has a shape that does not fit.
         TypeError: wrong dtypes.
     """
+    check_parts(parts, NAME)
     name = "weight_scale_inv" if "weight_scale_inv" in parts else "scale"
     scale = get(parts, name, NAME)
     weight = get(parts, "weight", NAME)

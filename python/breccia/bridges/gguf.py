@@ -20,7 +20,7 @@ from breccia.bridges._common import global_scale as one_global_scale
 from breccia.bridges._gguf_values import VALUES
 from breccia.bridges._integers import offset_codes
 from breccia.bridges._outside import OutsideTensor
-from breccia.bridges._parts import Found, Part, materialize, rows_only
+from breccia.bridges._parts import Found, Part, materialize, rows_or_outside
 from breccia.layouts import PerBlockK, PerBlockMN
 from breccia.recipes import INT4Scaling, INT8Scaling, MXFP4BlockScaling, NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -165,7 +165,7 @@ def to_gguf(scaled: ScaledTensor | OutsideTensor) -> dict[str, Array]:
     return materialize(lay_out(scaled))
 
 
-@rows_only
+@rows_or_outside
 def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
     """`to_gguf`, each tensor made when it is asked for."""
     if isinstance(scaled, OutsideTensor):
@@ -205,7 +205,7 @@ def _q4_0(scaled: ScaledTensor) -> Array:
 def _q4_1(outside: OutsideTensor) -> Part:
     scaled, bias = outside.scaled, outside.bias
     if bias is None or outside.columns is not None or scaled.scale.shape[-1] * 32 != scaled.shape[-1]:
-        raise ValueError("scaled must have a float minimum per 32 elements and columns in order for Q4_1")
+        raise ValueError(f"scaled must have a bias for 32 elements and its columns in order for Q4_1, got {outside}")
     if bias.dtype != np.float16 or scaled.scale.dtype != np.float16:
         raise ValueError(f"scale and bias must be float16 for Q4_1, got {scaled.scale.dtype} and {bias.dtype}")
 
@@ -275,7 +275,7 @@ def dequantize_gguf(raw: Any, kind: str) -> Array:
         return made.dequantize() if isinstance(made, OutsideTensor) else dequantize(made)
     blocks = _blocks(raw, kind)
     if kind not in VALUES:
-        raise ValueError(f"kind must be a block type, got {kind}")
+        raise ValueError(f"kind must be one of {', '.join([*_TENSORS, *VALUES])}, got {kind!r}")
     return _flat(VALUES[kind](blocks).astype(np.float32))
 
 

@@ -34,7 +34,7 @@ from breccia.bridges._common import (
 )
 from breccia.bridges._integers import int4, integer_zero_point, offset_bits
 from breccia.bridges._outside import OutsideTensor
-from breccia.bridges._parts import Found, Part, materialize, rows_only
+from breccia.bridges._parts import Found, Part, materialize, rows_or_outside
 from breccia.bridges._written import Written
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -136,18 +136,18 @@ def to_gptq(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
     return materialize(lay_out(scaled, version=version))
 
 
-@rows_only
+@rows_or_outside
 def lay_out(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> dict[str, Part]:
     """`to_gptq`, each tensor made when it is asked for."""
     columns_at = None
     if isinstance(scaled, OutsideTensor):
         if scaled.bias is not None or scaled.columns is None:
-            raise ValueError("scaled must not have a float zero point: GPTQ's are whole")
+            raise ValueError(f"scaled must have no bias, for GPTQ's zero points are whole, got {scaled}")
         columns_at, scaled = scaled.columns, scaled.scaled
     if not isinstance(scaled.recipe, INT4Scaling):
         raise ValueError(f"scaled must be INT4Scaling, got {scaled.recipe}")
     if version == "gptq" and not carries(scaled.recipe):
-        raise ValueError("scaled must be signed or have zero points: version 'gptq' cannot store zero points of 0")
+        raise ValueError(f"scaled must be signed or have zero points for version 'gptq', got {scaled.recipe}")
     check_matrix(scaled, NAME)
     rows, columns = scaled.shape
     scale = as_numpy(scaled.scale, "scale")

@@ -33,7 +33,7 @@ from breccia.bridges._common import (
 )
 from breccia.bridges._integers import offset_codes
 from breccia.bridges._outside import OutsideTensor
-from breccia.bridges._parts import Found, Part, materialize, part, rows_only
+from breccia.bridges._parts import Found, Part, materialize, part, rows_or_outside
 from breccia.bridges._written import Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import (
@@ -167,15 +167,15 @@ def to_mlx(scaled: ScaledTensor | OutsideTensor) -> dict[str, Array]:
     return materialize(lay_out(scaled))
 
 
-@rows_only
+@rows_or_outside
 def lay_out(scaled: ScaledTensor | OutsideTensor) -> dict[str, Part]:
     """`to_mlx`, each tensor made when it is asked for."""
     if isinstance(scaled, OutsideTensor):
         inner, bias = scaled.scaled, scaled.bias
         if scaled.columns is not None or bias is None:
-            raise ValueError("scaled must have its columns in order: MLX stores no g_idx")
+            raise ValueError(f"scaled must have a bias and its columns in order, for MLX stores no g_idx, got {scaled}")
         if isinstance(inner.recipe, INT8Scaling) and not _counts_from_zero(inner):
-            raise ValueError("scaled must have zero points of -128 where it has biases too: MLX adds the biases alone")
+            raise ValueError(f"scaled must have zero points of -128 beside a bias, which MLX adds alone, got {scaled}")
         return {
             "weight": Part("U32", _words_shape(inner), lambda: from_words(_unsigned(inner), "<u4")),
             "scales": part(as_numpy(inner.scale, "scale"), STORED_SCALES[as_numpy(inner.scale, "scale").dtype.name]),

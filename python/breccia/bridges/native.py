@@ -74,6 +74,8 @@ def save_safetensors(
             raise TypeError(f"extra_metadata must map strings to strings, got {key!r}: {text!r}")
     parts: dict[str, Part] = {}
     for name, scaled in tensors.items():
+        if not isinstance(name, str):
+            raise TypeError(f"tensors must map names to ScaledTensors, got the key {name!r}")
         if not isinstance(scaled, ScaledTensor):
             raise TypeError(f"tensors[{name!r}] must be a ScaledTensor, got {type(scaled).__name__}")
         if f"{name}.config" in metadata:

@@ -19,6 +19,7 @@ from typing import Any
 
 from breccia.bridges._parts import Found
 from breccia.checkpoint import gguf_folder, outputs
+from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.execute import execute
 from breccia.checkpoint.experts import together
 from breccia.checkpoint.files.gguf_file import GgufFile, GgufWriter, block_type
@@ -30,7 +31,7 @@ from breccia.checkpoint.naming import naming
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shared_scales import share
 from breccia.checkpoint.source import FACTOR, Checkpoint, is_float
-from breccia.checkpoint.targets import Choice, Target, choose, parse_target
+from breccia.checkpoint.targets import LEFT, Choice, Target, choose, parse_target
 from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Work, check_replaceable, partial_of
 from breccia.checkpoint.workers import Workers
@@ -81,15 +82,14 @@ def convert(
         ImportError: a GGUF file is to become a directory, and transformers is not installed.
         OSError: the disk is full or the like; nothing is left behind.
     """
-    target = parse_target(
-        to, scale_search=scale_search, group_size=group_size, include=tuple(include), exclude=tuple(exclude)
-    )
+    target = parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
+    place = path_of(destination, "destination")
+    source = path_of(source, "source")
     folder = names_folder(destination)
-    destination = Path(destination)
-    check_destination(destination, source, force=force)
+    check_destination(place, source, force=force)
     checkpoint = Checkpoint(source, mapped=False)
     try:
-        return Job(checkpoint, destination, target, progress, threads, force, folder).run()
+        return Job(checkpoint, place, target, progress, threads, force, folder).run()
     finally:
         checkpoint.close()
 
@@ -169,6 +169,7 @@ class Job:
             self.choices, notes = self._share()
             self.notes += notes
             outputs.quantization_config(checkpoint, self.target, self.choices)  # may refuse, before any work
+        self._check_group_size()
         self.notes += self._note_nothing()
         self.notes += self._note_levels()
         if self.from_gguf and not self.into_directory and not target.bridge.own_files:
@@ -215,6 +216,18 @@ class Job:
 
     def _share(self) -> tuple[list[Choice], list[str]]:
         return share(self.choices, self.target, self.checkpoint)
+
+    def _check_group_size(self) -> None:
+        size = self.target.group_size
+        if not size or any(choice.action in ("repack", "requantize", "cast") for choice in self.choices):
+            return
+        left = [choice.found for choice in self.choices if choice.note.startswith(LEFT) and choice.found.shape]
+        left = [found for found in left if found.shape[-1] % size]
+        if left:
+            raise ValueError(
+                f"group size must divide the columns of a tensor, {size} divides those of none: {left[0].name!r} has "
+                f"{left[0].shape[-1]}"
+            )
 
     def _note_nothing(self) -> list[str]:
         if self.target.float_dtype or any(c.action in ("repack", "requantize", "cast") for c in self.choices):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges._common import float32
+from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile
 from breccia.checkpoint.folder import read_json
 
@@ -80,7 +81,7 @@ class Adapter:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Adapter:
-        folder = Path(path)
+        folder = path_of(path, "adapter")
         for name in ("adapter_config.json", "adapter_model.safetensors"):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"adapter must be a folder with {name}, {folder} has none")

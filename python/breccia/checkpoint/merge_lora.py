@@ -22,6 +22,7 @@ from breccia.bridges._common import bfloat16_bits, float32, global_scale
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint import outputs, shared_scales
+from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.convert import Job, check_destination
 from breccia.checkpoint.execute import cast_for
 from breccia.checkpoint.files.gguf_file import GgufFile
@@ -71,7 +72,8 @@ def merge_lora(
         FileExistsError: the destination is there, and ``force`` is not given.
         OSError: the disk is full or the like; nothing is left behind.
     """
-    destination = Path(destination)
+    destination = path_of(destination, "destination")
+    base, adapter = path_of(base, "base"), path_of(adapter, "adapter")
     check_destination(destination, base, adapter, force=force)
     opened = Adapter.open(adapter)
     checkpoint = Checkpoint(base, mapped=False)

@@ -23,6 +23,7 @@ from typing import Any
 
 from breccia._version import __version__
 from breccia.checkpoint import disk
+from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.convert import Job, check_destination, names_folder, nbytes_of_choice
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.identity import spelled
@@ -184,7 +185,7 @@ def finish(
         FileExistsError: the destination is there.
     """
     target = _target(to, include, exclude, scale_search, group_size)
-    count = _count(Path(destination)) if parts is None else parts
+    count = _count(path_of(destination, "destination")) if parts is None else parts
     with _opened(source, destination, target, count, progress, 1) as job:
         return job.finish()
 
@@ -197,9 +198,7 @@ def parts_of(destination: Path) -> Path:
 def _target(
     to: str, include: Sequence[str], exclude: Sequence[str], scale_search: str | None, group_size: int | None
 ) -> Target:
-    return parse_target(
-        to, scale_search=scale_search, group_size=group_size, include=tuple(include), exclude=tuple(exclude)
-    )
+    return parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
 
 
 def _count(destination: Path) -> int:
@@ -224,9 +223,9 @@ def _opened(
     show: bool,
     threads: int | None,
 ) -> Iterator[_Parts]:
-    if parts < 1:
-        raise ValueError(f"parts must be 1 or more, got {parts}")
-    check_destination(Path(destination), source)
+    parts = count_of(parts, "parts")
+    source = path_of(source, "source")
+    check_destination(path_of(destination, "destination"), source)
     checkpoint = Checkpoint(source, mapped=False)
     try:
         yield _Parts(checkpoint, destination, target, parts, show, threads)

@@ -7,13 +7,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from breccia.bridges._common import codes, float32, global_scale
 from breccia.bridges._outside import OutsideTensor
+from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.picture import ERROR_RANGE, draw
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.source import Checkpoint
@@ -117,7 +117,8 @@ def plot(
         FileExistsError: ``out`` is there.
         ValueError: another kind of file, or nothing is quantized.
     """
-    file = Path(out)
+    file = path_of(out, "out")
+    most = None if top is None else count_of(top, "top")
     if file.suffix.lower() not in (".html", ".svg", ".png"):
         raise ValueError(f"out must end in .html, .svg or .png, got {str(out)!r}")
     if file.exists() and not force:
@@ -127,8 +128,8 @@ def plot(
     if not rows:
         raise ValueError(f"path must have quantized tensors, {path} has none")
     shown, title = rows, str(path) if reference is None else f"{path} against {reference}"
-    if top is not None or len(rows) > MOST_ROWS:
-        shown = sorted(rows, key=_urgency)[: top or MOST_ROWS]
+    if most is not None or len(rows) > MOST_ROWS:
+        shown = sorted(rows, key=_urgency)[: most or MOST_ROWS]
         title += f"\nthe {len(shown)} of {len(rows)} tensors with the "
         title += "widest range of scales" if reference is None else "largest error"
     else:

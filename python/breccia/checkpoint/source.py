@@ -19,6 +19,7 @@ from breccia.bridges._common import float32
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint import disk
+from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.experts import stack
 from breccia.checkpoint.files.bounded_json import loads
@@ -58,7 +59,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, mapped: bool = True) -> None:
-        self.path, self.mapped = Path(path), mapped
+        self.path, self.mapped = path_of(path, "path"), mapped
         self.files: list[SafetensorsFile | GgufFile] = []
         self.entries: dict[str, Entry] = {}
         self.home: dict[str, SafetensorsFile | GgufFile] = {}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,13 +13,14 @@ from breccia import bridges, recipe_names, recipes
 from breccia.bridges._bridge import Bridge, Place
 from breccia.bridges._parts import Found, Part, ghost
 from breccia.bridges._written import same_grid
+from breccia.checkpoint.arguments import patterns_of
 from breccia.checkpoint.files.gguf_models import ModelMap
 from breccia.checkpoint.models import is_embedding, is_one_expert, is_turned
 from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["FLOATS", "Choice", "Target", "parse_target", "requantized", "target_names"]
+__all__ = ["FLOATS", "LEFT", "Choice", "Target", "parse_target", "requantized", "target_names"]
 
 FLOATS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 # Weights that quantized checkpoints leave alone; patterns of names, matched as in a shell.
@@ -60,6 +61,8 @@ EXCLUDED = (
     "*mm_projector*",
 )
 
+LEFT = "left as it is"  # how a note begins on a tensor that has no place in the target
+
 
 @dataclass(frozen=True)
 class Target:
@@ -69,7 +72,7 @@ class Target:
     quantized: what its maker left in high precision stays so. ``inputs`` are modules with a scale of their
     activations. ``model`` is the source's config.json.
     ``recipe`` is None where the format was named without one: what the source has is kept if the format
-    can hold it, and the format's first recipe is used if not.
+    can hold it, and the format's first recipe is used if not. ``group_size`` is the one that was asked for.
     """
 
     spelled: str
@@ -83,6 +86,7 @@ class Target:
     left_alone: bool = False
     inputs: frozenset[str] = frozenset()
     model: Mapping[str, Any] = field(default_factory=dict)
+    group_size: int | None = None
 
     def spell(self, name: str) -> str:
         """The name a tensor is stored under."""
@@ -125,27 +129,36 @@ def parse_target(
     *,
     scale_search: str | None = None,
     group_size: int | None = None,
-    include: tuple[str, ...] = (),
-    exclude: tuple[str, ...] = (),
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
 ) -> Target:
     """A target as the command line spells it: ``bf16``, ``nvfp4:mse``, ``modelopt`` or ``modelopt:fp8``.
 
     Raises:
+        TypeError: it is no string, or patterns are no list of strings.
         ValueError: there is none of that name, or it has no such option.
     """
-    patterns: dict[str, Any] = {"include": include, "exclude": exclude}
+    if not isinstance(spelled, str):
+        raise TypeError(f"to must be the name of a recipe or a format, such as 'nvfp4', got {spelled!r}")
+    patterns: dict[str, Any] = {
+        "include": patterns_of(include, "include"),
+        "exclude": patterns_of(exclude, "exclude"),
+    }
     spelled = spelled.strip().lower()
     if spelled in FLOATS:
         return Target(spelled, float_dtype=FLOATS[spelled], **patterns)
     name, *keys = spelled.split(":")
     options = {"scale_search": scale_search, "group_size": group_size}
+    asked = next((int(key) for key in reversed(keys) if key.isdecimal()), None)
+    patterns["group_size"] = asked if group_size is None else group_size
     if name in recipe_names.names():
         base = recipe_names.recipe_of(spelled)
         return Target(spelled, format=bridges.OWN, recipe=_with(base, options), **patterns)
     bridge = bridges.registry().get(name)
     if bridge is None or not bridge.writes:
         names = recipe_names.suggestion(spelled, target_names())
-        raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {names}")
+        every = "" if names.endswith("?") else " ('breccia convert --to list' has all)"
+        raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {names}{every}")
     if keys and keys[0] not in bridge.recipes:
         names = ", ".join(bridge.recipes) or "nothing"
         raise ValueError(f"the recipe after '--to {name}:' must be one of {names}, got {keys[0]!r}")
@@ -205,9 +218,7 @@ def choose(found: Found, target: Target) -> Choice:
         return _float(found, target, found.name, dtype)
     if why := _without_a_place(found, target):
         if found.format == "plain":
-            return dataclasses.replace(
-                _copy(found, target), note=f"left as it is: {why}" if wanted(found, target) else ""
-            )
+            return dataclasses.replace(_copy(found, target), note=f"{LEFT}: {why}" if wanted(found, target) else "")
         return _as_bfloat16(found, target, why)
     if found.format == "plain":
         recipe = _recipe(target)
@@ -284,7 +295,7 @@ def _quantize(found: Found, action: str, recipe: ScalingRecipe, target: Target) 
         return _outputs(found, action, ghost(found.shape, recipe), target, recipe)
     except ValueError as error:
         if found.format == "plain":
-            return dataclasses.replace(_copy(found, target), note=f"left as it is: {error}")
+            return dataclasses.replace(_copy(found, target), note=f"{LEFT}: {error}")
         return _as_bfloat16(found, target, str(error))
 
 

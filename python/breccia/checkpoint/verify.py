@@ -212,8 +212,11 @@ def verify(
         ``ok``, and per tensor SQNR, cosine, largest error and the likely mistake.
 
     Raises:
+        TypeError: ``min_sqnr_db`` is not a number.
         ValueError: a checkpoint is not valid.
     """
+    if not isinstance(min_sqnr_db, (int, float)):
+        raise TypeError(f"min_sqnr_db must be a number of decibels, got {min_sqnr_db!r}")
     first, second = Checkpoint(a, mapped=False), Checkpoint(b, mapped=False)
     others = {_canonical(f): f for f in second.found}
     results, failed, missing = [], [], []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,11 +97,16 @@ def plan(shape: tuple[int, ...], recipe: ScalingRecipe | str, world: int, dim: i
         What each rank has.
 
     Raises:
-        TypeError: ``recipe`` is not a recipe.
+        TypeError: ``recipe`` is not a recipe, or an argument is not of integers.
         ValueError: ``world`` is not positive, or there is no such axis.
     """
     recipe = resolve(recipe)
+    if not isinstance(shape, Iterable) or not all(hasattr(extent, "__index__") for extent in shape):
+        raise TypeError(f"shape must be a tuple of integers, got {shape!r}")
     shape = tuple(shape)
+    for name, value in (("world", world), ("dim", dim)):
+        if not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
     if world < 1:
         raise ValueError(f"world must be 1 or more, got {world}")
     if not -len(shape) <= dim < len(shape):

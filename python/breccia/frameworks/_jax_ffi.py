@@ -118,7 +118,8 @@ def chosen(method: str) -> ModuleType:
     if _checked(method) == "callback" or not register():
         if method == "ffi":
             raise RuntimeError(
-                "BRECCIA_XLA is 'ffi', but breccia was built without jaxlib's headers or for a newer one"
+                "BRECCIA_XLA must be 'callback' or unset here, got 'ffi': breccia was built without jaxlib's headers, "
+                "or with those of a newer one"
             )
         return callbacks
     return sys.modules[__name__]

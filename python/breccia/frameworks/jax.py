@@ -210,7 +210,7 @@ def _requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
-    a, b, name = _operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype)
+    a, b, name = _operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype, "out_dtype")
     _core.matmul_shape(list(a.shape), list(b.shape))
     if all(_is_here(x.data if isinstance(x, ScaledTensor) else x) for x in (a, b)):
         return from_numpy(callbacks.matmul_now(a, b, name, precision))
@@ -345,15 +345,15 @@ def _floats(x: Any, argument: str) -> Any:
     raise TypeError(f"{argument} must be a float32, float64, float16 or bfloat16 array (or integers), got dtype {name}")
 
 
-def _dtype_name(dtype: Any) -> str:
+def _dtype_name(dtype: Any, argument: str = "dtype") -> str:
     try:
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     except TypeError:
         name = str(dtype).rpartition(".")[2]  # another framework's dtype
     if name not in _FLOATS:
-        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
+        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
     if name == "float64" and not jax.config.jax_enable_x64:
-        raise TypeError("dtype must not be float64 unless jax_enable_x64 is set")
+        raise TypeError(f"{argument} must not be float64 unless jax_enable_x64 is set")
     return name
 
 

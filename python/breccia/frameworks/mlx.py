@@ -134,7 +134,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     left, right = _operand(a, "a"), _operand(b, "b")
-    made, memory = _empty(_core.matmul_shape(list(a.shape), list(b.shape)), _dtype_name(out_dtype))
+    made, memory = _empty(_core.matmul_shape(list(a.shape), list(b.shape)), _dtype_name(out_dtype, "out_dtype"))
     _core.matmul_into(left, right, memory, precision)
     return made
 
@@ -145,7 +145,7 @@ def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None
 
 
 def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
-    raise TypeError("breccia.autograd.linear is for torch tensors, JAX arrays and NumPy arrays; use breccia.linear")
+    raise TypeError(f"x must be an array of torch, JAX or NumPy, got {type(x).__name__}: breccia.linear takes MLX's")
 
 
 def to_quantized(scaled: ScaledTensor) -> tuple[Any, Any, dict[str, Any]]:
@@ -245,10 +245,10 @@ def _floats(x: Any, argument: str) -> Any:
     )
 
 
-def _dtype_name(dtype: Any) -> str:
+def _dtype_name(dtype: Any, argument: str = "dtype") -> str:
     name = dtype if isinstance(dtype, str) else _NAMES.get(dtype) if isinstance(dtype, mx.Dtype) else None
     if name is None:
         name = getattr(dtype, "name", getattr(dtype, "__name__", str(dtype).rpartition(".")[2]))
     if name not in _FLOATS:
-        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
+        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
     return str(name)

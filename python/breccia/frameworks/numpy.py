@@ -57,7 +57,7 @@ def to_dlpack(array: Any) -> tuple[Any, str]:
     if array.dtype.kind == "V" or name not in _DLPACK:  # ml_dtypes
         array = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
     if not array.flags.writeable:  # others may write to what they import, such as a mapped file's read-only pages
-        array = array.copy(order="K")
+        array = np.array(array, order="K")  # of a scalar, too, which exports nothing
     # Half-words are bfloat16 scales, which NumPy itself has no type for.
     return array, "bfloat16" if name == "uint16" else name
 
@@ -121,7 +121,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
-    return _core.matmul(_operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype), precision)
+    return _core.matmul(_operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype, "out_dtype"), precision)
 
 
 def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
@@ -131,7 +131,7 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
     core = _tensor(w).T
     if x.shape[-1] != core.shape[0]:
         return None
-    return _core.matmul(x, core, _dtype_name(out_dtype), precision)
+    return _core.matmul(x, core, _dtype_name(out_dtype, "out_dtype"), precision)
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
@@ -183,7 +183,7 @@ def _is_ready(dtype: Any) -> bool:
     return bool(dtype.isnative) and dtype.name in _FLOATS
 
 
-def _dtype_name(dtype: Any) -> str:
+def _dtype_name(dtype: Any, argument: str = "dtype") -> str:
     if dtype is np.float32:
         return "float32"
     if isinstance(dtype, str) and dtype in _FLOATS:
@@ -193,5 +193,5 @@ def _dtype_name(dtype: Any) -> str:
     except (TypeError, UnicodeError):
         name = str(dtype).rpartition(".")[2]  # another framework's dtype
     if name not in _FLOATS:
-        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
+        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
     return str(name)

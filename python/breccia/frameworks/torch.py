@@ -162,7 +162,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     a, b = _operand(a, "a"), _operand(b, "b")
-    kind = _dtype(out_dtype)
+    kind = _dtype(out_dtype, "out_dtype")
     if not (_is_plain(_data(a)) and _is_plain(_data(b))) or _needs_grad(a) or _needs_grad(b):
         return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind, precision)
     out = torch.empty(_core.matmul_shape(list(a.shape), list(b.shape)), dtype=kind)
@@ -175,7 +175,7 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
     or `matmul` has more to say of the operands."""
     if not w.data.is_cpu:
         launched = precision == "exact" and type(w) is ScaledTensor
-        return _torch_launch.linear(x, w, _dtype(out_dtype)) if launched else None
+        return _torch_launch.linear(x, w, _dtype(out_dtype, "out_dtype")) if launched else None
     if not _is_plain(w.data) or type(x) not in _EXACT_TYPES or not _is_plain(x) or x.dtype not in _FLOATS:
         return None
     if x.ndim < 2 or w.data.ndim != 2 or x.layout is not torch.strided or x.is_nested or _needs_grad(x):
@@ -184,7 +184,7 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
     depth, count = core.shape
     if x.shape[-1] != depth:
         return None
-    out = torch.empty((*x.shape[:-1], count), dtype=_dtype(out_dtype))
+    out = torch.empty((*x.shape[:-1], count), dtype=_dtype(out_dtype, "out_dtype"))
     _core.matmul_into(core_array(x, "x"), core, core_array(out, "out"), precision)
     return out
 
@@ -207,7 +207,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) 
     if offsets.device != w_stack.data.device:
         raise TypeError(f"offsets must be on the device of w_stack, {w_stack.data.device}, got {offsets.device}")
     operands = (*flatten(_operand(x, "x")), *flatten(w_stack))
-    return torch.ops.breccia.grouped_matmul(*operands, offsets, _dtype(out_dtype))
+    return torch.ops.breccia.grouped_matmul(*operands, offsets, _dtype(out_dtype, "out_dtype"))
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
@@ -283,14 +283,14 @@ def _is_plain(x: Any) -> bool:
     )
 
 
-def _dtype(dtype: Any) -> torch.dtype:
+def _dtype(dtype: Any, argument: str = "dtype") -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         found = dtype
     else:
         name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
         found = DTYPES.get(str(name).rpartition(".")[2], torch.bool)
     if found not in _FLOATS:
-        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
+        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
     return found
 
 

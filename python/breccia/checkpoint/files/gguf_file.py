@@ -7,7 +7,6 @@ import math
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from breccia.bridges._bridge import stored_name
 from breccia.bridges._parts import Found
 from breccia.bridges.gguf import NUMBERS, TYPES, found_of
+from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.gguf_models import model_of
 from breccia.checkpoint.files.input_file import InputFile
 from breccia.checkpoint.files.planned_file import PlannedWriter
@@ -125,7 +125,7 @@ class GgufFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = path_of(path, "path")
         self.metadata: dict[str, str] = {}
         self.entries: dict[str, Entry] = {}
         self.kinds: dict[str, str] = {}

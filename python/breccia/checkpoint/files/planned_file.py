@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from breccia.checkpoint import disk
+from breccia.checkpoint.arguments import path_of
 
 __all__ = ["PlannedWriter"]
 
@@ -48,7 +49,7 @@ class PlannedWriter:
         *,
         resume: bool = False,
     ) -> None:
-        self.path = Path(path)
+        self.path = path_of(path, "path")
         self.partial = self.path.with_name(f".{self.path.name}.partial")
         self._spans = dict(spans)
         self._left = {name: end - begin for name, (begin, end) in spans.items()}

@@ -13,11 +13,11 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of, stored_name, typed
 from breccia.checkpoint.files.input_file import InputFile
 from breccia.checkpoint.files.planned_file import PlannedWriter
@@ -46,7 +46,7 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = path_of(path, "path")
         self.file = InputFile(self.path)
         try:
             self.entries, self.metadata = self._read_header(self.file.size)
@@ -61,8 +61,11 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
         if length > min(MAX_HEADER, size - 8):
             if other := _other_format(self.file.read(0, 4)):
                 raise ValueError(f"{self.path}: file must be in the format of safetensors or GGUF{other}")
-            limits = f"header must fit in the file's {size} bytes and in {MAX_HEADER}, got {length}"
-            raise ValueError(f"{self.path}: {limits}")
+            if length > MAX_HEADER:
+                start = f"its first 8 bytes say that the header has {length}"
+                raise ValueError(f"{self.path}: file must be in the format of safetensors or GGUF: {start}")
+            short = f"the file is truncated, it needs {8 + length} bytes or more and has {size}"
+            raise ValueError(f"{self.path}: header must have {length} bytes, as the first 8 say: {short}")
         with self.file.scratch(8, length) as header:
             return parse_header(header if length else b"", 8 + length, size, str(self.path))
 
@@ -255,9 +258,16 @@ def save_arrays(
         metadata: strings of the header.
         dtypes: name → the header's type where an array's own does not say it (codes in uint8); types below 8 bits take
             packed bytes.
+
+    Raises:
+        TypeError: ``arrays`` does not map names to arrays.
     """
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"arrays must map names to arrays, got {type(arrays).__name__}")
     plan = {}
     for name, array in arrays.items():
+        if not isinstance(name, str) or not hasattr(array, "dtype"):
+            raise TypeError(f"arrays must map names to arrays, got {name!r}: {type(array).__name__}")
         dtype = (dtypes or {}).get(name) or stored_name(array)
         shape = tuple(array.shape)
         if DTYPES[dtype].bits < 8:

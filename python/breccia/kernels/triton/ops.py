@@ -33,13 +33,13 @@ from breccia.scaled_tensor import ScaledTensor
 FLOATS = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def float_dtype(dtype: Any) -> torch.dtype:
+def float_dtype(dtype: Any, argument: str = "dtype") -> torch.dtype:
     """A torch dtype from a dtype or name of any framework."""
     if isinstance(dtype, torch.dtype) and dtype in FLOATS.values():
         return dtype
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
     if name not in FLOATS:
-        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}")
+        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
     return FLOATS[name]
 
 

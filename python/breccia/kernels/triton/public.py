@@ -68,7 +68,7 @@ def scaled_matmul_triton(
                 f"{name} must have a scale per tensor, or per row of a and column of b; got {op.tensor.layout}"
             )
         scales.append(op.scale.reshape(-1, 1).float())
-    dtype = torch.bfloat16 if out_dtype is None else float_dtype(out_dtype)
+    dtype = torch.bfloat16 if out_dtype is None else float_dtype(out_dtype, "out_dtype")
     x, w = _codes(left, 1), _codes(right, 0)
     if autotune:
         from breccia.kernels.triton.products.autotune import tuned
@@ -90,7 +90,7 @@ def block_scaled_matmul_triton(
         raise ValueError(f"a must have a float scale per 1 x 128 along K, got {a.layout}")
     if not right.transposed or right.block not in ((1, 128), (128, 128)) or right.sfmt != "float":
         raise ValueError(f"b must be the transpose of a weight (N, K) scaled per 1 x 128 or 128 x 128, got {b.layout}")
-    dtype = torch.bfloat16 if out_dtype is None else float_dtype(out_dtype)
+    dtype = torch.bfloat16 if out_dtype is None else float_dtype(out_dtype, "out_dtype")
     x, w = _codes(left, 1), _codes(right, 0)
     if autotune:
         from breccia.kernels.triton.products.autotune import tuned

@@ -22,7 +22,7 @@ def matmul(a: Any, b: Any, out_dtype: Any = "float32", bias: Any = None, fast_ac
     FP8 products add up in float32 every 128 elements of K; `fast_accumulate` leaves products of tensor- or row-scaled
     FP8 to the tensor cores' own short accumulator.
     """
-    dtype = float_dtype(out_dtype)
+    dtype = float_dtype(out_dtype, "out_dtype")
     _check(a, b)
     a, b = _known(a), _known(b)
     product = Product(torch.float32 if dtype == torch.float64 else dtype, bias, operands=(a, b))
@@ -57,7 +57,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
     if w.block[1] & (w.block[1] - 1):
         raise ValueError(f"w_stack must have power-of-two blocks, got {w_stack.layout}")
     default = torch.bfloat16 if isinstance(x, ScaledTensor) else x.dtype
-    product = Product(default if out_dtype is None else float_dtype(out_dtype), w=w, offsets=offsets)
+    product = Product(default if out_dtype is None else float_dtype(out_dtype, "out_dtype"), w=w, offsets=offsets)
     rows = x
     if isinstance(x, ScaledTensor):
         op = recipes.operand(x)
