@@ -21,9 +21,11 @@ import torch
 import triton
 from comparison.gpu_conversions import casts, conversions
 from comparison.gpu_eager import compiled, eager
+from comparison.gpu_fused import fused_casts
 from comparison.gpu_peers import block_fp8
 from comparison.gpu_products import accuracy, grouped, products_large, products_small, weight_only
 from comparison.gpu_timing import ROWS, Fn
+from comparison.gpu_weight_peers import weight_peers
 
 
 def machine() -> dict[str, Any]:
@@ -48,6 +50,8 @@ def machine() -> dict[str, Any]:
 SECTIONS: dict[str, Fn] = {
     "eager": eager,
     "compiled": compiled,
+    "fused": fused_casts,
+    "weights": weight_peers,
     "peers": block_fp8,
     "small": products_small,
     "decode": lambda: weight_only((1, 2, 4, 8, 16, 64, 128, 256)),

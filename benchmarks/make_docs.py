@@ -37,6 +37,8 @@ TABLES = {
     "gpu casts": speed.gpu_casts,
     "gpu layers": speed.gpu_layers,
     "gpu peers": speed.gpu_peers,
+    "gpu weights": speed.gpu_weights,
+    "gpu fused": speed.gpu_fused,
     "distributed": speed.distributed,
     "frameworks": speed.frameworks,
     "decode step": speed.decode_step,

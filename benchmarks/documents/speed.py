@@ -131,6 +131,26 @@ def gpu_peers() -> str:
     return table(["M × N × K", "breccia", "DeepGEMM", "cuBLASLt FP8", "bf16"], rows, "lrrrr")
 
 
+def gpu_weights() -> str:
+    rows = []
+    for r in load("gpu_weights_h100")["results"]:
+        others = [r.get(f"{peer}_us") for peer in ("tinygemm", "humming", "bf16")]
+        n, k = r["shape"].split("x")[1:]
+        against = ("" if us is None else times(us / r["us"]) for us in others)
+        rows.append([f"{n} × {k}", r["name"].upper(), f"{r['us']:.1f} µs", *against])
+    return table(["weights", "", "breccia", "tinygemm", "Humming", "bf16"], rows, "llrrrr")
+
+
+def gpu_fused() -> str:
+    rows = []
+    for r in load("gpu_fused_h100")["results"]:
+        verb, recipe = r["name"].split(" ", 1)
+        ours = [f"{r['us']:.1f} µs", times(r["times_compiled"]), f"{r['eager_us']:.0f} µs", times(r["times_eager"])]
+        rows.append([f"`{verb}`", _told(recipe), r["tokens"], *ours])
+    head = ["call", "recipe", "tokens", "in a graph", "torch.compile", "eager", "two eager calls"]
+    return table(head, rows, "llrrrrr")
+
+
 def distributed() -> str:
     rows = [
         [

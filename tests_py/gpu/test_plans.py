@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -102,6 +104,22 @@ def test_main_calls_have_plans() -> None:
             breccia.linear(x, q, out_dtype=BF16)
     assert launches.refusals == {}
     assert all(not isinstance(plan, int) for plan in launches._plans.values())
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 7, 16])
+def test_calls_of_few_tokens_have_plans(tokens: int) -> None:
+    """Scales of 1 x 128 blocks lie with gaps where rows are no multiple of 4."""
+    x, w = randn(tokens, 512), randn(256, 512)
+    rows = breccia.Float8CurrentScaling(granularity="row")
+    pairs = [(FP8, FP8), (rows, rows), (breccia.Float8BlockScaling(), breccia.Float8BlockScaling(block_m=128))]
+    for activations, weights in pairs:
+        layer = QuantizedLinear(breccia.cast(w, weights), activations=activations)
+        for _ in range(2):
+            layer(x)
+            breccia.nn.functional.silu_mul(x, x + 1, activations)
+        repeated(lambda x, recipe=activations: breccia.cast(x, recipe), [randn(tokens, 512) for _ in range(3)])
+    known = {key: why for key, why in launches.refusals.items() if key[0] != "silu mul" or "block" in key[1]}
+    assert known == {}
 
 
 def test_strides_offsets_and_alignment() -> None:
@@ -254,3 +272,17 @@ def test_scales_of_one_row_blocks_lie_as_products_read_them(shape: tuple[int, ..
         assert torch.equal(q.scale.cpu(), breccia.cast(x.cpu(), recipe).scale)
     turned = randn(shape[-1], 128).T
     assert torch.equal(breccia.cast(turned, recipe).scale.cpu(), breccia.cast(turned.cpu(), recipe).scale)
+
+
+def test_no_call_imports_torchs_compiler() -> None:
+    """It takes seconds, and a first call does not need it."""
+    calls = """
+import sys, breccia, torch
+x = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
+for name in ("fp8", "fp8-block", "mxfp8", "nvfp4", "int4"):
+    q = breccia.cast(x, name)
+    breccia.linear(x, q, out_dtype="bfloat16")
+    breccia.dequantize(q, "bfloat16")
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", calls], check=True)

@@ -51,6 +51,31 @@ def cast(x: torch.Tensor, recipe: ScalingRecipe) -> ScaledTensor:
     return _torch_tensors.parts_to_tensor(made, x.shape, recipe, _torch_tensors.dtype_name(x))
 
 
+def silu_mul(gate: torch.Tensor, up: torch.Tensor, recipe: ScalingRecipe) -> ScaledTensor:
+    """`breccia.nn.functional.silu_mul` of floats for which `quiet` holds."""
+    strides = (gate.stride(), up.stride())
+    key: tuple[Any, ...] = ("silu mul", recipe._key, gate.dtype, gate.shape, *strides, gate.get_device())  # type: ignore[attr-defined]
+    if key not in _plans and not _ops().fuses(gate, recipe):
+        return cast(torch.nn.functional.silu(gate) * up, recipe)
+    made = _run(key, [gate, up], lambda: _ops().silu_mul_parts(gate, up, recipe))
+    return _torch_tensors.parts_to_tensor(made, gate.shape, recipe, _torch_tensors.dtype_name(gate))
+
+
+def rms_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, recipe: ScalingRecipe
+) -> tuple[ScaledTensor, torch.Tensor]:
+    """`breccia.nn.functional.rms_norm` of floats for which `quiet` holds, and what it is the norm of."""
+    operands = [x, weight] if residual is None else [x, weight, residual]
+    forms = tuple((tensor.dtype, tensor.shape, tensor.stride()) for tensor in operands)
+    key: tuple[Any, ...] = ("rms norm", recipe._key, eps, forms, x.get_device())  # type: ignore[attr-defined]
+    if key not in _plans and not _ops().fuses(x, recipe):
+        total = x if residual is None else x + residual
+        return cast(torch.nn.functional.rms_norm(total, x.shape[-1:], weight, eps), recipe), total
+    made = _run(key, operands, lambda: _ops().rms_norm_parts(x, residual, weight, eps, recipe))
+    scaled = _torch_tensors.parts_to_tensor(made, x.shape, recipe, _torch_tensors.dtype_name(x))
+    return scaled, x if residual is None else made[-1]
+
+
 def takes_amax(x: torch.Tensor, recipe: ScalingRecipe, amax: torch.Tensor) -> bool:
     """Whether `cast_with_amax` takes them."""
     return quiet(x) and x.numel() > 0 and amax.numel() == 1 and _ops().takes_amax(recipe)

@@ -31,6 +31,8 @@ from breccia.kernels import triton, whole_array
 
 _library = torch.library.Library("breccia", "DEF")
 _library.define("cast(Tensor x, str recipe) -> Tensor[]")
+_library.define("silu_mul_cast(Tensor gate, Tensor up, str recipe) -> Tensor[]")
+_library.define("rms_norm_cast(Tensor x, Tensor? residual, Tensor weight, float eps, str recipe) -> Tensor[]")
 _library.define("dequantize(Tensor[] parts, str key, ScalarType dtype) -> Tensor")
 _library.define("requantize(Tensor[] parts, str key, str recipe) -> Tensor[]")
 _library.define("matmul(Tensor[] a, str a_key, Tensor[] b, str b_key, ScalarType out_dtype, str precision) -> Tensor")
@@ -65,6 +67,43 @@ def _cast_fake(x: Any, recipe: str) -> list[Any]:
         if strides is not None and parts[1] is not None:
             parts[1] = (parts[1][0], strides, parts[1][2])
     return empty(parts, x.device)
+
+
+# --- cast of what comes before a linear layer ------------------------------------------------------------------------
+
+
+def _silu_mul_anywhere(gate: Any, up: Any, recipe: str) -> list[Any]:
+    return list(torch.ops.breccia.cast(torch.nn.functional.silu(gate) * up, recipe))
+
+
+def _silu_mul_cuda(gate: Any, up: Any, recipe: str) -> list[Any]:
+    if not triton.TRITON_AVAILABLE:
+        return _silu_mul_anywhere(gate, up, recipe)
+    from breccia.kernels.triton import ops
+
+    return ops.silu_mul_parts(gate, up, recipe_of(recipe))
+
+
+def _silu_mul_fake(gate: Any, up: Any, recipe: str) -> list[Any]:
+    return _cast_fake(gate, recipe)
+
+
+def _rms_norm_anywhere(x: Any, residual: Any, weight: Any, eps: float, recipe: str) -> list[Any]:
+    total = x if residual is None else x + residual
+    made = list(torch.ops.breccia.cast(torch.nn.functional.rms_norm(total, total.shape[-1:], weight, eps), recipe))
+    return made if residual is None else [*made, total]
+
+
+def _rms_norm_cuda(x: Any, residual: Any, weight: Any, eps: float, recipe: str) -> list[Any]:
+    if not triton.TRITON_AVAILABLE:
+        return _rms_norm_anywhere(x, residual, weight, eps, recipe)
+    from breccia.kernels.triton import ops
+
+    return ops.rms_norm_parts(x, residual, weight, eps, recipe_of(recipe))
+
+
+def _rms_norm_fake(x: Any, residual: Any, weight: Any, eps: float, recipe: str) -> list[Any]:
+    return _cast_fake(x, recipe) if residual is None else [*_cast_fake(x, recipe), torch.empty_like(x)]
 
 
 # --- dequantize -----------------------------------------------------------------------------------------------------
@@ -228,6 +267,8 @@ def _straight_through_backward(ctx: Any, grad: Any, _: Any) -> Any:
 
 for _name, _cpu, _cuda, _anywhere, _fake in (
     ("cast", _cast_cpu, _cast_cuda, _cast_anywhere, _cast_fake),
+    ("silu_mul_cast", _silu_mul_anywhere, _silu_mul_cuda, _silu_mul_anywhere, _silu_mul_fake),
+    ("rms_norm_cast", _rms_norm_anywhere, _rms_norm_cuda, _rms_norm_anywhere, _rms_norm_fake),
     ("dequantize", _dequantize_cpu, _dequantize_cuda, _dequantize_anywhere, _dequantize_fake),
     ("requantize", _requantize_cpu, _requantize_cuda, _requantize_anywhere, _requantize_fake),
     ("matmul", _matmul_cpu, _matmul_cuda, _matmul_anywhere, _matmul_fake),

@@ -130,6 +130,25 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
     return ScaledTensor._of(cast_form(recipe, x.shape, dtype_name(x)), data, 1 / factor)
 
 
+def silu_mul(gate: Any, up: Any, recipe: ScalingRecipe) -> ScaledTensor:
+    gate, up = gate.detach(), up.detach()
+    if _torch_launch.quiet(gate) and _torch_launch.quiet(up):
+        return _torch_launch.silu_mul(gate, up, recipe)
+    made = torch.ops.breccia.silu_mul_cast(gate, up, recipe_key(recipe))
+    return parts_to_tensor(made, gate.shape, recipe, dtype_name(gate))
+
+
+def rms_norm(x: Any, weight: Any, recipe: ScalingRecipe, eps: float, residual: Any) -> Any:
+    operands = [operand.detach() for operand in (x, weight, residual) if operand is not None]
+    x, weight, residual = (*operands, None)[:3]
+    if all(_torch_launch.quiet(operand) for operand in operands):
+        scaled, total = _torch_launch.rms_norm(x, residual, weight, eps, recipe)
+        return scaled if residual is None else (scaled, total)
+    made = torch.ops.breccia.rms_norm_cast(x, residual, weight, eps, recipe_key(recipe))
+    scaled = parts_to_tensor(made, x.shape, recipe, dtype_name(x))
+    return scaled if residual is None else (scaled, made[-1])
+
+
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
     if out is not None and not isinstance(out, torch.Tensor):
         raise TypeError(f"out must be a torch tensor, got {type(out).__name__}")

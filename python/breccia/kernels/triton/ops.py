@@ -18,7 +18,7 @@ from breccia.cast_options import CastOptions
 from breccia.frameworks import _torch_tensors
 from breccia.frameworks._torch_meta import flatten
 from breccia.kernels.triton import recipes
-from breccia.kernels.triton.casts import cast_block, cast_nvfp4, cast_tensor
+from breccia.kernels.triton.casts import cast_block, cast_fused, cast_nvfp4, cast_tensor
 from breccia.kernels.triton.casts.cast_both import cast_transpose_parts
 from breccia.kernels.triton.casts.cast_search import cast_search
 from breccia.kernels.triton.conversions.conversion import Source
@@ -26,7 +26,7 @@ from breccia.kernels.triton.conversions.conversion import requantize as fused_re
 from breccia.kernels.triton.conversions.dequant import dequantize as dequantize_2d
 from breccia.kernels.triton.device.elements import ELEMENTS
 from breccia.kernels.triton.products.turn_scales import scales_along_rows
-from breccia.kernels.triton.runtime import along_rows, empty_along_rows
+from breccia.kernels.triton.runtime import along_rows, contiguous_rows, empty_along_rows
 from breccia.recipes import _spec, scale_format
 from breccia.scaled_tensor import ScaledTensor
 
@@ -78,6 +78,37 @@ def cast_parts(x: torch.Tensor, recipe: Any, amax: torch.Tensor | None = None) -
     if _along_rows(plan):
         parts[1] = scales_along_rows(parts[1]).T  # a copy where x is a transposed view
     return _native(parts, shapes, recipe)
+
+
+def fuses(x: torch.Tensor, recipe: Any) -> bool:
+    """Whether one kernel makes values like x and casts them."""
+    return x.numel() > 0 and x.dtype != torch.float64 and cast_fused.takes(recipes.plan(recipe), x.shape[-1])
+
+
+def silu_mul_parts(gate: torch.Tensor, up: torch.Tensor, recipe: Any) -> list[torch.Tensor]:
+    """`cast_parts` of silu(gate) * up, in one kernel where a scale follows from a piece of one row."""
+    plan, shapes = recipes.plan(recipe), _core.plan_cast(list(gate.shape), _spec(recipe))
+    if not fuses(gate, recipe):
+        return cast_parts(torch.nn.functional.silu(gate) * up, recipe)
+    return _native(cast_fused.silu_mul(_rows(gate), _rows(up), plan), shapes, recipe)
+
+
+def rms_norm_parts(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, recipe: Any
+) -> list[torch.Tensor]:
+    """`cast_parts` of the RMS norm of x, or of x + residual, which is then the last result; in one kernel where a
+    scale follows from a piece of one row."""
+    plan, shapes = recipes.plan(recipe), _core.plan_cast(list(x.shape), _spec(recipe))
+    if not fuses(x, recipe):
+        total = x if residual is None else x + residual
+        made = cast_parts(torch.nn.functional.rms_norm(total, x.shape[-1:], weight, eps), recipe)
+        return made if residual is None else [*made, total]
+    made = cast_fused.rms_norm(_rows(x), None if residual is None else _rows(residual), weight, eps, plan)
+    return _native(made[:2], shapes, recipe) + [total.reshape(x.shape) for total in made[2:]]
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return contiguous_rows(x.detach().flatten(0, -2))
 
 
 def _along_rows(plan: recipes.Plan) -> bool:
@@ -253,4 +284,6 @@ __all__ = [
     "float_dtype",
     "requantize",
     "requantize_parts",
+    "rms_norm_parts",
+    "silu_mul_parts",
 ]

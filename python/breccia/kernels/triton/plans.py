@@ -163,6 +163,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         runtime.observer.launched = self.before
         super().__exit__(*error)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: with True, the first call would import torch's compiler, for seconds, to keep it off this class.
+        Nothing traces where plans are recorded."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         name = func._schema.name
@@ -183,8 +189,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         order: list[_Memory] = []
         for tensor in made:
             found = next((m for m in self.allocations if m.base == tensor.data_ptr()), None)
-            dense = tensor.numel() * tensor.element_size() == (found.end - found.start if found else -1)
-            if found is None or not dense or any(found is other for other in order):
+            whole = found is not None and _extent(tensor) == found.end - found.start
+            if found is None or not whole or any(found is other for other in order):
                 raise Unplannable("a result is no allocation of its own")
             order.append(found)
             results.append((tuple(tensor.shape), tensor.stride(), tensor.dtype))
@@ -250,6 +256,12 @@ def _memory(tensor: torch.Tensor) -> _Memory:
     storage = tensor.untyped_storage()
     start = storage.data_ptr()
     return _Memory(tensor, tensor.data_ptr(), start, start + storage.nbytes())
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from its first element to the end of its last: those of its storage, where torch allocated it so."""
+    steps = [(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.element_size() * (1 + sum(steps)) if tensor.numel() else 0
 
 
 def _encoding(descriptor: Any, metadata: Any) -> tuple[Any, ...]:

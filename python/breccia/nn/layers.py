@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch modules: `ScaledLinear` trains in low precision, `QuantizedLinear` serves quantized weights.
-
-Importing this module imports torch.
-"""
+"""`ScaledLinear`, `QuantizedLinear` and what puts the latter into a model."""
 
 from __future__ import annotations
 
@@ -229,11 +226,14 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         """``input @ weight.T + bias``, with the input quantized on the fly where the layer has a recipe for it.
 
         Args:
-            input: ``(..., in_features)`` of a float dtype.
+            input: ``(..., in_features)`` of a float dtype, or a ScaledTensor, which is multiplied as it is: one cast
+                then serves all layers of one input (`breccia.nn.functional` makes such in the kernel before).
 
         Returns:
-            ``(..., out_features)`` in the dtype of ``input``.
+            ``(..., out_features)`` in the dtype of ``input``, of what it was quantized from.
         """
+        if isinstance(input, ScaledTensor):
+            return verbs.linear(input, self.weight, self.bias, input.original_dtype)
         x = input
         if self.activations is not None and input.numel() > self.exact_rows * self.in_features:
             x = verbs.cast(input, self.activations)

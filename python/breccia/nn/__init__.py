@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch modules: `ScaledLinear` trains in low precision, `QuantizedLinear` serves quantized weights. `functional` has
+what comes before a linear layer, quantized in the same kernel.
+
+Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+from breccia.nn import functional
+from breccia.nn.layers import QuantizedLinear, ScaledLinear, quantize_
+
+__all__ = ["QuantizedLinear", "ScaledLinear", "functional", "quantize_"]
