@@ -324,7 +324,7 @@ def test_errors_before_any_launch() -> None:
         kernels.matmul(a, torch.zeros(128, 16, dtype=torch.int32, device="cuda"))
     with pytest.raises(ValueError, match=r"^w_stack must be a ScaledTensor \(E, N, K\), got shape \(16, 128\)$"):
         kernels.grouped_matmul(randn((4, 128)), w, torch.zeros(2, device="cuda", dtype=torch.int32))
-    with pytest.raises(TypeError, match=r"^dtype must be float32, float64, float16 or bfloat16, got 'int8'$"):
+    with pytest.raises(TypeError, match=r"^out_dtype must be float32, float64, float16 or bfloat16, got 'int8'$"):
         kernels.matmul(a, w.T, "int8")
 
 

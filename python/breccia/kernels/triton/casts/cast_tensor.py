@@ -106,7 +106,10 @@ def scaled_codes(x, raw, s, m, wild, FORM: tl.constexpr, FINE: tl.constexpr):
         if wild | (s0 < 1.0e-24) | (s0 > 1.0e24):
             power = unit_power(s)
             d = s * power
-            y = tl.where(tl.abs(x) == float("inf"), tl.where(x < 0, -3.0e30, 3.0e30), x * power)
+            y = x * power
+            y = tl.minimum(
+                tl.maximum(y, -3.0e30, propagate_nan=tl.PropagateNan.ALL), 3.0e30, propagate_nan=tl.PropagateNan.ALL
+            )  # far beyond every code, and a divisor's multiples stay finite
             y = divide(y, d, 1.0 / d, True)
         else:
             y = divide(x, s, 1.0 / s, FINE)
