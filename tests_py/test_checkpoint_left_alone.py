@@ -127,3 +127,29 @@ def test_square_experts_are_turned_too(dtype: Any, tmp_path: Path) -> None:
     convert(tmp_path / "in", tmp_path / "same", "fp32")
     for name, array in SafetensorsFile(tmp_path / "same" / "model.safetensors").items():
         np.testing.assert_array_equal(array, arrays[name].astype(np.float32))
+
+
+@pytest.mark.parametrize("at", ["text_config", None])
+def test_qwen3_vl_keeps_experts_in_either_order(at: str | None, tmp_path: Path) -> None:
+    """Its makers' files have inputs before outputs, those of transformers outputs: the model's sizes tell which."""
+    said = {"model_type": "qwen3_vl_moe_text", "hidden_size": 128, "moe_intermediate_size": 96}
+    config = said if at is None else {"model_type": "qwen3_vl_moe", at: said}
+    names = [f"model.language_model.layers.0.mlp.experts.{n}" for n in ("gate_up_proj", "down_proj")]
+    arrays = {names[0]: weight(2, 192, 128), names[1]: weight(2, 128, 96)}
+    found = {}
+    for order in ("outputs", "inputs"):
+        (tmp_path / order).mkdir()
+        turned = {n: a if order == "outputs" else np.ascontiguousarray(a.swapaxes(1, 2)) for n, a in arrays.items()}
+        save_arrays(turned, tmp_path / order / "model.safetensors", {"format": "pt"})
+        (tmp_path / order / "config.json").write_text(json.dumps(config))
+        convert(tmp_path / order, tmp_path / f"{order}-q", "int8")
+        opened = Checkpoint(tmp_path / f"{order}-q")
+        found[order] = {one.name: opened.load(one) for one in opened.found}
+        # Floats that are written have the order of the makers' files, which all programs read.
+        convert(tmp_path / order, tmp_path / f"{order}-floats", "fp16")
+        floats = SafetensorsFile(tmp_path / f"{order}-floats" / "model.safetensors")
+        assert [floats[n].shape for n in names] == [(2, 128, 192), (2, 96, 128)]
+    assert found["outputs"] == found["inputs"]
+    for name, array in arrays.items():
+        got = found["outputs"][name].dequantize()
+        assert np.linalg.norm(got - array) / np.linalg.norm(array) < 0.01

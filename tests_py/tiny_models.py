@@ -44,6 +44,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Models with experts in one tensor: with inputs before outputs, without a choice for each row, under other names.
+FUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-oss": MODELS["gpt-oss"],
+    "llama4": (
+        "Llama4",
+        {**EXPERTS, "interleave_moe_layer_step": 1, "intermediate_size": 128, "intermediate_size_mlp": 256},
+    ),
+    "granite-moe": ("GraniteMoe", EXPERTS),
+}
 
 
 @cache
@@ -58,9 +67,10 @@ def tiny(name: str, path: Path) -> Path:
     """A model's directory, in bfloat16."""
     import torch
 
-    family, more = MODELS[name]
+    family, more = {**MODELS, **FUSED}[name]
     torch.manual_seed(0)
-    config = getattr(transformers(), f"{family}Config")(**{**SIZES, **more})
+    own = getattr(transformers(), f"{family}TextConfig", None) or getattr(transformers(), f"{family}Config")
+    config = own(**{**SIZES, **more})
     model = getattr(transformers(), f"{family}ForCausalLM")(config).to(torch.bfloat16)
     with torch.no_grad():
         for key, parameter in model.named_parameters():

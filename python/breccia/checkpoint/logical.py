@@ -12,7 +12,7 @@ from breccia.bridges._parts import Found
 from breccia.checkpoint.experts import apart
 from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
-from breccia.checkpoint.models import is_turned, models_name
+from breccia.checkpoint.models import is_stored_turned, models_name
 
 __all__ = ["Logical", "Plain", "blocks_of", "in_order", "spelled"]
 
@@ -61,7 +61,7 @@ class Plain:
         outside = name
         if isinstance(home, GgufFile):
             outside, options = spelled(name, home, shape)
-        if self.config and is_turned(name, shape, self.config):
+        if self.config and is_stored_turned(name, shape, self.config):
             shape, options = (*shape[:-2], shape[-1], shape[-2]), {**options, "turned": True}
         return PlainSaid(outside, kind, shape, findings), options
 

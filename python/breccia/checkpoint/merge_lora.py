@@ -28,7 +28,7 @@ from breccia.checkpoint.execute import cast_for
 from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.lora import Adapter, Change
-from breccia.checkpoint.models import is_turned
+from breccia.checkpoint.models import is_stored_turned
 from breccia.checkpoint.repack import repack
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Choice, Target, requantized
@@ -246,7 +246,7 @@ def _check(name: str, change: Change, known: dict[str, Found], checkpoint: Check
         raise ValueError(f"tensor {name!r} must be without pre_quant_scale, which scales its inputs, to be merged into")
     if found.format == "plain" and found.dtype not in _FLOATS:
         raise ValueError(f"tensor {name!r} must be of numbers, it is {found.dtype}")
-    whole = change.whole is not None and is_turned(name, tuple(change.whole.shape), checkpoint.config)
+    whole = change.whole is not None and is_stored_turned(name, tuple(change.whole.shape), checkpoint.config)
     shape = _of(change, found).shape
     if (shape[::-1] if whole else shape) != found.shape:
         raise ValueError(f"adapter's change of {name!r} must have shape {found.shape}, it has {shape}")

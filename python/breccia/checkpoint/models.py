@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["is_embedding", "is_one_expert", "is_turned", "models_name", "tied_heads"]
+__all__ = ["is_embedding", "is_one_expert", "is_stored_turned", "is_turned", "models_name", "tied_heads"]
 
 # Where a model keeps its input embeddings → the module that computes with the same weight and has none in the files.
 _TIED = (
@@ -40,6 +40,8 @@ def tied_heads(names: Iterable[str]) -> set[str]:
 # Models whose float checkpoints keep all experts of a layer in one tensor (E, IN, OUT); quantized tensors are always
 # (E, OUT, IN).
 _TURNED = frozenset({"gpt_oss", "llama4", "llama4_text", "qwen3_vl_moe", "qwen3_vl_moe_text"})
+# Of these, transformers writes the model's own order (E, OUT, IN) and reads both, by their shape.
+_EITHER = frozenset({"qwen3_vl_moe", "qwen3_vl_moe_text"})
 _FUSED_EXPERTS = re.compile(r"(.*\.)?experts\.(gate_up_proj|down_proj)")
 
 
@@ -50,12 +52,25 @@ _CONV1D_WEIGHTS = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|q_attn)\.weight")
 
 def is_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bool:
     """Whether a model's float checkpoints keep this tensor transposed: inputs before outputs."""
-    kinds = {
-        str(place.get("model_type")) for place in (config, config.get("text_config")) if isinstance(place, Mapping)
-    }
+    kinds = {str(place.get("model_type")) for place in _places(config)}
     if len(shape) == 2:
         return bool(kinds & _CONV1D) and _CONV1D_WEIGHTS.fullmatch(name) is not None
     return len(shape) == 3 and bool(kinds & _TURNED) and _FUSED_EXPERTS.fullmatch(name) is not None
+
+
+def is_stored_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bool:
+    """Whether a tensor of a float checkpoint, of this shape, has inputs before outputs."""
+    if not is_turned(name, shape, config):
+        return False
+    for place in _places(config):
+        if place.get("model_type") in _EITHER and "moe_intermediate_size" in place and "hidden_size" in place:
+            inner, outer = place["moe_intermediate_size"], place["hidden_size"]
+            return shape[-2:] != ((outer, inner) if name.endswith("down_proj") else (2 * inner, outer))
+    return True
+
+
+def _places(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [place for place in (config, config.get("text_config")) if isinstance(place, Mapping)]
 
 
 def models_name(name: str, shape: tuple[int, ...]) -> str:

@@ -126,6 +126,8 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             few, reading the weight takes the time. 0 quantizes all.
     """
 
+    _ndim = 2  # of the weight
+
     def __init__(
         self,
         weight: ScaledTensor,
@@ -135,14 +137,15 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         exact_rows: int = 0,
     ) -> None:
         super().__init__()
+        wanted = f"weight must be a {self._ndim}-D ScaledTensor of torch tensors"
         if not isinstance(weight, ScaledTensor):
-            raise TypeError(f"weight must be a 2-D ScaledTensor of torch tensors, got {type(weight).__name__}")
-        if weight.ndim != 2 or not isinstance(weight.data, torch.Tensor):
-            raise ValueError(f"weight must be a 2-D ScaledTensor of torch tensors, got {weight!r}")
+            raise TypeError(f"{wanted}, got {type(weight).__name__}")
+        if weight.ndim != self._ndim or not isinstance(weight.data, torch.Tensor):
+            raise ValueError(f"{wanted}, got {weight!r}")
         if bias is not None and (not isinstance(bias, torch.Tensor) or tuple(bias.shape) != weight.shape[:1]):
             got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
             raise ValueError(f"bias must be a torch tensor of shape ({weight.shape[0]},) or None, got {got}")
-        self.out_features, self.in_features = weight.shape
+        self.out_features, self.in_features = weight.shape[-2:]
         self.recipe: ScalingRecipe = weight.recipe
         self._form = weight._form
         for part in PARTS:

@@ -14,6 +14,7 @@ from breccia.checkpoint.source import assemble
 from breccia.nn import QuantizedLinear
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.transformers.experts import GroupedExperts, StackedLinear
 
 __all__ = ["Quantize", "ReadCodes", "module_of", "put"]
 
@@ -29,9 +30,10 @@ def put(
 ) -> QuantizedLinear:
     """A quantized layer in the place of the one that has this parameter; ``inputs`` is a stored scale of its inputs."""
     parent, last = module_of(model, name)
-    old = parent._modules[last]
-    layer = QuantizedLinear(weight, None, activations)
-    layer.bias = old.bias  # maybe still to come
+    stacked = isinstance(parent, GroupedExperts)
+    layer = (StackedLinear if stacked else QuantizedLinear)(weight, None, activations)
+    if not stacked:
+        layer.bias = parent._modules[last].bias  # maybe still to come
     if inputs is not None:
         layer.register_buffer("input_scale", inputs)
     for part in (layer, *layer._buffers.values()):
@@ -39,7 +41,11 @@ def put(
             part._is_hf_initialized = True
     # Models that initialize the weight of a part by its name, as GPT-2 does, look at the value.
     layer.weight.__dict__["_is_hf_initialized"] = True
-    parent._modules[last] = layer.train(old.training)
+    layer.train(parent.training)
+    if stacked:
+        parent.put(last, layer)
+    else:
+        parent._modules[last] = layer
     return layer
 
 
@@ -70,8 +76,10 @@ class ReadCodes(ConversionOps):  # type: ignore[misc]
             (plain,) = tensors.values()
             return {full_layer_name: plain.to(self.dtype) if plain.is_floating_point() else plain}
         device = next(iter(tensors.values())).device
-        prefix = found.name.removesuffix("weight")
-        parts = {role: as_numpy(tensors[name.removeprefix(prefix)], name) for role, name in found.parts.items()}
+        parts = {
+            role: as_numpy(tensors[_pattern(name, found.name, target_patterns[0])], name)
+            for role, name in found.parts.items()
+        }
         weight = assemble(found, parts)
         if not isinstance(weight, ScaledTensor):
             raise ValueError(f"tensor {found.name!r} must have a ScaledTensor form, it has none")
@@ -80,6 +88,13 @@ class ReadCodes(ConversionOps):  # type: ignore[misc]
         put(model, full_layer_name, weight, self.hf_quantizer.activations, tensors.get("input_scale"))
         missing_keys.discard(full_layer_name)
         return {}
+
+
+def _pattern(part: str, weight: str, target: str) -> str:
+    """The pattern that took a stored tensor: its name, with the model's name of the weight in place of the file's."""
+    if part.startswith(weight):
+        return target + part.removeprefix(weight)
+    return part.removeprefix(weight.rpartition(".")[0] + ".")
 
 
 class Quantize(ConversionOps):  # type: ignore[misc]
@@ -100,7 +115,7 @@ class Quantize(ConversionOps):  # type: ignore[misc]
         (value,) = input_dict.values()
         weight = value[0] if isinstance(value, list) else value
         if self.hf_quantizer.turned(full_layer_name):
-            weight = weight.T.contiguous()
+            weight = weight.mT.contiguous()
         recipe = self.hf_quantizer.quantization_config.recipe
         put(model, full_layer_name, verbs.cast(weight.detach(), recipe), self.hf_quantizer.activations)
         missing_keys.discard(full_layer_name)

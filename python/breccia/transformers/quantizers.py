@@ -21,7 +21,16 @@ from breccia.bridges._parts import Found, ghost
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import EXCLUDED
 from breccia.nn import QuantizedLinear
-from breccia.transformers.experts import ONE_EXPERT, SeparateExperts, why_not
+from breccia.transformers.experts import (
+    ONE_EXPERT,
+    PROJECTIONS,
+    STACK,
+    GroupedExperts,
+    SeparateExperts,
+    StackedLinear,
+    why_not,
+    why_not_grouped,
+)
 from breccia.transformers.loading import Quantize, ReadCodes, module_of
 from breccia.transformers.saving import stored_tensors
 from breccia.verbs import dequantize
@@ -37,6 +46,7 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
     Attributes:
         format: the bridge that reads and writes the checkpoint.
         stored: what the tensors of a weight are called, after the name of its module.
+        stacked: what the tensors of all experts in one are called, after their name; empty where the format has none.
         tensors: the model's name of a weight → its tensors in the checkpoint, where it is quantized there.
         chosen: names of weights to quantize on load.
     """
@@ -44,11 +54,13 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
     requires_calibration = False
     format = ""
     stored: tuple[str, ...] = ()
+    stacked: tuple[str, ...] = ()
 
     def __init__(self, quantization_config: Any, **options: Any) -> None:
         super().__init__(quantization_config, **options)
         self.tensors: dict[str, Found] = {}
         self.chosen: set[str] = set()
+        self._readers: list[Any] = []
         self.activations = getattr(quantization_config, "activations", None)
 
     def update_dtype(self, dtype: Any) -> Any:
@@ -96,6 +108,8 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
             return str(rename_source_key(name, renamings, [])[0])
 
         self._separate_experts(model, [renamed(name) for name in names])
+        if self.stacked:
+            self._group_experts(model, {m["experts"] for name in names if (m := STACK.fullmatch(renamed(name)))})
         parameters = dict(model.named_parameters())
         for name, found in names.items():
             own = str(rename_source_key(name, renamings, [], model.base_model_prefix, parameters)[0])
@@ -111,6 +125,11 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
     def _check(self, model: Any, name: str, found: Found) -> None:
         parent, last = module_of(model, name)
         module = parent._modules.get(last)
+        if isinstance(parent, GroupedExperts) and last in PROJECTIONS:
+            if found.shape != parent.shape_of(last):
+                wanted = parent.shape_of(last)
+                raise ValueError(f"tensor {found.name!r} must have shape {wanted} as the model's, it has {found.shape}")
+            return
         if not name.endswith(".weight") or not isinstance(module, (torch.nn.Linear, Conv1D)):
             kind = type(module or parent).__name__
             raise ValueError(
@@ -139,22 +158,55 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
             parent, last = module_of(model, path)
             parent._modules[last] = SeparateExperts(module, first)
 
+    def _group_experts(self, model: Any, paths: Iterable[str]) -> None:
+        """Experts whose matrices become stacks of codes, by their names in the checkpoint or the model."""
+        wanted = tuple(f".{path}" for path in paths)
+        for path, module in list(model.named_modules()):
+            fused = isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter)
+            if not fused or not any(f".{path}".endswith(one) or one.endswith(f".{path}") for one in wanted):
+                continue
+            if why := why_not_grouped(module):
+                raise ValueError(
+                    f"experts of {type(module).__name__} ({path}) must be gate and up projections, then down, to be "
+                    f"quantized: {why}; leave them out with --exclude '*.experts.*'"
+                )
+            parent, last = module_of(model, path)
+            parent._modules[last] = GroupedExperts(module)
+
+    def _choose_stacks(self, model: Any, alone: Iterable[str]) -> None:
+        """Experts in one tensor to quantize on load."""
+        recipe = self.quantization_config.recipe
+        paths = [
+            path
+            for path, module in model.named_modules()
+            if isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter) and not _is_alone(path, alone)
+        ]
+        self._group_experts(model, paths)
+        for path in paths:
+            experts = model.get_submodule(path)
+            for last in PROJECTIONS:
+                name = f"{path}.{last}"
+                try:
+                    ghost(experts.shape_of(last), recipe)
+                except ValueError as error:
+                    _logger.warning(f"{name} is left as it is: {error}")
+                    continue
+                self.chosen.add(name)
+                self._turned |= {name} if experts.turned else set()
+
     def _choose(self, model: Any) -> None:
         """Linear layers to quantize on load: all but embeddings, output layers, norms, routers and what was named."""
         config = self.quantization_config
         alone = [*(config.modules_to_not_convert or ()), *get_keys_to_not_convert(model)]
         _check_patterns(model, config.modules_to_not_convert or ())
         conversions = get_model_conversion_mapping(model)
-        sources = [s for c in conversions if isinstance(c, WeightConverter) for s in c.source_patterns]
-        if any("experts" in source for source in sources):
+        apart = [c for c in conversions if isinstance(c, WeightConverter) and _of_experts(c)]
+        sources = [source for one in apart for source in one.source_patterns]
+        if sources:
             self._separate_experts(model, ["experts.0.w1.weight" if any(".w1." in s for s in sources) else _GATE])
+        self._choose_stacks(model, alone)
         ignored = []
         for path, module in model.named_modules():
-            if isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter) and not _is_alone(path, alone):
-                raise ValueError(
-                    f"experts of {type(module).__name__} ({path}) must be in tensors of their own to be quantized on "
-                    f"load, they are in one: add '*experts*' to modules_to_not_convert"
-                )
             if type(module) not in (torch.nn.Linear, Conv1D):
                 continue
             name, turned = f"{path}.weight", isinstance(module, Conv1D)
@@ -180,13 +232,24 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         kept = [c for c in weight_conversions if not (separate and isinstance(c, WeightConverter) and _of_experts(c))]
         if not self.pre_quantized:
             return kept
-        self._reader = WeightConverter(list(self.stored), "weight", [ReadCodes(self)])
-        return [*kept, self._reader]
+        # Before transformers' own, which take every name that has theirs in it; a weight of any name comes last.
+        stacks = [
+            WeightConverter([f"experts.{last}.{part}" for part in self.stacked], f"experts.{last}", [ReadCodes(self)])
+            for last in PROJECTIONS
+            if self.stacked
+        ]
+        weights = WeightConverter(list(self.stored), "weight", [ReadCodes(self)])
+        self._readers = [*stacks, weights]
+        return [*stacks, *kept, weights]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-        # What reads codes is not to be undone in saving, which has its own way.
-        used = getattr(model, "_weight_conversions", None) or []
-        model._weight_conversions = [one for one in used if one is not getattr(self, "_reader", None)]
+        # What reads codes, or turns stacks of numbers, is not to be undone in saving, which has its own way.
+        grouped = any(isinstance(module, GroupedExperts) for module in model.modules())
+        model._weight_conversions = [
+            one
+            for one in getattr(model, "_weight_conversions", None) or []
+            if not any(one is reader for reader in self._readers) and not (grouped and _of_stacks(one))
+        ]
         left = [n for n in (*self.tensors, *self.chosen) if not isinstance(_layer(model, n), QuantizedLinear)]
         if left:
             raise ValueError(f"tensor {left[0]!r} must be in the checkpoint, complete: it was not read")
@@ -206,7 +269,10 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
         for path, layer in list(model.named_modules()):
-            if isinstance(layer, QuantizedLinear):
+            if isinstance(layer, GroupedExperts):
+                parent, last = module_of(model, path)
+                parent._modules[last] = layer.dequantized(dtype)
+            elif isinstance(layer, QuantizedLinear) and not isinstance(layer, StackedLinear):
                 parent, last = module_of(model, path)
                 values = dequantize(layer.weight, dtype)
                 dense = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
@@ -251,11 +317,16 @@ def _keeper(model: Any, name: str) -> str:
 
 def _layer(model: Any, name: str) -> Any:
     parent, last = module_of(model, name)
-    return parent._modules[last]
+    return parent._modules.get(last)
 
 
 def _of_experts(converter: Any) -> bool:
     return any(re.search(r"experts\.\*\.", source) for source in converter._original_source_patterns)
+
+
+def _of_stacks(conversion: Any) -> bool:
+    targets = conversion.target_patterns if isinstance(conversion, WeightConverter) else ()
+    return any(target.endswith(tuple(f"experts.{last}" for last in PROJECTIONS)) for target in targets)
 
 
 def _is_alone(path: str, patterns: Iterable[str]) -> bool:
@@ -277,6 +348,7 @@ class BrecciaQuantizer(_Quantizer):
 
     format = "breccia"
     stored = ("weight.data", "weight.scale", "weight.zero_point", "weight.global_scale")
+    stacked = ("data", "scale", "zero_point", "global_scale")
 
 
 class ModelOptQuantizer(_Quantizer):

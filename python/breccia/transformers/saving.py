@@ -13,6 +13,7 @@ from breccia.bridges._common import to_torch
 from breccia.bridges._parts import Part
 from breccia.form import PARTS
 from breccia.nn import QuantizedLinear
+from breccia.transformers.experts import StackedLinear
 
 __all__ = ["stored_tensors"]
 
@@ -33,7 +34,8 @@ def stored_tensors(model: Any, format: str) -> tuple[dict[str, Any], dict[str, s
             state.pop(f"{path}.weight_{part}", None)
         weight = layer.weight.to("cpu").to("numpy")
         place = Place(hasattr(layer, "input_scale"), model.config.to_dict())
-        parts, said = bridge.stored(f"{path}.weight", weight, place)
+        name = path if isinstance(layer, StackedLinear) else f"{path}.weight"
+        parts, said = bridge.stored(name, weight, place)
         metadata |= {apply_renamings(key, backwards): text for key, text in said.items()}
         state |= {name: _tensor(part) for name, part in parts.items()}
     return state, metadata
