@@ -112,7 +112,7 @@ def test_state_of_bytes_loads_as_codes_and_back(recipe):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"model must have a breccia\.nn\.QuantizedLinear: quantize it"):
+    with pytest.raises(ValueError, match=r"model must have a breccia\.nn\.QuantizedLinear or ScaledLinear: quantize"):
         distributed.make_shardable_(torch.nn.Sequential(torch.nn.Linear(4, 4)))
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got dict"):
         distributed.make_shardable_({})

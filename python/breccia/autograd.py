@@ -173,7 +173,8 @@ def linear(
 
 
 class Products:
-    """The three products of a linear layer, in any framework. Operands are 2-D."""
+    """The three products of a linear layer, in any framework. Operands are 2-D arrays; the weight may be quantized
+    already: then it has ``width``, ``quantized(width)`` and, for the gradient of x, ``turned()``."""
 
     def __init__(self, recipes: LinearRecipes, scales: tuple[Any, Any, Any] | None) -> None:
         self.recipes = recipes
@@ -187,7 +188,8 @@ class Products:
         return self.grad_x(grad, w, seed), self.grad_w(grad, x, seed)
 
     def grad_x(self, grad: Any, w: Any, seed: Any) -> Any:
-        return _product(self._grad(grad, self._draws(seed, 0)), self._w(_turned(w)), grad)
+        turned = w.turned() if hasattr(w, "turned") else _turned(w)
+        return _product(self._grad(grad, self._draws(seed, 0)), self._w(turned), grad)
 
     def grad_w(self, grad: Any, x: Any, seed: Any) -> Any:
         hadamard = self.recipes.hadamard
@@ -197,7 +199,9 @@ class Products:
     def _x(self, x: Any, hadamard: Hadamard | None = None) -> _Factor:
         return _Factor(x, self.recipes.x, self.scales[0], CastOptions(hadamard=hadamard))
 
-    def _w(self, w: Any) -> _Factor:
+    def _w(self, w: Any) -> Any:
+        if hasattr(w, "quantized"):
+            return w
         options = CastOptions(square_blocks=self.recipes.square_weights)
         return _Factor(w, self.recipes.w, self.scales[1], options)
 
@@ -237,7 +241,7 @@ class _Factor:
         return framework.cast_with(array, self.recipe, self.options)
 
 
-def _product(a: _Factor, b: _Factor, like: Any) -> Any:
+def _product(a: _Factor, b: Any, like: Any) -> Any:
     width = _common_multiple(a.width, b.width)
     return matmul(a.quantized(width), b.quantized(width).mT, str(like.dtype).rpartition(".")[2])
 

@@ -9,12 +9,14 @@ torch; it works with every backend (gloo, NCCL), because only uint8 travels.
 from breccia.distributed.collectives import all_gather, all_to_all, broadcast, reduce_scatter, scatter
 from breccia.distributed.handle import Handle
 from breccia.distributed.modules import make_shardable_
+from breccia.distributed.parameters import ScaledParameter, precompute_amax_
 from breccia.distributed.sharding import Plan, plan
 from breccia.distributed.statistics import amax, cast
 
 __all__ = [
     "Handle",
     "Plan",
+    "ScaledParameter",
     "all_gather",
     "all_to_all",
     "amax",
@@ -22,6 +24,7 @@ __all__ = [
     "cast",
     "make_shardable_",
     "plan",
+    "precompute_amax_",
     "reduce_scatter",
     "scatter",
 ]

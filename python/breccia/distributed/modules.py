@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import torch
 
-from breccia.nn import QuantizedLinear
+from breccia.distributed.parameters import ScaledParameter
+from breccia.nn import QuantizedLinear, ScaledLinear
 
 __all__ = ["make_shardable_"]
 
 
 def make_shardable_(model: torch.nn.Module) -> torch.nn.Module:
-    """Make every `breccia.nn.QuantizedLinear` of a model one that ``torch.distributed.fsdp.fully_shard`` shards.
+    """Make the layers of a model ones that ``torch.distributed.fsdp.fully_shard`` shards, and gathers as codes.
 
-    The ranks then hold their rows of the codes and scales, and the gather before each layer's products moves those
-    bytes, in one collective for all layers of an FSDP unit. Checkpoints of ``torch.distributed.checkpoint`` hold the
-    same bytes and load on any number of ranks.
+    The ranks then hold their rows, and the gather before each layer's products moves codes and scales, in one
+    collective for all layers of an FSDP unit.
+
+    - `breccia.nn.QuantizedLinear`: the ranks hold bytes, and checkpoints of ``torch.distributed.checkpoint`` hold the
+      same; they load on any number of ranks.
+    - `breccia.nn.ScaledLinear`, which trains: the weight becomes a `ScaledParameter`; the ranks hold floats, and so do
+      checkpoints.
 
     Args:
         model: changed in place; call it before ``fully_shard``.
@@ -24,14 +29,35 @@ def make_shardable_(model: torch.nn.Module) -> torch.nn.Module:
         ``model``.
 
     Raises:
-        TypeError: ``model`` is not a ``torch.nn.Module``.
-        ValueError: it has no `breccia.nn.QuantizedLinear`.
+        TypeError: ``model`` is not a ``torch.nn.Module``, or a layer takes its weight's scale from a history.
+        ValueError: it has no such layer, or a weight does not suit its recipe.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLinear)]
+    layers = {
+        name: layer for name, layer in model.named_modules() if isinstance(layer, (QuantizedLinear, ScaledLinear))
+    }
     if not layers:
-        raise ValueError("model must have a breccia.nn.QuantizedLinear: quantize it with breccia.quantize_ first")
-    for layer in layers:
-        layer.make_shardable_()
+        raise ValueError(
+            "model must have a breccia.nn.QuantizedLinear or ScaledLinear: quantize it with breccia.quantize_ first"
+        )
+    made = {id(layer.weight): layer.weight for layer in layers.values() if isinstance(layer, ScaledLinear)}
+    for name, layer in layers.items():
+        if isinstance(layer, ScaledLinear):
+            made[id(layer.weight)] = _parameter(name, layer)
+    for layer in layers.values():
+        if isinstance(layer, QuantizedLinear):
+            layer.make_shardable_()
+        else:
+            layer.weight = made[id(layer.weight)]
     return model
+
+
+def _parameter(name: str, layer: ScaledLinear) -> ScaledParameter:
+    if isinstance(layer.weight, ScaledParameter):
+        return layer.weight
+    recipes = layer.recipes
+    try:
+        return ScaledParameter(layer.weight, recipes.w, square_blocks=recipes.square_weights)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}.weight cannot be sharded as codes: {error}") from None

@@ -48,7 +48,7 @@ def amax(
     if not any(needed):
         return [None] * len(tensors)
     by_rows = isinstance(recipe.layout, layouts.PerChannel)
-    found = [_finite_amax(x, by_rows) for x, wanted in zip(tensors, needed, strict=True) if wanted]
+    found = [finite_amax(x, by_rows) for x, wanted in zip(tensors, needed, strict=True) if wanted]
     flags = []
     if by_rows and not finfo(recipe.element).has_nan:  # one NaN makes the scale of the whole row NaN
         flags = [torch.isnan(x).any(-1).float() for x, wanted in zip(tensors, needed, strict=True) if wanted]
@@ -116,7 +116,7 @@ def _crosses(recipe: ScalingRecipe, dim: int, ndim: int) -> bool:
     return isinstance(recipe.layout, layouts.PerChannel) and dim % ndim == ndim - 1
 
 
-def _finite_amax(x: torch.Tensor, by_rows: bool) -> torch.Tensor:
+def finite_amax(x: torch.Tensor, by_rows: bool) -> torch.Tensor:
     """The largest finite magnitude, of each row or of all; 0 of nothing."""
     x = x.detach()
     if x.numel() == 0:

@@ -29,6 +29,7 @@ from breccia.frameworks._torch_tensors import (
     requantize_here,
     whole_array_cast,
 )
+from breccia.frameworks._torch_weights import LinearWeight
 from breccia.kernels import whole_array
 from breccia.kernels.whole_array.spec import Element
 from breccia.recipes import ScalingRecipe
@@ -241,15 +242,28 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, x: Any, w: Any, products: Any, seed: Any) -> Any:
         ctx.save_for_backward(x, w)
         ctx.products, ctx.seed = products, seed
-        return products.forward(x, w)
+        return products.forward(x, _operand_of(w, products))
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         x, w = ctx.saved_tensors
         needs_x, needs_w = ctx.needs_input_grad[:2]
-        grad_x = ctx.products.grad_x(grad, w, ctx.seed).to(x.dtype) if needs_x else None
+        grad_x = ctx.products.grad_x(grad, _operand_of(w, ctx.products), ctx.seed).to(x.dtype) if needs_x else None
         grad_w = ctx.products.grad_w(grad, x, ctx.seed).to(w.dtype) if needs_w else None
         return grad_x, grad_w, None, None
+
+
+def _operand_of(w: Any, products: Any) -> Any:
+    """The weight as products take it: itself, or what it is quantized to."""
+    if not isinstance(w, LinearWeight):
+        return w
+    made, wanted = w.quantized(), products.recipes
+    if made.scaled.recipe != wanted.w or made.square_blocks != wanted.square_weights:
+        raise ValueError(
+            f"w must be quantized as recipes.w says, {wanted.w} (square_weights={wanted.square_weights}), got "
+            f"{made.scaled.recipe} (square_blocks={made.square_blocks})"
+        )
+    return made
 
 
 def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:

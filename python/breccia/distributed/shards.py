@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's part of a weight of floats, as FSDP2 cuts it, and what it sends as codes.
+
+FSDP2 cuts rows as ``torch.chunk`` does, through blocks of several rows too. The scale of a block that two ranks hold
+follows from both: its amax is agreed upon, and each rank casts its rows below or above rows that stand for the others'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from breccia import layouts, verbs
+from breccia.distributed.groups import device_of, gather_into, place
+from breccia.distributed.statistics import finite_amax
+from breccia.formats import finfo
+from breccia.frameworks._torch_tensors import raw
+from breccia.frameworks._torch_weights import blocks_side
+from breccia.recipes import ScalingRecipe, choices
+from breccia.scaled_tensor import ScaledTensor
+
+# Stands for a NaN in the maxima that ranks exchange, which are of finite numbers.
+_NAN = torch.inf
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Where a part of shape ``part`` lies in a weight of shape ``whole``, and how it is quantized."""
+
+    recipe: ScalingRecipe
+    square_blocks: bool
+    whole: tuple[int, ...]
+    part: tuple[int, ...]
+    group: Any
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether columns are cut, not rows."""
+        return self.part[1] != self.whole[1]
+
+    @property
+    def rows_sent(self) -> int:
+        """By each rank: those of the first, which has the most."""
+        return self.whole[0] if self.by_columns else -(-self.whole[0] // dist.get_world_size(self.group))
+
+    @property
+    def begin(self) -> int:
+        """The first row of this part."""
+        return 0 if self.by_columns else min(dist.get_rank(self.group) * self.rows_sent, self.whole[0])
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that share a scale, where it is not all."""
+        if self.square_blocks:
+            return blocks_side(self.recipe)
+        return getattr(self.recipe.layout, "block_m", 1)
+
+    @property
+    def cut_blocks(self) -> list[int]:
+        """The rows of blocks that more than one rank holds, counted in blocks."""
+        if self.by_columns:
+            return []
+        cuts = range(self.rows_sent, self.whole[0], self.rows_sent)
+        return sorted({cut // self.block_rows for cut in cuts if cut % self.block_rows})
+
+    # --- what all ranks agree upon ----------------------------------------------------------------------------------
+
+    def statistics(self, x: torch.Tensor) -> torch.Tensor:
+        """Numbers, flat, whose maxima over the ranks `sent` needs; none where each scale lies within a part."""
+        self._check()
+        found = []
+        if self._one_for_all:
+            found.append(finite_amax(x, False).reshape(1))
+        elif self._one_per_row:
+            found.append(self._marked(finite_amax(x, True), x, -1))
+        found += [self._of_cut_block(x, block) for block in self.cut_blocks]
+        return torch.cat(found) if found else x.new_empty(0, dtype=torch.float32)
+
+    @property
+    def _one_for_all(self) -> bool:
+        return isinstance(self.recipe.layout, layouts.PerTensor) or choices(self.recipe).two_level
+
+    @property
+    def _one_per_row(self) -> bool:
+        return isinstance(self.recipe.layout, layouts.PerChannel) and self.by_columns
+
+    def _marked(self, amax: torch.Tensor, x: torch.Tensor, axes: Any) -> torch.Tensor:
+        if finfo(self.recipe.element).has_nan:
+            return amax
+        return torch.where(torch.isnan(x).any(axes), _NAN, amax)
+
+    def _of_cut_block(self, x: torch.Tensor, block: int) -> torch.Tensor:
+        """The amax of this rank's rows of a row of blocks, block by block; 0 where it has none."""
+        side, rows = blocks_side(self.recipe), self.block_rows
+        low, high = (min(max(edge - self.begin, 0), self.part[0]) for edge in (block * rows, (block + 1) * rows))
+        blocks = -(-x.shape[1] // side)
+        if high == low:
+            return x.new_zeros(blocks, dtype=torch.float32)
+        held = torch.nn.functional.pad(x[low:high].float(), (0, -x.shape[1] % side))
+        held = held.reshape(high - low, blocks, side)
+        magnitude = torch.where(torch.isfinite(held), held.abs(), 0.0)
+        return self._marked(magnitude.amax((0, 2)), held.transpose(0, 1), (1, 2))
+
+    def _check(self) -> None:
+        if self.by_columns:
+            in_blocks = isinstance(self.recipe.layout, (layouts.PerBlockK, layouts.PerBlockMN))
+            block = blocks_side(self.recipe) if in_blocks else 1
+            if self.part[1] % block:
+                raise ValueError(
+                    f"{place(self.group)} must hold whole blocks of {block} columns, got {self.part[1]} of "
+                    f"{self.whole[1]}: legal cuts are the multiples of {block}"
+                )
+            if finfo(self.recipe.element).bits == 4:
+                raise ValueError("FSDP2 must cut rows of a weight of 4-bit codes, which are two to a byte, got columns")
+        elif self.cut_blocks and choices(self.recipe).searches:
+            raise ValueError(
+                f"a search for scales must have whole blocks of {self.block_rows} rows on {place(self.group)}, got "
+                f"cuts every {self.rows_sent} rows of {self.whole[0]}: legal cuts are the multiples of {self.block_rows}"
+            )
+
+    # --- codes ------------------------------------------------------------------------------------------------------
+
+    def cast(self, x: torch.Tensor, agreed: torch.Tensor) -> ScaledTensor:
+        """The part quantized to the bytes that the whole has there; scales of several rows repeat for each row where
+        blocks are cut."""
+        amax, cut = self._split(agreed)
+        if not cut:
+            return verbs.cast(x, self.recipe, amax=amax, square_blocks=self.square_blocks)
+        rows, end = self.block_rows, self.begin + self.part[0]
+        above, below = self.begin % rows, -end % rows if end < self.whole[0] else 0
+        x = torch.nn.functional.pad(x, (0, 0, above, below))
+        side = blocks_side(self.recipe)
+        if above and self.begin // rows in cut:
+            x[0, ::side] = cut[self.begin // rows].to(x.dtype)
+        if below and end // rows in cut:
+            x[-1, ::side] = cut[end // rows].to(x.dtype)
+        made = verbs.cast(x, self.recipe, amax=amax, square_blocks=self.square_blocks)
+        kept = slice(above, above + self.part[0])
+        scale = made.scale if self.square_blocks else raw(made.scale).repeat_interleave(rows, 0).view(made.scale.dtype)
+        return made._with(data=made.data[kept], scale=scale[kept])
+
+    def _split(self, agreed: torch.Tensor) -> tuple[Any, dict[int, torch.Tensor]]:
+        """amax= of the cast, and that of each row of blocks that is cut."""
+        amax: Any = None
+        if self._one_for_all:
+            amax, agreed = agreed[0], agreed[1:]
+        elif self._one_per_row:
+            amax, agreed = agreed[: self.whole[0]], agreed[self.whole[0] :]
+            amax = torch.where(torch.isinf(amax), torch.nan, amax)
+        agreed = torch.where(torch.isinf(agreed), torch.nan, agreed)
+        blocks = self.cut_blocks
+        return amax, dict(zip(blocks, agreed.reshape(len(blocks), -1), strict=True)) if blocks else {}
+
+    def sent(self, x: torch.Tensor, agreed: torch.Tensor) -> tuple[tuple[Any, ...], Callable[..., Any]]:
+        """What FSDP2 gathers of this part, and the function of what it gathered that makes the whole: a ScaledTensor,
+        and the tensors of it that do not lie in FSDP2's memory."""
+        made = self.cast(x, agreed)
+        return self._sent_columns(made) if self.by_columns else self._sent_rows(made)
+
+    def _sent_rows(self, made: ScaledTensor) -> tuple[tuple[Any, ...], Callable[..., Any]]:
+        form, blocks, repeated = made._form, self.block_rows, bool(self.cut_blocks)
+        stored = 1 if self.square_blocks or repeated else blocks  # rows that one row of scales is for
+        inputs, kept = [], {}
+        alone = dist.get_world_size(self.group) == 1  # then FSDP2 hands over the first of the inputs only
+        for name in form.parts:
+            part = getattr(made, name)
+            if part.ndim < 2 or (alone and name != "data"):
+                kept[name] = part
+                continue
+            rows = -(-self.rows_sent // (1 if name == "data" else stored))
+            inputs.append(_with_rows(part, rows))
+        dtypes = {name: getattr(made, name).dtype for name in form.parts}
+
+        def whole(outs: Sequence[torch.Tensor]) -> tuple[ScaledTensor, tuple[Any, ...]]:
+            parts, own, rest = dict(kept), list(kept.values()), iter(outs)
+            for name in form.parts:
+                if name in kept:
+                    continue
+                bits = next(rest)
+                per = 1 if name == "data" else stored
+                bits = bits[: -(-self.whole[0] // per)]
+                if repeated and name != "data" and not self.square_blocks:
+                    bits = bits[::blocks].clone(memory_format=torch.contiguous_format)
+                    own.append(bits)
+                parts[name] = bits.view(dtypes[name])
+            return ScaledTensor._of(form, *form.place([parts[name] for name in form.parts])), tuple(own)
+
+        return tuple(inputs), whole
+
+    def _sent_columns(self, made: ScaledTensor) -> tuple[tuple[Any, ...], Callable[..., Any]]:
+        """FSDP2 gathers columns of tensors of the parameter's shape alone: the scales go by a collective of their own,
+        begun here."""
+        form, world = made._form, dist.get_world_size(self.group)
+        flying = {}
+        for name in form.parts[1:]:
+            part = getattr(made, name)
+            if part.ndim == 2 and not (self._one_per_row and name == "scale"):
+                mine = part.contiguous().view(torch.uint8)
+                everyone = mine.new_empty(world, *mine.shape)
+                flying[name] = (
+                    gather_into(everyone.view(-1), mine.view(-1), group=self.group, async_op=True),
+                    everyone,
+                )
+        dtypes = {name: getattr(made, name).dtype for name in form.parts}
+
+        def whole(outs: Sequence[torch.Tensor]) -> tuple[ScaledTensor, tuple[Any, ...]]:
+            parts, own = {"data": outs[0].view(self.whole).view(dtypes["data"])}, []
+            for name in form.parts[1:]:
+                if name not in flying:
+                    parts[name] = getattr(made, name)
+                    continue
+                work, everyone = flying[name]
+                work.wait()
+                joined = torch.cat(list(everyone), 1)
+                own.append(joined)
+                parts[name] = joined.view(dtypes[name])
+            return ScaledTensor._of(form, *form.place([parts[name] for name in form.parts])), tuple(own)
+
+        return (made.data.contiguous().view(torch.uint8),), whole
+
+
+def _with_rows(part: torch.Tensor, rows: int) -> torch.Tensor:
+    """The bytes of a part, with rows of zeros to make so many."""
+    bits = part.contiguous().view(torch.uint8)
+    short = rows - bits.shape[0]
+    return torch.nn.functional.pad(bits, (0, 0, 0, short)) if short else bits
+
+
+def reduced(statistics: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
+    """The maxima over the ranks of a group, by one all-reduce for all of them; by none where there is nothing."""
+    sizes = [found.numel() for found in statistics]
+    if not sum(sizes) or dist.get_world_size(group) == 1:
+        return list(statistics)
+    packed = torch.cat(list(statistics))
+    home = packed.device
+    packed = packed.to(device_of(group))
+    dist.all_reduce(packed, dist.ReduceOp.MAX, group=group)
+    return list(packed.to(home).split(sizes))
