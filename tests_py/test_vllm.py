@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`breccia.vllm`: vLLM's interface of linear kernels, filled. vLLM has no build for CPUs on the package index: what it
-asks of a kernel stands here as it asks it, in classes of our own."""
+asks of a kernel stands here as it asks it, in classes of our own. tests_py/serving takes vLLM's own Python files."""
 
 import abc
 import sys
@@ -15,8 +15,6 @@ from breccia.bridges import to_compressed_tensors, to_modelopt
 from breccia.bridges._common import to_torch
 
 torch = pytest.importorskip("torch")
-BASES = {"nvfp4.base": "NvFp4LinearKernel", "mxfp8.Mxfp8LinearKernel": "Mxfp8LinearKernel"}
-BASES |= {"mxfp4.base": "MxFp4LinearKernel"}
 METHODS = ("is_supported", "can_implement", "process_weights_after_loading", "apply_weights")
 
 
@@ -48,12 +46,14 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     platform = types.SimpleNamespace(is_cpu=lambda: said.on == "CPU")
     module("vllm.platforms", current_platform=platform, PlatformEnum=types.SimpleNamespace(CPU="CPU"))
     module(root, register_linear_kernel=lambda *args: said.lists.append(args))
-    for path, name in BASES.items():
-        module(f"{root}.{path}", **{name: abstract(name)})
-    import breccia.vllm as plugin
+    import breccia.vllm
+    from breccia.vllm import kernels
 
-    monkeypatch.setattr(plugin, "_registered", [])
-    said.register = plugin.register
+    for path, name in {kind.base for kind in kernels._KINDS.values()}:
+        module(f"{root}.{path}", **{name: abstract(name)})
+    monkeypatch.setattr(kernels, "_registered", [])
+    said.register = breccia.vllm.register
+    said.kinds = kernels._KINDS
     return said
 
 
@@ -64,7 +64,8 @@ def test_registers_once_and_on_cpus_alone(vllm: Any) -> None:
     vllm.on = "CPU"
     vllm.register()
     vllm.register()
-    assert [(kind, platform) for _, platform, kind in vllm.lists] == [(k, "CPU") for k in ("nvfp4", "mxfp8", "mxfp4")]
+    public = [kind for kind, said in vllm.kinds.items() if not said.private]
+    assert [(kind, platform) for _, platform, kind in vllm.lists] == [(kind, "CPU") for kind in public]
 
 
 @pytest.mark.parametrize("kind", ["nvfp4", "mxfp8", "mxfp4"])
@@ -82,7 +83,7 @@ def test_products_are_those_of_the_values(kind: str, dtype: str, vllm: Any) -> N
     before = set(layer.state_dict())
     kernel.process_weights_after_loading(layer)
     assert set(layer.state_dict()) == before
-    made = layer.__dict__["breccia_weight"]
+    made = layer.__dict__["breccia_linear"].weight
     assert made.data.untyped_storage().data_ptr() == layer.weight.untyped_storage().data_ptr()  # a view
     x = torch.randn(5, 128, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(getattr(torch, dtype))
     bias = torch.arange(256, dtype=x.dtype) / 256

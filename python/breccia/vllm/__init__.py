@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM with breccia beside it: checkpoints in breccia's own format, and kernels for CPUs where it has none.
+
+vLLM finds `register` by its entry point ``vllm.general_plugins`` and calls it in every process.
+"""
+
+from __future__ import annotations
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Append the kernels of `breccia.vllm.kernels` to vLLM's lists, on a CPU and once."""
+    from breccia.vllm import kernels
+
+    kernels.register()
