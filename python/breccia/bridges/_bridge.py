@@ -11,7 +11,7 @@ live tensors take the tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 from breccia.bridges._common import Array
@@ -111,6 +111,27 @@ class Bridge(Protocol):
     @property
     def embeddings(self) -> bool:
         """Whether readers know quantized embeddings."""
+
+    @property
+    def row_axis(self) -> int | None:
+        """The axis of stored tensors along which a matrix's rows lie: 0 or -1; None where there is none, or where what
+        is stored for some rows is not what would be stored for these rows alone. With 0, a batch's matrices lie there,
+        too."""
+
+    @property
+    def shape_role(self) -> str:
+        """The role whose numbers are the logical shape; "" where there is none."""
+
+    def reshaped(self, found: Found, shape: tuple[int, ...]) -> Found:
+        """The description of some of a tensor's rows.
+
+        Args:
+            found: the tensor.
+            shape: of these rows.
+
+        Returns:
+            What `open` is called with, and their stored parts.
+        """
 
     @property
     def beside(self) -> str:
@@ -327,6 +348,9 @@ class FileFormat:
     single_experts: bool = True
     turned_weights: bool = False
     embeddings: bool = False
+    row_axis: int | None = None
+    shape_role: str = ""
+    reshaped: Callable[[Found, tuple[int, ...]], Found] = lambda found, shape: replace(found, shape=shape)
     beside: str = ""
     said_beside: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     find: Callable[[str, Mapping[str, Any], Mapping[str, Any]], Found | None] = lambda name, entries, context: None

@@ -175,6 +175,7 @@ BRIDGE = FileFormat(
     recipes=RECIPES,
     anchors=(".qweight",),
     find=find,
+    row_axis=-1,
     read=from_awq,
     carries=carries,
     lay_out=lambda scaled, place: lay_out(scaled),

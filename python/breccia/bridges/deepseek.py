@@ -271,6 +271,7 @@ BRIDGE = FileFormat(
     recipes=RECIPES,
     anchors=("_scale_inv", ".scale"),
     find=find,
+    row_axis=0,
     read=from_deepseek,
     carries=carries,
     model_knows=model_knows,

@@ -334,6 +334,7 @@ BRIDGE = FileFormat(
     own_files=True,
     embeddings=True,
     fused_experts=True,
+    row_axis=0,
     read=read_blocks,
     carries=carries,
     store=store,

@@ -128,6 +128,7 @@ BRIDGE = FileFormat(
     anchors=("_blocks",),
     fused_experts=True,
     find=find,
+    row_axis=0,
     read=from_gpt_oss,
     carries=carries,
     takes=takes,

@@ -304,6 +304,7 @@ BRIDGE = FileFormat(
     anchors=(".qweight",),
     find=find,
     refine=refine,
+    row_axis=-1,
     read=from_gptq,
     carries=carries,
     lay_out=lay_out_for_checkpoint,

@@ -366,6 +366,7 @@ BRIDGE = FileFormat(
     embeddings=True,
     fused_experts=True,
     find=find,
+    row_axis=0,
     read=from_mlx,
     carries=carries,
     why_not=why_not,

@@ -347,6 +347,7 @@ BRIDGE = FileFormat(
     beside="hf_quant_config",
     said_beside=said_beside,
     find=find,
+    row_axis=0,
     read=from_modelopt,
     carries=carries,
     lay_out=lay_out_for_checkpoint,

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -274,6 +275,14 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
     return found
 
 
+def reshaped(found: Found, shape: tuple[int, ...]) -> Found:
+    """The description of some of a tensor's rows: the header's, of another shape."""
+    config = loads(found.options["config"])
+    if config.get("shape") is not None:
+        config["shape"] = list(shape)
+    return replace(found, shape=shape, options={**found.options, "config": json.dumps(config)})
+
+
 def carries(recipe: ScalingRecipe) -> bool:
     """Every recipe."""
     return True
@@ -297,6 +306,8 @@ BRIDGE = FileFormat(
     embeddings=True,
     fused_experts=True,
     find_all=find_all,
+    row_axis=0,
+    reshaped=reshaped,
     read=load,
     carries=carries,
     store=store_in_checkpoint,
