@@ -17,6 +17,7 @@ from breccia.checkpoint.source import Checkpoint, without_collection
 
 __all__ = ["describe", "inspect", "render"]
 
+_ALIKE = 4096  # sizes of tensors whose bits per weight are kept
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -79,10 +80,18 @@ class _Totals:
 
 
 def _tensors(checkpoint: Checkpoint, totals: _Totals) -> Iterator[dict[str, Any]]:
+    entries = checkpoint.entries
+    bits: dict[tuple[int, int], float] = {}  # per weight, by bytes and weights: most tensors are alike
     for said, stored in checkpoint.found.said():
         found = said if isinstance(said, Found) else None
-        nbytes = checkpoint.nbytes(found) if found else checkpoint.entries[stored].nbytes
+        nbytes = checkpoint.nbytes(found) if found else entries[stored].nbytes
         count, scales = math.prod(said.shape), None
+        size = (nbytes, count)
+        per_weight = bits.get(size)
+        if per_weight is None:
+            per_weight = round(8 * nbytes / count, 3) if count else 0.0
+            if len(bits) < _ALIKE:
+                bits[size] = per_weight
         if found and found.layout is not None:
             scales = {"layout": repr(found.layout), "shape": list(found.layout.scale_shape(found.shape))}
         tensor = {
@@ -91,7 +100,7 @@ def _tensors(checkpoint: Checkpoint, totals: _Totals) -> Iterator[dict[str, Any]
             "kind": said.kind,
             "shape": list(said.shape),
             "nbytes": nbytes,
-            "bits_per_weight": round(8 * nbytes / count, 3) if count else 0.0,
+            "bits_per_weight": per_weight,
             "recipe": None if found is None or found.recipe is None else found.recipe.to_dict(),
             "scales": scales,
             "parts": found.parts if found else {"weight": stored},

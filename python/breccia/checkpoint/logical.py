@@ -17,6 +17,9 @@ from breccia.checkpoint.models import is_stored_turned, models_name
 __all__ = ["Logical", "Plain", "blocks_of", "in_order", "spelled"]
 
 
+_ALIKE = 4096  # kinds of tensors that are looked at once
+
+
 class PlainSaid(NamedTuple):
     """What a header says of a plain tensor: see `Found`."""
 
@@ -44,6 +47,7 @@ class Plain:
         troubles: Mapping[str, str],
     ) -> None:
         self.entries, self.home, self.config, self.troubles = entries, home, config, troubles
+        self._alike: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[str, ...]]] = {}  # kind and findings
 
     def __call__(self, name: str) -> Found:
         (outside, kind, shape, findings), options = self.said(name)
@@ -53,10 +57,16 @@ class Plain:
     def said(self, name: str) -> tuple[PlainSaid, dict[str, Any]]:
         """The same without a `Found`, which takes most of the time, and that one's options."""
         entry = self.entries[name]
-        shape, dtype, home = entry.shape, entry.dtype, self.home[name]
-        kind = "fp8" if dtype in ("F8_E4M3", "F8_E5M2") else dtype.lower()
-        trouble = self.troubles.get(name) if self.troubles else None
-        findings = _suspicious(entry) if trouble is None else (trouble,)
+        shape, home = entry.shape, self.home[name]
+        told = self._alike.get((entry.dtype, shape))
+        if told is None:
+            kind = "fp8" if entry.dtype in ("F8_E4M3", "F8_E5M2") else entry.dtype.lower()
+            told = kind, _suspicious(entry)
+            if len(self._alike) < _ALIKE:
+                self._alike[entry.dtype, shape] = told
+        kind, findings = told
+        if self.troubles and name in self.troubles:
+            findings = (self.troubles[name],)
         options: dict[str, Any] = {}
         outside = name
         if isinstance(home, GgufFile):

@@ -18,7 +18,7 @@ MAX_HEADER = 100_000_000  # bytes; the format's own limit
 MAX_METADATA = 1 << 20  # entries: one a tensor in breccia's own files
 _MAX_AXES = 64
 
-_SHAPES = 4096  # texts of shapes that are read once
+_ALIKE = 4096  # kinds of tensors that are checked once
 _PASSED = 1 << 23  # bytes of the header that are let go of at a time
 
 _SPACE = re.compile(rb"[ \t\n\r]*")
@@ -74,7 +74,7 @@ class _Reader:
         self.entries: dict[str, Entry] = {}
         self.metadata: dict[str, str] = {}
         self.seen_metadata = False
-        self.shapes: dict[bytes, tuple[int, ...]] = {}
+        self.alike: dict[tuple[bytes, bytes], tuple[str, tuple[int, ...], int]] = {}  # dtype, shape and bytes by text
 
     def read(self) -> None:
         if self._next() != b"{":
@@ -89,32 +89,39 @@ class _Reader:
             raise ValueError(f"{self.where}: header must end with its object, there is more after it")
 
     def _members(self) -> None:
-        match, text, entries = _ENTRY.match, self.text, self.entries
-        last = self.start  # where the last tensor ends, which is where the next one starts: one object for both
+        match, text, entries, alike = _ENTRY.match, self.text, self.entries, self.alike
+        start, size, new = self.start, self.size, tuple.__new__
+        last = start  # where the last tensor ends, which is where the next one starts: one object for both
+        at, far = self.at, self.passed + _PASSED
         while True:
-            found = match(text, self.at)
-            if found is None or (raw := found[1]) == b"__metadata__":
+            found = match(text, at)
+            if found is None or (parts := found.groups())[0] == b"__metadata__":
+                self.at = at
                 after = self._member()
+                at = self.at
             else:
-                name = raw.decode("utf-8")
+                raw, dtype, axes, first, stop, after = parts
+                name, begin, end = raw.decode("utf-8"), int(first), int(stop)
                 if name in entries:
                     self._fail(name, "must appear once, it appears twice")
-                entry = self._entry(name, found[2], self._shape(found[3]), int(found[4]), int(found[5]), last)
-                entries[name] = entry
-                last = entry.stop
-                self.at, after = found.end(), found[6]
-            if self.at - self.passed > _PASSED:
+                known = alike.get((dtype, axes))
+                if known is not None and known[2] == end - begin and end <= size:
+                    begin = last if start + begin == last else start + begin
+                    last = start + end
+                    entries[name] = new(Entry, (name, *known[:2], begin, last))
+                else:
+                    shape = tuple(map(int, axes.split(b","))) if axes else ()
+                    entry = entries[name] = self._entry(name, dtype, shape, begin, end, last)
+                    last = entry.stop
+                    if len(alike) < _ALIKE:
+                        alike[dtype, axes] = entry.dtype, shape, end - begin
+                at = found.end()
+            if at > far or after == b"}":
+                self.at = at
                 self._let_go()
+                far = self.passed + _PASSED
             if after == b"}":
                 return
-
-    def _shape(self, text: bytes) -> tuple[int, ...]:
-        shape = self.shapes.get(text)
-        if shape is None:
-            shape = tuple(map(int, text.split(b","))) if text else ()
-            if len(self.shapes) < _SHAPES:
-                self.shapes[text] = shape
-        return shape
 
     def _let_go(self) -> None:
         """Of the pages before the place that is read."""
