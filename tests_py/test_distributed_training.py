@@ -8,7 +8,6 @@ import breccia
 import cases
 import pytest
 from breccia.autograd import LinearRecipes
-from breccia.nn import ScaledLinear
 
 torch = pytest.importorskip("torch")
 import distributed_ranks  # noqa: E402
@@ -17,6 +16,7 @@ if not torch.distributed.is_available():
     pytest.skip("torch is built without torch.distributed", allow_module_level=True)
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from breccia import distributed  # noqa: E402
+from breccia.nn import ScaledLinear  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor, Shard  # noqa: E402

@@ -12,10 +12,13 @@ from breccia.distributed.modules import make_shardable_
 from breccia.distributed.parameters import ScaledParameter, precompute_amax_
 from breccia.distributed.sharding import Plan, plan
 from breccia.distributed.statistics import amax, cast
+from breccia.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel
 
 __all__ = [
+    "ColwiseParallel",
     "Handle",
     "Plan",
+    "RowwiseParallel",
     "ScaledParameter",
     "all_gather",
     "all_to_all",

@@ -119,7 +119,7 @@ class Shard:
         elif self.cut_blocks and choices(self.recipe).searches:
             raise ValueError(
                 f"a search for scales must have whole blocks of {self.block_rows} rows on {place(self.group)}, got "
-                f"cuts every {self.rows_sent} rows of {self.whole[0]}: legal cuts are the multiples of {self.block_rows}"
+                f"cuts every {self.rows_sent} rows: legal cuts are the multiples of {self.block_rows}"
             )
 
     # --- codes ------------------------------------------------------------------------------------------------------

@@ -95,8 +95,14 @@ def to_device(array: Any, device: Any) -> Any:
         raise ValueError(f"target must be a framework or a torch device, got {device!r}: {error}") from None
 
 
+# Casts of tensors that other modules know more about, by type: (x, recipe, options).
+casts_of_subclasses: dict[type, Any] = {}
+
+
 def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
     x = _floats(x, "x")
+    if type(x) in casts_of_subclasses:
+        return casts_of_subclasses[type(x)](x.detach(), recipe, CastOptions())  # type: ignore[no-any-return]
     if _is_plain(x):
         return cast_here(x, recipe)
     if _torch_launch.quiet(x):
@@ -109,6 +115,8 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
     x = _floats(x, "x")
     if _is_plain(x):
         return cast_here(x, recipe, **options.core_arguments)
+    if type(x) in casts_of_subclasses:
+        return casts_of_subclasses[type(x)](x.detach(), recipe, options)  # type: ignore[no-any-return]
     if options.amax is not None:
         amax = torch.as_tensor(options.amax, dtype=torch.float32, device=x.device)
         options = dataclasses.replace(options, amax=amax)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor parallelism of quantized layers by DTensor, over gloo, alone and with FSDP2."""
+
+import copy
+import re
+
+import breccia
+import cases
+import pytest
+from breccia.autograd import LinearRecipes
+from breccia.pieces import block_along
+
+torch = pytest.importorskip("torch")
+import distributed_ranks  # noqa: E402
+
+if not torch.distributed.is_available():
+    pytest.skip("torch is built without torch.distributed", allow_module_level=True)
+from breccia import distributed  # noqa: E402
+from breccia.nn import ScaledLinear  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor.parallel import parallelize_module  # noqa: E402
+
+PLAN = {"0": distributed.ColwiseParallel(), "2": distributed.RowwiseParallel()}
+
+
+def model_of(recipe, hidden=512):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, hidden), torch.nn.GELU(), torch.nn.Linear(hidden, 96))
+    return breccia.quantize_(model, recipe)
+
+
+def close(y, expected):
+    return torch.allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def runs_as_one_process(rank, world):
+    mesh = init_device_mesh("cpu", (world,))
+    x = torch.from_numpy(cases.normal((5, 256)))
+    tried = 0
+    for name, recipe in cases.RECIPES.items():
+        if block_along(recipe.layout, False, -2) > 128:
+            continue
+        whole = model_of(recipe)
+        given, alone = x.clone().requires_grad_(), x.clone().requires_grad_()
+        expected = whole(alone)
+        expected.sum().backward()
+        model = parallelize_module(copy.deepcopy(whole), mesh, PLAN)
+        held = sum(p.to_local().nbytes for p in model[0].parameters() if p.dtype == torch.uint8)
+        assert held * world <= sum(p.nbytes for p in whole[0].buffers()) + 64 * world, name
+        first = model[0](x)
+        assert torch.equal(
+            first, distributed.plan(expected.new_empty(5, 512).shape, "fp8", world, 1).cut(whole[0](x), rank)
+        ), name
+        y = model(given)
+        assert close(y, expected), name
+        y.sum().backward()
+        assert close(given.grad, alone.grad), name
+        tried += 1
+    assert tried > 30
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_layers_compute_what_whole_ones_do(world):
+    distributed_ranks.run(world, runs_as_one_process)
+
+
+class Sent(torch.utils._python_dispatch.TorchDispatchMode):
+    """Records the names of the collectives."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.partition("::")[2]
+        if func.namespace in ("c10d", "_c10d_functional") and name not in ("wait_tensor", "_wrap_tensor_autograd"):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def casts_as_one_process(rank, world):
+    mesh = init_device_mesh("cpu", (world,))
+    tried = 0
+    for recipe in cases.RECIPES.values():
+        x = torch.from_numpy(cases.heavy_tailed("normal", (256, 512)))
+        x[-1, -1] = 1e4
+        whole = breccia.cast(x, recipe)
+        for dim in (0, 1):
+            if not getattr(recipe, "symmetric", True) and recipe.layout.name == "per_channel":
+                continue
+            made = breccia.cast(distribute_tensor(x, mesh, [Shard(dim)]), recipe)
+            assert made.shape == (256, 512) and made.data.placements == (Shard(dim),)
+            dealt = distributed.plan(x.shape, recipe, world, dim)
+            local = breccia.ScaledTensor._of(
+                made._form,
+                *[
+                    None if part is None else part.to_local()
+                    for part in (made.data, made.scale, made.zero_point, made.global_scale)
+                ],
+            )
+            assert local == dealt.cut(whole, rank), (recipe, dim)
+            with Sent() as sent:
+                values = breccia.dequantize(made)
+            assert not sent.seen and values.placements == (Shard(dim),)
+            assert torch.equal(values.to_local(), dealt.cut(breccia.dequantize(whole), rank))
+            tried += 1
+        replicated = breccia.cast(distribute_tensor(x, mesh, [Replicate()]), recipe)
+        assert torch.equal(breccia.dequantize(replicated).to_local(), breccia.dequantize(whole))
+    assert tried > 50
+    dealt = distribute_tensor(torch.zeros(96, 96), mesh, [Shard(1)])
+    legal = "even ones for 1, 3 ranks"
+    with pytest.raises(
+        ValueError, match=re.escape("x must be cut between blocks of 32 along axis 1, got 96 for 2")
+    ) as e:
+        breccia.cast(dealt, "mxfp8")
+    assert legal in str(e.value)
+    with pytest.raises(ValueError, match="x must be a plain tensor for rounding="):
+        breccia.cast(dealt, "fp8", rounding="stochastic", seed=1)
+
+
+def test_casts_of_dtensors_have_the_bytes_of_the_whole():
+    distributed_ranks.run(2, casts_as_one_process)
+
+
+def sends_sums_alone(rank, world):
+    mesh = init_device_mesh("cpu", (world,))
+    model = parallelize_module(model_of("nvfp4"), mesh, PLAN)
+    x = torch.from_numpy(cases.normal((5, 256)))
+    model(x)
+    with Sent() as sent:
+        model(x)
+    assert sent.seen == ["all_reduce"], sent.seen
+    torch.manual_seed(0)
+    quantized = breccia.quantize_(torch.nn.Sequential(torch.nn.Linear(512, 256)), "fp8", activations="fp8")
+    whole = copy.deepcopy(quantized)
+    model = parallelize_module(quantized, mesh, {"0": distributed.RowwiseParallel(input_layouts=Replicate())})
+    x = torch.from_numpy(cases.normal((5, 512)))
+    x[0, -1] = 100.0  # one rank has the amax of all
+    assert close(model(x), whole(x))
+
+
+def test_only_sums_and_amaxes_are_sent():
+    distributed_ranks.run(2, sends_sums_alone)
+
+
+def refuses_cuts_through_blocks(rank, world):
+    mesh = init_device_mesh("cpu", (world,))
+    wanted = re.escape("along axis 1, got 96 for 2 ranks: legal cuts are the multiples of 32, even ones for 1, 3 ranks")
+    for style, shape, recipe, message in (
+        (distributed.RowwiseParallel(), (96, 64), "mxfp8", wanted),
+        (distributed.ColwiseParallel(), (256, 192), breccia.Float8BlockScaling(block_m=128), "along axis 0, got 192"),
+    ):
+        model = breccia.quantize_(torch.nn.Sequential(torch.nn.Linear(*shape)), recipe)
+        with pytest.raises(ValueError, match=message):
+            parallelize_module(model, mesh, {"0": style})
+    with pytest.raises(NotImplementedError):
+        parallelize_module(torch.nn.Sequential(torch.nn.GELU()), mesh, {"0": distributed.ColwiseParallel()})
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(64, 96))
+    x = torch.ones(2, 64)
+    expected = plain(x)
+    parallelize_module(plain, mesh, {"0": distributed.ColwiseParallel(output_layouts=Replicate())})
+    assert close(plain(x), expected)
+
+
+def test_errors_name_the_legal_cuts():
+    distributed_ranks.run(2, refuses_cuts_through_blocks)
+
+
+def runs_on_meshes(rank, world):
+    for shape in ((2, 1), (1, 2), (2, 2)):
+        if shape[0] * shape[1] != world:
+            continue
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+        for recipe in ("nvfp4", "mxfp8", "fp8", breccia.Float8BlockScaling(block_m=128), "int4"):
+            whole = model_of(recipe)
+            x = torch.from_numpy(cases.normal((5, 256), seed=mesh.get_local_rank("data")))
+            model = parallelize_module(copy.deepcopy(whole), mesh["tensor"], PLAN)
+            distributed.make_shardable_(model)
+            for layer in (model[0], model[2], model):
+                fully_shard(layer, mesh=mesh["data"])
+            for _ in range(2):
+                assert close(model(x), whole(x)), (shape, recipe)
+            codes = model[0].weight_data.to_local()
+            assert codes.numel() * world == whole[0].weight_data.numel()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_meshes_of_sharded_and_tensor_parallel_ranks(world):
+    distributed_ranks.run(world, runs_on_meshes)
+
+
+def runs_in_subgroups(rank, world):
+    """Two groups that are parallel each for itself, with weights of their own."""
+    mesh = DeviceMesh("cpu", torch.arange(world).reshape(-1, 2), mesh_dim_names=("replica", "tensor"))["tensor"]
+    torch.manual_seed(rank // 2)
+    whole = breccia.quantize_(torch.nn.Sequential(torch.nn.Linear(256, 64)), "nvfp4")
+    x = torch.from_numpy(cases.normal((3, 256), seed=rank // 2))
+    style = distributed.ColwiseParallel(output_layouts=Replicate())
+    model = parallelize_module(copy.deepcopy(whole), mesh, {"0": style})
+    assert torch.equal(model(x), whole(x))
+
+
+def test_subgroups():
+    distributed_ranks.run(4, runs_in_subgroups)
+
+
+def trains(rank, world):
+    mesh = init_device_mesh("cpu", (world,))
+    for recipes in (LinearRecipes.fp8(), LinearRecipes.mxfp8()):
+        torch.manual_seed(0)
+        whole = torch.nn.Sequential(
+            ScaledLinear(256, 512, recipes=recipes), torch.nn.GELU(), ScaledLinear(512, 96, recipes=recipes)
+        )
+        model = parallelize_module(copy.deepcopy(whole), mesh, PLAN)
+        x = torch.from_numpy(cases.normal((64, 256)))
+        for net in (whole, model):
+            net(x).square().sum().backward()
+        for here, there in zip(model.parameters(), whole.parameters(), strict=True):
+            got = here.grad.full_tensor()
+            assert torch.allclose(got, there.grad, rtol=1e-3, atol=2e-2 * float(there.grad.abs().max()))
+
+
+def test_layers_that_train():
+    distributed_ranks.run(2, trains)
