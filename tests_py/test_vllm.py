@@ -46,6 +46,14 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     platform = types.SimpleNamespace(is_cpu=lambda: said.on == "CPU")
     module("vllm.platforms", current_platform=platform, PlatformEnum=types.SimpleNamespace(CPU="CPU"))
     module(root, register_linear_kernel=lambda *args: said.lists.append(args))
+    layers = "vllm.model_executor.layers"
+    said.formats = {}
+    keep = lambda name: lambda kind: said.formats.setdefault(name, kind)  # noqa: E731
+    for package in (layers, f"{layers}.quantization"):
+        module(package, register_quantization_config=keep)
+    module(f"{layers}.quantization.base_config", QuantizationConfig=type("QuantizationConfig", (), {}))
+    monkeypatch.setitem(sys.modules, "breccia.vllm.quantization", types.ModuleType("gone after the test"))
+    del sys.modules["breccia.vllm.quantization"]
     import breccia.vllm
     from breccia.vllm import kernels
 
@@ -57,10 +65,11 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     return said
 
 
-def test_registers_once_and_on_cpus_alone(vllm: Any) -> None:
+def test_registers_once_and_kernels_on_cpus_alone(vllm: Any) -> None:
     vllm.on = "CUDA"
     vllm.register()
     assert not vllm.lists
+    assert list(vllm.formats) == ["breccia"]
     vllm.on = "CPU"
     vllm.register()
     vllm.register()

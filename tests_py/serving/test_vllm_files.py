@@ -2,50 +2,16 @@
 """`breccia.vllm` in vLLM's own classes: its choice of a kernel, its quantization schemes, its parallel layers and their
 weight loaders."""
 
-import json
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import breccia
 import pytest
 from breccia import checkpoint
 from serving import vllm_layers
-from serving.programs import files_of, needs_files
+from serving.programs import needs_files
 
 pytestmark = [needs_files, pytest.mark.filterwarnings("ignore")]
 torch = pytest.importorskip("torch")
-NOT_COMPILED = ("zmq", "cbor2", "aiohttp", "openai", "openai_harmony", "pybase64", "uvloop", "cpuinfo")
-NOT_COMPILED += ("prometheus_client", "xgrammar", "fastapi", "partial_json_parser", "llguidance")
-
-
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """vLLM's modules on its CPU platform, with one rank and a configuration, after `breccia.vllm.register`."""
-    from types import SimpleNamespace
-
-    os.environ["VLLM_TARGET_DEVICE"] = "cpu"
-    with files_of(*NOT_COMPILED):
-        import breccia.vllm
-        from vllm import distributed
-        from vllm.config import VllmConfig, set_current_vllm_config
-        from vllm.model_executor.kernels import linear as kernels
-        from vllm.platforms import PlatformEnum
-
-        breccia.vllm.register()
-        breccia.vllm.register()
-        config = VllmConfig()
-        config.model_config = SimpleNamespace(dtype=torch.bfloat16, is_moe=False, quantization_config=None)
-        store = tmp_path_factory.mktemp("ranks") / "store"
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.bfloat16)  # as vLLM's loader does
-        with set_current_vllm_config(config):
-            distributed.init_distributed_environment(1, 0, f"file://{store}", 0, "gloo")
-            distributed.initialize_model_parallel(1)
-            yield SimpleNamespace(kernels=kernels, config=config, cpu=PlatformEnum.CPU)
-            distributed.destroy_model_parallel()
-            distributed.destroy_distributed_environment()
-        torch.set_default_dtype(before)
 
 
 def lists(vllm: Any) -> list[list[type]]:
@@ -94,19 +60,6 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return made
 
 
-def quantization(folder: Any) -> Any:
-    """vLLM's own description of a checkpoint's quantization."""
-    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
-
-    said = json.loads((folder / "config.json").read_text())["quantization_config"]
-    methods = {name: get_quantization_config(name) for name in QUANTIZATION_METHODS}
-    claimed = [method.override_quantization_method(said, None, None) for method in methods.values()]
-    name = next((one for one in claimed if one is not None), said["quant_method"])
-    made = methods[name].from_config(said)
-    made.packed_modules_mapping = vllm_layers.PACKED
-    return made
-
-
 def kernel(layer: Any) -> Any:
     """The kernel that a layer's quantization chose."""
     holders = [layer.quant_method, getattr(layer, "scheme", None)]
@@ -123,7 +76,7 @@ def test_layers_of_a_converted_model(target: str, vllm: Any, converted: Any, mon
     others = [made.__name__ for one in lists for made in one if not made.__module__.startswith("breccia")]
     monkeypatch.setenv("VLLM_DISABLED_KERNELS", ",".join(others))
     folder = converted(target)
-    tensors, said = vllm_layers.stored(folder), quantization(folder)
+    tensors, said = vllm_layers.stored(folder), vllm_layers.quantization(folder)
     for name in vllm_layers.PARTS:
         layer = vllm_layers.make(name, said)
         assert vllm_layers.fill(layer, name, tensors) > len(vllm_layers.PARTS[name])
@@ -148,7 +101,9 @@ def test_what_vllm_refuses_itself(target: str, error: type[Exception], says: str
     folder = converted(target)
     with pytest.raises(error, match=says):
         vllm_layers.fill(
-            vllm_layers.make("mlp.down_proj", quantization(folder)), "mlp.down_proj", vllm_layers.stored(folder)
+            vllm_layers.make("mlp.down_proj", vllm_layers.quantization(folder)),
+            "mlp.down_proj",
+            vllm_layers.stored(folder),
         )
 
 
@@ -156,7 +111,7 @@ def test_what_vllm_refuses_itself(target: str, error: type[Exception], says: str
 def test_layers_are_compiled(target: str, vllm: Any, converted: Any) -> None:
     """vLLM compiles models as one graph: nothing in a layer may break it."""
     folder, name = converted(target), "mlp.gate_up_proj"
-    layer = vllm_layers.make(name, quantization(folder))
+    layer = vllm_layers.make(name, vllm_layers.quantization(folder))
     vllm_layers.fill(layer, name, vllm_layers.stored(folder))
     x = torch.randn(5, vllm_layers.HIDDEN)
     torch._dynamo.reset()
@@ -183,3 +138,100 @@ def test_mxfp6_of_quark(vllm: Any) -> None:
         wanted = x.double() @ breccia.dequantize(scaled).double().T
         assert (kernel.apply_weights(layer, x).double() - wanted).norm() <= 5e-3 * wanted.norm()
         assert layer.weight.numel() == 0  # let go: breccia has the codes one by one
+
+
+def own(folder: Any) -> Any:
+    """A checkpoint in breccia's own format: vLLM's description, and its tensors by vLLM's names."""
+    said = vllm_layers.quantization(folder)
+    assert type(said).__module__ == "breccia.vllm.quantization"
+    return said, vllm_layers.stored(folder), said.get_checkpoint_weight_mapper()
+
+
+OWN = ["nvfp4", "mxfp4", "mxfp6", "mxfp8", "int4", "int8", "fp8", "fp8-row", "fp8-block", "block"]
+
+
+@pytest.mark.parametrize("recipe", OWN)
+def test_own_format(recipe: str, vllm: Any, converted: Any) -> None:
+    """Fused layers give the logits of breccia's own linear on the parts, to the bit."""
+    folder = converted(recipe)
+    said, tensors, mapper = own(folder)
+    opened = breccia.open(folder)
+    for name, parts in vllm_layers.PARTS.items():
+        layer = vllm_layers.make(name, said)
+        assert vllm_layers.fill(layer, name, tensors, mapper) == len(dict(layer.named_parameters())) * len(parts)
+        x = torch.randn(5, layer.input_size_per_partition, generator=torch.Generator().manual_seed(0))
+        weights = [opened[f"{vllm_layers.BLOCK}{part}.weight"].to("torch") for part in parts]
+        assert layer(x).equal(torch.cat([breccia.linear(x, one, None, x.dtype) for one in weights], -1))
+
+
+def of_ranks(monkeypatch: pytest.MonkeyPatch, ranks: int, make: Any) -> list[Any]:
+    """What `make` makes on each rank of a group of tensor parallelism, as vLLM's layers ask for it."""
+    from vllm.model_executor import parameter
+    from vllm.model_executor.layers import linear
+
+    made = []
+    for rank in range(ranks):
+        with monkeypatch.context() as patch:
+            for module in (parameter, linear):
+                patch.setattr(module, "get_tensor_model_parallel_rank", lambda: rank)
+                patch.setattr(module, "get_tensor_model_parallel_world_size", lambda: ranks)
+            made.append(make())
+    return made
+
+
+@pytest.mark.parametrize("recipe", OWN)
+@pytest.mark.parametrize("name", vllm_layers.PARTS)
+def test_tensor_parallel(recipe: str, name: str, vllm: Any, converted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks have halves of each weight, and together the whole product."""
+    said, tensors, mapper = own(converted(recipe))
+
+    def filled() -> Any:
+        layer = vllm_layers.make(name, said)
+        vllm_layers.fill(layer, name, tensors, mapper)
+        return layer
+
+    if "block" in recipe and name.endswith("qkv_proj"):  # tiles of 128 by 128, and 64 rows of keys on a rank
+        with pytest.raises(ValueError, match="rows of each part of a fused layer must be whole blocks of 128"):
+            of_ranks(monkeypatch, 2, filled)
+        return
+    whole, halves = filled(), of_ranks(monkeypatch, 2, filled)
+    assert [2 * layer.weight_data.numel() for layer in halves] == [whole.weight_data.numel()] * 2
+    columns = vllm_layers.HIDDEN if name.endswith(("up_proj", "qkv_proj")) else None
+    x = torch.randn(3, columns or whole.input_size, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    wanted = whole(x)
+    if columns is None:
+        half = whole.input_size // 2
+        got = halves[0](x[:, :half]) + halves[1](x[:, half:])
+        assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+        return
+    widths = halves[0].logical_widths
+    first, second = (layer(x).split(widths, -1) for layer in halves)
+    assert torch.cat([part for pair in zip(first, second, strict=True) for part in pair], -1).equal(wanted)
+
+
+def test_own_format_is_compiled(vllm: Any, converted: Any) -> None:
+    said, tensors, mapper = own(converted("nvfp4"))
+    layer = vllm_layers.make("self_attn.qkv_proj", said)
+    vllm_layers.fill(layer, "self_attn.qkv_proj", tensors, mapper)
+    assert len(layer.__dict__["breccia_layers"]) == 3  # a global scale for each part
+    x = torch.randn(5, vllm_layers.HIDDEN)
+    torch._dynamo.reset()
+    assert torch.compile(layer, fullgraph=True, backend="aot_eager")(x).equal(layer(x))
+
+
+def test_own_format_refuses(vllm: Any, converted: Any) -> None:
+    said = vllm_layers.quantization(converted("nvfp4"))
+    recipe, other = breccia.NVFP4BlockScaling(), breccia.MXFP4BlockScaling()
+    prefix = f"{vllm_layers.BLOCK}self_attn"
+    said.modules = {f"{prefix}.k_proj": other}
+    with pytest.raises(ValueError, match=r"fuses into model.layers.0.self_attn.qkv_proj must have one recipe"):
+        vllm_layers.make("self_attn.qkv_proj", said)
+    said.modules, said.ignore = {}, [f"{prefix}.{part}" for part in vllm_layers.PACKED["qkv_proj"]]
+    assert type(vllm_layers.make("self_attn.qkv_proj", said).quant_method).__name__ == "UnquantizedLinearMethod"
+    with pytest.raises(ValueError, match="quantization_config must have a recipe, as breccia writes it"):
+        type(said).from_config({"quant_method": "breccia"})
+    assert said.recipe == recipe
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    with pytest.raises(ValueError, match=r"in high precision for vLLM: convert with --exclude 'head\.\*'"):
+        ParallelLMHead(64, 128, quant_config=said, prefix="head")

@@ -42,6 +42,19 @@ def write_block(folder: Path) -> Path:
     return folder
 
 
+def quantization(folder: Any) -> Any:
+    """vLLM's own description of a checkpoint's quantization, chosen as it chooses."""
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
+
+    said = json.loads((folder / "config.json").read_text())["quantization_config"]
+    methods = {name: get_quantization_config(name) for name in QUANTIZATION_METHODS}
+    claimed = [method.override_quantization_method(said, None, None) for method in methods.values()]
+    name = next((one for one in claimed if one is not None), said["quant_method"])
+    made = methods[name].from_config(said)
+    made.packed_modules_mapping = PACKED
+    return made
+
+
 def make(name: str, quantization: Any, **options: Any) -> Any:
     """One of vLLM's parallel layers."""
     from vllm.model_executor.layers import linear

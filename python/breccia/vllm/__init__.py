@@ -10,7 +10,10 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Append the kernels of `breccia.vllm.kernels` to vLLM's lists, on a CPU and once."""
+    """Append the kernels of `breccia.vllm.kernels` to vLLM's lists, on a CPU and once, and register the format."""
+    import importlib
+
     from breccia.vllm import kernels
 
     kernels.register()
+    importlib.import_module("breccia.vllm.quantization")
