@@ -33,7 +33,7 @@ LAYERS = {
     ),
     "bridges": "bridges dlpack",
     "checkpoints": "checkpoint files",
-    "programs": "transformers vllm demo cli __main__ =",
+    "programs": "distributed.loading distributed.reader distributed.taking transformers vllm demo cli __main__ =",
 }
 LEVELS = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}
 MODULES = {

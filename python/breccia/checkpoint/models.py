@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["is_embedding", "is_one_expert", "is_stored_turned", "is_turned", "models_name", "tied_heads"]
+__all__ = ["is_embedding", "is_one_expert", "is_stored_turned", "is_turned", "models_name", "tied", "tied_heads"]
 
 # Where a model keeps its input embeddings → the module that computes with the same weight and has none in the files.
 _TIED = (
@@ -27,13 +27,18 @@ _TIED = (
 
 def tied_heads(names: Iterable[str]) -> set[str]:
     """Output layers that share the embeddings' weight, so that no file has theirs."""
+    return set(tied(names))
+
+
+def tied(names: Iterable[str]) -> dict[str, str]:
+    """Those layers, and the name of the weight that each shares."""
     there = set(names)
-    heads = set()
+    heads = {}
     for name in there:
         for pattern, head in _TIED:
             match = pattern.fullmatch(name)
             if match is not None and f"{(module := head.format(at=match['at']))}.weight" not in there:
-                heads.add(module)
+                heads[module] = name
     return heads
 
 

@@ -6,6 +6,11 @@ scale follows from more than one rank holds, `amax` or `cast` asks all ranks fir
 torch; it works with every backend (gloo, NCCL), because only uint8 travels.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from breccia.distributed.collectives import all_gather, all_to_all, broadcast, reduce_scatter, scatter
 from breccia.distributed.handle import Handle
 from breccia.distributed.modules import make_shardable_
@@ -14,7 +19,12 @@ from breccia.distributed.sharding import Plan, plan
 from breccia.distributed.statistics import amax, cast
 from breccia.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel
 
+if TYPE_CHECKING:
+    from breccia.distributed.loading import load, quantize_as_
+    from breccia.distributed.reader import CheckpointReader
+
 __all__ = [
+    "CheckpointReader",
     "ColwiseParallel",
     "Handle",
     "Plan",
@@ -25,9 +35,20 @@ __all__ = [
     "amax",
     "broadcast",
     "cast",
+    "load",
     "make_shardable_",
     "plan",
     "precompute_amax_",
+    "quantize_as_",
     "reduce_scatter",
     "scatter",
 ]
+
+# Imported when they are asked for: torch.distributed.checkpoint takes over a second.
+_LATE = {"CheckpointReader": "reader", "load": "loading", "quantize_as_": "loading"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"breccia.distributed.{_LATE[name]}"), name)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of every format into models, sharded or not, without a whole model on any rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from breccia.bridges._parts import Found
+from breccia.bridges._written import same_grid
+from breccia.distributed.reader import CheckpointReader
+from breccia.form import PARTS
+from breccia.nn import QuantizedLinear
+
+__all__ = ["load", "quantize_as_"]
+
+
+def load(
+    model: torch.nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    names: Callable[[str], str] | None = None,
+    process_group: Any = None,
+) -> torch.nn.Module:
+    """Fill a model from a checkpoint of any format: float parameters with the values, quantized layers with the codes
+    as they are. Each rank reads, and dequantizes, its own rows.
+
+    Args:
+        model: filled in place; under ``fully_shard``, with DTensors, or whole. All ranks must call.
+        path: a safetensors file, a directory of them, or a GGUF file, which every rank can read.
+        names: the model's name of each of the checkpoint's tensors, where it has another.
+        process_group: the ranks; all of them by default.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        TypeError: ``model`` is not a ``torch.nn.Module``.
+        ValueError: a quantized layer's recipe is not the checkpoint's, shapes differ, or a parameter is in no file.
+    """
+    reader = CheckpointReader(path, names=names)
+    found = _found(model, reader)
+    state = model.state_dict()
+    _check_recipes(model, found)
+    _check_all_are_there(state, reader)
+    for layer_name, layer in model.named_modules():
+        if isinstance(layer, QuantizedLinear):
+            for part in PARTS:
+                name = f"{layer_name}.weight_{part}" if layer_name else f"weight_{part}"
+                held = state.get(name)
+                if isinstance(held, torch.Tensor) and held.ndim and held.dtype != torch.uint8:
+                    state[name] = held.view(torch.uint8)  # the same memory
+    dcp.load(state, storage_reader=reader, process_group=process_group)
+    return model
+
+
+def quantize_as_(
+    model: torch.nn.Module, path: str | os.PathLike[str], *, names: Callable[[str], str] | None = None
+) -> torch.nn.Module:
+    """Put a `breccia.nn.QuantizedLinear` of the checkpoint's recipe in the place of each ``torch.nn.Linear`` whose
+    weight is quantized there, for ``fully_shard`` to shard and `load` to fill. Headers alone are read, and memory for
+    the codes is not touched before the model is filled, so that each rank takes what its shards need.
+
+    Args:
+        model: changed in place; its parameters may be on the meta device.
+        path: as for `load`.
+        names: as for `load`.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        TypeError: ``model`` is not a ``torch.nn.Module``.
+        ValueError: a weight has another shape in the checkpoint, or no layer is quantized there.
+    """
+    reader = CheckpointReader(path, names=names)
+    found = _found(model, reader)
+    reader.close()
+    made = 0
+    for path_in_model, parent in list(model.named_modules()):
+        for name, child in list(parent._modules.items()):
+            full = f"{path_in_model}.{name}" if path_in_model else name
+            one = found.get(f"{full}.weight")
+            if type(child) is not torch.nn.Linear or one is None or one.recipe is None:
+                continue
+            shape = tuple(child.weight.shape)
+            if shape != one.shape:
+                raise ValueError(f"model: {full}.weight must have the checkpoint's shape {one.shape}, got {shape}")
+            layer = QuantizedLinear(one.ghost().to("torch"))
+            layer.bias = child.bias
+            parent._modules[name] = layer.train(child.training).make_shardable_()
+            made += 1
+    if not made:
+        raise ValueError(f"model must have a torch.nn.Linear that is quantized in {path}, it has none")
+    return model
+
+
+def _found(model: Any, reader: CheckpointReader) -> dict[str, Found]:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    return reader.found()
+
+
+def _check_recipes(model: torch.nn.Module, found: dict[str, Found]) -> None:
+    for name, layer in model.named_modules():
+        if not isinstance(layer, QuantizedLinear):
+            continue
+        weight = f"{name}.weight" if name else "weight"
+        one = found.get(weight)
+        if one is None:
+            continue  # `_check_all_are_there` names it
+        if one.recipe is None or not same_grid(one.recipe, layer.recipe) or one.layout != layer._form.layout:
+            stored = one.recipe or f"a {one.kind} tensor without a recipe"
+            raise ValueError(
+                f"model: {name} must have the checkpoint's recipe for its codes, {stored}, got {layer.recipe}: "
+                f"make it with breccia.distributed.quantize_as_"
+            )
+
+
+def _check_all_are_there(state: dict[str, Any], reader: CheckpointReader) -> None:
+    there = reader.read_metadata().state_dict_metadata
+    missing = [name for name in state if name not in there]
+    if missing:
+        raise ValueError(
+            f"model must have parameters that are in {reader.path}, {len(missing)} of {len(state)} are not, "
+            f"such as {missing[0]!r}"
+        )
