@@ -168,6 +168,8 @@ def model_for(target: str) -> str:
     """The tiny model that a target is written for."""
     if target.startswith("gpt-oss"):
         return "gpt-oss"
+    if target.startswith("gguf") and target.endswith("_k"):
+        return "llama-wide"
     return "llama-tied"
 
 
@@ -178,6 +180,7 @@ def check(target: str, source: Path, folder: Path) -> dict[str, Any]:
         ModuleNotFoundError: the client is not installed.
     """
     from breccia.checkpoint import convert
+    from breccia.checkpoint.targets import QUANTIZED, parse_target
 
     name, needs, logits = client_of(target)
     if not _is_there(*needs):
@@ -188,8 +191,8 @@ def check(target: str, source: Path, folder: Path) -> dict[str, Any]:
         report = convert(source, out, target)
     except ValueError as error:
         return {**row, "refused": str(error)[:200]}
-    quantized = sum(report["tensors"].get(action, 0) for action in ("cast", "repack", "requantize"))
-    if not quantized and client_of(target) is not PLAIN:
+    quantized = any(action in QUANTIZED for action in report["tensors"])
+    if not quantized and not parse_target(target).quantizes_nothing:
         return {**row, "fails": "no tensor of this model has a place in the format"}
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

@@ -53,6 +53,8 @@ FUSED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite-moe": ("GraniteMoe", EXPERTS),
 }
+# With rows of whole super-blocks of GGUF.
+WIDE = {"llama-wide": ("Llama", {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64})}
 
 
 @cache
@@ -67,7 +69,7 @@ def tiny(name: str, path: Path) -> Path:
     """A model's directory, in bfloat16."""
     import torch
 
-    family, more = {**MODELS, **FUSED}[name]
+    family, more = {**MODELS, **FUSED, **WIDE}[name]
     torch.manual_seed(0)
     own = getattr(transformers(), f"{family}TextConfig", None) or getattr(transformers(), f"{family}Config")
     config = own(**{**SIZES, **more})

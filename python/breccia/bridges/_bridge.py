@@ -21,7 +21,7 @@ from breccia.bridges._written import Written
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["PLAIN", "Bridge", "FileFormat", "Place", "stored_name"]
+__all__ = ["PLAIN", "Bridge", "FileFormat", "Kind", "Place", "stored_name"]
 
 Made: TypeAlias = "ScaledTensor | OutsideTensor | Array"
 
@@ -39,6 +39,23 @@ class Place:
     inputs: bool = False
     model: Mapping[str, Any] = field(default_factory=dict)
     spell: Callable[[str], str] = str
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of stored values that no recipe makes.
+
+    Attributes:
+        name: as a part's dtype and a `Found`'s ``kind`` have it; a float dtype, if there is no ``encode``.
+        block: how many values of a row it takes at a time.
+        encode: bytes of float32 rows, along the last axis.
+        otherwise: what rows that are no whole blocks are quantized to.
+    """
+
+    name: str
+    block: int = 1
+    encode: Callable[[Array], Array] | None = None
+    otherwise: ScalingRecipe | None = None
 
 
 class Bridge(Protocol):
@@ -59,6 +76,10 @@ class Bridge(Protocol):
     @property
     def recipes(self) -> Mapping[str, ScalingRecipe]:
         """What ``--to NAME:KEY`` writes, by key; the first is what ``--to NAME`` quantizes to."""
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]:
+        """What else ``--to NAME:KEY`` writes, by key."""
 
     @property
     def anchors(self) -> tuple[str, ...]:
@@ -336,6 +357,7 @@ class FileFormat:
     peer: str | None = None
     extra: str = ""
     recipes: Mapping[str, ScalingRecipe] = field(default_factory=dict)
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
     anchors: tuple[str, ...] = ()
     own_files: bool = False
     whole_header: bool = False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF's block types (ggml). Q8_0, Q4_0, MXFP4 and NVFP4 are ScaledTensors, Q4_1 has a float minimum;
-Q5_0, Q5_1, the K-quants, IQ4_NL and IQ4_XS are readable.
+the K-quants are made of values and read as values; Q5_0, Q5_1, IQ4_NL and IQ4_XS are readable.
 
 A row is a run of blocks, each with its scale in front of its codes. Nibbles are split in halves: the
 first half of a block's elements is in the low ones.
@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges._bridge import FileFormat, Place, stored_name
-from breccia.bridges._common import Array, as_numpy, codes, made, packed_codes, unpack_nibbles
+from breccia.bridges._bridge import FileFormat, Kind, Place, stored_name
+from breccia.bridges._common import Array, as_numpy, codes, float32, made, packed_codes, unpack_nibbles
 from breccia.bridges._common import global_scale as one_global_scale
+from breccia.bridges._gguf_quantize import QUANTIZE
 from breccia.bridges._gguf_values import VALUES
 from breccia.bridges._integers import offset_codes
 from breccia.bridges._outside import OutsideTensor
@@ -62,9 +63,14 @@ TYPES: dict[str, tuple[int, int, int]] = {
 }
 NUMBERS = {number: name for name, (number, _, _) in TYPES.items()}
 _TENSORS = ("Q8_0", "Q4_0", "Q4_1", "MXFP4", "NVFP4")  # types that `from_gguf` knows
+KINDS: dict[str, Kind] = {
+    "f16": Kind("F16"),
+    "bf16": Kind("BF16"),
+    **{name.lower(): Kind(name, TYPES[name][1], encode, RECIPES["q8_0"]) for name, encode in QUANTIZE.items()},
+}
 RECIPE_OF: dict[str, ScalingRecipe] = {name.upper(): recipe for name, recipe in RECIPES.items()}
 
-__all__ = ["dequantize_gguf", "from_gguf", "to_gguf"]
+__all__ = ["dequantize_gguf", "from_gguf", "quantize_gguf", "to_gguf"]
 
 
 def _blocks(raw: Any, kind: str) -> Array:
@@ -279,6 +285,27 @@ def dequantize_gguf(raw: Any, kind: str) -> Array:
     return _flat(VALUES[kind](blocks).astype(np.float32))
 
 
+def quantize_gguf(x: Any, kind: str) -> Array:
+    """Values as a K-quant: scales and minimums of the least squared error, for which no calibration data is needed.
+
+    Args:
+        x: floats ``(..., K)``, K a multiple of 256.
+        kind: "Q2_K", "Q3_K", "Q4_K", "Q5_K" or "Q6_K".
+
+    Returns:
+        uint8 ``(..., row bytes)``, which `dequantize_gguf` reads.
+
+    Raises:
+        ValueError: another kind, rows that are not whole blocks, or values that are not finite.
+    """
+    if kind not in QUANTIZE:
+        raise ValueError(f"kind must be one of {', '.join(QUANTIZE)}, got {kind!r}")
+    values = as_numpy(x, "x")
+    if not values.ndim or values.shape[-1] % TYPES[kind][1]:
+        raise ValueError(f"x must have a multiple of {TYPES[kind][1]} columns for {kind}, got shape {values.shape}")
+    return QUANTIZE[kind](float32(values))
+
+
 def found_of(name: str, kind: str, shape: tuple[int, ...], second: str | None) -> Found:
     """A tensor of a file, of its table's row.
 
@@ -331,6 +358,7 @@ BRIDGE = FileFormat(
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,
+    kinds=KINDS,
     own_files=True,
     embeddings=True,
     fused_experts=True,

@@ -31,7 +31,7 @@ from breccia.checkpoint.naming import naming
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shared_scales import share
 from breccia.checkpoint.source import FACTOR, Checkpoint, is_float
-from breccia.checkpoint.targets import LEFT, Choice, Target, choose, parse_target
+from breccia.checkpoint.targets import LEFT, QUANTIZED, Choice, Target, choose, parse_target
 from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Work, check_replaceable, partial_of
 from breccia.checkpoint.workers import Workers
@@ -219,7 +219,7 @@ class Job:
 
     def _check_group_size(self) -> None:
         size = self.target.group_size
-        if not size or any(choice.action in ("repack", "requantize", "cast") for choice in self.choices):
+        if not size or any(choice.action in QUANTIZED for choice in self.choices):
             return
         left = [choice.found for choice in self.choices if choice.note.startswith(LEFT) and choice.found.shape]
         left = [found for found in left if found.shape[-1] % size]
@@ -230,7 +230,7 @@ class Job:
             )
 
     def _note_nothing(self) -> list[str]:
-        if self.target.float_dtype or any(c.action in ("repack", "requantize", "cast") for c in self.choices):
+        if self.target.quantizes_nothing or any(c.action in QUANTIZED for c in self.choices):
             return []
         return [f"no tensor is quantized: none of the source has a place in {self.target.spelled}"]
 
@@ -262,7 +262,7 @@ class Job:
 
     def _kept(self) -> dict[str, Any] | None:
         """The weights that stay as they were beside quantized ones: their bytes, and the largest of them."""
-        if not any(c.action in ("repack", "requantize", "cast") for c in self.choices):
+        if not any(c.action in QUANTIZED for c in self.choices):
             return None
         kept = [c for c in self.choices if c.action == "copy" and is_float(c.found) and len(c.found.shape) > 1]
         return {

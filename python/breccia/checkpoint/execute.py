@@ -55,6 +55,15 @@ def execute(
             else:
                 write = _turned_floats if choice.turned else _floats
                 write(checkpoint.load(found), name, dtype, writer, workers, done)
+        case "keep":
+            (name,) = choice.outputs
+            blocks = checkpoint.blocks(found)
+            _copy(lambda start, stop: blocks[start:stop], blocks.size, name, writer, workers, done)
+        case "encode":
+            (name,) = choice.outputs
+            encode = target.bridge.kinds[target.kind].encode
+            assert encode is not None
+            _encode(checkpoint.load(found), encode, name, writer, workers, done)
         case "repack":
             loaded = checkpoint.load(found)
             assert isinstance(loaded, (ScaledTensor, OutsideTensor))
@@ -164,6 +173,35 @@ def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: 
         done(out.nbytes)
 
     workers.each(decode, _pieces(values, size))
+
+
+def _encode(
+    values: Any, encode: Callable[[Array], Array], name: str, writer: PlannedWriter, workers: Workers, done: Done
+) -> None:
+    """Values as a format's own kind, some rows at a time."""
+    if isinstance(values, OutsideTensor):
+        values = values.dequantize()
+
+    def work(piece: tuple[int, Any], _: Array) -> None:
+        at, part = piece
+        wide = verbs.dequantize(part) if isinstance(part, ScaledTensor) else float32(part)
+        made = encode(wide)
+        # Rows before this one take as many bytes each.
+        writer.write(name, made, at // part.shape[-1] * made.shape[-1])
+        done(made.nbytes)
+
+    pieces = _pieces(values, _SIZES["F32"]) if isinstance(values, ScaledTensor) else _rows(values)
+    workers.each(work, pieces)
+
+
+def _rows(values: Array) -> Iterator[tuple[int, Array]]:
+    """Runs of rows, with the number of the first element of each."""
+    step = max(PIECE // 4 // values.shape[-1], 1)
+    lead = values.shape[:-2]
+    for number, index in enumerate(np.ndindex(*lead)):
+        matrix = values[index] if values.ndim > 1 else values[None]
+        for row in range(0, matrix.shape[0], step):
+            yield (number * matrix.shape[0] + row) * matrix.shape[1], matrix[row : row + step]
 
 
 def _turned_floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:

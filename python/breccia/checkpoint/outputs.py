@@ -156,6 +156,7 @@ def gguf_model(checkpoint: Checkpoint) -> tuple[ModelMap | None, str]:
 
 # llama.cpp's numbers for what most matrices of a file are (its ftype).
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
+_FILE_TYPES |= {"Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18}
 
 
 def gguf_fields(

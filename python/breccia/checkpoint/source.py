@@ -222,6 +222,18 @@ class Checkpoint:
             return self.span(name, 0, self.entries[name].nbytes)
         return np.ascontiguousarray(self._in_order(found, self.array(name))).reshape(-1).view(np.uint8)
 
+    def blocks(self, found: Found) -> np.ndarray[Any, Any]:
+        """The bytes of a tensor of blocks, flat, rows in the order of the model's own tensor.
+
+        Args:
+            found: one of ``found``, of a format that has blocks.
+
+        Returns:
+            uint8, flat.
+        """
+        array = self._in_order(found, self._one(found, found.parts["blocks"]))
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
     def _one(self, found: Found, name: str) -> np.ndarray[Any, Any]:
         """A stored tensor, or what is one expert's of it."""
         array, expert = self.array(name), found.options.get("expert")

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from breccia import bridges, recipe_names, recipes
-from breccia.bridges._bridge import Bridge, Place
+from breccia.bridges._bridge import Bridge, Kind, Place
 from breccia.bridges._parts import Found, Part, ghost
 from breccia.bridges._written import same_grid
 from breccia.checkpoint.arguments import patterns_of
@@ -20,7 +20,7 @@ from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["FLOATS", "LEFT", "Choice", "Target", "parse_target", "requantized", "target_names"]
+__all__ = ["FLOATS", "LEFT", "QUANTIZED", "Choice", "Target", "parse_target", "requantized", "target_names"]
 
 FLOATS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 # Weights that quantized checkpoints leave alone; patterns of names, matched as in a shell.
@@ -61,6 +61,7 @@ EXCLUDED = (
     "*mm_projector*",
 )
 
+QUANTIZED = ("repack", "requantize", "cast", "encode", "keep")  # actions that write codes
 LEFT = "left as it is"  # how a note begins on a tensor that has no place in the target
 
 
@@ -72,7 +73,8 @@ class Target:
     quantized: what its maker left in high precision stays so. ``inputs`` are modules with a scale of their
     activations. ``model`` is the source's config.json.
     ``recipe`` is None where the format was named without one: what the source has is kept if the format
-    can hold it, and the format's first recipe is used if not. ``group_size`` is the one that was asked for.
+    can hold it, and the format's first recipe is used if not. ``kind`` is what the format has that no recipe makes.
+    ``group_size`` is the one that was asked for.
     """
 
     spelled: str
@@ -80,6 +82,7 @@ class Target:
     format: str = ""
     recipe: ScalingRecipe | None = None
     default: ScalingRecipe | None = None
+    kind: str = ""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     names: ModelMap | None = None
@@ -93,6 +96,12 @@ class Target:
         return (self.names.inside(name) if self.names else None) or name
 
     @property
+    def quantizes_nothing(self) -> bool:
+        """Whether all that is written is floats."""
+        kind = self.bridge.kinds.get(self.kind)
+        return bool(self.float_dtype) or (kind is not None and kind.encode is None)
+
+    @property
     def bridge(self) -> Bridge:
         """What the format is; that of plain tensors where a float dtype is written."""
         return bridges.bridge(self.format)
@@ -100,7 +109,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Choice:
-    """What happens to one tensor: "copy", "float", "repack", "requantize" or "cast", and what it gives.
+    """What happens to one tensor: "copy", "float", "repack", "requantize", "cast", "encode" (values as a format's own
+    kind) or "keep" (the blocks of one), and what it gives.
 
     ``turned``: its matrices are written transposed. ``shared``: what it has in common with other tensors (`Shared`).
     """
@@ -120,7 +130,7 @@ def target_names() -> list[str]:
     names = [*FLOATS, *recipe_names.names()]
     for name, bridge in bridges.registry().items():
         if bridge.writes and name != bridges.OWN:  # whose recipes are spelled alone
-            names += [name, *(f"{name}:{key}" for key in bridge.recipes)]
+            names += [name, *(f"{name}:{key}" for key in (*bridge.recipes, *bridge.kinds))]
     return names
 
 
@@ -159,8 +169,10 @@ def parse_target(
         names = recipe_names.suggestion(spelled, target_names())
         every = "" if names.endswith("?") else " ('breccia convert --to list' has all)"
         raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {names}{every}")
+    if keys and keys[0] in bridge.kinds:
+        return _of_kind(spelled, bridge, keys, options, patterns)
     if keys and keys[0] not in bridge.recipes:
-        names = ", ".join(bridge.recipes) or "nothing"
+        names = ", ".join((*bridge.recipes, *bridge.kinds)) or "nothing"
         raise ValueError(f"the recipe after '--to {name}:' must be one of {names}, got {keys[0]!r}")
     default = next(iter(bridge.recipes.values()), recipes.NVFP4BlockScaling())
     recipe = recipe_names.with_options(bridge.recipes[keys[0]], keys[1:], f"--to {name}:{keys[0]}") if keys else None
@@ -169,6 +181,17 @@ def parse_target(
     return Target(
         spelled, format=name, recipe=None if recipe is None else _with(recipe, options), default=default, **patterns
     )
+
+
+def _of_kind(
+    spelled: str, bridge: Bridge, keys: list[str], options: Mapping[str, Any], patterns: dict[str, Any]
+) -> Target:
+    if keys[1:]:
+        raise ValueError(f"the option after '--to {bridge.name}:{keys[0]}:' must be left out, got {keys[1]!r}")
+    for name in (name for name, value in options.items() if value is not None):
+        raise ValueError(f"--{name.replace('_', '-')} must be left out: {bridge.name}:{keys[0]} has no {name}")
+    kind = bridge.kinds[keys[0]]
+    return Target(spelled, format=bridge.name, recipe=kind.otherwise, kind=keys[0], **patterns)
 
 
 def _with(recipe: ScalingRecipe, options: Mapping[str, Any]) -> ScalingRecipe:
@@ -220,6 +243,8 @@ def choose(found: Found, target: Target) -> Choice:
         if found.format == "plain":
             return dataclasses.replace(_copy(found, target), note=f"{LEFT}: {why}" if wanted(found, target) else "")
         return _as_bfloat16(found, target, why)
+    if target.kind:
+        return _choose_kind(found, target, target.bridge.kinds[target.kind])
     if found.format == "plain":
         recipe = _recipe(target)
         if not wanted(found, target) or recipe is None or not target.bridge.takes(found.name, found.shape):
@@ -230,6 +255,32 @@ def choose(found: Found, target: Target) -> Choice:
     recipe = _recipe(target)
     assert recipe is not None
     return _quantize(found, "requantize" if found.recipe is not None else "cast", recipe, target)
+
+
+def _choose_kind(found: Found, target: Target, kind: Kind) -> Choice:
+    """What to do with one tensor where the target is a kind of the format's own."""
+    output = {target.spell(found.name): (kind.name, found.shape)}
+    if found.format == target.format and found.kind == kind.name:
+        return Choice(found, "keep", output)
+    if kind.encode is None:
+        if len(found.shape) < 2 or found.dtype == kind.name or not _named(found, target):
+            return _copy(found, target) if found.format == "plain" else _as_bfloat16(found, target, "it is left out")
+        return Choice(found, "float", output)
+    if found.format == "plain" and not wanted(found, target):
+        return _copy(found, target)
+    if found.shape[-1] % kind.block == 0:
+        return Choice(found, "encode", output)
+    other = choose(found, dataclasses.replace(target, kind=""))  # to `kind.otherwise`, which is the target's recipe
+    (written, _), *_ = other.outputs.values()
+    note = f"written as {written}: {kind.name} takes {kind.block} columns at a time, there are {found.shape[-1]}"
+    return dataclasses.replace(other, note=other.note or note)
+
+
+def _named(found: Found, target: Target) -> bool:
+    """Whether the patterns let a tensor be written in another type."""
+    if target.include and not any(fnmatchcase(found.name, pattern) for pattern in target.include):
+        return False
+    return not any(fnmatchcase(found.name, pattern) for pattern in target.exclude)
 
 
 def _holds(found: Found, target: Target) -> bool:
