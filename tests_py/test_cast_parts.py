@@ -160,10 +160,10 @@ def test_traced_amax_and_position():
             "mxfp8",
             {"amax": 1.0},
             ValueError,
-            "amax needs a recipe of two levels, or of one symmetric scale per tensor or row without a search, "
-            "got MXFP8BlockScaling",
+            "recipe must have two levels, or one symmetric scale per tensor or row without a search, for amax to be "
+            "given, got MXFP8BlockScaling",
         ),
-        ("nvfp4", {"amax": [1.0, 2.0]}, ValueError, "amax must have 1 numbers, got 2"),
+        ("nvfp4", {"amax": [1.0, 2.0]}, ValueError, "amax must have 1 number, got 2"),
         ("nvfp4", {"amax": np.inf}, ValueError, "amax must be finite and not negative, got inf"),
         ("nvfp4", {"amax": np.nan}, ValueError, "amax must be finite and not negative, got nan"),
         ("nvfp4", {"amax": "big"}, TypeError, "amax must be a number or an array of numbers, got 'big'"),

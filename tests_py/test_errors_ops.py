@@ -124,7 +124,7 @@ def test_matmul_refuses_what_is_not_numbers(bad):
 
 @pytest.mark.parametrize("dtype", ["int8", "complex64", "nonsense", object])
 def test_matmul_out_dtype(dtype):
-    with pytest.raises(TypeError, match=r"^dtype must be float32, float64, float16 or bfloat16, got ['<]"):
+    with pytest.raises(TypeError, match=r"^out_dtype must be float32, float64, float16 or bfloat16, got ['<]"):
         matmul(cast(f32(2, 2), FP8), f32(2, 2), out_dtype=dtype)
 
 

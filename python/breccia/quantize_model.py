@@ -34,8 +34,9 @@ def quantize_(
             many rows they are not: see `breccia.nn.QuantizedLinear`.
 
     Returns:
-        ``model``. Its ``state_dict`` has ``….weight_data`` and ``….weight_scale`` (and ``weight_zero_point``,
-        ``weight_global_scale``) instead of ``….weight``, and loads into any model quantized alike.
+        ``model``; with a warning where there was nothing to quantize. Its ``state_dict`` has ``….weight_data`` and
+        ``….weight_scale`` (and ``weight_zero_point``, ``weight_global_scale``) instead of ``….weight``, and loads into
+        any model quantized alike.
 
     Raises:
         ImportError: torch is not installed.

@@ -174,3 +174,17 @@ def test_activations_are_checked(wrong, error):
     weight = breccia.cast(torch.randn(16, 64), breccia.Float8CurrentScaling())
     with pytest.raises(error, match=next(iter(wrong))):
         QuantizedLinear(weight, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("choose", "message"),
+    [
+        (None, "quantize_ changed nothing: Sequential has no torch.nn.Linear"),
+        (lambda layer, name: False, "quantize_ changed nothing: Sequential has no torch.nn.Linear that filter takes"),
+    ],
+)
+def test_nothing_to_quantize(choose, message):
+    layer = torch.nn.ReLU() if choose is None else torch.nn.Linear(32, 32)
+    with pytest.warns(UserWarning, match=f"^{message}$") as warned:
+        breccia.quantize_(torch.nn.Sequential(layer), "mxfp8", choose)
+    assert warned[0].filename == __file__

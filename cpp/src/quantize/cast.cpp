@@ -46,12 +46,13 @@ void check_amax(std::span<const float> amax, const Recipe& recipe, const Shape& 
     const bool one_level = recipe.two_level || (recipe.search == ScaleSearch::amax && !recipe.has_zero_point());
     if ((!rows && !whole) || !one_level)
         throw_value(
-            "amax needs a recipe of two levels, or of one symmetric scale per tensor or row without a search, "
-            "got " +
+            "recipe must have two levels, or one symmetric scale per tensor or row without a search, for amax to be "
+            "given, got " +
             std::string(recipe.name));
     const std::int64_t count = whole ? 1 : element_count(scale_shape);
     if (static_cast<std::int64_t>(amax.size()) != count)
-        throw_value("amax must have " + std::to_string(count) + " numbers, got " + std::to_string(amax.size()));
+        throw_value("amax must have " + std::to_string(count) + (count == 1 ? " number, got " : " numbers, got ") +
+                    std::to_string(amax.size()));
     for (const float x : amax)
         if (std::isinf(x) || x < 0 || (std::isnan(x) && (whole || info(recipe.element).has_nan)))
             throw_value("amax must be finite and not negative, got " + std::to_string(x));

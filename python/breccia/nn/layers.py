@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -311,4 +312,7 @@ def quantize_(
             made.append((parent, name, replaced[id(child)]))
     for parent, name, layer in made:
         setattr(parent, name, layer)
+    if not made:
+        which = "no torch.nn.Linear" if filter is None else "no torch.nn.Linear that filter takes"
+        warnings.warn(f"quantize_ changed nothing: {type(model).__name__} has {which}", stacklevel=3)
     return model

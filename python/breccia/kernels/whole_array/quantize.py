@@ -137,13 +137,13 @@ def _check_amax(recipe: ScalingRecipe, spec: Spec, grid: Grid, amax: Any) -> Non
     rows = _spec(recipe).layout.kind == "PerChannel"
     if not (spec.two_level or ((grid.whole or rows) and not spec.search and spec.rule != "asymmetric")):
         raise ValueError(
-            "amax needs a recipe of two levels, or of one symmetric scale per tensor or row without a search, "
-            f"got {type(recipe).__name__}"
+            "recipe must have two levels, or one symmetric scale per tensor or row without a search, for amax to be "
+            f"given, got {type(recipe).__name__}"
         )
     count = grid.matrices * grid.rows if rows else 1
     size = math.prod(amax.shape) if hasattr(amax, "shape") else np.size(amax)
     if size != count:
-        raise ValueError(f"amax must have {count} numbers, got {size}")
+        raise ValueError(f"amax must have {count} number{'s' if count > 1 else ''}, got {size}")
 
 
 def cast_scaled(xp: Namespace, x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> Any:
