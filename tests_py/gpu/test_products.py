@@ -156,6 +156,12 @@ def kind_and_block(op: recipes.Operand) -> tuple[str, tuple[int, int]]:
         (8, 100, 4096),
         (3, 40, 5120),
         (1, 72, 3840),
+        (1, 72, 14336),
+        (1, 4300, 1152),  # more programs of few rows than multiprocessors
+        (2, 4300, 1024),
+        (4, 4300, 2048),
+        (8, 4300, 7168),
+        (3, 4300, 5120),
         (16, 130, 384),
         (40, 96, 640),
         (64, 333, 2176),

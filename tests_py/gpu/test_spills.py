@@ -223,7 +223,8 @@ def test_dequantize_words(fmt: str, sfmt: str, group: int, target: str, tmp_path
 @pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
 @pytest.mark.parametrize(("body", "even"), [(1, True), (2, True), (4, True), (2, False), (4, False)])
 @pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "int4"])
-def test_w4_gemv(kind: str, body: int, even: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("warps", w4_gemv.WARPS)
+def test_w4_gemv(warps: int, kind: str, body: int, even: bool, tmp_path: Path) -> None:
     scales = {"nvfp4": "*i16", "mxfp4": "*u8", "int4": "*fp16"}[kind]
     types = {
         "x_ptr": "*i32",
@@ -241,9 +242,9 @@ def test_w4_gemv(kind: str, body: int, even: bool, tmp_path: Path) -> None:
         "SCALES_AHEAD": kind != "int4",
         "BODY": body,
         "EVEN": even,
-        "WARPS": w4_gemv.WARPS,
+        "WARPS": warps,
     }
-    options = {"num_warps": w4_gemv.WARPS, "maxnreg": w4_gemv.REGISTERS}
+    options = {"num_warps": warps, "maxnreg": w4_gemv.REGISTERS}
     used = usage(w4_gemv.w4_gemv_kernel, types, constants, tmp_path, **options)
     # With masks INT4 lacks registers for four slices, and is faster than with two all the same.
     kept = 80 if (kind, body, even) == ("int4", 4, False) else 0

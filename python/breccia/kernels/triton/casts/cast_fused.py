@@ -173,4 +173,4 @@ def rms_norm(
 
 
 def _warps(elements: int) -> int:
-    return 4 if elements <= 2048 else 8 if elements <= 8192 else 16
+    return 4 if elements <= 2048 else 8 if elements <= 8192 else 32

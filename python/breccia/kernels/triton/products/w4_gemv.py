@@ -21,11 +21,12 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from breccia.kernels.triton.device.decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_FMA_ASM, e4m3_pair, halves, power
+from breccia.kernels.triton.products.fp8_matmul import sm_count
 from breccia.kernels.triton.runtime import launch, one_byte_scales
 
-WARPS = 8  # of a program
+WARPS = (8, 16)  # of a program; more where each program has a multiprocessor to itself
 ROWS = gl.constexpr(32)  # of a program, two tiles
-REGISTERS = 128  # for two programs a multiprocessor; more than 80, for not three
+REGISTERS = 128  # for 16 warps a multiprocessor; more than 80, for not 24
 # E8M0 scales that one product reaches: their 2^112-fold and its products with codes are bfloat16 numbers.
 POWERS = gl.constexpr((16, 142))
 
@@ -100,6 +101,7 @@ def x_layout(warps):
 def parts_layout(warps):
     """(warp, 16 rows, 8 columns, 2 tiles): what the warps have of a sum, in one thread."""
     spread = [[0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 2, 0], [0, 0, 4, 0], *([0, 1 << i, 0, 0] for i in range(4))]
+    spread += [[0, 0, 0, 0]] * (warps.bit_length() - 4)  # warps beyond eight compute the same
     return gl.DistributedLinearLayout(
         reg_bases=[[1 << i, 0, 0, 0] for i in range(warps.bit_length() - 1)],
         lane_bases=spread[:5],
@@ -305,8 +307,9 @@ def w4_gemv_kernel(
     KIND: gl.constexpr, GLOBAL: gl.constexpr, BIAS: gl.constexpr, AHEAD: gl.constexpr, SCALES_AHEAD: gl.constexpr,
     BODY: gl.constexpr, EVEN: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """out (M, N) = x (M, K) · w (N, K)^T, 32 rows of w a program. There is room for two programs a multiprocessor, one
-    wave of most layers: with room for more, those that start early crowd on the multiprocessors that are free first.
+    """out (M, N) = x (M, K) · w (N, K)^T, 32 rows of w a program. There is room for 16 warps a multiprocessor: two
+    programs, one wave of most layers, or one. With room for more, those that start early crowd on the multiprocessors
+    that are free first.
     x_ptr: pairs of activations; w_ptr: words of eight codes; each: slices of a warp, a multiple of BODY, which go to a
     turn of the loop; EVEN: there are as many for every warp; AHEAD: the first are brought to L2."""
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8])
@@ -343,11 +346,11 @@ def w4_gemv_kernel(
     gl.store(out_ptr + m * out_stride + row, y.to(out_ptr.dtype.element_ty), mask=(row < N) & (m < M))
 
 
-def turns(slices: int) -> tuple[int, int]:
-    """How many slices a warp takes in a turn of its loop, and how many it takes, all turns together. Whole turns for
-    every warp need no masks."""
-    each = triton.cdiv(slices, WARPS)
-    if slices % WARPS == 0:
+def turns(slices: int, warps: int) -> tuple[int, int]:
+    """How many slices each of a program's warps takes in a turn of its loop, and how many it takes, all turns together.
+    Whole turns for every warp need no masks."""
+    each = triton.cdiv(slices, warps)
+    if slices % warps == 0 and each % 4 != 3:
         body = 4 if each % 4 == 0 else 2 if each % 2 == 0 else 1
     else:
         body = 4 if each % 4 in (0, 3) else 2
@@ -376,7 +379,8 @@ def w4_gemv(
         scale = scale if kind == "int4" else scale.view(torch.uint8)
         scale = scale if scale.stride(1) == 1 else scale.contiguous()
     row_bytes = k // (16 if kind == "nvfp4" else 32)
-    body, each = turns(k // 128)
+    warps = WARPS[triton.cdiv(n, ROWS.value) <= sm_count(x.device.index)]
+    body, each = turns(k // 128, warps)
     sixteens = (row_bytes | scale.stride(0) * scale.element_size() | scale.data_ptr()) % 16 == 0
     launch(
         w4_gemv_kernel,
@@ -402,9 +406,9 @@ def w4_gemv(
         AHEAD=kind != "int4" or m <= 2,
         SCALES_AHEAD=kind != "int4" and sixteens,  # of which INT4 has hardly any
         BODY=body,
-        EVEN=each * WARPS == k // 128,
-        WARPS=WARPS,
-        num_warps=WARPS,
+        EVEN=each * warps == k // 128,
+        WARPS=warps,
+        num_warps=warps,
         maxnreg=REGISTERS,
         launch_pdl=True,
     )
