@@ -72,6 +72,29 @@ def gathers(rank, world):
     assert len(tried) > 100
 
 
+def tells_once(rank, world):
+    x = tensor((256, 256))
+    dealt = distributed.plan(x.shape, "mxfp8", world)
+    part = distributed.cast(dealt.cut(x, rank), "mxfp8", plan=dealt)
+    with Collectives() as first:
+        distributed.all_gather(part, plan=dealt)
+    with Collectives() as second:
+        distributed.all_gather(part, plan=distributed.plan(x.shape, "mxfp8", world))
+    assert (first.count, second.count) == (2, 1)
+
+
+class Collectives(torch.utils._python_dispatch.TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.namespace == "c10d"
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_plan_is_checked_once():
+    distributed_ranks.run(2, tells_once)
+
+
 def rounds_as_one_process(rank, world):
     for recipe, shape, dim in possible():
         x, dealt = tensor(shape), distributed.plan(shape, recipe, world, dim)
@@ -183,6 +206,18 @@ def refuses(rank, world):
         ValueError,
         "rank 1 has another recipe, layout, dtype or shape than rank 0",
         lambda: distributed.all_gather(other),
+    )
+    dealt = distributed.plan((256, 256), "mxfp8", 2)
+    says(
+        ValueError,
+        "rank 1 has another recipe, layout, dtype or shape than rank 0 of group '0' of the ranks 0, 1 (seen by rank",
+        lambda: distributed.all_gather(other, plan=dealt),
+    )
+    uneven = breccia.cast(x[: [100, 128][rank]], "mxfp8")
+    says(
+        ValueError,
+        "rank 0 of group '0' of the ranks 0, 1 has 100 along dim 0 where the plan gives it (128, 256)",
+        lambda: distributed.all_gather(uneven, plan=dealt),
     )
     half = breccia.cast(x.chunk(2)[rank], "mxfp8")
     says(

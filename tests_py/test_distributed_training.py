@@ -228,6 +228,23 @@ def test_shards_may_lie_in_another_memory_and_products_in_another_dtype():
     distributed_ranks.run(2, trains_offloaded)
 
 
+def trains_compiled(rank, world):
+    mesh = init_device_mesh("cpu", (world,))
+    for name in ("fp8", "mxfp8"):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        alone = distributed.make_shardable_(model_of(RECIPES[name]))
+        wanted = steps_of_one(alone, world, 2)
+        model = sharded(model_of(RECIPES[name]), mesh)
+        model.compile(backend="aot_eager")
+        check_same(name, model, alone, steps_of_rank(model, rank, world, 2), wanted, rank)
+        assert not torch._dynamo.utils.counters["graph_break"], torch._dynamo.utils.counters["graph_break"]
+
+
+def test_compiled_layers_take_the_same_steps():
+    distributed_ranks.run(2, trains_compiled)
+
+
 def trains_by_columns(rank, world):
     """Two groups of two ranks with the same shards, whose weights are cut along columns."""
     mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("replicate", "shard"))

@@ -168,7 +168,7 @@ def linear(
     if scales is None and any(isinstance(r, DelayedScaling) for r in (recipes.x, recipes.w, recipes.grad)):
         raise ValueError("scales is required for DelayedScaling: the AmaxHistory of x, w and grad")
     y = framework.linear(x.reshape(-1, x.shape[-1]), w, Products(recipes, scales), seed)
-    y = y.reshape(*x.shape[:-1], w.shape[0])
+    y = y if len(x.shape) == 2 else y.reshape(*x.shape[:-1], w.shape[0])
     return y if bias is None else y + bias
 
 

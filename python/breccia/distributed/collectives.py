@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from breccia import pieces, verbs
-from breccia.distributed import in_place
+from breccia.distributed import agreement, in_place
 from breccia.distributed.buffers import Wire
-from breccia.distributed.groups import check_group, device_of, gather_into, place
+from breccia.distributed.groups import check_group, device_of, gather_into
 from breccia.distributed.handle import Handle
 from breccia.distributed.sharding import Plan, deal, plan
 from breccia.frameworks._torch_meta import flatten, unflatten
@@ -37,8 +36,8 @@ def all_gather(
             holds any. Transposed views are welcome.
         group: the ranks; None for all.
         dim: the axis along which the parts lie; may be negative.
-        plan: how the tensor is dealt out, where `plan` did it; all ranks must hold parts of one form then. Without it
-            the ranks first tell each other the form and how long their parts are, 16 bytes each.
+        plan: how the tensor is dealt out, where `plan` did it. Without it the ranks first tell each other the form and
+            how long their parts are, 16 bytes each; with it they do so once for each form.
         async_op: return a `Handle` at once; its ``wait()`` returns the tensor.
 
     Returns:
@@ -56,7 +55,7 @@ def all_gather(
         return _result(made.then(lambda whole: whole.mT), async_op)
     axis = _axis(dim, scaled.ndim)
     world = dist.get_world_size(group)
-    extents = _extents(scaled, axis, group) if plan is None else _planned(scaled, axis, plan, group)
+    extents = agreement.extents(scaled, axis, group) if plan is None else agreement.planned(scaled, axis, plan, group)
     _check_cuts(scaled, axis, extents)
     if in_place.suits(scaled, axis, extents):
         return _result(in_place.gather(scaled, group), async_op)
@@ -273,43 +272,6 @@ def _turned(dealt: Plan | None) -> Plan | None:
 
 def _buffer(like: ScaledTensor, size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=like.data.device)
-
-
-def _form(scaled: ScaledTensor, axis: int) -> int:
-    """What the parts of one tensor have in common, as a number of 62 bits."""
-    _, key = flatten(scaled)
-    recipe, layout, packing, dtype, flags = key.split("|")
-    if axis == -1 and packing == "odd":
-        packing = "two"
-    shape = [n for i, n in enumerate(scaled.shape) if i - scaled.ndim != axis]
-    text = json.dumps([recipe, layout, packing, dtype, flags, shape, [str(scaled.data.dtype), str(scaled.scale.dtype)]])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 2
-
-
-def _extents(scaled: ScaledTensor, axis: int, group: Any) -> list[int]:
-    """How long the ranks' parts are, told by each of them."""
-    device = scaled.data.device
-    mine = torch.tensor([scaled.shape[axis], _form(scaled, axis)], dtype=torch.int64, device=device)
-    everyone = mine.new_empty(2 * dist.get_world_size(group))
-    gather_into(everyone, mine, group=group)
-    told = everyone.reshape(-1, 2).tolist()
-    for rank, (_, form) in enumerate(told):
-        if form != told[0][1]:
-            raise ValueError(
-                f"scaled must be a part of one tensor on all ranks, but rank {rank} has another recipe, layout, dtype "
-                f"or shape than rank 0 (seen by {place(group)})"
-            )
-    return [extent for extent, _ in told]
-
-
-def _planned(scaled: ScaledTensor, axis: int, dealt: Plan, group: Any) -> list[int]:
-    wanted = dealt.shape_of(dist.get_rank(group))
-    if dealt.dim - len(dealt.shape) != axis or scaled.shape != wanted:
-        raise ValueError(
-            f"scaled must be the part that the plan gives {place(group)}, {wanted} along dim {dealt.dim}, "
-            f"got {scaled.shape} along dim {axis + scaled.ndim}"
-        )
-    return [b - a for a, b in dealt.ranges]
 
 
 def _check_cuts(scaled: ScaledTensor, axis: int, extents: Sequence[int], name: str = "") -> None:

@@ -22,6 +22,13 @@ def place(group: Any) -> str:
     return f"rank {dist.get_rank(group)} of {dist.get_world_size(group)}"
 
 
+def called(group: Any) -> str:
+    """The group, for messages: "group 'default_pg' of the ranks 0, 1"."""
+    members = dist.group.WORLD if group is None else group
+    ranks = ", ".join(map(str, dist.get_process_group_ranks(members)))
+    return f"group {members.group_name!r} of the ranks {ranks}"
+
+
 def device_of(group: Any) -> torch.device:
     """Where the group's backend sends from."""
     if "nccl" in str(dist.get_backend(group)):

@@ -156,12 +156,6 @@ class ScaledParameter(LinearWeight):
 
     # --- how torch sees it ------------------------------------------------------------------------------------------
 
-    def quantized(self) -> MadeWeight:
-        """See `LinearWeight`; where nothing is sharded, or the whole was gathered as floats."""
-        about = self._about
-        scaled = verbs.cast(self._tensor, about.recipe, square_blocks=about.square_blocks)
-        return MadeWeight(scaled, about.square_blocks)
-
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return ["_tensor"], self._about
 
@@ -201,6 +195,16 @@ class ScaledParameter(LinearWeight):
 
     def __repr__(self) -> str:
         return f"ScaledParameter({self._tensor!r}, recipe={self._about.recipe})"
+
+
+def _quantized(parameter: ScaledParameter) -> MadeWeight:
+    """See `LinearWeight`; where nothing is sharded."""
+    about = parameter._about
+    scaled = verbs.cast(parameter._tensor, about.recipe, square_blocks=about.square_blocks)
+    return MadeWeight(scaled, about.square_blocks)
+
+
+ScaledParameter._quantize = staticmethod(_quantized)
 
 
 def precompute_amax_(model: torch.nn.Module) -> torch.nn.Module:

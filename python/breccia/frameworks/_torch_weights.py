@@ -14,19 +14,17 @@ import torch
 
 from breccia import layouts, verbs
 from breccia.autograd import block_width
-from breccia.form import PARTS
-from breccia.frameworks._torch_meta import flatten, unflatten
+from breccia.form import PARTS, Form
 from breccia.frameworks._torch_tensors import raw
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 
 class LinearWeight(torch.Tensor):  # type: ignore[misc]
-    """A tensor of floats that linear layers multiply by the codes of `quantized`."""
+    """A tensor of floats that linear layers multiply by codes, those of ``_quantize(weight)``: a function, for the
+    compiler traces no method of a tensor that returns something else."""
 
-    def quantized(self) -> MadeWeight:
-        """The weight as the products take it."""
-        raise NotImplementedError
+    _quantize: Any
 
 
 class MadeWeight:
@@ -128,6 +126,13 @@ class QuantizedWeight(LinearWeight):
     """A weight of codes that looks like floats to torch: linear layers multiply by the codes, other operators get the
     values. It cannot be written to; its gradient is one of floats."""
 
+    _form: Form
+    _data: Any
+    _scale: Any
+    _zero_point: Any
+    _global_scale: Any
+    _square_blocks: bool
+
     @staticmethod
     def __new__(cls, scaled: ScaledTensor, dtype: torch.dtype, square_blocks: bool = False) -> QuantizedWeight:
         made: QuantizedWeight = torch.Tensor._make_wrapper_subclass(
@@ -136,21 +141,14 @@ class QuantizedWeight(LinearWeight):
         return made
 
     def __init__(self, scaled: ScaledTensor, dtype: torch.dtype, square_blocks: bool = False) -> None:
-        tensors, self._key = flatten(scaled)
-        self._square_blocks = square_blocks
-        self._names = [f"_{name}" for name in scaled._form.parts]
-        for name, tensor in zip(self._names, tensors, strict=True):
-            setattr(self, name, tensor)
+        self._form, self._square_blocks = scaled._form, square_blocks
+        for name in PARTS:
+            setattr(self, f"_{name}", getattr(scaled, name))
 
     @property
     def scaled(self) -> ScaledTensor:
         """The codes and scales."""
-        made: ScaledTensor = unflatten([getattr(self, name) for name in self._names], self._key)
-        return made
-
-    def quantized(self) -> MadeWeight:
-        """See `LinearWeight`."""
-        return MadeWeight(self.scaled, self._square_blocks)
+        return ScaledTensor._of(self._form, self._data, self._scale, self._zero_point, self._global_scale)
 
     def refill_(self, scaled: ScaledTensor) -> None:
         """Take the codes and scales of another weight of the same form, into the memory of this one's."""
@@ -162,12 +160,12 @@ class QuantizedWeight(LinearWeight):
                     raw(old).copy_(raw(new))
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        return self._names, (self._key, self.dtype, self._square_blocks)
+        return [f"_{name}" for name in self._form.parts], (self._form, self.dtype, self._square_blocks)
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Any], about: Any, size: Any, stride: Any) -> QuantizedWeight:
-        key, dtype, square_blocks = about
-        return QuantizedWeight(unflatten(list(inner.values()), key), dtype, square_blocks)
+        form, dtype, square_blocks = about
+        return QuantizedWeight(ScaledTensor._of(form, *form.place(inner.values())), dtype, square_blocks)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -185,6 +183,12 @@ class QuantizedWeight(LinearWeight):
         return f"QuantizedWeight({self.scaled!r}, dtype={self.dtype})"
 
 
+def _gathered(weight: QuantizedWeight) -> MadeWeight:
+    scaled = ScaledTensor._of(weight._form, weight._data, weight._scale, weight._zero_point, weight._global_scale)
+    return MadeWeight(scaled, weight._square_blocks)
+
+
+QuantizedWeight._quantize = staticmethod(_gathered)
 _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 

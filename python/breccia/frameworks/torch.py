@@ -265,7 +265,7 @@ def _operand_of(w: Any, products: Any) -> Any:
     """The weight as products take it: itself, or what it is quantized to."""
     if not isinstance(w, LinearWeight):
         return w
-    made, wanted = w.quantized(), products.recipes
+    made, wanted = type(w)._quantize(w), products.recipes
     if made.scaled.recipe != wanted.w or made.square_blocks != wanted.square_weights:
         raise ValueError(
             f"w must be quantized as recipes.w says, {wanted.w} (square_weights={wanted.square_weights}), got "
