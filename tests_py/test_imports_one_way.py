@@ -33,7 +33,9 @@ LAYERS = {
     ),
     "bridges": "bridges dlpack",
     "checkpoints": "checkpoint files",
-    "programs": "distributed.loading distributed.reader distributed.taking transformers vllm demo cli __main__ =",
+    "programs": (
+        "distributed.loading distributed.reader distributed.taking diffusers transformers vllm demo cli __main__ ="
+    ),
 }
 LEVELS = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}
 MODULES = {

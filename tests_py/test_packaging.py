@@ -77,7 +77,7 @@ def test_every_extra_that_is_named_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     named = set(extras_named())
-    assert {"plot", "torchao", "te", "gguf", "compressed-tensors", "transformers"} <= {extra for _, extra in named}
+    assert {"plot", "torchao", "te", "gguf", "transformers", "diffusers"} <= {extra for _, extra in named}
     assert not {(where, extra) for where, extra in named if extra not in extras}
     # An extra of extras names those that there are.
     of_others = {part for group in extras.values() for one in group for part in re.findall(r"breccia\[(.*)\]", one)}

@@ -28,4 +28,4 @@ def test_peers_are_here(name):
 
 
 def test_the_list_is_not_empty():
-    assert {"torch", "jax", "transformers", "compressed_tensors"} <= set(asked_for())
+    assert {"torch", "jax", "transformers", "diffusers", "compressed_tensors"} <= set(asked_for())

@@ -84,9 +84,9 @@ __all__ = [
 frameworks.load_imported()
 
 
-# Imported on first use: most programs need none of them; distributed and nn need torch, the last two their
-# peers.
-_LAZY = ("bridges", "checkpoint", "distributed", "dlpack", "nn", "transformers", "vllm")
+# Imported on first use: most programs need none of them; distributed and nn need torch; diffusers,
+# transformers and vllm their namesakes.
+_LAZY = ("bridges", "checkpoint", "diffusers", "distributed", "dlpack", "nn", "transformers", "vllm")
 
 
 def __getattr__(name: str) -> ModuleType:

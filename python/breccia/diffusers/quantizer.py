@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""diffusers' quantizer "breccia"."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+from diffusers.quantizers.base import DiffusersQuantizer
+from diffusers.utils import logging
+
+from breccia.bridges import native
+from breccia.bridges._common import as_numpy, to_torch
+from breccia.bridges._parts import Found, ghost
+from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.targets import EXCLUDED
+from breccia.diffusers.configs import BrecciaConfig
+from breccia.form import PARTS
+from breccia.nn import QuantizedLinear
+from breccia.scaled_tensor import ScaledTensor
+from breccia.verbs import cast, dequantize
+
+__all__ = ["BrecciaQuantizer"]
+
+_logger = logging.get_logger(__name__)
+_STORED = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
+_LEFT_ALONE = (*EXCLUDED, "proj_out.weight")  # at the top, what makes the output
+
+
+class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
+    """Layers of a model whose weights stay codes: `breccia.nn.QuantizedLinear`.
+
+    Attributes:
+        stored: the names of quantized weights → their tensors in the checkpoint.
+        chosen: names of weights to quantize on load.
+    """
+
+    use_keep_in_fp32_modules = True
+    required_packages = ("accelerate",)
+
+    def __init__(self, quantization_config: BrecciaConfig, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        self.stored: dict[str, Found] = {}
+        self.chosen: set[str] = set()
+        self._parts: dict[str, dict[str, torch.Tensor]] = {}  # those of weights that other shards have more of
+        self._device_map: dict[str, Any] = {}
+
+    @property
+    def supports_parallel_loading(self) -> bool:
+        """No: shards share what they have read of one weight."""
+        return False
+
+    def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: list[str]) -> list[str]:
+        """Names of weights in the place of those of their stored tensors."""
+        if not self.pre_quantized:
+            return loaded_keys
+        self.stored = {found.name: found for found in _found(checkpoint_files)}
+        owners = {key: name for name, found in self.stored.items() for key in found.parts.values()}
+        return list(dict.fromkeys(owners.get(key, key) for key in loaded_keys))
+
+    def _process_model_before_weight_loading(
+        self, model: Any, device_map: Any = None, keep_in_fp32_modules: Iterable[str] = (), **_: Any
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._device_map = {"": device_map} if isinstance(device_map, (str, int, torch.device)) else device_map or {}
+        if not self.pre_quantized:
+            self._choose(model, list(keep_in_fp32_modules))
+        for name, found in self.stored.items():
+            layer = _layer(model, name)
+            if type(layer) is not torch.nn.Linear:
+                kind = type(model if layer is None else layer).__name__
+                raise ValueError(f"tensor {name!r} must belong to a linear layer, it belongs to {kind}")
+            if found.shape != tuple(layer.weight.shape):
+                wanted = tuple(layer.weight.shape)
+                raise ValueError(f"tensor {name!r} must have shape {wanted} as the model's, it has {found.shape}")
+        model.config.quantization_config = self.quantization_config
+
+    def _choose(self, model: Any, keep: list[str]) -> None:
+        """Linear layers to quantize on load: all but embeddings, norms, outputs and what was named."""
+        config = self.quantization_config
+        paths = [path for path, _ in model.named_modules() if path]
+        for pattern in config.modules_to_not_convert:
+            if not any(_is_alone(path, [pattern]) for path in paths):
+                raise ValueError(f"modules_to_not_convert must name modules of the model, {pattern!r} is none")
+        ignored = []
+        for path, module in model.named_modules():
+            if type(module) is not torch.nn.Linear:
+                continue
+            name, shape = f"{path}.weight", tuple(module.weight.shape)
+            left = any(fnmatchcase(name.lower(), pattern) for pattern in _LEFT_ALONE) or min(shape) < 16
+            if left or _is_alone(path, [*config.modules_to_not_convert, *keep]):
+                ignored.append(path)
+                continue
+            try:
+                ghost(shape, config.recipe)
+            except ValueError as error:
+                _logger.warning(f"{name} is left as it is: {error}")
+                ignored.append(path)
+                continue
+            self.chosen.add(name)
+        if not self.chosen:
+            raise ValueError(f"{type(model).__name__} must have linear layers to quantize, none is left")
+        config.ignore = ignored
+
+    def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The tensors of a shard without those of quantized weights, which become layers here."""
+        model = self._model()
+        rest = dict(state_dict)
+        for name, found in self.stored.items():
+            parts = self._parts.setdefault(name, {})
+            parts |= {role: rest.pop(key) for role, key in found.parts.items() if key in rest}
+            if len(parts) < len(found.parts):
+                continue
+            arrays = {role: as_numpy(part, found.parts[role]) for role, part in self._parts.pop(name).items()}
+            self._put(model, name, native.load(arrays, **found.options, name=name).to("torch"), self._device(name))
+            self._parts[name] = {}
+        return rest
+
+    def _device(self, name: str) -> Any:
+        path = name
+        while path and path not in self._device_map:
+            path = path.rpartition(".")[0]
+        return self._device_map.get(path, "cpu")
+
+    def _put(self, model: Any, name: str, weight: ScaledTensor, device: Any) -> None:
+        path, _, last = name.removesuffix(".weight").rpartition(".")
+        parent = model.get_submodule(path)
+        old = parent._modules[last]
+        weight = weight if str(device) == "cpu" else weight.to(device)
+        layer = QuantizedLinear(weight, None, self.quantization_config.activations)
+        layer.bias = old.bias  # maybe still to come
+        parent._modules[last] = layer.train(old.training)
+
+    def check_if_quantized_param(self, model: Any, param_value: Any, param_name: str, *_: Any, **__: Any) -> bool:
+        """Whether a weight is to be quantized on load."""
+        return param_name in self.chosen
+
+    def create_quantized_param(
+        self, model: Any, param_value: Any, param_name: str, target_device: Any, *_: Any, **__: Any
+    ) -> None:
+        """A weight of high precision becomes a quantized layer."""
+        self._put(model, param_name, cast(param_value.detach(), self.quantization_config.recipe), target_device)
+
+    def update_missing_keys(self, model: Any, missing_keys: list[str], prefix: str) -> list[str]:
+        """Those of the model's keys that the checkpoint lacks."""
+        return [key for key in missing_keys if key not in self.stored]
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        left = [n for n in (*self.stored, *self.chosen) if not isinstance(_layer(model, n), QuantizedLinear)]
+        if left:
+            raise ValueError(f"tensor {left[0]!r} must be in the checkpoint, complete: it was not read")
+        return model
+
+    def get_state_dict_and_metadata(
+        self, state_dict: dict[str, Any], safe_serialization: bool = False
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The tensors to save and the entries of each file's metadata, as ``breccia convert`` writes them.
+
+        Raises:
+            ValueError: the file is to be a pickle.
+        """
+        if not safe_serialization:
+            raise ValueError("safe_serialization must be True: a quantized model is saved in safetensors files")
+        state, metadata = dict(state_dict), {}
+        model: Any = self._model()
+        for path, layer in model.named_modules():
+            if not isinstance(layer, QuantizedLinear):
+                continue
+            for part in PARTS:
+                state.pop(f"{path}.weight_{part}", None)
+            name = f"{path}.weight"
+            parts, metadata[f"{name}.config"] = native.store(name, layer.weight.to("cpu").to("numpy"))
+            for key, stored in parts.items():
+                made = to_torch(stored.make().reshape(stored.shape))
+                dtype = _STORED.get(stored.dtype, made.dtype)
+                state[key] = made if made.dtype == dtype else made.reshape(-1).view(dtype).reshape(stored.shape)
+        return state, metadata
+
+    @property
+    def is_serializable(self) -> bool:
+        """Yes: `get_state_dict_and_metadata`."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Gradients flow through the layers, to adapters beside them."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        """Layers are compiled as `breccia.nn.QuantizedLinear` is."""
+        return True
+
+    def _dequantize(self, model: Any) -> Any:
+        for path, layer in list(model.named_modules()):
+            if isinstance(layer, QuantizedLinear):
+                parent, _, last = path.rpartition(".")
+                dense = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+                dtype = None if layer.bias is None else layer.bias.dtype
+                dense.weight = torch.nn.Parameter(dequantize(layer.weight, dtype))
+                dense.bias = layer.bias
+                model.get_submodule(parent)._modules[last] = dense.train(layer.training)
+        return model
+
+
+def _found(files: list[str]) -> list[Found]:
+    """The quantized tensors of a checkpoint's files."""
+    weights = [Path(name) for name in files if name.endswith(".safetensors")]
+    if not weights:
+        raise ValueError("the checkpoint must have safetensors files, it has none")
+    checkpoint = Checkpoint(weights[0].parent if len(weights) > 1 else weights[0])
+    try:
+        return [found for found in checkpoint.found if found.format == native.NAME]
+    finally:
+        checkpoint.close()
+
+
+def _layer(model: Any, name: str) -> Any:
+    try:
+        return model.get_submodule(name.removesuffix(".weight"))
+    except AttributeError:
+        return None
+
+
+def _is_alone(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a module or one around it was named, by its whole name, its last part or a pattern."""
+    parts = path.split(".")
+    around = {".".join(parts[: i + 1]) for i in range(len(parts))} | set(parts)
+    return any(pattern in around or fnmatchcase(path, pattern) for pattern in patterns)
+
+
+AUTO_QUANTIZER_MAPPING["breccia"] = BrecciaQuantizer
