@@ -22,7 +22,7 @@ from breccia.checkpoint import (
     save_arrays,
     verify,
 )
-from breccia.checkpoint.files import gguf_models
+from breccia.checkpoint.files import gguf_models, gguf_parameters
 from breccia.checkpoint.verify import values
 from checkpoints import minilm, weight
 from fault_runner import tree
@@ -373,7 +373,8 @@ def test_minilm_is_a_whole_model(tmp_path: Path) -> None:
     ("change", "reason"),
     [
         ({"model_type": "mamba"}, "model_type 'mamba' has no GGUF names here"),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type 'llama3' has no GGUF form here"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 8.0}}, "rope_type 'dynamic' has no GGUF form here"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "config.json lacks what GGUF must say"),
         ({"rms_norm_eps": None}, "config.json lacks what GGUF must say"),
     ],
 )
@@ -405,6 +406,16 @@ def test_a_tokenizer_that_is_not_one_is_said(
     assert verify(source, tmp_path / "out.gguf")["ok"]
 
 
+def theirs_of_experts(name: str) -> str:
+    """The name of a layer's experts that the library knows."""
+    words = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"} if "block_sparse_moe" in name else {}
+    start, found, projection = name.partition("switch_mlp.")
+    if not found:
+        return name
+    last = projection.removesuffix(".weight")
+    return f"{start}experts.{words.get(last, last)}.weight"
+
+
 @pytest.mark.parametrize("architecture", gguf_models._TABLES)
 def test_names_are_those_of_ggufs_own_map(architecture: str) -> None:
     """The library maps one way, many names to one; the tables here go both ways and need no library."""
@@ -416,7 +427,8 @@ def test_names_are_those_of_ggufs_own_map(architecture: str) -> None:
         for block in ("0", "3"):
             name = f"{outside.replace('{}', block)}.weight"
             assert known.inside(name) == f"{inside.replace('{}', block)}.weight"
-            assert theirs.get_name(name, try_suffixes=(".weight", ".bias")) == known.inside(name)
+            shared = theirs_of_experts(name)
+            assert theirs.get_name(shared, try_suffixes=(".weight", ".bias")) == known.inside(name)
             assert known.outside(known.inside(name)) == name
             assert known.left_out(name) is False
 
@@ -425,7 +437,7 @@ def test_keys_and_types_are_ggufs_own() -> None:
     constants = pytest.importorskip("gguf.constants")
     kinds = constants.GGUFValueType
     for name in ("UINT32", "INT32", "FLOAT32", "BOOL", "STRING", "ARRAY"):
-        assert getattr(gguf_models, name) == getattr(kinds, name)
+        assert getattr(gguf_parameters, name) == getattr(kinds, name)
     groups = (constants.Keys.LLM, constants.Keys.Attention, constants.Keys.Rope)
     known = {value for group in groups for value in vars(group).values() if isinstance(value, str)}
     decoder = {
@@ -434,6 +446,6 @@ def test_keys_and_types_are_ggufs_own() -> None:
         "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
     }  # fmt: skip
     for architecture in gguf_models._TABLES:
-        said = gguf_models.hyperparameters(decoder, gguf_models.ModelMap(architecture))
+        said = gguf_parameters.hyperparameters(decoder, architecture)
         assert len(said) >= 7
         assert {key.replace(architecture, "{arch}", 1) for key in said} <= known

@@ -21,9 +21,10 @@ from breccia.bridges._parts import Found
 from breccia.checkpoint import gguf_folder, outputs
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.execute import execute
-from breccia.checkpoint.experts import together
+from breccia.checkpoint.experts import gathered
 from breccia.checkpoint.files.gguf_file import GgufFile, GgufWriter, block_type
 from breccia.checkpoint.files.gguf_models import ModelMap
+from breccia.checkpoint.files.gguf_parameters import ROPE_FACTORS
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.identity import identity_of
@@ -164,7 +165,7 @@ class Job:
         self._quantized = {f.name for f in checkpoint.found if f.format != "plain"}
         self._folds = not target.bridge.pre_scales
         self.target = self._settled(target)
-        self.choices = [self._choose(one) for one in self._found()]
+        self.choices = [self._choose(one) for one in self._found()] + outputs.made_anew(checkpoint, self.target)
         if not target.float_dtype:
             self.choices, notes = self._share()
             self.notes += notes
@@ -201,7 +202,7 @@ class Job:
         if self._folds:
             found = [self.checkpoint.folded(one) for one in found]
             self._note_folded(found)
-        return together(found) if self.target.bridge.experts_together else found
+        return gathered(found, self.target.names, self.target.bridge.experts_together)
 
     def _choose(self, found: Found) -> Choice:
         with naming(self.checkpoint.path, found.name):
@@ -273,8 +274,8 @@ class Job:
 
     def _dropped(self, name: str) -> bool:
         """Scales of activations belong to the format that was quantized for them."""
-        if name in self.left_out:
-            return True
+        if name in self.left_out or (name == ROPE_FACTORS and self.from_gguf and self.into_directory):
+            return True  # config.json says what the factors say
         weight = name.rpartition(".")[0] + ".weight"
         if name.endswith(".pre_quant_scale") and self._folds:
             if weight not in self._quantized:

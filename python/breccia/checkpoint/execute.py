@@ -55,6 +55,11 @@ def execute(
             else:
                 write = _turned_floats if choice.turned else _floats
                 write(checkpoint.load(found), name, dtype, writer, workers, done)
+        case "make":
+            (name,) = choice.outputs
+            anew = np.asarray(choice.values, np.float32)
+            writer.write(name, anew)
+            done(anew.nbytes)
         case "keep":
             (name,) = choice.outputs
             blocks = checkpoint.blocks(found)

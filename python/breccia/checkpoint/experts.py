@@ -11,15 +11,34 @@ import numpy as np
 
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
+from breccia.checkpoint.files.gguf_models import ModelMap
 from breccia.layouts import PerTensor
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["apart", "stack", "together"]
+__all__ = ["apart", "gathered", "stack", "together"]
 
 _ONE = re.compile(r"(?P<block>.*)\.experts\.(?P<number>\d+)\.(?P<kind>gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
 _ALL = re.compile(r"(?P<block>.*)\.switch_mlp\.(?P<kind>gate_proj|up_proj|down_proj)\.weight")
 _MIXTRAL = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 _PROJECTIONS = {short: long for long, short in _MIXTRAL.items()}
+
+
+def gathered(found: list[Found], names: ModelMap | None, wanted: bool) -> list[Found]:
+    """Experts of a layer as one tensor where the format's readers want that, or those of a GGUF file's model.
+
+    Raises:
+        ValueError: some of a layer stay apart, for which GGUF has no name.
+    """
+    if names is None:
+        return together(found) if wanted else found
+    found = together(found) if names.experts else found
+    alone = next((one.name for one in found if names.apart(one.name)), None)
+    if alone is not None:
+        raise ValueError(
+            f"tensor {alone!r} must have the form of the other experts' of its layer, with which it becomes one tensor "
+            f"in GGUF: it is in another format, or some are missing"
+        )
+    return found
 
 
 def together(found: list[Found]) -> list[Found]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from breccia.checkpoint import disk
 from breccia.checkpoint.files.gguf_file import GgufFile
+from breccia.checkpoint.files.gguf_parameters import ROPE_FACTORS, llama3_of
 from breccia.peers import require
 
 __all__ = ["config_of", "write_tokenizer"]
@@ -34,10 +35,44 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     width = file.fields.get(f"{architecture}.attention.key_length")
     if width is not None and "head_dim" in made:  # which transformers takes for some models alone
         made["head_dim"] = width[1]
+    window = file.fields.get(f"{architecture}.attention.sliding_window")
+    if window is not None and "sliding_window" in made:
+        made["sliding_window"] = window[1]
+    if isinstance(made.get("pad_token_id"), int) and made["pad_token_id"] >= made["vocab_size"]:
+        made["pad_token_id"] = None  # a default of the model's class, for its own vocabulary
+    made = _with_experts(made, file, str(architecture))
+    made = _with_factors(made, file)
     names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if made["model_type"] in names:
         made["architectures"] = [names[made["model_type"]]]
     return made
+
+
+def _with_experts(made: dict[str, Any], file: GgufFile, architecture: str) -> dict[str, Any]:
+    """What transformers does not take: the size of an expert, and that a Llama with experts is a Mixtral."""
+    inner = file.fields.get(f"{architecture}.expert_feed_forward_length")
+    if inner is not None and "moe_intermediate_size" in made:
+        made["moe_intermediate_size"] = inner[1]
+    count = file.fields.get(f"{architecture}.expert_count")
+    if architecture != "llama" or count is None or not count[1]:
+        return made
+    used = file.fields.get(f"{architecture}.expert_used_count", (0, 2))
+    more = {"num_local_experts": count[1], "num_experts_per_tok": used[1]}
+    own = {key: value for key, value in made.items() if key not in ("model_type", "architectures")}
+    mixtral = json.loads(_transformers().MixtralConfig(**own, **more).to_json_string())
+    return {key: value for key, value in mixtral.items() if key not in _OWN}
+
+
+def _with_factors(made: dict[str, Any], file: GgufFile) -> dict[str, Any]:
+    """Llama 3's scaling of RoPE, which the file has as a tensor."""
+    if ROPE_FACTORS not in file.entries:
+        return made
+    if file.kinds[ROPE_FACTORS] != "F32":
+        raise ValueError(f"{file.path}: {ROPE_FACTORS} must be F32, it is {file.kinds[ROPE_FACTORS]}")
+    try:
+        return {**made, "rope_parameters": llama3_of(file.raw(ROPE_FACTORS).view("<f4"), made)}
+    except ValueError as error:
+        raise ValueError(f"{file.path}: {error}") from None
 
 
 def write_tokenizer(path: Path, folder: Path) -> str:

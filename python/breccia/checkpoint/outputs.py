@@ -8,12 +8,22 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from breccia.bridges._parts import Found
 from breccia.bridges._written import Written
 from breccia.checkpoint import disk
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.gguf_file import GgufFile, block_bytes
-from breccia.checkpoint.files.gguf_models import ARRAY, STRING, UINT32, Fields, ModelMap, hyperparameters, model_map
+from breccia.checkpoint.files.gguf_models import ModelMap, model_map
+from breccia.checkpoint.files.gguf_parameters import (
+    ARRAY,
+    ROPE_FACTORS,
+    STRING,
+    UINT32,
+    Fields,
+    hyperparameters,
+    rope_factors,
+)
 from breccia.checkpoint.files.gguf_tokenizer import chat_fields, tokenizer_fields
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.folder import MAX_JSON, config_files, read_json
@@ -22,7 +32,7 @@ from breccia.checkpoint.source import LEFT_OUT, Checkpoint
 from breccia.checkpoint.targets import Choice, Target
 from breccia.recipes import ScalingRecipe
 
-__all__ = ["gguf_fields", "gguf_model", "modules_of", "stored_bytes", "write_companions"]
+__all__ = ["gguf_fields", "gguf_model", "made_anew", "modules_of", "stored_bytes", "write_companions"]
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
 
@@ -154,6 +164,17 @@ def gguf_model(checkpoint: Checkpoint) -> tuple[ModelMap | None, str]:
     return model_map(checkpoint.config, [found.name for found in checkpoint.found])
 
 
+def made_anew(checkpoint: Checkpoint, target: Target) -> list[Choice]:
+    """Tensors that GGUF has beside those of the source: how frequencies of RoPE are divided."""
+    if target.names is None or isinstance(checkpoint.files[0], GgufFile):
+        return []
+    factors = rope_factors(checkpoint.config)
+    if factors is None:
+        return []
+    found = Found(ROPE_FACTORS, "plain", "f32", {}, factors.shape, dtype="F32")
+    return [Choice(found, "make", {ROPE_FACTORS: ("F32", factors.shape)}, values=tuple(factors.tolist()))]
+
+
 # llama.cpp's numbers for what most matrices of a file are (its ftype).
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
 _FILE_TYPES |= {"Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18}
@@ -188,7 +209,7 @@ def _model_fields(checkpoint: Checkpoint, names: ModelMap | None, left_out: list
         fields[LEFT_OUT] = (ARRAY, left_out)
     if names is None:
         return fields, ""
-    fields |= hyperparameters(checkpoint.config, names)
+    fields |= hyperparameters(checkpoint.config, names.architecture)
     pooling = checkpoint.path / "1_Pooling" / "config.json"
     if names.architecture == "bert" and pooling.is_file():
         said = read_json(pooling)

@@ -110,7 +110,7 @@ class Target:
 @dataclass(frozen=True)
 class Choice:
     """What happens to one tensor: "copy", "float", "repack", "requantize", "cast", "encode" (values as a format's own
-    kind) or "keep" (the blocks of one), and what it gives.
+    kind), "keep" (the blocks of one) or "make" (``values``, which no tensor of the source has), and what it gives.
 
     ``turned``: its matrices are written transposed. ``shared``: what it has in common with other tensors (`Shared`).
     """
@@ -123,6 +123,7 @@ class Choice:
     note: str = ""
     turned: bool = False
     shared: Any = None
+    values: tuple[float, ...] = ()
 
 
 def target_names() -> list[str]:
@@ -263,7 +264,8 @@ def _choose_kind(found: Found, target: Target, kind: Kind) -> Choice:
     if found.format == target.format and found.kind == kind.name:
         return Choice(found, "keep", output)
     if kind.encode is None:
-        if len(found.shape) < 2 or found.dtype == kind.name or not _named(found, target):
+        wide = target.names is not None and target.names.wide(found.name)
+        if len(found.shape) < 2 or wide or found.dtype == kind.name or not _named(found, target):
             return _copy(found, target) if found.format == "plain" else _as_bfloat16(found, target, "it is left out")
         return Choice(found, "float", output)
     if found.format == "plain" and not wanted(found, target):
@@ -332,7 +334,8 @@ def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> 
 
 
 def _copy(found: Found, target: Target) -> Choice:
-    if target.names is not None and len(found.shape) < 2 and found.dtype in ("BF16", "F16"):
+    wide = target.names is not None and (len(found.shape) < 2 or target.names.wide(found.name))
+    if wide and found.dtype in ("BF16", "F16"):
         # Programs add and multiply by vectors in float32 only.
         return Choice(found, "float", {target.spell(found.name): ("F32", found.shape)})
     name = target.spell(found.name)

@@ -21,6 +21,7 @@ from breccia.bridges._common import (
 )
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
+from breccia.checkpoint.files.gguf_parameters import ROPE_FACTORS
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.source import Checkpoint, is_float
 from breccia.scaled_tensor import ScaledTensor
@@ -225,7 +226,8 @@ def verify(
         line.add(first.nbytes(found))
         other = others.pop(_canonical(found), None)
         if other is None:
-            if not found.name.endswith(("_scale", ".scale")) and found.name not in second.left_out:
+            said = found.name == ROPE_FACTORS and bool(second.config)  # by config.json
+            if not found.name.endswith(("_scale", ".scale")) and found.name not in second.left_out and not said:
                 missing.append(found.name)
             continue
         if not _comparable(found) or not _comparable(other):

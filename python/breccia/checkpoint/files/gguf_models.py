@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models as GGUF spells them: tensor names, hyperparameters and tokenizer of the architectures known here.
+"""Models as GGUF spells them: tensor names of the architectures known here.
 
-Llama (and Mistral), Qwen2, Qwen3 and BERT. Other models keep their tensors' names: readers of GGUF read them,
-but no program knows what to do with them.
+Llama (and Mistral, Mixtral), Qwen2, Qwen3 (with experts, too), Phi-3 and BERT. Other models keep their tensors' names:
+readers of GGUF read them, but no program knows what to do with them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,17 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ModelMap", "model_map", "model_of"]
+from breccia.checkpoint.files.gguf_parameters import (
+    STRING,
+    UINT32,
+    Fields,
+    check_fields,
+    hyperparameters,
+    key_heads_of,
+    why_not,
+)
 
-UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
-Fields = dict[str, tuple[int, Any]]
+__all__ = ["ModelMap", "model_map", "model_of"]
 
 _DECODER = {
     "model.embed_tokens": "token_embd",
@@ -38,6 +45,21 @@ _NORMED = {
     "model.layers.{}.self_attn.q_norm": "blk.{}.attn_q_norm",
     "model.layers.{}.self_attn.k_norm": "blk.{}.attn_k_norm",
 }
+# All experts of a layer are one tensor, which is called as MLX does until it has GGUF's name.
+_EXPERTS = {
+    "gate": "blk.{}.ffn_gate_inp",
+    "switch_mlp.gate_proj": "blk.{}.ffn_gate_exps",
+    "switch_mlp.up_proj": "blk.{}.ffn_up_exps",
+    "switch_mlp.down_proj": "blk.{}.ffn_down_exps",
+}
+_MIXTRAL = {f"model.layers.{{}}.block_sparse_moe.{name}": inside for name, inside in _EXPERTS.items()}
+_QWEN_MOE = {f"model.layers.{{}}.mlp.{name}": inside for name, inside in _EXPERTS.items()}
+_FUSED = {
+    **{name: inside for name, inside in _DECODER.items() if not re.search("[qkv]_proj|mlp", name)},
+    "model.layers.{}.self_attn.qkv_proj": "blk.{}.attn_qkv",
+    "model.layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",
+    "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
+}
 _ENCODER = {
     "embeddings.word_embeddings": "token_embd",
     "embeddings.position_embeddings": "position_embd",
@@ -52,13 +74,31 @@ _ENCODER = {
     "encoder.layer.{}.output.dense": "blk.{}.ffn_down",
     "encoder.layer.{}.output.LayerNorm": "blk.{}.layer_output_norm",
 }
-_TABLES = {"llama": _DECODER, "qwen2": _DECODER, "qwen3": _NORMED, "bert": _ENCODER}
-_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "bert": "bert"}
+_TABLES = {
+    "llama": {**_DECODER, **_MIXTRAL},
+    "qwen2": _DECODER,
+    "qwen3": _NORMED,
+    "qwen3moe": {**{name: inside for name, inside in _NORMED.items() if ".mlp." not in name}, **_QWEN_MOE},
+    "phi3": _FUSED,
+    "bert": _ENCODER,
+}
+_ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "phi3": "phi3",
+    "bert": "bert",
+}
 # Architectures whose programs multiply by the second scale of every NVFP4 matrix; others leave some out.
 _SECOND_SCALES = frozenset({"llama", "qwen3"})
 # What a model computes anew, and BERT's pooler, which embedding models do without: programs refuse these.
 _LEFT_OUT = re.compile(r".*(rotary_emb\.inv_freq|position_ids)$|(bert\.)?pooler\.dense\.(weight|bias)$")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_ONE_EXPERT = re.compile(r"(.*)\.experts\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
+_PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 @dataclass(frozen=True)
@@ -96,6 +136,19 @@ class ModelMap:
         """Whether a tensor has no place in GGUF."""
         return _LEFT_OUT.match(name) is not None
 
+    @property
+    def experts(self) -> bool:
+        """Whether all experts of a layer are one tensor."""
+        return any("_exps" in inside for inside in _TABLES[self.architecture].values())
+
+    def apart(self, name: str) -> bool:
+        """Whether a tensor is one expert's, which has no name of its own here."""
+        return self.experts and _ONE_EXPERT.fullmatch(name) is not None
+
+    def wide(self, name: str) -> bool:
+        """Whether programs want a matrix in float32: what chooses among experts."""
+        return (self.inside(name) or "").endswith(".ffn_gate_inp.weight")
+
     def row_order(self, name: str, rows: int) -> np.ndarray[Any, Any] | None:
         """Which row of the model's own tensor each row of GGUF's is; None where they are the same.
 
@@ -105,6 +158,12 @@ class ModelMap:
         if not heads or rows % (2 * heads):
             return None
         return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+
+
+def _of_all(name: str) -> str:
+    """One expert's matrix by the name of that of all experts of its layer; others as they are."""
+    match = _ONE_EXPERT.fullmatch(name)
+    return name if match is None else f"{match[1]}.switch_mlp.{_PROJECTIONS.get(match[2], match[2])}.weight"
 
 
 def _numbered(pattern: str, module: str) -> str:
@@ -136,74 +195,15 @@ def model_map(config: Mapping[str, Any], names: Iterable[str]) -> tuple[ModelMap
         return None, f"model_type {kind!r} has no GGUF names here, which are {', '.join(_ARCHITECTURES)}'s"
     architecture = _ARCHITECTURES[kind]
     try:
-        scaling = _rope(config).get("rope_type", "default")
-        if scaling not in ("default", "linear", "yarn"):
-            return None, f"rope_type {scaling!r} has no GGUF form here"
+        if why := why_not(architecture, config):
+            return None, why
         heads = int(config["num_attention_heads"])
         prefix = "bert." if any(name.startswith("bert.") for name in names) else ""
-        known = ModelMap(architecture, _heads(architecture, heads, int(_key_heads(config))), prefix)
-        _check(hyperparameters(config, known))
+        known = ModelMap(architecture, _heads(architecture, heads, int(key_heads_of(config))), prefix)
+        check_fields(hyperparameters(config, known.architecture))
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         return None, f"config.json lacks what GGUF must say: {error}"
-    strange = next((n for n in names if known.inside(n) is None and not known.left_out(n)), None)
+    strange = next((n for n in names if known.inside(_of_all(n)) is None and not known.left_out(n)), None)
     if strange is not None:
         return None, f"tensor {strange!r} has no GGUF name in architecture {architecture!r}"
     return known, ""
-
-
-def _check(said: Fields) -> None:
-    """Numbers must be ones that their types hold: config.json can have any."""
-    for key, (kind, value) in said.items():
-        if kind == UINT32 and not 0 < value < 2**32:
-            raise ValueError(f"{key} must be from 1 to 2^32 - 1, got {value}")
-        if kind == FLOAT32 and not abs(value) < 3.4e38:
-            raise ValueError(f"{key} must be a number of 32 bits, got {value}")
-        if kind == STRING and not isinstance(value, str):
-            raise ValueError(f"{key} must be a string, got {value!r}")
-
-
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise ValueError(f"rope_scaling must be an object, got {given!r}")
-    said = dict(given)
-    said.setdefault("rope_type", said.get("type") or "default")
-    said.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    return said
-
-
-def _key_heads(config: Mapping[str, Any]) -> Any:
-    return config.get("num_key_value_heads") or config["num_attention_heads"]
-
-
-def hyperparameters(config: Mapping[str, Any], known: ModelMap) -> Fields:
-    """What a program must know of the model beside its tensors.
-
-    Raises:
-        KeyError: config.json does not say it.
-    """
-    said: Fields = {
-        "context_length": (UINT32, int(config["max_position_embeddings"])),
-        "embedding_length": (UINT32, int(config["hidden_size"])),
-        "block_count": (UINT32, int(config["num_hidden_layers"])),
-        "feed_forward_length": (UINT32, int(config["intermediate_size"])),
-        "attention.head_count": (UINT32, int(config["num_attention_heads"])),
-    }
-    if known.architecture == "bert":
-        said["attention.causal"] = (BOOL, False)
-        said["attention.layer_norm_epsilon"] = (FLOAT32, float(config["layer_norm_eps"]))
-    else:
-        rope = _rope(config)
-        width = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-        said["attention.head_count_kv"] = (UINT32, int(_key_heads(config)))
-        said["attention.layer_norm_rms_epsilon"] = (FLOAT32, float(config["rms_norm_eps"]))
-        said["attention.key_length"] = said["attention.value_length"] = (UINT32, width)
-        said["rope.dimension_count"] = (UINT32, width)
-        said["rope.freq_base"] = (FLOAT32, float(rope["rope_theta"]))
-        said["vocab_size"] = (UINT32, int(config["vocab_size"]))
-        if rope["rope_type"] != "default":
-            said["rope.scaling.type"] = (STRING, rope["rope_type"])
-            said["rope.scaling.factor"] = (FLOAT32, float(rope["factor"]))
-            original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
-            said["rope.scaling.original_context_length"] = (UINT32, int(original))
-    return {f"{known.architecture}.{key}": value for key, value in said.items()}

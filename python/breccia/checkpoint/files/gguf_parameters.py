@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program must know of a model beside its tensors, as GGUF's metadata says it, and back: sizes and RoPE."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "ROPE_FACTORS",
+    "check_fields",
+    "hyperparameters",
+    "key_heads_of",
+    "llama3_of",
+    "rope_factors",
+    "why_not",
+]
+
+UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
+Fields = dict[str, tuple[int, Any]]
+ROPE_FACTORS = "rope_freqs.weight"  # the tensor of Llama 3's scaling: what each frequency is divided by
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def check_fields(said: Fields) -> None:
+    """Numbers must be ones that their types hold: config.json can have any."""
+    for key, (kind, value) in said.items():
+        if kind == UINT32 and not 0 < value < 2**32:
+            raise ValueError(f"{key} must be from 1 to 2^32 - 1, got {value}")
+        if kind == FLOAT32 and not abs(value) < 3.4e38:
+            raise ValueError(f"{key} must be a number of 32 bits, got {value}")
+        if kind == STRING and not isinstance(value, str):
+            raise ValueError(f"{key} must be a string, got {value!r}")
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"rope_scaling must be an object, got {given!r}")
+    said = dict(given)
+    said.setdefault("rope_type", said.get("type") or "default")
+    said.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    return said
+
+
+def key_heads_of(config: Mapping[str, Any]) -> Any:
+    return config.get("num_key_value_heads") or config["num_attention_heads"]
+
+
+def hyperparameters(config: Mapping[str, Any], architecture: str) -> Fields:
+    """What a program must know of the model beside its tensors.
+
+    Raises:
+        KeyError: config.json does not say it.
+    """
+    said: Fields = {
+        "context_length": (UINT32, int(config["max_position_embeddings"])),
+        "embedding_length": (UINT32, int(config["hidden_size"])),
+        "block_count": (UINT32, int(config["num_hidden_layers"])),
+        "feed_forward_length": (UINT32, int(config["intermediate_size"])),
+        "attention.head_count": (UINT32, int(config["num_attention_heads"])),
+    }
+    if architecture == "bert":
+        said["attention.causal"] = (BOOL, False)
+        said["attention.layer_norm_epsilon"] = (FLOAT32, float(config["layer_norm_eps"]))
+    else:
+        said |= _decoder(config, architecture)
+    return {f"{architecture}.{key}": value for key, value in said.items()}
+
+
+def _decoder(config: Mapping[str, Any], architecture: str) -> Fields:
+    rope, width = _rope(config), _head_width(config)
+    said: Fields = {
+        "attention.head_count_kv": (UINT32, int(key_heads_of(config))),
+        "attention.layer_norm_rms_epsilon": (FLOAT32, float(config["rms_norm_eps"])),
+        "attention.key_length": (UINT32, width),
+        "attention.value_length": (UINT32, width),
+        "rope.dimension_count": (UINT32, int(width * float(rope.get("partial_rotary_factor") or 1))),
+        "rope.freq_base": (FLOAT32, float(rope["rope_theta"])),
+        "vocab_size": (UINT32, int(config["vocab_size"])),
+    }
+    if rope["rope_type"] in ("linear", "yarn"):
+        said["rope.scaling.type"] = (STRING, rope["rope_type"])
+        said["rope.scaling.factor"] = (FLOAT32, float(rope["factor"]))
+        original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
+        said["rope.scaling.original_context_length"] = (UINT32, int(original))
+    if architecture == "phi3" and config.get("sliding_window"):
+        said["attention.sliding_window"] = (UINT32, int(config["sliding_window"]))
+    experts = config.get("num_local_experts") or config.get("num_experts")
+    if experts and config.get("num_experts_per_tok"):
+        said["expert_count"] = (UINT32, int(experts))
+        said["expert_used_count"] = (UINT32, int(config["num_experts_per_tok"]))
+        if "moe_intermediate_size" in config:
+            said["expert_feed_forward_length"] = (UINT32, int(config["moe_intermediate_size"]))
+    return said
+
+
+def _head_width(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def why_not(architecture: str, config: Mapping[str, Any]) -> str:
+    """Why the programs of an architecture would compute something else than a model does; "" where they would not."""
+    rope = _rope(config)
+    scaling = rope["rope_type"]
+    known = ("default", "linear", "yarn", "llama3") if architecture == "llama" else ("default", "linear", "yarn")
+    if scaling not in known:
+        return f"rope_type {scaling!r} has no GGUF form here"
+    if scaling == "llama3":
+        rope_factors(config)  # raises where something is not said
+    if architecture == "qwen3moe":
+        if not config.get("norm_topk_prob"):
+            return "norm_topk_prob must be true in architecture 'qwen3moe', it is not"
+        if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+            return "all layers must have experts in architecture 'qwen3moe', some have none"
+    return ""
+
+
+def rope_factors(config: Mapping[str, Any]) -> np.ndarray[Any, Any] | None:
+    """What Llama 3's scaling divides each frequency by, the tensor `ROPE_FACTORS`; None where there is no such scaling.
+
+    Raises:
+        KeyError: config.json does not say it.
+    """
+    rope = _rope(config)
+    if rope["rope_type"] != "llama3":
+        return None
+    factor, low, high, original = (float(rope[key]) for key in _LLAMA3)
+    width = _head_width(config)
+    periods = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, width, 2) / width)
+    # Frequencies that turn rarely in the original context are divided, those that turn often are not.
+    share = np.clip((original / periods - low) / (high - low), 0, 1)
+    factors: np.ndarray[Any, Any] = (1 / ((1 - share) / factor + share)).astype(np.float32)
+    return factors
+
+
+def llama3_of(factors: np.ndarray[Any, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of Llama 3's scaling, of the tensor that they give; ``low_freq_factor`` is 1, which leaves none to
+    choose.
+
+    Raises:
+        ValueError: no parameters give the tensor.
+    """
+    rope, width = _rope(config), _head_width(config)
+    wide = factors.astype(np.float64)
+    periods = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, width, 2) / width)
+    factor = float(wide.max(initial=1.0))
+    between = np.flatnonzero((wide > 1) & (wide < factor)) if len(wide) == len(periods) else np.arange(0)
+    if len(between) > 1:
+        # The share of the undivided frequency is a line in the number of turns: through the first and the last one.
+        ends = between[[0, -1]]
+        share = (1 / wide[ends] - 1 / factor) / (1 - 1 / factor)
+        slope = (share[0] - share[1]) / (1 / periods[ends[0]] - 1 / periods[ends[1]])
+        start = slope / periods[ends[0]] - share[0]
+        high, original = 1 + 1 / start, slope / start
+        if math.isfinite(high) and math.isfinite(original) and original > 0:
+            said = (factor, 1.0, float(round(high, 3)), round(original))
+            found = {**rope, **dict(zip(_LLAMA3, said, strict=True)), "rope_type": "llama3"}
+            again = rope_factors({**config, "rope_parameters": found})
+            if again is not None and np.allclose(again, factors, rtol=1e-4):
+                return found
+    raise ValueError(f"{ROPE_FACTORS} must have the factors of Llama 3's scaling, it has others")

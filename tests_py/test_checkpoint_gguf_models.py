@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of further architectures as GGUF, both ways: RoPE of Llama 3, experts, fused projections."""
+
+import json
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, finish, plan, save_arrays, verify
+from breccia.checkpoint.files import gguf_parameters
+from breccia.checkpoint.verify import values
+from checkpoints import weight
+from fault_runner import tree
+from tiny_models import SIZES, logits, transformers
+
+torch = pytest.importorskip("torch")
+gguf = pytest.importorskip("gguf")
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
+# name → transformers' class, what its config has beside the sizes, and GGUF's architecture.
+MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama3": ("Llama", {"rope_parameters": LLAMA3, "max_position_embeddings": 512}, "llama"),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}, "llama"),
+    "qwen3-moe": ("Qwen3Moe", EXPERTS, "qwen3moe"),
+    "phi3": ("Phi3", {"sliding_window": 16}, "phi3"),
+}
+# Mixtral's experts transformers' reader of GGUF does not know.
+READ_BY_TRANSFORMERS = [name for name in MODELS if name != "mixtral"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    for name, (kind, more, _) in MODELS.items():
+        torch.manual_seed(0)
+        sizes = {**SIZES, **more}
+        if name == "phi3":
+            sizes.pop("head_dim")
+        model = getattr(transformers(), f"{kind}ForCausalLM")(getattr(transformers(), f"{kind}Config")(**sizes))
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                parameter.normal_(1 if "norm" in key else 0, 0.08)
+        made[name] = tmp_path_factory.mktemp(name)
+        model.to(torch.bfloat16).save_pretrained(made[name])
+    return made
+
+
+def only_of_tokenizers(notes: list[str]) -> bool:
+    return all("tokenizer" in note for note in notes)
+
+
+def fields_of(path: Path) -> dict[str, Any]:
+    reader = gguf.GGUFReader(path)
+    return {key: field.contents() for key, field in reader.fields.items()}
+
+
+def close(got: Any, wanted: Any, bound: float = 1e-5) -> None:
+    assert not got.isnan().any()
+    assert float((got - wanted).norm() / wanted.norm()) <= bound
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tensors_are_those_of_the_architecture(name: str, models: dict[str, Path], tmp_path: Path) -> None:
+    report = convert(models[name], tmp_path / "a.gguf", "gguf:f16")
+    assert only_of_tokenizers(report["notes"])
+    architecture = MODELS[name][2]
+    kinds = {text: kind for kind, text in gguf.MODEL_ARCH_NAMES.items()}
+    known = {gguf.TENSOR_NAMES[kind] for kind in gguf.MODEL_TENSORS[kinds[architecture]]}
+    stored = {re.sub(r"\.\d+\.", ".{bid}.", tensor.name) for tensor in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
+    assert {each.rpartition(".")[0] for each in stored} <= known
+    fields = fields_of(tmp_path / "a.gguf")
+    assert fields["general.architecture"] == architecture
+    if name in ("mixtral", "qwen3-moe"):
+        assert (fields[f"{architecture}.expert_count"], fields[f"{architecture}.expert_used_count"]) == (4, 2)
+        assert {each for each in stored if "_exps" in each} == {
+            f"blk.{{bid}}.ffn_{each}_exps.weight" for each in ("gate", "up", "down")
+        }
+        router = next(t for t in gguf.GGUFReader(tmp_path / "a.gguf").tensors if "ffn_gate_inp" in t.name)
+        assert router.tensor_type.name == "F32"
+    assert fields.get("phi3.attention.sliding_window") == (16 if name == "phi3" else None)
+    assert ("rope_freqs.weight" in stored) == (name == "llama3")
+    assert f"{architecture}.rope.scaling.type" not in fields
+
+
+@pytest.mark.parametrize("to", ["gguf:bf16", "gguf:q8_0", "gguf:mxfp4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_there_and_back(name: str, to: str, models: dict[str, Path], tmp_path: Path) -> None:
+    """A directory made of the file computes what a directory of the same values does."""
+    convert(models[name], tmp_path / "a.gguf", to)
+    assert verify(models[name], tmp_path / "a.gguf")["ok"]
+    report = convert(tmp_path / "a.gguf", f"{tmp_path}/out/", "fp32")
+    assert only_of_tokenizers(report["notes"])
+    assert verify(tmp_path / "a.gguf", tmp_path / "out", min_sqnr_db=1e9)["ok"]
+    (source,) = models[name].glob("*.safetensors")
+    written = SafetensorsFile(tmp_path / "out" / "model.safetensors")
+    assert set(written) == set(SafetensorsFile(source))
+    shutil.copytree(models[name], tmp_path / "wanted")
+    for file in (tmp_path / "wanted").glob("*.safetensors"):
+        file.unlink()
+    shutil.copy(tmp_path / "out" / "model.safetensors", tmp_path / "wanted")
+    found = logits(tmp_path / "out", dtype=torch.float32)
+    assert torch.equal(found, logits(tmp_path / "wanted", dtype=torch.float32))
+    if to == "gguf:bf16":
+        close(found, logits(models[name], dtype=torch.float32))
+    # From GGUF to GGUF nothing changes.
+    convert(tmp_path / "a.gguf", tmp_path / "b.gguf", to)
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("name", READ_BY_TRANSFORMERS)
+def test_transformers_reads_the_same_model(name: str, models: dict[str, Path], tmp_path: Path) -> None:
+    """Its reader of GGUF, given the config (it takes neither RoPE's scaling nor the size of an expert)."""
+    convert(models[name], tmp_path / "a.gguf", "gguf:q8_0")
+    convert(tmp_path / "a.gguf", f"{tmp_path}/out/", "fp32")
+    config = transformers().AutoConfig.from_pretrained(models[name])
+    options = {"gguf_file": "a.gguf", "config": config, "dtype": torch.float32}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = transformers().AutoModelForCausalLM
+        model, info = loader.from_pretrained(tmp_path, output_loading_info=True, **options)
+    assert not info["missing_keys"] and not info["mismatched_keys"]
+    with torch.no_grad():
+        found = model(torch.arange(3, 43)[None]).logits
+    assert torch.equal(found, logits(tmp_path / "out", dtype=torch.float32))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parts_make_the_whole(name: str, models: dict[str, Path], tmp_path: Path) -> None:
+    convert(models[name], tmp_path / "whole.gguf", "gguf:q8_0")
+    for piece in plan(models[name], tmp_path / "out.gguf", "gguf:q8_0", 3):
+        piece.run(threads=1)
+    finish(models[name], tmp_path / "out.gguf", "gguf:q8_0")
+    assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "out.gguf").read_bytes()
+    convert(tmp_path / "whole.gguf", f"{tmp_path}/whole/", "nvfp4")
+    for piece in plan(tmp_path / "whole.gguf", f"{tmp_path}/out/", "nvfp4", 3):
+        piece.run(threads=1)
+    finish(tmp_path / "whole.gguf", f"{tmp_path}/out/", "nvfp4")
+    assert tree(tmp_path / "whole") == tree(tmp_path / "out")
+
+
+def llama3(more: dict[str, Any], **sizes: int) -> dict[str, Any]:
+    return {
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "rope_parameters": {**LLAMA3, "rope_theta": 5e5, **more},
+        **sizes,
+    }
+
+
+# Llama 3.1, 3.2 (1B) and 3.3, as their config.json have them.
+REAL = {
+    "3.1": llama3({"original_max_position_embeddings": 8192}, head_dim=128),
+    "3.2": llama3({"original_max_position_embeddings": 8192, "factor": 32.0}, head_dim=64),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_factors_are_those_of_transformers_and_give_the_parameters(name: str) -> None:
+    rope = pytest.importorskip("transformers.modeling_rope_utils")
+    config = REAL[name]
+    factors = gguf_parameters.rope_factors(config)
+    assert factors is not None
+    kind = transformers().LlamaConfig
+    scaled, _ = rope.ROPE_INIT_FUNCTIONS["llama3"](kind(**config), torch.device("cpu"))
+    width = config["head_dim"]
+    plain = 1 / (5e5 ** (torch.arange(0, width, 2, dtype=torch.float64) / width))
+    np.testing.assert_allclose(factors, (plain / scaled.double()).numpy(), rtol=1e-5)
+    assert factors.min() == 1 and factors.max() == config["rope_parameters"]["factor"]
+    unscaled = {**config, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}
+    assert gguf_parameters.llama3_of(factors, unscaled) == config["rope_parameters"]
+
+
+def test_other_factors_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    config = {**REAL["3.1"], "rope_parameters": {"rope_theta": 5e5}}
+    for factors in (np.ones(64), np.linspace(1, 8, 64), np.ones(3), np.geomspace(1, 8, 64), np.zeros(0)):
+        with pytest.raises(ValueError, match=r"rope_freqs.weight must have the factors of Llama 3's scaling"):
+            gguf_parameters.llama3_of(factors.astype(np.float32), config)
+    convert(models["llama3"], tmp_path / "a.gguf", "gguf:f16")
+    raw = (tmp_path / "a.gguf").read_bytes()
+    factors = gguf_parameters.rope_factors(json.loads((models["llama3"] / "config.json").read_text()))
+    assert factors is not None and raw.count(factors.tobytes()) == 1
+    (tmp_path / "b.gguf").write_bytes(raw.replace(factors.tobytes(), np.linspace(1, 8, 16).astype("<f4").tobytes()))
+    with pytest.raises(ValueError, match=r"b\.gguf: rope_freqs\.weight must have the factors of Llama 3's scaling"):
+        convert(tmp_path / "b.gguf", f"{tmp_path}/out/", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("qwen3-moe", {"norm_topk_prob": False}, "norm_topk_prob must be true in architecture 'qwen3moe'"),
+        ("qwen3-moe", {"mlp_only_layers": [0]}, "all layers must have experts in architecture 'qwen3moe'"),
+        ("qwen3-moe", {"rope_parameters": LLAMA3}, "rope_type 'llama3' has no GGUF form here"),
+        ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope' has no GGUF form here"),
+    ],
+)
+def test_what_programs_would_compute_otherwise_gets_no_names(
+    name: str, change: dict[str, Any], reason: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(models[name], tmp_path / "in")
+    config = json.loads((models[name] / "config.json").read_text())
+    (tmp_path / "in" / "config.json").write_text(json.dumps(config | change))
+    report = convert(tmp_path / "in", tmp_path / "a.gguf", "gguf:q8_0")
+    assert reason in report["notes"][0] and "no program loads a model" in report["notes"][0]
+    assert "model.norm.weight" in Checkpoint(tmp_path / "a.gguf").entries
+    assert verify(models[name], tmp_path / "a.gguf")["ok"]
+
+
+def test_experts_that_are_not_alike_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    """They would keep names that no program knows."""
+    shutil.copytree(models["qwen3-moe"], tmp_path / "in")
+    (path,) = (tmp_path / "in").glob("*.safetensors")
+    arrays = dict(SafetensorsFile(path).items())
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    arrays[name] = weight(*arrays[name].shape)
+    save_arrays(arrays, path, {"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"experts\.\d\.up_proj\.weight' must have the form of the other experts' of its"
+    ):
+        convert(tmp_path / "in", tmp_path / "a.gguf", "gguf:q8_0")
+
+
+def test_experts_of_quantized_sources(models: dict[str, Path], tmp_path: Path) -> None:
+    convert(models["mixtral"], tmp_path / "q", "compressed-tensors:fp8")
+    convert(tmp_path / "q", tmp_path / "a.gguf", "gguf:q8_0")
+    assert verify(tmp_path / "q", tmp_path / "a.gguf")["ok"]
+    opened = Checkpoint(tmp_path / "a.gguf")
+    found = [one for one in opened.found if ".experts." in one.name]
+    assert len(found) == 2 * 4 * 3
+    assert all(values(opened.load(one)).shape == one.shape for one in found)
