@@ -176,7 +176,8 @@ class Shard:
         dtypes = {name: getattr(made, name).dtype for name in form.parts}
 
         def whole(outs: Sequence[torch.Tensor]) -> tuple[ScaledTensor, tuple[Any, ...]]:
-            parts, own, rest = dict(kept), list(kept.values()), iter(outs)
+            parts = {name: _also_read_here(part) for name, part in kept.items()}
+            own, rest = list(parts.values()), iter(outs)
             for name in form.parts:
                 if name in kept:
                     continue
@@ -211,16 +212,24 @@ class Shard:
             parts, own = {"data": outs[0].view(self.whole).view(dtypes["data"])}, []
             for name in form.parts[1:]:
                 if name not in flying:
-                    parts[name] = getattr(made, name)
+                    parts[name] = _also_read_here(getattr(made, name))
                     continue
                 work, everyone = flying[name]
                 work.wait()
-                joined = torch.cat(list(everyone), 1)
+                joined = torch.cat(list(_also_read_here(everyone)), 1)
                 own.append(joined)
                 parts[name] = joined.view(dtypes[name])
             return ScaledTensor._of(form, *form.place([parts[name] for name in form.parts])), tuple(own)
 
         return (made.data.contiguous().view(torch.uint8),), whole
+
+
+def _also_read_here(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, which was made on another stream: FSDP2 casts and gathers on streams of its own, well ahead of the
+    products. Without this its memory would go to the next gather as soon as nothing holds the tensor."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return tensor
 
 
 def _with_rows(part: torch.Tensor, rows: int) -> torch.Tensor:
