@@ -26,6 +26,7 @@ from breccia.checkpoint.files.gguf_parameters import (
 )
 from breccia.checkpoint.files.gguf_tokenizer import chat_fields, tokenizer_fields
 from breccia.checkpoint.files.input_file import read_bounded
+from breccia.checkpoint.files.sentencepiece_model import sentencepiece_fields
 from breccia.checkpoint.folder import MAX_JSON, config_files, read_json
 from breccia.checkpoint.models import tied_heads
 from breccia.checkpoint.source import LEFT_OUT, Checkpoint
@@ -223,10 +224,16 @@ def _model_fields(checkpoint: Checkpoint, names: ModelMap | None, left_out: list
 def _tokenizer(checkpoint: Checkpoint) -> tuple[Fields, str]:
     """What the tokenizer's files say, and what is missing from them."""
     folder = checkpoint.path
-    if not (folder / "tokenizer.json").is_file():
-        return {}, "there is no tokenizer.json: the file has no tokenizer"
     said = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    fields, trouble = tokenizer_fields(read_json(folder / "tokenizer.json"), checkpoint.config, said)
+    fields, trouble = Fields(), "there is no tokenizer.json: the file has no tokenizer"
+    tokenizer = read_json(folder / "tokenizer.json") if (folder / "tokenizer.json").is_file() else {}
+    if tokenizer:
+        fields, trouble = tokenizer_fields(tokenizer, checkpoint.config, said)
+    if trouble and (folder / "tokenizer.model").is_file():
+        raw = read_bounded(folder / "tokenizer.model", MAX_JSON)[0]
+        fields, trouble = sentencepiece_fields(raw, tokenizer, checkpoint.config, said)
+    if trouble and not tokenizer:
+        return {}, trouble
     template = said.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
         template = read_bounded(folder / "chat_template.jinja", MAX_JSON)[0].decode("utf-8")

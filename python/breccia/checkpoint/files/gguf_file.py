@@ -24,7 +24,8 @@ __all__ = ["GgufFile", "GgufWriter", "block_bytes", "block_type"]
 
 _MAGIC = b"GGUF"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_INT32, _STRING, _ARRAY = 5, 8, 9
+_INT32, _FLOAT32, _STRING, _ARRAY = 5, 6, 8, 9
+_INNER = {str: _STRING, float: _FLOAT32}  # of arrays; integers are of 32 bits
 _MAX_NAME = 65_536
 _MAX_ITEMS = 1 << 21  # strings in arrays: the largest vocabularies have a quarter of that
 _ARRAY_COST = 32  # strings that an array in an array counts as
@@ -309,5 +310,5 @@ def _value(kind: int, value: Any) -> bytes:
         return _text(value)
     if isinstance(value, TypedArray):
         return struct.pack("<IQ", value.inner, len(value)) + value.raw
-    inner = _STRING if value and isinstance(value[0], str) else _INT32
+    inner = _INNER.get(type(value[0]), _INT32) if value else _INT32
     return struct.pack("<IQ", inner, len(value)) + b"".join(_value(inner, item) for item in value)

@@ -8,7 +8,7 @@ from typing import Any
 
 from breccia.checkpoint.files.gguf_parameters import ARRAY, STRING, UINT32, Fields
 
-__all__ = ["chat_fields", "tokenizer_fields"]
+__all__ = ["chat_fields", "special_tokens", "tokenizer_fields"]
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -76,7 +76,7 @@ def tokenizer_fields(
         }
         if name == "gpt2":
             said["merges"] = (ARRAY, [m if isinstance(m, str) else " ".join(m) for m in model["merges"]])
-        said |= _special(config, said_of_it, vocabulary, model.get("unk_token"))
+        said |= special_tokens(config, said_of_it, vocabulary, model.get("unk_token"))
         if name == "bert":
             said |= {key: (UINT32, vocabulary[token]) for token, key in _WORDPIECE.items() if token in vocabulary}
         "".join([*tokens, *said.get("merges", (ARRAY, []))[1]]).encode()  # half a surrogate pair is no character
@@ -115,7 +115,7 @@ def _split_name(splitter: Mapping[str, Any]) -> str:
     return "gpt-2" if own else _PRE.get(patterns[0], "")
 
 
-def _special(
+def special_tokens(
     config: Mapping[str, Any], said_of_it: Mapping[str, Any], vocabulary: Mapping[str, int], unknown: Any
 ) -> Fields:
     """Numbers of special tokens: the tokenizer's own, which end a turn of a chat, before the model's."""
