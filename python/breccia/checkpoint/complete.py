@@ -2,7 +2,8 @@
 """Whether a checkpoint is whole: every tensor is there with all its parts, and every scale is a number.
 
 Programs that serve models start with scales missing or never written, and answer nonsense. What must be there
-is told by config.json, by the parts that each format has, and by the other layers of the same model.
+is told by the model's own class where transformers or diffusers has it, by the parts that each format has, and by the
+other layers of the same model.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from breccia import verbs
 from breccia._terminal import wrapped
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
+from breccia.checkpoint.architecture import Architecture, architecture
 from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.plot import scales_of
 from breccia.checkpoint.source import Checkpoint, is_float
@@ -46,7 +48,8 @@ def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
         path: the checkpoint.
 
     Returns:
-        ``ok``; ``problems``, each of a tensor; ``missing`` and ``unread`` names; how many tensors there are.
+        ``ok``; ``problems``, each of a tensor; ``missing``, ``extra`` and ``unread`` names; how many tensors there are;
+        ``checked``, the class that names and shapes were compared with, or why names alone were looked at.
 
     Raises:
         ValueError: the checkpoint is not valid.
@@ -55,16 +58,25 @@ def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         with np.errstate(all="ignore"):
             problems = [(f.name, text) for f in checkpoint.found for text in _problems(checkpoint, f)]
-        missing = _missing(checkpoint)
         unread = [f.name for f in checkpoint.found if f.format == "plain" and _is_part(f.name)]
+        model = _architecture(checkpoint)
+        missing = _missing(checkpoint)
+        extra: list[str] = []
+        if isinstance(model, Architecture):
+            judged = {name for name, _ in problems}
+            rest = (f for f in checkpoint.found if f.name not in judged)
+            problems += [(f.name, text) for f in rest if (text := model.problem(f))]
+            missing, extra = _by_model(checkpoint, model, missing, set(unread))
         return {
             "path": str(checkpoint.path),
-            "ok": not (problems or missing or unread),
+            "ok": not (problems or missing or extra or unread),
             "tensors": len(checkpoint.found),
             "quantized": sum(f.format != "plain" for f in checkpoint.found),
             "problems": [{"tensor": name, "problem": text} for name, text in problems],
             "missing": missing,
+            "extra": extra,
             "unread": unread,
+            "checked": model.name if isinstance(model, Architecture) else f"names only: {model}",
         }
     finally:
         checkpoint.close()
@@ -73,11 +85,32 @@ def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
 def render(report: dict[str, Any]) -> str:
     """The report as lines of at most 80 columns."""
     findings = [f"! {p['tensor']}: {p['problem']}" for p in report["problems"]]
-    findings += [f"! {word}: {name}" for word in ("missing", "unread") for name in report[word]]
+    findings += [f"! {word}: {name}" for word in ("missing", "extra", "unread") for name in report[word]]
     lines = [line for text in findings for line in wrapped(text)]
     lines.append(f"{report['tensors']} tensors, {report['quantized']} of them quantized")
+    lines += wrapped(f"compared with {report['checked']}".replace("compared with names only", "names only"))
     lines.append("ok" if report["ok"] else "not ok")
     return "\n".join(lines)
+
+
+def _architecture(checkpoint: Checkpoint) -> Architecture | str:
+    """What the model of config.json consists of, or why that is not known."""
+    if isinstance(checkpoint.files[0], GgufFile):
+        return "GGUF files have names of their own"
+    if not checkpoint.config:
+        return "there is no config.json"
+    return architecture(checkpoint.config, [found.name for found in checkpoint.found])
+
+
+def _by_model(
+    checkpoint: Checkpoint, model: Architecture, missing: list[str], unread: set[str]
+) -> tuple[list[str], list[str]]:
+    """Names that are missing, by the model and by other layers, and those that are too many."""
+    there = [found.name for found in checkpoint.found if found.name not in unread]
+    kept = [name for name in missing if _is_part(name) or model.has(name)]
+    more = [name for name in model.missing(there) if not any(f"{name}.".startswith(f"{one}.") for one in kept)]
+    extra = [name for name in model.extra(there) if _OF_ACTIVATIONS.search(name) is None]
+    return sorted([*kept, *more]), extra
 
 
 def _is_part(name: str) -> bool:
