@@ -34,7 +34,8 @@ LAYERS = {
     "bridges": "bridges dlpack",
     "checkpoints": "checkpoint files",
     "programs": (
-        "distributed.loading distributed.reader distributed.taking diffusers transformers vllm demo cli __main__ ="
+        "distributed.loading distributed.reader distributed.refitting distributed.taking "
+        "diffusers transformers vllm demo cli __main__ ="
     ),
 }
 LEVELS = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}
