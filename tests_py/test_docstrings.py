@@ -19,6 +19,7 @@ MODULES = (
     "breccia.comparison",
     "breccia.delayed",
     "breccia.distributed",
+    "breccia.sharding",
     "breccia.dlpack",
     "breccia.formats",
     "breccia.kernels.reference",

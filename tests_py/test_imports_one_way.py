@@ -25,7 +25,7 @@ LAYERS = {
     "value": "cuts checked identity plain display scaled_tensor kernels.whole_array",
     "verbs": "verbs prepared delayed autograd grouped pieces kernels comparison",
     "arrays": "frameworks kernels.triton gpu",
-    "models": "nn quantize_model distributed",
+    "models": "nn quantize_model distributed sharding",
     "stored bytes": (
         "checkpoint.arguments checkpoint.disk checkpoint.dtypes checkpoint.files.bounded_json "
         "checkpoint.files.input_file checkpoint.files.planned_file checkpoint.files.safetensors_file "
@@ -34,7 +34,8 @@ LAYERS = {
     "bridges": "bridges dlpack",
     "checkpoints": "checkpoint files",
     "programs": (
-        "distributed.loading distributed.reader distributed.taking diffusers transformers vllm demo cli __main__ ="
+        "distributed.loading distributed.reader distributed.refitting distributed.taking "
+        "diffusers transformers vllm demo cli __main__ ="
     ),
 }
 LEVELS = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}

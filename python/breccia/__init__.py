@@ -84,9 +84,9 @@ __all__ = [
 frameworks.load_imported()
 
 
-# Imported on first use: most programs need none of them; distributed and nn need torch; diffusers,
+# Imported on first use: most programs need none of them; distributed and nn need torch, sharding jax; diffusers,
 # transformers and vllm their namesakes.
-_LAZY = ("bridges", "checkpoint", "diffusers", "distributed", "dlpack", "nn", "transformers", "vllm")
+_LAZY = ("bridges", "checkpoint", "diffusers", "distributed", "dlpack", "nn", "sharding", "transformers", "vllm")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -22,12 +22,14 @@ from breccia.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel
 if TYPE_CHECKING:
     from breccia.distributed.loading import load, quantize_as_
     from breccia.distributed.reader import CheckpointReader
+    from breccia.distributed.refitting import Refit, refit
 
 __all__ = [
     "CheckpointReader",
     "ColwiseParallel",
     "Handle",
     "Plan",
+    "Refit",
     "RowwiseParallel",
     "ScaledParameter",
     "all_gather",
@@ -41,11 +43,18 @@ __all__ = [
     "precompute_amax_",
     "quantize_as_",
     "reduce_scatter",
+    "refit",
     "scatter",
 ]
 
 # Imported when they are asked for: torch.distributed.checkpoint takes over a second.
-_LATE = {"CheckpointReader": "reader", "load": "loading", "quantize_as_": "loading"}
+_LATE = {
+    "CheckpointReader": "reader",
+    "Refit": "refitting",
+    "load": "loading",
+    "quantize_as_": "loading",
+    "refit": "refitting",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -17,14 +17,24 @@ from breccia.cuts import block_along
 from breccia.formats import finfo
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["bytes_of_part", "floats_of", "stored_dtype"]
+__all__ = ["bytes_of_part", "floats_of", "header_dtype", "stored_dtype"]
 
+_HEADERS = {row.torch: row.name for row in DTYPES.values() if row.torch}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def stored_dtype(name: str) -> Any:
     """torch's type for that of a header; uint8 where it has none."""
     return getattr(torch, DTYPES[name].torch or "uint8", torch.uint8)
+
+
+def header_dtype(dtype: torch.dtype) -> str:
+    """A header's name of torch's type.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _HEADERS[str(dtype).removeprefix("torch.")]
 
 
 def floats_of(found: Found, tensor: Any, turned: bool, place: list[slice], into: Any) -> None:

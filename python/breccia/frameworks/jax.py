@@ -19,6 +19,7 @@ from breccia.delayed import AmaxHistory
 from breccia.form import PARTS, Form, cast_form
 from breccia.frameworks import _jax_callbacks as callbacks
 from breccia.frameworks import _jax_ffi
+from breccia.frameworks import _jax_partition as partition
 from breccia.frameworks._jax_callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
 from breccia.frameworks._jax_namespace import Jax
 from breccia.kernels import whole_array
@@ -126,16 +127,21 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: Hadamard | None, square_blocks: bool) -> Any:
-    def by_core(x: Any, seed: Any) -> Any:
+    def by_core(x: Any, seed: Any = None) -> Any:
         pair = None if hadamard is None else (hadamard.block, hadamard.seed)
         return compiled.cast(x, seed, recipe, pair, square_blocks)
 
-    def by_jnp(x: Any, seed: Any) -> Any:
+    def by_jnp(x: Any, seed: Any = None, **more: Any) -> Any:
         rounding = "nearest" if seed is None else "stochastic"
-        options = CastOptions(rounding, None if seed is None else (seed[0], seed[1]), hadamard, square_blocks)
+        options = CastOptions(rounding, None if seed is None else (seed[0], seed[1]), hadamard, square_blocks, **more)
         return as_outputs(whole_array.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
 
-    return jax.lax.platform_dependent(x, seed, cpu=by_core, default=by_jnp)
+    def whole(*operands: Any) -> Any:
+        return jax.lax.platform_dependent(*operands, cpu=by_core, default=by_jnp)
+
+    operands = (x,) if seed is None else (x, seed)
+    rotated = hadamard is not None
+    return partition.cast(whole, by_jnp, operands, recipe, rotated=rotated, square=square_blocks)
 
 
 def _cast_part(x: Any, recipe: ScalingRecipe, options: CastOptions) -> Any:
@@ -183,13 +189,18 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _dequantize(scaled: ScaledTensor, name: str) -> Any:
-    return jax.lax.platform_dependent(
-        scaled,
-        cpu=functools.partial(compiled.dequantize, name=name),
-        default=lambda scaled: jnp.broadcast_to(whole_array.dequantize(namespace, scaled, raw), scaled.shape).astype(
-            name
-        ),
-    )
+    def whole(scaled: ScaledTensor) -> Any:
+        return jax.lax.platform_dependent(
+            scaled,
+            cpu=functools.partial(compiled.dequantize, name=name),
+            default=lambda scaled: jnp.broadcast_to(
+                whole_array.dequantize(namespace, scaled, raw), scaled.shape
+            ).astype(name),
+        )
+
+    if scaled.layout.axis == -2:
+        return jnp.swapaxes(partition.dequantize(whole, scaled.mT), -1, -2)
+    return partition.dequantize(whole, scaled)
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
@@ -202,11 +213,14 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
-    return jax.lax.platform_dependent(
-        scaled,
-        cpu=functools.partial(compiled.requantize, recipe=recipe),
-        default=lambda scaled: as_outputs(whole_array.requantize(namespace, scaled, recipe, raw), recipe),
-    )
+    def whole(scaled: ScaledTensor) -> Any:
+        return jax.lax.platform_dependent(
+            scaled,
+            cpu=functools.partial(compiled.requantize, recipe=recipe),
+            default=lambda scaled: as_outputs(whole_array.requantize(namespace, scaled, recipe, raw), recipe),
+        )
+
+    return partition.gathered(whole, scaled)
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
@@ -219,12 +233,15 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _matmul(a: Any, b: Any, name: str, precision: str) -> Any:
-    return jax.lax.platform_dependent(
-        a,
-        b,
-        cpu=functools.partial(compiled.matmul, name=name, precision=precision),
-        default=lambda a, b: jnp.matmul(_values(a), _values(b), precision="highest").astype(name),
-    )
+    def whole(a: Any, b: Any) -> Any:
+        return jax.lax.platform_dependent(
+            a,
+            b,
+            cpu=functools.partial(compiled.matmul, name=name, precision=precision),
+            default=lambda a, b: jnp.matmul(_values(a), _values(b), precision="highest").astype(name),
+        )
+
+    return partition.matmul(whole, a, b)
 
 
 def _matmul_forward(a: Any, b: Any, name: str, precision: str) -> Any:
@@ -301,8 +318,8 @@ _linear.defvjp(_linear_forward, _linear_backward)
 
 
 def _is_here(x: Any) -> bool:
-    """Whether the core may read the array at once."""
-    return is_concrete(x) and on_cpu(x)
+    """Whether the core may read the array at once; one on several devices it would gather."""
+    return is_concrete(x) and on_cpu(x) and len(x.devices()) == 1
 
 
 def as_outputs(parts: whole_array.Parts, recipe: ScalingRecipe) -> tuple[Any, ...]:

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays over four devices of one process, which XLA makes of a CPU: run by test_jax_sharding.py in processes of their
+own.
+
+Each function is one test; its name is the argument.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import breccia
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+from breccia import autograd, sharding
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+SPECS = (P("d"), P(None, "d"), P(("a", "d")), P("a", "d"), P("d", "a"))
+PARTS = ("data", "scale", "zero_point", "global_scale")
+FEW = ("current", "current-row", "block-128x128", "mxfp8", "nvfp4", "mxfp4-mse", "int4-asymmetric", "int8")
+
+
+def mesh(kind=AxisType.Auto):
+    return jax.make_mesh((2, 2), ("a", "d"), axis_types=(kind, kind))
+
+
+def values(shape=(512, 1024), seed=0):
+    x = cases.normal(shape, seed=seed)
+    x[3, 5], x[7, -9] = 1e-41, 40.0
+    return x
+
+
+def same(made, reference, what):
+    for name in PARTS:
+        got, wanted = getattr(made, name), getattr(reference, name)
+        assert (got is None) == (wanted is None), (what, name)
+        if got is not None:
+            got, wanted = np.asarray(got), np.asarray(wanted)
+            assert got.dtype == wanted.dtype and got.tobytes() == wanted.tobytes(), (what, name)
+
+
+def moved(compiled):
+    """(operation, dtype, elements) of what travels between devices."""
+    pattern = r"= (\w+)\[([\d,]*)\]\S* (all-gather|all-reduce|all-to-all|collective-permute)"
+    found = re.findall(pattern, compiled.as_text())
+    return [(kind, dtype, int(np.prod([int(n) for n in shape.split(",") if n]))) for dtype, shape, kind in found]
+
+
+def legal(shape, spec, tensor):
+    """Whether the cut goes between blocks."""
+    try:
+        sharding.shardings(tensor, NamedSharding(mesh(), spec))
+    except ValueError:
+        return False
+    return True
+
+
+def casts_stay_where_they_are():
+    x = values()
+    for name, recipe in cases.RECIPES.items():
+        reference = breccia.cast(jnp.asarray(x), recipe)
+        for spec in SPECS if name in FEW else SPECS[:3]:
+            placed = jax.device_put(x, NamedSharding(mesh(), spec))
+            compiled = jax.jit(lambda x, recipe=recipe: breccia.cast(x, recipe)).lower(placed).compile()
+            made = compiled(placed)
+            same(made, reference, (name, spec))
+            travels = moved(compiled)
+            if legal(x.shape, spec, reference) and recipe_is_split(recipe):
+                wanted = sharding.shardings(reference, NamedSharding(mesh(), spec))
+                for part in PARTS:
+                    if getattr(made, part) is not None:
+                        assert getattr(made, part).sharding.is_equivalent_to(
+                            getattr(wanted, part), getattr(made, part).ndim
+                        ), (name, spec, part, getattr(made, part).sharding)
+                assert all(kind == "all-reduce" and n <= x.shape[0] for kind, _, n in travels), (name, spec, travels)
+
+
+def recipe_is_split(recipe):
+    """A search for one scale, or one zero point, of what several devices hold is done on the whole."""
+    searched = getattr(recipe, "scale_search", "amax") != "amax" or not getattr(recipe, "symmetric", True)
+    one_scale = recipe.layout.name in ("per_tensor", "per_channel")
+    return not (searched and one_scale)
+
+
+def casts_at_once():
+    x = values()
+    for name in FEW:
+        recipe = cases.RECIPES[name]
+        placed = jax.device_put(x, NamedSharding(mesh(), P("d")))
+        made = breccia.cast(placed, recipe)
+        reference = breccia.cast(jnp.asarray(x), recipe)
+        same(made, reference, name)
+        assert len(made.data.sharding.device_set) == 4 and not made.data.sharding.is_fully_replicated, name
+        back = breccia.dequantize(made)
+        assert back.sharding.is_equivalent_to(placed.sharding, 2), name
+        assert np.asarray(back).tobytes() == np.asarray(breccia.dequantize(reference)).tobytes(), name
+
+
+def explicit_axes():
+    x = values()
+    explicit = mesh(AxisType.Explicit)
+    for name in FEW:
+        recipe = cases.RECIPES[name]
+        reference = breccia.cast(jnp.asarray(x), recipe)
+        with jax.set_mesh(explicit):
+            for spec in SPECS[:4]:
+                placed = jax.device_put(x, spec)
+                made = jax.jit(lambda x, recipe=recipe: breccia.cast(x, recipe))(placed)
+                same(made, reference, (name, spec))
+                back = jax.jit(breccia.dequantize)(made)
+                assert np.asarray(back).tobytes() == np.asarray(breccia.dequantize(reference)).tobytes(), (name, spec)
+                if legal(x.shape, spec, reference):
+                    assert made.data.sharding.spec == P(*spec, *[None] * (2 - len(spec))), (name, made.data.sharding)
+                    assert back.sharding.is_equivalent_to(placed.sharding, 2), (name, back.sharding)
+
+
+def explicit_axes_of_what_is_not_split():
+    x = cases.normal((4, 64, 128))
+    recipe = cases.RECIPES["mxfp8"]
+    q, w = breccia.cast(jnp.asarray(x), recipe), breccia.cast(jnp.asarray(cases.normal((64, 128), seed=3)), recipe)
+    product, single = jax.jit(breccia.matmul)(q, q.mT), jax.jit(breccia.linear)(x, w)
+    again = breccia.requantize(q, cases.RECIPES["nvfp4"])
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        placed = jax.jit(lambda x: breccia.cast(x, recipe))(jax.device_put(x, P("d")))
+        same(placed, q, "batch")
+        same(jax.jit(lambda q: breccia.requantize(q, cases.RECIPES["nvfp4"]))(placed), again, "requantize")
+        assert np.asarray(jax.jit(breccia.matmul)(placed, placed.mT)).tobytes() == np.asarray(product).tobytes()
+        for spec in (P("d"), P(None, "d"), P(None, None, "d")):  # whole tokens, or features, which are gathered
+            made = jax.jit(breccia.linear)(jax.device_put(x, spec), jax.device_put(w, P()))
+            assert np.asarray(made).tobytes() == np.asarray(single).tobytes(), spec
+
+
+def draws_follow_positions():
+    x = values()
+    for name in ("mxfp8", "nvfp4", "current", "mxfp4"):
+        recipe = cases.RECIPES[name]
+        for seed in (7, 2**40 + 3):
+            reference = breccia.cast(jnp.asarray(x), recipe, rounding="stochastic", seed=seed)
+            for spec in SPECS:
+                placed = jax.device_put(x, NamedSharding(mesh(), spec))
+
+                def cast(x, recipe=recipe, seed=seed):
+                    return breccia.cast(x, recipe, rounding="stochastic", seed=seed)
+
+                same(jax.jit(cast)(placed), reference, (name, spec))
+
+
+def rotations_and_square_blocks():
+    x = values()
+    for name in ("mxfp8", "nvfp4"):
+        for options in ({"hadamard": breccia.Hadamard(16, 3)}, {"square_blocks": True}):
+            reference = breccia.cast(jnp.asarray(x), cases.RECIPES[name], **options)
+            placed = jax.device_put(x, NamedSharding(mesh(), P("d")))
+            made = jax.jit(lambda x, name=name, options=options: breccia.cast(x, cases.RECIPES[name], **options))(
+                placed
+            )
+            same(made, reference, (name, options))
+
+
+def values_stay_where_codes_are():
+    x = values()
+    for name, recipe in cases.RECIPES.items():
+        tensor = breccia.cast(jnp.asarray(x), recipe)
+        reference = np.asarray(breccia.dequantize(tensor, "bfloat16"))
+        for spec in SPECS[:4]:
+            if not legal(x.shape, spec, tensor):
+                continue
+            placed = jax.device_put(tensor, sharding.shardings(tensor, NamedSharding(mesh(), spec)))
+            compiled = jax.jit(lambda q: breccia.dequantize(q, "bfloat16")).lower(placed).compile()
+            made = compiled(placed)
+            assert np.asarray(made).tobytes() == reference.tobytes(), (name, spec)
+            assert made.sharding.is_equivalent_to(NamedSharding(mesh(), spec), 2), (name, spec, made.sharding)
+            assert not moved(compiled), (name, spec, moved(compiled))
+    turned = jax.jit(lambda q: breccia.dequantize(q.mT))(placed)
+    assert np.asarray(turned).tobytes() == np.ascontiguousarray(np.asarray(breccia.dequantize(tensor)).T).tobytes()
+
+
+def products_gather_codes():
+    x = jnp.asarray(cases.normal((64, 512), seed=2))
+    for name in FEW:
+        recipe = cases.RECIPES[name]
+        w = breccia.cast(jnp.asarray(values((512, 512))), recipe)
+        reference = jax.jit(breccia.linear)(x, w)
+        for x_spec, w_spec in (
+            (P(), P("d")),  # columns of a layer
+            (P(("a", "d")), P()),  # tokens
+            (P("a"), P("d")),  # both
+            (P(("a", "d")), P(("a", "d"))),  # FSDP: codes are gathered
+        ):
+            if not legal(w.shape, w_spec, w):
+                continue
+            placed = jax.device_put(w, sharding.shardings(w, NamedSharding(mesh(), w_spec)))
+            tokens = jax.device_put(x, NamedSharding(mesh(), x_spec))
+            fsdp = x_spec == w_spec
+            results = {"out_shardings": NamedSharding(mesh(), x_spec)} if fsdp else {}
+            compiled = jax.jit(breccia.linear, **results).lower(tokens, placed).compile()
+            made = compiled(tokens, placed)
+            assert np.asarray(made).tobytes() == np.asarray(reference).tobytes(), (name, x_spec, w_spec)
+            large = [one for one in moved(compiled) if one[2] > 512 * 512 // 16 and one[0] == "all-gather"]
+            assert {dtype for _, dtype, _ in large} <= {"u8", "s8"}, (name, x_spec, w_spec, moved(compiled))
+            assert bool(large) == fsdp, (name, x_spec, w_spec, moved(compiled))
+            assert not made.sharding.is_fully_replicated
+
+
+def gradients_and_vmap():
+    x = jax.device_put(cases.normal((64, 512), seed=2), NamedSharding(mesh(), P("d")))
+    w = jnp.asarray(values((512, 512)))
+    recipes = autograd.LinearRecipes.fp8()
+
+    def loss(x, w):
+        return jnp.sum(autograd.linear(x, w, recipes=recipes) ** 2)
+
+    got = jax.jit(jax.grad(loss, (0, 1)))(x, w)
+    wanted = jax.jit(jax.grad(loss, (0, 1)))(jnp.asarray(np.asarray(x)), w)
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-5, atol=1e-4)
+    batch = jnp.asarray(cases.normal((3, 64, 128)))
+    made = jax.vmap(lambda x: breccia.cast(x, "nvfp4"))(batch)
+    for i in range(3):
+        same(jax.tree.map(lambda part, i=i: part[i], made), breccia.cast(batch[i], "nvfp4"), i)
+
+
+def parts_inside_of_shard_map():
+    x = values()
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        devices = mesh(kind)
+        for name in FEW:
+            recipe = cases.RECIPES[name]
+            reference = breccia.cast(jnp.asarray(x), recipe)
+            for dim in (0, 1):
+                spec = P("d") if dim == 0 else P(None, "d")
+                if not legal(x.shape, spec, reference) or not recipe_is_split(recipe):
+                    continue
+
+                def part(x, recipe=recipe, dim=dim):
+                    return sharding.cast(x, recipe, "d", dim)
+
+                def whole(q, dim=dim):
+                    return sharding.all_gather(q, "d", dim)
+
+                shape = jax.eval_shape(
+                    lambda x, recipe=recipe: breccia.cast(x, recipe), jax.ShapeDtypeStruct(x.shape, x.dtype)
+                )
+                specs = sharding.specs(shape, spec, devices)
+                split = jax.shard_map(part, mesh=devices, in_specs=spec, out_specs=specs, check_vma=False)
+                made = jax.jit(split)(jax.device_put(x, NamedSharding(devices, spec)))
+                same(made, reference, (name, dim))
+                gather = jax.jit(jax.shard_map(whole, mesh=devices, in_specs=(specs,), out_specs=P(), check_vma=False))
+                same(gather(made), reference, (name, dim))
+                travels = moved(gather.lower(made).compile())
+                assert {dtype for _, dtype, n in travels if n > 64 * 1024} <= {"u8", "s8"}, (name, travels)
+
+
+def cuts_through_blocks_are_named():
+    tensor = breccia.cast(jnp.asarray(cases.normal((256, 64))), breccia.Float8BlockScaling(block_m=128))
+    try:
+        sharding.shardings(tensor, NamedSharding(mesh(), P(("a", "d"))))
+    except ValueError as error:
+        assert "must cut axis 0 of (256, 64) into equal parts of whole blocks of 128, got 4 parts" in str(error)
+    else:
+        raise AssertionError
+    x = jax.device_put(cases.normal((250, 64)), NamedSharding(mesh(), P("d")))  # parts of 125 rows
+    reference = breccia.cast(jnp.asarray(np.asarray(x)), breccia.Float8BlockScaling(block_m=128))
+    same(jax.jit(lambda x: breccia.cast(x, breccia.Float8BlockScaling(block_m=128)))(x), reference, "gathered")
+
+
+if __name__ == "__main__":
+    assert len(jax.devices()) == 4
+    globals()[sys.argv[1]]()

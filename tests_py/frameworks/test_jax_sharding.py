@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX arrays over four devices: nothing is gathered that need not be, only codes are, and the bytes are those of one
+device."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax")
+SCRIPT = Path(__file__).parent / "jax_devices.py"
+HELPERS = {"mesh", "values", "same", "moved", "legal", "recipe_is_split"}
+TESTS = [one.name for one in ast.parse(SCRIPT.read_text()).body if isinstance(one, ast.FunctionDef)]
+
+
+@pytest.mark.parametrize("name", [name for name in TESTS if name not in HELPERS])
+def test_over_four_devices(name):
+    env = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
+    run = subprocess.run(
+        [sys.executable, SCRIPT, name], env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
