@@ -264,6 +264,50 @@ def test_only_the_same_conversion_is_resumed(change: Any, tmp_path: Path, monkey
     assert verify(source, tmp_path / "out")["ok"]
 
 
+def gptq_said_to_be_v2(source: Path) -> None:
+    """Zero points that count from 0, not from 1, of the same bytes."""
+    path = source / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["checkpoint_format"] = "gptq_v2"
+    path.write_text(json.dumps(config))
+
+
+def changed_weights(source: Path) -> None:
+    """By as many bytes as there were, at the time that there was."""
+    path = next(source.glob("*.safetensors"))
+    said, raw = path.stat(), bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    os.utime(path, ns=(said.st_atime_ns, said.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [gptq_said_to_be_v2, changed_weights])
+def test_what_a_changed_source_gives_is_of_one_source(
+    change: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = write_shards(tmp_path / "plain", [{f"layers.{i}.weight": weight(64, 128) for i in range(4)}], {})
+    convert(plain, tmp_path / "in", "gptq:int4")
+    stopped_half_way(tmp_path / "in", tmp_path / "out", "bf16", monkeypatch)
+    change(tmp_path / "in")
+    convert(tmp_path / "in", tmp_path / "wanted", "bf16")
+    convert(tmp_path / "in", tmp_path / "out", "bf16")
+    assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
+
+
+@pytest.mark.parametrize(
+    ("to", "options"),
+    [("mxfp4", {}), ("nvfp4", {"scale_search": "mse"}), ("nvfp4", {"exclude": ["*layers.0*"]}), ("int4:asym:32", {})],
+)
+def test_another_target_begins_anew(
+    to: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = shards(tmp_path / "in")
+    stopped_half_way(source, tmp_path / "out", "nvfp4", monkeypatch)
+    convert(source, tmp_path / "out", to, **options)
+    convert(source, tmp_path / "wanted", to, **options)
+    assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
+
+
 def test_a_partial_that_does_not_fit_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = one_file(tmp_path / "in")
     convert(source, tmp_path / "wanted", "mxfp8")

@@ -166,6 +166,44 @@ def test_a_fork_inside_long_work_of_another_thread():
     assert done.stdout.strip() == str([7] * 5)
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_a_dataloader(method, tmp_path):
+    """They cast on threads of their own, whether they were forked after the parent's threads had begun or not."""
+    pytest.importorskip("torch")
+    path = tmp_path / "loads.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import sys, warnings
+            import breccia, numpy as np, torch
+            class Rows(torch.utils.data.Dataset):
+                def __init__(self, shared): self.shared = shared
+                def __len__(self): return 6
+                def __getitem__(self, i):
+                    x = np.random.default_rng(i).normal(size=(256, 512)).astype(np.float32)
+                    made = breccia.cast(x, breccia.MXFP8BlockScaling())
+                    arrays = breccia.matmul(x, self.shared.T), breccia.dequantize(made)
+                    return [torch.from_numpy(array) for array in arrays]
+            if __name__ == "__main__":
+                warnings.simplefilter("ignore")  # of forks with threads
+                breccia.set_num_threads(3)
+                shared = np.random.default_rng(9).normal(size=(32, 512)).astype(np.float32)
+                rows = Rows(breccia.cast(shared, breccia.NVFP4BlockScaling()))
+                wanted = [rows[i] for i in range(6)]
+                loader = torch.utils.data.DataLoader(
+                    rows, batch_size=None, num_workers=2, multiprocessing_context=sys.argv[1], persistent_workers=True
+                )
+                for _ in range(2):
+                    for made, want in zip(loader, wanted, strict=True):
+                        assert all(torch.equal(a, b) for a, b in zip(made, want))
+                print("equal")
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, path, method], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+
+
 def subnormals(rows, columns):
     bits = np.random.default_rng(3).integers(0, 1 << 23, (rows, columns), np.uint32)
     return bits.view(np.float32)

@@ -210,7 +210,21 @@ def test_rounding_by_chance_keeps_small_changes_on_average(tmp_path: Path) -> No
         ({}, {"base_model.model.model.norm.weight": np.ones(7, "f4")}, r"must have shape \(128,\), it has \(7,\)"),
         ({}, {"base_model.model.a.lora_A.weight": np.ones((4, 2), "f4")}, "must have lora_A and lora_B of 'a'"),
         ({}, {"base_model.model.a.lora_magnitude_vector": np.ones(4, "f4")}, "must be of LoRA or take"),
-        ({"lora_alpha": "x"}, {}, "lora_alpha must be a number, got 'x'"),
+        ({"lora_alpha": "x"}, {}, "lora_alpha must be a number of float32, got 'x'"),
+        ({"lora_alpha": float("nan")}, {}, "lora_alpha must be a number of float32, got nan"),
+        ({"lora_alpha": 1e39}, {}, r"lora_alpha must be a number of float32, got 1e\+39"),
+        (
+            {},
+            {
+                "base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight": np.ones((0, 128), "f4"),
+                "base_model.model.model.layers.0.self_attn.k_proj.lora_B.weight": np.ones((128, 0), "f4"),
+            },
+            r"matrices of .*k_proj' must be \(r, IN\) and \(OUT, r\), got \(0, 128\), \(128, 0\)",
+        ),
+        ({"alpha_pattern": ["q_proj"]}, {}, r"alpha_pattern must map patterns to numbers, got \['q_proj'\]"),
+        ({"alpha_pattern": {"(": 1}}, {}, "alpha_pattern must be of regular expressions of .*, got '\\('"),
+        ({"alpha_pattern": {"(.+)+x": 1}}, {}, "alpha_pattern must be of regular expressions of .*, got"),
+        ({"alpha_pattern": {".*q_proj": "x"}}, {}, "lora_alpha must be a number of float32, got 'x'"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(config: Any, more: Any, message: str, tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ def said(error: BaseException) -> str:
     """One line that tells of an error."""
     if isinstance(error, MemoryError):
         return "there is not enough memory"
+    if isinstance(error, OSError) and error.strerror:  # without its number, which only programs look for
+        names = [f"{name}: " for name in (error.filename, error.filename2) if name is not None]
+        return one_line("".join([*names, error.strerror]))
     if isinstance(error, (ValueError, TypeError, ImportError, OSError)):
         return one_line(str(error))
     frames = traceback.extract_tb(error.__traceback__)

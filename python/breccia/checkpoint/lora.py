@@ -15,8 +15,10 @@ import numpy as np
 
 from breccia.bridges._common import float32
 from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile
 from breccia.checkpoint.folder import read_json
+from breccia.checkpoint.patterns import Patterns
 
 __all__ = ["Adapter", "Change"]
 
@@ -34,6 +36,23 @@ _REFUSED = {
 }
 
 
+class Stored:
+    """A tensor of an adapter's file, which is read when it is needed: a table of embeddings can be large.
+
+    Attributes:
+        shape: what the header says.
+    """
+
+    def __init__(self, file: SafetensorsFile, name: str) -> None:
+        self._file, self._entry = file, file.entry(name)
+        self.shape = tuple(self._entry.shape)
+
+    def read(self) -> Array:
+        """The tensor in memory of its own: a process that maps a file is killed where another one cuts it."""
+        entry = self._entry
+        return typed(self._file.file.array(entry.start, entry.stop), entry.dtype, entry.shape)
+
+
 @dataclass(frozen=True)
 class Change:
     """What an adapter does to one tensor: ``scale`` · ``b`` @ ``a`` is added, or ``whole`` takes its place."""
@@ -41,14 +60,14 @@ class Change:
     a: Array = None
     b: Array = None
     scale: float = 1.0
-    whole: Array = None
+    whole: Stored | None = None
     turned: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the tensor."""
         if self.whole is not None:
-            return tuple(self.whole.shape)
+            return self.whole.shape
         shape = (self.b.shape[0], self.a.shape[1])
         return shape[::-1] if self.turned else shape
 
@@ -66,8 +85,9 @@ class Adapter:
     Attributes:
         path: its folder.
         config: adapter_config.json.
+        file: adapter_model.safetensors.
+        alphas: regular expression of modules → their lora_alpha.
         changes: name of a tensor of the model → what happens to it.
-        stamps: what tells whether a file that was read is still the same.
 
     Raises:
         ValueError: it is not LoRA, or a kind of it that is not a product of two matrices for each weight.
@@ -76,8 +96,10 @@ class Adapter:
 
     path: Path
     config: dict[str, Any]
+    file: SafetensorsFile
+    alphas: dict[str, Any]
     changes: dict[str, Change] = field(default_factory=dict)
-    stamps: list[tuple[str, Any]] = field(default_factory=list)
+    _patterns: Patterns = field(default_factory=lambda: Patterns("adapter's alpha_pattern"))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Adapter:
@@ -91,15 +113,31 @@ class Adapter:
         for key, why in _REFUSED.items():
             if config.get(key):
                 raise ValueError(f"adapter must not have {key}: {why}, which is not merged here")
-        file = SafetensorsFile(folder / "adapter_model.safetensors")
-        made = cls(folder, config)
-        made.stamps = [(str(file.path.resolve()), file.file.stamp), (str(folder), sorted(config.items(), key=str))]
-        made._read(dict(file.items()))
+        alphas = config.get("alpha_pattern") or {}
+        if not isinstance(alphas, dict):
+            raise ValueError(f"adapter's alpha_pattern must map patterns to numbers, got {alphas!r}")
+        made = cls(folder, config, SafetensorsFile(folder / "adapter_model.safetensors"), alphas)
+        try:
+            made._read()
+        except BaseException:
+            made.close()
+            raise
         return made
 
-    def _read(self, arrays: Mapping[str, Array]) -> None:
-        pairs: dict[tuple[str, bool], dict[str, Array]] = {}
-        for name, array in arrays.items():
+    @property
+    def stamps(self) -> list[tuple[str, Any]]:
+        """What tells whether a file that was read is still the same."""
+        stamp = self.file.file.stamp
+        return [(str(self.file.path.resolve()), stamp), (str(self.path), sorted(self.config.items(), key=str))]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.file.close()
+
+    def _read(self) -> None:
+        pairs: dict[tuple[str, bool], dict[str, Stored]] = {}
+        for name in self.file:
+            array = Stored(self.file, name)
             inside = name.removeprefix(_PREFIX)
             match = _PAIR.fullmatch(inside)
             if match is not None:
@@ -114,30 +152,19 @@ class Adapter:
         if not self.changes:
             raise ValueError("adapter must change a tensor, it has none")
 
-    def _pair(self, module: str, embedding: bool, sides: Mapping[str, Array]) -> Change:
+    def _pair(self, module: str, embedding: bool, sides: Mapping[str, Stored]) -> Change:
         if set(sides) != {"A", "B"}:
             raise ValueError(f"adapter must have lora_A and lora_B of {module!r}, it has {', '.join(sides)} alone")
         a, b = sides["A"], sides["B"]
-        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+        if len(a.shape) != 2 or len(b.shape) != 2 or not 0 < a.shape[0] == b.shape[1]:
             raise ValueError(f"adapter's matrices of {module!r} must be (r, IN) and (OUT, r), got {a.shape}, {b.shape}")
         rank = a.shape[0]
-        alpha = _of_pattern(self.config.get("alpha_pattern"), module, self.config.get("lora_alpha", rank))
-        if not isinstance(alpha, (int, float)) or isinstance(alpha, bool):
-            raise ValueError(f"adapter's lora_alpha must be a number, got {alpha!r}")
+        found = [value for pattern, value in self.alphas.items() if self._patterns.ends(pattern, module)]
+        alpha = found[0] if found else self.config.get("lora_alpha", rank)
+        number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
+        if not number or not abs(alpha) <= float(np.finfo(np.float32).max):  # NaN is not, either
+            raise ValueError(f"adapter's lora_alpha must be a number of float32, got {alpha!r}")
         scale = alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
         # Embeddings keep a row for each token: (r, tokens) and (dimension, r).
         turned = embedding or bool(self.config.get("fan_in_fan_out"))
-        return Change(a, b, scale, turned=turned)
-
-
-def _of_pattern(patterns: Any, module: str, otherwise: Any) -> Any:
-    """The value of the first pattern that is the end of a module's name.
-
-    Raises:
-        ValueError: a pattern is not a regular expression.
-    """
-    try:
-        found = [value for pattern, value in (patterns or {}).items() if re.fullmatch(rf"(.*\.)?({pattern})", module)]
-    except re.error as error:
-        raise ValueError(f"adapter's alpha_pattern must be of regular expressions: {error}") from None
-    return found[0] if found else otherwise
+        return Change(a.read(), b.read(), scale, turned=turned)

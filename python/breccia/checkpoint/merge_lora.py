@@ -6,6 +6,7 @@ What the adapter changes is dequantized, added to and quantized again to the rec
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -75,12 +76,11 @@ def merge_lora(
     destination = path_of(destination, "destination")
     base, adapter = path_of(base, "base"), path_of(adapter, "adapter")
     check_destination(destination, base, adapter, force=force)
-    opened = Adapter.open(adapter)
-    checkpoint = Checkpoint(base, mapped=False)
-    try:
-        return _Merge(checkpoint, destination, opened, seed, progress, threads, force).run()
-    finally:
-        checkpoint.close()
+    with (
+        contextlib.closing(Adapter.open(adapter)) as opened,
+        contextlib.closing(Checkpoint(base, mapped=False)) as read,
+    ):
+        return _Merge(read, destination, opened, seed, progress, threads, force).run()
 
 
 def _target(checkpoint: Checkpoint) -> Target:
@@ -172,6 +172,10 @@ class _Merge(Job):
         said = [super()._identity().hex(), repr(self.adapter.stamps), self.seed]
         return hashlib.sha256(json.dumps(said).encode()).digest()
 
+    def _make(self, work: Work) -> None:
+        super()._make(work)
+        self.adapter.file.file.check_unchanged()
+
     def _companions(self, work: Work) -> None:
         outputs.write_companions(self.checkpoint, work.out, self.target, self.choices, dict(self.files), as_it_is=True)
 
@@ -190,7 +194,7 @@ class _Merge(Job):
         """A tensor with its change, float32, in the logical order of its axes."""
         change = self.adapter.changes.get(found.name)
         if change is not None and change.whole is not None:
-            return float32(change.whole)
+            return float32(change.whole.read())
         loaded = self.checkpoint.load(found)
         loaded = loaded.dequantize() if isinstance(loaded, (ScaledTensor, OutsideTensor)) else loaded
         values = np.array(float32(loaded))
@@ -246,7 +250,7 @@ def _check(name: str, change: Change, known: dict[str, Found], checkpoint: Check
         raise ValueError(f"tensor {name!r} must be without pre_quant_scale, which scales its inputs, to be merged into")
     if found.format == "plain" and found.dtype not in _FLOATS:
         raise ValueError(f"tensor {name!r} must be of numbers, it is {found.dtype}")
-    whole = change.whole is not None and is_stored_turned(name, tuple(change.whole.shape), checkpoint.config)
+    whole = change.whole is not None and is_stored_turned(name, change.whole.shape, checkpoint.config)
     shape = _of(change, found).shape
     if (shape[::-1] if whole else shape) != found.shape:
         raise ValueError(f"adapter's change of {name!r} must have shape {found.shape}, it has {shape}")
