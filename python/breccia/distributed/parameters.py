@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from breccia import verbs
 from breccia.distributed import shards
+from breccia.distributed.resting import resting_of
 from breccia.distributed.shards import Shard
 from breccia.frameworks._torch_weights import LinearWeight, MadeWeight, QuantizedWeight
 from breccia.recipe_names import resolve
@@ -70,7 +71,8 @@ class ScaledParameter(LinearWeight):
     Args:
         w: float tensor (N, K) or parameter, whose memory is used.
         recipe: what to gather, or its name.
-        at_rest: "bf16": the shards keep the floats of ``w`` in their own dtype.
+        at_rest: "bf16": the shards keep the floats of ``w`` in their own dtype, for an optimizer. "codes": they hold
+            codes and scales, which cannot be written to; gradients pass to the layer's input alone.
         square_blocks: as of `breccia.cast`.
 
     Raises:
@@ -86,14 +88,19 @@ class ScaledParameter(LinearWeight):
     @staticmethod
     def __new__(
         cls, w: torch.Tensor, recipe: ScalingRecipe | str, at_rest: str = "bf16", *, square_blocks: bool = False
-    ) -> ScaledParameter:
+    ) -> Any:
         recipe = resolve(recipe)
-        if at_rest != "bf16":
-            raise ValueError(f"at_rest must be 'bf16', got {at_rest!r}")
+        if at_rest not in ("bf16", "codes"):
+            raise ValueError(f"at_rest must be 'bf16' or 'codes', got {at_rest!r}")
         _check(w, recipe, square_blocks)
+        if at_rest == "codes":
+            scaled = verbs.cast(w.detach(), recipe, square_blocks=square_blocks)
+            resting = resting_of(scaled, w.dtype, square_blocks)
+            resting._is_param = True  # for torch.nn.Module, which then registers it
+            return resting
         about = About(recipe, square_blocks, tuple(w.shape))
         made = _made(w.detach().contiguous(), about, Clock())
-        made._is_param = True  # for torch.nn.Module, which then registers it
+        made._is_param = True
         made.requires_grad_(w.requires_grad)
         return made
 
