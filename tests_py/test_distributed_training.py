@@ -373,6 +373,34 @@ def test_a_parameter_is_a_tensor_of_floats(tmp_path):
     assert type(loaded) in (torch.Tensor, torch.nn.Parameter) and torch.equal(loaded, w)
 
 
+def test_weights_of_several_layers_stay_one():
+    model = torch.nn.Sequential(*[ScaledLinear(64, 64, recipes=RECIPES["fp8"]) for _ in range(3)])
+    model.append(torch.nn.Embedding(64, 64))
+    model[1].weight, model[3].weight = model[0].weight, model[2].weight
+    distributed.make_shardable_(model)
+    assert isinstance(model[0].weight, distributed.ScaledParameter) and model[1].weight is model[0].weight
+    assert type(model[2].weight) is torch.nn.Parameter and model[3].weight is model[2].weight
+
+
+def test_what_was_agreed_upon_ends_with_any_write():
+    w = torch.from_numpy(cases.normal((48, 64)))
+    for write in (
+        lambda p: p.mul_(2),
+        lambda p: p.detach().mul_(2),
+        lambda p: p[3:5].zero_(),
+        lambda p: p.data.view(-1).fill_(1),
+        lambda p: torch._foreach_add_([p], 1),
+    ):
+        parameter = distributed.ScaledParameter(w.clone(), "fp8")
+        before = parameter._clock.ticks
+        with torch.no_grad():
+            (parameter * 2).add_(1)
+            parameter.clone().mul_(2)
+            assert parameter._clock.ticks == before
+            write(parameter)
+        assert parameter._clock.ticks > before
+
+
 def test_errors():
     w = torch.zeros(48, 64)
     for arguments, kind, message in (

@@ -23,7 +23,7 @@ def make_shardable_(model: torch.nn.Module, *, at_rest: str = "bf16") -> torch.n
     - `breccia.nn.QuantizedLinear`: the ranks hold bytes, and checkpoints of ``torch.distributed.checkpoint`` hold the
       same; they load on any number of ranks.
     - `breccia.nn.ScaledLinear`, which trains: the weight becomes a `ScaledParameter`; the ranks hold floats, and so do
-      checkpoints.
+      checkpoints. A weight that a module of another kind uses too, an embedding say, stays as it is.
 
     Args:
         model: changed in place; call it before ``fully_shard``.
@@ -45,14 +45,17 @@ def make_shardable_(model: torch.nn.Module, *, at_rest: str = "bf16") -> torch.n
         raise ValueError(
             "model must have a breccia.nn.QuantizedLinear or ScaledLinear: quantize it with breccia.quantize_ first"
         )
-    made = {id(layer.weight): layer.weight for layer in layers.values() if isinstance(layer, ScaledLinear)}
+    made: dict[int, Any] = {}
     for name, layer in layers.items():
-        if isinstance(layer, ScaledLinear):
-            made[id(layer.weight)] = _parameter(name, layer, at_rest)
-    for layer in layers.values():
         if isinstance(layer, QuantizedLinear):
             layer.make_shardable_()
-        else:
+        elif id(layer.weight) not in made:
+            made[id(layer.weight)] = _parameter(name, layer, at_rest)
+    for module in model.modules():
+        if not isinstance(module, ScaledLinear):
+            made |= {id(own): own for own in module.parameters(recurse=False)}
+    for layer in layers.values():
+        if isinstance(layer, ScaledLinear):
             layer.weight = made[id(layer.weight)]
     return model
 

@@ -176,7 +176,7 @@ class Shard:
         dtypes = {name: getattr(made, name).dtype for name in form.parts}
 
         def whole(outs: Sequence[torch.Tensor]) -> tuple[ScaledTensor, tuple[Any, ...]]:
-            parts, own, rest = dict(kept), list(kept.values()), iter(outs)
+            parts, own, rest = dict(kept), [_handed_over(part) for part in kept.values()], iter(outs)
             for name in form.parts:
                 if name in kept:
                     continue
@@ -211,16 +211,23 @@ class Shard:
             parts, own = {"data": outs[0].view(self.whole).view(dtypes["data"])}, []
             for name in form.parts[1:]:
                 if name not in flying:
-                    parts[name] = getattr(made, name)
+                    parts[name] = _handed_over(getattr(made, name))
                     continue
                 work, everyone = flying[name]
                 work.wait()
-                joined = torch.cat(list(everyone), 1)
+                joined = torch.cat(list(_handed_over(everyone)), 1)
                 own.append(joined)
                 parts[name] = joined.view(dtypes[name])
             return ScaledTensor._of(form, *form.place([parts[name] for name in form.parts])), tuple(own)
 
         return (made.data.contiguous().view(torch.uint8),), whole
+
+
+def _handed_over(part: torch.Tensor) -> torch.Tensor:
+    """A tensor made on the stream on which FSDP2 gathers, for the stream of the layer's products."""
+    if part.is_cuda:
+        part.record_stream(torch.cuda.current_stream())
+    return part
 
 
 def _with_rows(part: torch.Tensor, rows: int) -> torch.Tensor:
