@@ -17,6 +17,7 @@ if not torch.distributed.is_available():
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from breccia import distributed  # noqa: E402
 from breccia.nn import ScaledLinear  # noqa: E402
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor, Shard  # noqa: E402
@@ -245,6 +246,35 @@ def test_compiled_layers_take_the_same_steps():
     distributed_ranks.run(2, trains_compiled)
 
 
+def trains_in_other_ways(rank, world):
+    mesh = init_device_mesh("cpu", (world,))
+    usual = sharded(model_of(RECIPES["fp8"]), mesh)
+    wanted = steps_of_rank(usual, rank, world, 2)
+    with torch.device("meta"):
+        made = sharded(model_of(RECIPES["fp8"]), mesh)
+    made.to_empty(device="cpu")
+    set_model_state_dict(made, model_of(RECIPES["fp8"]).state_dict(), options=StateDictOptions(full_state_dict=True))
+    assert steps_of_rank(made, rank, world, 2) == wanted
+    kept = sharded(model_of(RECIPES["fp8"]), mesh, reshard_after_forward=False)
+    assert steps_of_rank(kept, rank, world, 2) == wanted
+    losses = []
+    for way in ({"foreach": True}, {"fused": True}, {"foreach": False}):
+        model = sharded(model_of(RECIPES["fp8"]), mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, **way)
+        model.set_requires_gradient_sync(False)
+        loss_of(model, rank, world).backward()  # gradients of two batches, sent once
+        model.set_requires_gradient_sync(True)
+        loss_of(model, rank, world).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss_of(model, rank, world).item())
+    assert losses[0] != wanted[0] and losses == [pytest.approx(losses[0], rel=1e-6)] * 3
+
+
+def test_other_ways_to_make_and_train_a_model():
+    distributed_ranks.run(2, trains_in_other_ways)
+
+
 def trains_by_columns(rank, world):
     """Two groups of two ranks with the same shards, whose weights are cut along columns."""
     mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("replicate", "shard"))
@@ -273,6 +303,35 @@ def trains_by_columns(rank, world):
 
 def test_weights_cut_along_columns_in_replicated_groups():
     distributed_ranks.run(4, trains_by_columns)
+
+
+def passes_gradients(rank, world):
+    """Layers of codes at rest, and an ordinary one between them that learns."""
+    mesh = init_device_mesh("cpu", (world,))
+    for name in ("fp8", "mxfp8", "nvfp4", "tiles"):
+        recipes = RECIPES[name]
+        alone = distributed.make_shardable_(model_of(recipes), at_rest="codes")
+        floats = distributed.make_shardable_(model_of(recipes))
+        x = batch_of(0, 1)[0]
+        assert torch.equal(alone(x), floats(x)), name
+        wanted = steps_of_one(alone, world, 2)
+        offload = {"offload_policy": CPUOffloadPolicy(pin_memory=False)} if name == "tiles" else {}
+        model = sharded(copy.deepcopy(distributed.make_shardable_(model_of(recipes), at_rest="codes")), mesh, **offload)
+        held = model[0].weight.to_local()._rows
+        assert held.dtype == torch.uint8 and held.nbytes < 1.2 * 390 * 256 / world + 2 * 256
+        losses = steps_of_rank(model, rank, world, 2)
+        assert losses == [step[rank] for step in wanted], name
+        assert torch.equal(whole(model[2].weight), alone[2].weight.detach())
+        if name == "tiles":
+            model.compile(backend="aot_eager")
+            assert torch.equal(model(x), alone(x))
+        with pytest.raises(TypeError, match="at_rest='codes' cannot be written to"), torch.no_grad():
+            model[0].weight.to_local().mul_(2)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_layers_of_codes_at_rest(world):
+    distributed_ranks.run(world, passes_gradients)
 
 
 def saves(rank, world, folder):
@@ -314,6 +373,34 @@ def test_a_parameter_is_a_tensor_of_floats(tmp_path):
     assert type(loaded) in (torch.Tensor, torch.nn.Parameter) and torch.equal(loaded, w)
 
 
+def test_weights_of_several_layers_stay_one():
+    model = torch.nn.Sequential(*[ScaledLinear(64, 64, recipes=RECIPES["fp8"]) for _ in range(3)])
+    model.append(torch.nn.Embedding(64, 64))
+    model[1].weight, model[3].weight = model[0].weight, model[2].weight
+    distributed.make_shardable_(model)
+    assert isinstance(model[0].weight, distributed.ScaledParameter) and model[1].weight is model[0].weight
+    assert type(model[2].weight) is torch.nn.Parameter and model[3].weight is model[2].weight
+
+
+def test_what_was_agreed_upon_ends_with_any_write():
+    w = torch.from_numpy(cases.normal((48, 64)))
+    for write in (
+        lambda p: p.mul_(2),
+        lambda p: p.detach().mul_(2),
+        lambda p: p[3:5].zero_(),
+        lambda p: p.data.view(-1).fill_(1),
+        lambda p: torch._foreach_add_([p], 1),
+    ):
+        parameter = distributed.ScaledParameter(w.clone(), "fp8")
+        before = parameter._clock.ticks
+        with torch.no_grad():
+            (parameter * 2).add_(1)
+            parameter.clone().mul_(2)
+            assert parameter._clock.ticks == before
+            write(parameter)
+        assert parameter._clock.ticks > before
+
+
 def test_errors():
     w = torch.zeros(48, 64)
     for arguments, kind, message in (
@@ -321,7 +408,7 @@ def test_errors():
         ((w.int(), "fp8"), TypeError, "w must be a float tensor, got torch.int32"),
         ((w[0], "fp8"), ValueError, r"w must have two axes, \(N, K\), got shape \(64,\)"),
         ((w[:, :50], "mxfp8"), ValueError, "32"),
-        ((w, "fp8", "tape"), ValueError, "at_rest must be 'bf16', got 'tape'"),
+        ((w, "fp8", "tape"), ValueError, "at_rest must be 'bf16' or 'codes', got 'tape'"),
     ):
         with pytest.raises(kind, match=message):
             distributed.ScaledParameter(*arguments)

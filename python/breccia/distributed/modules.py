@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from breccia.distributed.parameters import ScaledParameter
+from breccia.frameworks._torch_weights import LinearWeight
 from breccia.nn import QuantizedLinear, ScaledLinear
 
 __all__ = ["make_shardable_"]
 
 
-def make_shardable_(model: torch.nn.Module) -> torch.nn.Module:
+def make_shardable_(model: torch.nn.Module, *, at_rest: str = "bf16") -> torch.nn.Module:
     """Make the layers of a model ones that ``torch.distributed.fsdp.fully_shard`` shards, and gathers as codes.
 
     The ranks then hold their rows, and the gather before each layer's products moves codes and scales, in one
@@ -20,10 +23,11 @@ def make_shardable_(model: torch.nn.Module) -> torch.nn.Module:
     - `breccia.nn.QuantizedLinear`: the ranks hold bytes, and checkpoints of ``torch.distributed.checkpoint`` hold the
       same; they load on any number of ranks.
     - `breccia.nn.ScaledLinear`, which trains: the weight becomes a `ScaledParameter`; the ranks hold floats, and so do
-      checkpoints.
+      checkpoints. A weight that a module of another kind uses too, an embedding say, stays as it is.
 
     Args:
         model: changed in place; call it before ``fully_shard``.
+        at_rest: of `ScaledParameter`: "bf16", or "codes" for layers that do not learn.
 
     Returns:
         ``model``.
@@ -41,23 +45,26 @@ def make_shardable_(model: torch.nn.Module) -> torch.nn.Module:
         raise ValueError(
             "model must have a breccia.nn.QuantizedLinear or ScaledLinear: quantize it with breccia.quantize_ first"
         )
-    made = {id(layer.weight): layer.weight for layer in layers.values() if isinstance(layer, ScaledLinear)}
+    made: dict[int, Any] = {}
     for name, layer in layers.items():
-        if isinstance(layer, ScaledLinear):
-            made[id(layer.weight)] = _parameter(name, layer)
-    for layer in layers.values():
         if isinstance(layer, QuantizedLinear):
             layer.make_shardable_()
-        else:
+        elif id(layer.weight) not in made:
+            made[id(layer.weight)] = _parameter(name, layer, at_rest)
+    for module in model.modules():
+        if not isinstance(module, ScaledLinear):
+            made |= {id(own): own for own in module.parameters(recurse=False)}
+    for layer in layers.values():
+        if isinstance(layer, ScaledLinear):
             layer.weight = made[id(layer.weight)]
     return model
 
 
-def _parameter(name: str, layer: ScaledLinear) -> ScaledParameter:
-    if isinstance(layer.weight, ScaledParameter):
+def _parameter(name: str, layer: ScaledLinear, at_rest: str) -> Any:
+    if isinstance(layer.weight, LinearWeight):
         return layer.weight
     recipes = layer.recipes
     try:
-        return ScaledParameter(layer.weight, recipes.w, square_blocks=recipes.square_weights)
+        return ScaledParameter(layer.weight, recipes.w, at_rest, square_blocks=recipes.square_weights)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}.weight cannot be sharded as codes: {error}") from None

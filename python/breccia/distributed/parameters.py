@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from breccia import verbs
 from breccia.distributed import shards
+from breccia.distributed.resting import resting_of
 from breccia.distributed.shards import Shard
 from breccia.frameworks._torch_weights import LinearWeight, MadeWeight, QuantizedWeight
 from breccia.recipe_names import resolve
@@ -41,6 +43,7 @@ _KEPT = {
     _aten._to_copy.default,
     _aten._pin_memory.default,
 }
+_VIEWS = {_aten.detach.default, _aten.split.Tensor, _aten.slice.Tensor, _aten.view.default, _aten.as_strided.default}
 _EQUAL = {_aten.detach.default, _aten.clone.default, _aten._to_copy.default, _aten._pin_memory.default}
 
 
@@ -59,6 +62,9 @@ class Clock:
     def __init__(self) -> None:
         self.ticks = 0
 
+    def tick(self) -> None:
+        self.ticks += 1
+
 
 class ScaledParameter(LinearWeight):
     """A parameter of floats (N, K) that ``torch.distributed.fsdp.fully_shard`` shards as floats and gathers as codes.
@@ -70,7 +76,8 @@ class ScaledParameter(LinearWeight):
     Args:
         w: float tensor (N, K) or parameter, whose memory is used.
         recipe: what to gather, or its name.
-        at_rest: "bf16": the shards keep the floats of ``w`` in their own dtype.
+        at_rest: "bf16": the shards keep the floats of ``w`` in their own dtype, for an optimizer. "codes": they hold
+            codes and scales, which cannot be written to; gradients pass to the layer's input alone.
         square_blocks: as of `breccia.cast`.
 
     Raises:
@@ -86,14 +93,19 @@ class ScaledParameter(LinearWeight):
     @staticmethod
     def __new__(
         cls, w: torch.Tensor, recipe: ScalingRecipe | str, at_rest: str = "bf16", *, square_blocks: bool = False
-    ) -> ScaledParameter:
+    ) -> Any:
         recipe = resolve(recipe)
-        if at_rest != "bf16":
-            raise ValueError(f"at_rest must be 'bf16', got {at_rest!r}")
+        if at_rest not in ("bf16", "codes"):
+            raise ValueError(f"at_rest must be 'bf16' or 'codes', got {at_rest!r}")
         _check(w, recipe, square_blocks)
+        if at_rest == "codes":
+            scaled = verbs.cast(w.detach(), recipe, square_blocks=square_blocks)
+            resting = resting_of(scaled, w.dtype, square_blocks)
+            resting._is_param = True  # for torch.nn.Module, which then registers it
+            return resting
         about = About(recipe, square_blocks, tuple(w.shape))
         made = _made(w.detach().contiguous(), about, Clock())
-        made._is_param = True  # for torch.nn.Module, which then registers it
+        made._is_param = True
         made.requires_grad_(w.requires_grad)
         return made
 
@@ -168,15 +180,16 @@ class ScaledParameter(LinearWeight):
         kwargs = kwargs or {}
         plain_args, plain_kwargs = tree_map_only(ScaledParameter, lambda p: p._tensor, (args, kwargs))
         result = func(*plain_args, **plain_kwargs)
+        if func._schema.is_mutable or func.namespace == "c10d":  # whose collectives do not say what they write to
+            tree_map_only(ScaledParameter, lambda p: p._clock.tick(), (args, kwargs))
         if func._schema.is_mutable:
-            return _written(args, kwargs, result)
+            return args[0] if isinstance(args[0], ScaledParameter) and isinstance(result, torch.Tensor) else result
         if func not in _KEPT or not isinstance(args[0], ScaledParameter):
             return result
         source = args[0]
 
         def part(tensor: Any) -> Any:
-            shared = tensor.untyped_storage() is source._tensor.untyped_storage() or tensor._is_view()
-            made = _made(tensor, source._about, source._clock if shared else Clock())
+            made = _made(tensor, source._about, source._clock if func in _VIEWS else Clock())
             known = source._reduced
             if func in _EQUAL and tensor.dtype == source.dtype and known and known[0] == source._clock.ticks:
                 made._keep_reduced(known[1])
@@ -260,16 +273,13 @@ def _made(tensor: Any, about: About, clock: Clock) -> ScaledParameter:
     return made
 
 
-def _written(args: Any, kwargs: Any, result: Any) -> Any:
-    """What an operator that writes returns; what it may have written to has a new value."""
-    tree_map_only(ScaledParameter, lambda p: setattr(p._clock, "ticks", p._clock.ticks + 1), (args, kwargs))
-    first = args[0] if args else None
-    return first if isinstance(first, ScaledParameter) and isinstance(result, torch.Tensor) else result
-
-
 def _check(w: Any, recipe: ScalingRecipe, square_blocks: bool) -> None:
     if not isinstance(w, torch.Tensor) or not w.is_floating_point():
         raise TypeError(f"w must be a float tensor, got {getattr(w, 'dtype', type(w).__name__)}")
+    if isinstance(w, DTensor):
+        raise TypeError(
+            "w must be a plain tensor, got a DTensor: a weight that is dealt out already stays one of floats"
+        )
     if w.ndim != 2:
         raise ValueError(f"w must have two axes, (N, K), got shape {tuple(w.shape)}")
     if isinstance(recipe, DelayedScaling):

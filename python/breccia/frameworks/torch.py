@@ -266,7 +266,7 @@ def _operand_of(w: Any, products: Any) -> Any:
     if not isinstance(w, LinearWeight):
         return w
     made, wanted = type(w)._quantize(w), products.recipes
-    if made.scaled.recipe != wanted.w or made.square_blocks != wanted.square_weights:
+    if recipe_key(made.scaled.recipe) != recipe_key(wanted.w) or made.square_blocks != wanted.square_weights:
         raise ValueError(
             f"w must be quantized as recipes.w says, {wanted.w} (square_weights={wanted.square_weights}), got "
             f"{made.scaled.recipe} (square_blocks={made.square_blocks})"
