@@ -98,6 +98,15 @@ def finite_amax(x: torch.Tensor) -> torch.Tensor:
     return _run(key, [x], lambda: [cast_tensor.finite_amax(x.reshape(-1, x.shape[-1]))])[0]
 
 
+def contiguous(x: torch.Tensor) -> torch.Tensor:
+    """A matrix in memory of its own order, for whatever `quiet` holds or not; a transposed view by a kernel."""
+    if not quiet(x) or x.is_contiguous():
+        return x.contiguous()
+    from breccia.kernels.triton.turn import contiguous_rows
+
+    return contiguous_rows(x.detach()).contiguous()
+
+
 def dequantize(scaled: ScaledTensor, kind: torch.dtype) -> torch.Tensor:
     """`breccia.dequantize` of a value for whose data `quiet` holds."""
     key = ("dequantize", _form(scaled), kind)

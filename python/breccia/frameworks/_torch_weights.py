@@ -15,6 +15,7 @@ import torch
 from breccia import layouts, verbs
 from breccia.autograd import block_width
 from breccia.form import PARTS, Form
+from breccia.frameworks._torch_launch import contiguous
 from breccia.frameworks._torch_tensors import raw
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -64,7 +65,7 @@ class TurnedWeight:
         short = -columns % width
         if not turns_alike(scaled.recipe, self._square_blocks):
             values = verbs.dequantize(scaled).mT
-            values = torch.nn.functional.pad(values, (0, short)) if short else values.contiguous()
+            values = torch.nn.functional.pad(values, (0, short)) if short else contiguous(values)
             return verbs.cast(values, scaled.recipe)
         codes = _codes(scaled).T
         codes = torch.nn.functional.pad(codes, (0, short)) if short else codes
@@ -114,7 +115,7 @@ def _codes(scaled: ScaledTensor) -> Any:
 
 
 def _packed(codes: Any, packing: str) -> Any:
-    codes = codes.contiguous()  # before all else: results of elementwise operators have their operands' strides
+    codes = contiguous(codes)  # before all else: results of elementwise operators have their operands' strides
     if packing == "one":
         return codes
     if packing == "odd":

@@ -26,7 +26,8 @@ from breccia.kernels.triton.conversions.conversion import requantize as fused_re
 from breccia.kernels.triton.conversions.dequant import dequantize as dequantize_2d
 from breccia.kernels.triton.device.elements import ELEMENTS
 from breccia.kernels.triton.products.turn_scales import scales_along_rows
-from breccia.kernels.triton.runtime import along_rows, contiguous_rows, empty_along_rows
+from breccia.kernels.triton.runtime import along_rows, empty_along_rows
+from breccia.kernels.triton.turn import contiguous_rows
 from breccia.recipes import _spec, scale_format
 from breccia.scaled_tensor import ScaledTensor
 

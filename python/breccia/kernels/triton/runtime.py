@@ -28,11 +28,6 @@ def empty_along_rows(rows: int, blocks: int, device: Any) -> torch.Tensor:
     return torch.empty_strided((rows, blocks), (1, -(-rows // 4) * 4), dtype=torch.float32, device=device)
 
 
-def contiguous_rows(x: torch.Tensor) -> torch.Tensor:
-    """x with unit stride along its last axis; no copy where that already holds."""
-    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
-
-
 def one_byte_scales(scale: torch.Tensor) -> torch.Tensor:
     """Their bytes, contiguous and where words of four can be viewed; no copy where that already holds."""
     scale = scale.view(torch.uint8).contiguous()

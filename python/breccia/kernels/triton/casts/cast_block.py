@@ -25,11 +25,11 @@ from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes, takes_turned
 from breccia.kernels.triton.runtime import (
     along_rows,
-    contiguous_rows,
     empty_along_rows,
     launch,
     out_dtype_of_scale,
 )
+from breccia.kernels.triton.turn import contiguous_rows
 
 TILE, WARPS, STEPS = (
     512,

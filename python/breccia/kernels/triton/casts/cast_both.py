@@ -14,7 +14,8 @@ from breccia.kernels.triton.casts.cast_nvfp4 import nvfp4_tile
 from breccia.kernels.triton.casts.cast_tensor import cast_tensor, statistics
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes
-from breccia.kernels.triton.runtime import contiguous_rows, launch, out_dtype_of_scale
+from breccia.kernels.triton.runtime import launch, out_dtype_of_scale
+from breccia.kernels.triton.turn import contiguous_rows, turned
 
 
 @triton.jit
@@ -66,7 +67,7 @@ def cast_transpose_parts(x: torch.Tensor, plan: recipes.Plan) -> tuple[list[torc
     sm, g = plan.block
     if plan.kind == "tensor":
         codes, scale = cast_tensor(x, plan.element, plan.rule, plan.margin)
-        return [codes, scale], [codes.T.contiguous(), scale]
+        return [codes, scale], [turned(codes), scale]
     if plan.kind not in ("block", "nvfp4") or max(sm, g) > 128 or (sm > 1 and sm != g):
         return None
     made = []

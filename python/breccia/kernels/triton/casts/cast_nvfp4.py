@@ -21,7 +21,8 @@ from breccia.kernels.triton.device.codecs import (
     pack_nibbles,
 )
 from breccia.kernels.triton.device.words import takes, takes_turned
-from breccia.kernels.triton.runtime import contiguous_rows, launch
+from breccia.kernels.triton.runtime import launch
+from breccia.kernels.triton.turn import contiguous_rows
 
 TILE, WARPS = 1024, 1  # elements and warps of a program
 

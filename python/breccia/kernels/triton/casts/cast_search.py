@@ -34,7 +34,8 @@ from breccia.kernels.triton.device.codecs import (
 )
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.recipes import Plan
-from breccia.kernels.triton.runtime import contiguous_rows, launch, out_dtype_of_scale
+from breccia.kernels.triton.runtime import launch, out_dtype_of_scale
+from breccia.kernels.triton.turn import contiguous_rows
 
 TILE, WARPS = 256, 1  # elements and warps of a program. One warp: with four, Triton 3.6 got a sum of float32 wrong
 NVFP4_RULES = ("transformer_engine", "torchao")

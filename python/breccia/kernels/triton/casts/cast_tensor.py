@@ -14,7 +14,8 @@ from breccia.kernels.triton.casts.cast_block import cast_block
 from breccia.kernels.triton.device.codecs import absmax, divide, encode_element, encode_nan, positive, unit_power, widen
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
 from breccia.kernels.triton.device.words import takes
-from breccia.kernels.triton.runtime import contiguous_rows, launch
+from breccia.kernels.triton.runtime import launch
+from breccia.kernels.triton.turn import contiguous_rows
 
 PARTIALS = 1024
 TILE, WARPS = 2048, 4  # elements and warps of a program that encodes
