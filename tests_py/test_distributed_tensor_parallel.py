@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor parallelism of quantized layers by DTensor, over gloo, alone and with FSDP2."""
 
+import collections
 import copy
 import re
 
@@ -72,11 +73,13 @@ class Sent(torch.utils._python_dispatch.TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.seen = []
+        self.dtypes = collections.defaultdict(set)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.partition("::")[2]
         if func.namespace in ("c10d", "_c10d_functional") and name not in ("wait_tensor", "_wrap_tensor_autograd"):
             self.seen.append(name)
+            self.dtypes[name] |= {arg.dtype for arg in args if isinstance(arg, torch.Tensor)}
         return func(*args, **(kwargs or {}))
 
 
@@ -225,3 +228,44 @@ def trains(rank, world):
 
 def test_layers_that_train():
     distributed_ranks.run(2, trains)
+
+
+def trains_on_meshes(rank, world):
+    """Tensor-parallel ranks whose weights FSDP2 shards and gathers as codes."""
+    for shape in ((2, 1), (1, 2), (2, 2)):
+        if shape[0] * shape[1] != world:
+            continue
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+        for recipes in (LinearRecipes.fp8(), LinearRecipes.mxfp8()):
+            torch.manual_seed(0)
+            whole = torch.nn.Sequential(
+                ScaledLinear(256, 512, recipes=recipes), torch.nn.GELU(), ScaledLinear(512, 96, recipes=recipes)
+            )
+            model = parallelize_module(copy.deepcopy(whole), mesh["tensor"], PLAN)
+            distributed.make_shardable_(model)
+            distributed.make_shardable_(whole)
+            for layer in (model[0], model[2], model):
+                fully_shard(layer, mesh=mesh["data"])
+            distributed.precompute_amax_(model)
+            x = torch.from_numpy(cases.normal((64, 256)))
+            losses = []
+            for net in (whole, model):
+                optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+                for _ in range(3):
+                    loss = net(x).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    losses.append(loss.item())
+            assert losses[2] < 0.9 * losses[0]
+            assert losses[3] == pytest.approx(losses[0], rel=1e-5)  # the scales are those of the whole weight
+            assert losses[3:] == pytest.approx(losses[:3], rel=2e-3)
+            with Sent() as sent, torch.no_grad():
+                distributed.precompute_amax_(model)
+                model(x)
+            assert sent.dtypes["_allgather_base_"] == ({torch.uint8} if shape[0] > 1 else set())
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_meshes_of_ranks_that_train(world):
+    distributed_ranks.run(world, trains_on_meshes)

@@ -26,7 +26,7 @@ def make_shardable_(model: torch.nn.Module, *, at_rest: str = "bf16") -> torch.n
       checkpoints. A weight that a module of another kind uses too, an embedding say, stays as it is.
 
     Args:
-        model: changed in place; call it before ``fully_shard``.
+        model: changed in place; call it before ``fully_shard``, after ``parallelize_module``.
         at_rest: of `ScaledParameter`: "bf16", or "codes" for layers that do not learn.
 
     Returns:
@@ -61,7 +61,7 @@ def make_shardable_(model: torch.nn.Module, *, at_rest: str = "bf16") -> torch.n
 
 
 def _parameter(name: str, layer: ScaledLinear, at_rest: str) -> Any:
-    if isinstance(layer.weight, LinearWeight):
+    if isinstance(getattr(layer.weight, "_local_tensor", layer.weight), LinearWeight):
         return layer.weight
     recipes = layer.recipes
     try:

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from breccia import verbs
-from breccia.distributed import shards
+from breccia.distributed import rules, shards
 from breccia.distributed.resting import resting_of
 from breccia.distributed.shards import Shard
 from breccia.frameworks._torch_weights import LinearWeight, MadeWeight, QuantizedWeight
@@ -53,7 +53,8 @@ class About:
 
     recipe: ScalingRecipe
     square_blocks: bool
-    shape: tuple[int, ...]  # of the whole
+    shape: tuple[int, ...]  # of the whole, or of what a tensor-parallel rank has of it
+    peers: Any = None  # the tensor-parallel group whose ranks have the rest
 
 
 class Clock:
@@ -74,7 +75,8 @@ class ScaledParameter(LinearWeight):
     `precompute_amax_` does that for all parameters of a model by one all-reduce, otherwise each gather does.
 
     Args:
-        w: float tensor (N, K) or parameter, whose memory is used.
+        w: float tensor (N, K) or parameter, whose memory is used; a DTensor that a tensor-parallel style has dealt out
+            gives one, whose scales are those of the whole weight.
         recipe: what to gather, or its name.
         at_rest: "bf16": the shards keep the floats of ``w`` in their own dtype, for an optimizer. "codes": they hold
             codes and scales, which cannot be written to; gradients pass to the layer's input alone.
@@ -94,6 +96,8 @@ class ScaledParameter(LinearWeight):
     def __new__(
         cls, w: torch.Tensor, recipe: ScalingRecipe | str, at_rest: str = "bf16", *, square_blocks: bool = False
     ) -> Any:
+        if isinstance(w, DTensor):
+            return _dealt(w, resolve(recipe), at_rest, square_blocks)
         recipe = resolve(recipe)
         if at_rest not in ("bf16", "codes"):
             raise ValueError(f"at_rest must be 'bf16' or 'codes', got {at_rest!r}")
@@ -129,7 +133,7 @@ class ScaledParameter(LinearWeight):
         shard = self._shard(mesh)
         known = self._reduced
         if known is None or known[0] != self._clock.ticks:
-            self._keep_reduced(shards.reduced([shard.statistics(self._tensor)], shard.group)[0])
+            _agree([(self, shard)])
         assert self._reduced is not None
         return shard.sent(self._tensor, self._reduced[1])
 
@@ -235,17 +239,46 @@ def precompute_amax_(model: torch.nn.Module) -> torch.nn.Module:
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    by_group: dict[Any, list[tuple[ScaledParameter, torch.Tensor]]] = {}
+    groups: dict[Any, list[tuple[ScaledParameter, Shard]]] = {}
+    for parameter in model.parameters():
+        local = getattr(parameter, "_local_tensor", None)
+        if isinstance(local, ScaledParameter):
+            shard = local._shard(_sharding_mesh(parameter))
+            groups.setdefault((shard.group, local._about.peers), []).append((local, shard))
     with torch.no_grad():
-        for parameter in model.parameters():
-            local = getattr(parameter, "_local_tensor", None)
-            if isinstance(local, ScaledParameter):
-                shard = local._shard(_sharding_mesh(parameter))
-                by_group.setdefault(shard.group, []).append((local, shard.statistics(local._tensor)))
-        for group, held in by_group.items():
-            for (local, _), agreed in zip(held, shards.reduced([found for _, found in held], group), strict=True):
-                local._keep_reduced(agreed)
+        for held in groups.values():
+            _agree(held)
     return model
+
+
+def _agree(held: list[tuple[ScaledParameter, Shard]]) -> None:
+    """Let the ranks of one group, and of one tensor-parallel group, agree on the scales of parameters."""
+    agreed = shards.reduced([shard.statistics(local._tensor) for local, shard in held], held[0][1].group)
+    peers = held[0][0]._about.peers
+    if peers is not None:
+        wide = [i for i, (_, shard) in enumerate(held) if shard.one_for_all]
+        for i, first in zip(wide, shards.reduced([agreed[i][:1] for i in wide], peers), strict=True):
+            agreed[i] = torch.cat([first, agreed[i][1:]])
+    for (local, _), found in zip(held, agreed, strict=True):
+        local._keep_reduced(found)
+
+
+def _dealt(w: DTensor, recipe: ScalingRecipe, at_rest: str, square_blocks: bool) -> Any:
+    """The parameter of a weight that a tensor-parallel style has dealt out: a DTensor still."""
+    if at_rest != "bf16" or w.device_mesh.ndim != 1:
+        raise ValueError("w must be a plain tensor for at_rest='codes', or dealt out along one axis, got a DTensor")
+    placement = w.placements[0]
+    if placement.is_shard():
+        world = w.device_mesh.size()
+        rules.check_cut(tuple(w.shape), recipe.layout, recipe, placement.dim, world, "w", square_blocks)
+    local = w.detach().to_local().contiguous()
+    _check(local, recipe, square_blocks)
+    about = About(
+        recipe, square_blocks, tuple(local.shape), w.device_mesh.get_group() if placement.is_shard() else None
+    )
+    part = _made(local, about, Clock())
+    whole = DTensor.from_local(part, w.device_mesh, w.placements, run_check=False, shape=w.shape, stride=w.stride())
+    return torch.nn.Parameter(whole, requires_grad=w.requires_grad)
 
 
 def _sharding_mesh(parameter: Any) -> Any:
@@ -276,10 +309,6 @@ def _made(tensor: Any, about: About, clock: Clock) -> ScaledParameter:
 def _check(w: Any, recipe: ScalingRecipe, square_blocks: bool) -> None:
     if not isinstance(w, torch.Tensor) or not w.is_floating_point():
         raise TypeError(f"w must be a float tensor, got {getattr(w, 'dtype', type(w).__name__)}")
-    if isinstance(w, DTensor):
-        raise TypeError(
-            "w must be a plain tensor, got a DTensor: a weight that is dealt out already stays one of floats"
-        )
     if w.ndim != 2:
         raise ValueError(f"w must have two axes, (N, K), got shape {tuple(w.shape)}")
     if isinstance(recipe, DelayedScaling):

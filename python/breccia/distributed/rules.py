@@ -20,6 +20,7 @@ from breccia.form import cast_form
 from breccia.frameworks import _torch_tensors
 from breccia.frameworks import torch as verbs_of_torch
 from breccia.frameworks._torch_meta import recipe_key
+from breccia.frameworks._torch_weights import LinearWeight, MadeWeight
 from breccia.pieces import block_along
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -89,8 +90,24 @@ def cast(x: DTensor, recipe: ScalingRecipe, options: CastOptions) -> ScaledTenso
         check_cut(tuple(x.shape), recipe.layout, recipe, dim, x.device_mesh.size(cuts[0]), "x", options.square_blocks)
         amax = statistics.amax([local], recipe, x.device_mesh.get_group(cuts[0]), dim)[0]
     made = verbs.cast(local, recipe, amax=amax, square_blocks=options.square_blocks)
-    shapes = [part for part in _torch_tensors.output_parts(list(x.shape), recipe_key(recipe)) if part is not None]
-    form = cast_form(recipe, tuple(x.shape), made.original_dtype)
+    return _wrapped(made, x)
+
+
+def weight(w: DTensor) -> MadeWeight | None:
+    """The codes of a weight whose local part is a `LinearWeight`, dealt out as it is; None for one of floats."""
+    local = w._local_tensor
+    if not isinstance(local, LinearWeight):
+        return None
+    made = type(local)._quantize(local)
+    return MadeWeight(_wrapped(made.scaled, w), made.square_blocks)
+
+
+def _wrapped(made: ScaledTensor, x: DTensor) -> ScaledTensor:
+    """The ScaledTensor of a DTensor's shape whose local parts are those of ``made``."""
+    cuts = [i for i, placement in enumerate(x.placements) if placement.is_shard()]
+    key = recipe_key(made.recipe)
+    shapes = [part for part in _torch_tensors.output_parts(list(x.shape), key) if part is not None]
+    form = cast_form(made.recipe, tuple(x.shape), made.original_dtype)
     parts = [getattr(made, name) for name in form.parts]
     wrapped = [_dealt(part, x, shape, stride, cuts) for part, (shape, stride, _) in zip(parts, shapes, strict=True)]
     return ScaledTensor._of(form, *form.place(wrapped))
@@ -131,3 +148,4 @@ def check_cut(
 
 
 verbs_of_torch.casts_of_subclasses[DTensor] = cast
+verbs_of_torch.weights_of_subclasses[DTensor] = weight

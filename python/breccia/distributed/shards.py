@@ -73,7 +73,7 @@ class Shard:
         """Numbers, flat, whose maxima over the ranks `sent` needs; none where each scale lies within a part."""
         self._check()
         found = []
-        if self._one_for_all:
+        if self.one_for_all:
             found.append(finite_amax(x, False).reshape(1))
         elif self._one_per_row:
             found.append(self._marked(finite_amax(x, True), x, -1))
@@ -81,7 +81,8 @@ class Shard:
         return torch.cat(found) if found else x.new_empty(0, dtype=torch.float32)
 
     @property
-    def _one_for_all(self) -> bool:
+    def one_for_all(self) -> bool:
+        """Whether a scale follows from the whole weight; then the first of `statistics` is its amax."""
         return isinstance(self.recipe.layout, layouts.PerTensor) or choices(self.recipe).two_level
 
     @property
@@ -146,7 +147,7 @@ class Shard:
     def _split(self, agreed: torch.Tensor) -> tuple[Any, dict[int, torch.Tensor]]:
         """amax= of the cast, and that of each row of blocks that is cut."""
         amax: Any = None
-        if self._one_for_all:
+        if self.one_for_all:
             amax, agreed = agreed[0], agreed[1:]
         elif self._one_per_row:
             amax, agreed = agreed[: self.whole[0]], agreed[self.whole[0] :]

@@ -97,6 +97,8 @@ def to_device(array: Any, device: Any) -> Any:
 
 # Casts of tensors that other modules know more about, by type: (x, recipe, options).
 casts_of_subclasses: dict[type, Any] = {}
+# The same for weights: what `LinearWeight._quantize` gives, or None for one of floats.
+weights_of_subclasses: dict[type, Any] = {}
 
 
 def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
@@ -263,9 +265,15 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
 
 def _operand_of(w: Any, products: Any) -> Any:
     """The weight as products take it: itself, or what it is quantized to."""
-    if not isinstance(w, LinearWeight):
+    if isinstance(w, LinearWeight):
+        made = type(w)._quantize(w)
+    elif type(w) in weights_of_subclasses:
+        made = weights_of_subclasses[type(w)](w)
+    else:
+        made = None
+    if made is None:
         return w
-    made, wanted = type(w)._quantize(w), products.recipes
+    wanted = products.recipes
     if recipe_key(made.scaled.recipe) != recipe_key(wanted.w) or made.square_blocks != wanted.square_weights:
         raise ValueError(
             f"w must be quantized as recipes.w says, {wanted.w} (square_weights={wanted.square_weights}), got "
