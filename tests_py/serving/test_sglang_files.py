@@ -23,7 +23,6 @@ RECIPES = ["nvfp4", "mxfp4", "mxfp6", "mxfp8", "int4", "int8", "fp8", "fp8-row",
 @pytest.fixture(scope="module")
 def sglang() -> Iterator[Any]:
     """SGLang's modules on its CPU platform, after `breccia.sglang.register`."""
-    pytest.importorskip("triton")
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     before = torch.get_default_dtype()
     # transformers asks for the version of torchvision: it must have looked for the package before.
