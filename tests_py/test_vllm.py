@@ -3,6 +3,7 @@
 asks of a kernel stands here as it asks it, in classes of our own. tests_py/serving takes vLLM's own Python files."""
 
 import abc
+import importlib
 import sys
 import types
 from pathlib import Path
@@ -110,10 +111,9 @@ def test_batched_products_are_left_to_vllm(vllm: Any) -> None:
     assert not kernel.can_implement(types.SimpleNamespace(bmm_batch_size=4))[0]
 
 
-def test_vllm_finds_the_entry_point() -> None:
-    import breccia.vllm
-
+@pytest.mark.parametrize(("group", "module"), [("vllm.general_plugins", "vllm"), ("sglang.srt.plugins", "sglang")])
+def test_programs_find_the_entry_point(group: str, module: str) -> None:
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    section = text.partition('[project.entry-points."vllm.general_plugins"]\n')[2]
-    assert section.startswith('breccia = "breccia.vllm:register"\n')
-    assert callable(breccia.vllm.register)
+    section = text.partition(f'[project.entry-points."{group}"]\n')[2]
+    assert section.startswith(f'breccia = "breccia.{module}:register"\n')
+    assert callable(importlib.import_module(f"breccia.{module}").register)

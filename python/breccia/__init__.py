@@ -84,9 +84,10 @@ __all__ = [
 frameworks.load_imported()
 
 
-# Imported on first use: most programs need none of them; distributed and nn need torch, sharding jax; diffusers,
-# transformers and vllm their namesakes.
-_LAZY = ("bridges", "checkpoint", "diffusers", "distributed", "dlpack", "nn", "sharding", "transformers", "vllm")
+# Imported on first use: most programs need none of them; distributed and nn need torch, sharding jax, programs
+# their namesakes.
+_PROGRAMS = ("diffusers", "sglang", "transformers", "vllm")
+_LAZY = ("bridges", "checkpoint", "distributed", "dlpack", "nn", "sharding", *_PROGRAMS)
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from breccia import checkpoint
+from serving import vllm_layers
 from serving.programs import files_of
 
 NOT_COMPILED = ("zmq", "cbor2", "aiohttp", "openai", "openai_harmony", "pybase64", "uvloop", "cpuinfo")
@@ -37,3 +39,19 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             distributed.destroy_model_parallel()
             distributed.destroy_distributed_environment()
         torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from functools import cache
+
+    folder = tmp_path_factory.mktemp("converted")
+    model = vllm_layers.write_block(tmp_path_factory.mktemp("models") / "llama")
+
+    @cache
+    def made(target: str) -> Any:
+        out = folder / target.replace(":", "-")
+        checkpoint.convert(model, out, to=target)
+        return out
+
+    return made

@@ -6,7 +6,6 @@ from typing import Any
 
 import breccia
 import pytest
-from breccia import checkpoint
 from serving import vllm_layers
 from serving.programs import needs_files
 
@@ -42,22 +41,6 @@ OURS = {
     "deepseek:block": "BrecciaFp8BlockLinearKernel",
     "deepseek:block-ue8m0": "BrecciaFp8BlockLinearKernel",
 }
-
-
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from functools import cache
-
-    folder = tmp_path_factory.mktemp("converted")
-    model = vllm_layers.write_block(tmp_path_factory.mktemp("models") / "llama")
-
-    @cache
-    def made(target: str) -> Any:
-        out = folder / target.replace(":", "-")
-        checkpoint.convert(model, out, to=target)
-        return out
-
-    return made
 
 
 def kernel(layer: Any) -> Any:
@@ -224,7 +207,7 @@ def test_own_format_refuses(vllm: Any, converted: Any) -> None:
     recipe, other = breccia.NVFP4BlockScaling(), breccia.MXFP4BlockScaling()
     prefix = f"{vllm_layers.BLOCK}self_attn"
     said.modules = {f"{prefix}.k_proj": other}
-    with pytest.raises(ValueError, match=r"fuses into model.layers.0.self_attn.qkv_proj must have one recipe"):
+    with pytest.raises(ValueError, match=r"are fused into model.layers.0.self_attn.qkv_proj must have one recipe"):
         vllm_layers.make("self_attn.qkv_proj", said)
     said.modules, said.ignore = {}, [f"{prefix}.{part}" for part in vllm_layers.PACKED["qkv_proj"]]
     assert type(vllm_layers.make("self_attn.qkv_proj", said).quant_method).__name__ == "UnquantizedLinearMethod"

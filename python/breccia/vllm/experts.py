@@ -11,8 +11,7 @@ from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEM
 from vllm.model_executor.utils import set_weight_attrs
 
 from breccia.recipes import ScalingRecipe
-from breccia.vllm.linear import bytewise
-from breccia.vllm.stored import Slice, layers_of
+from breccia.served.slices import Slice, bytewise, layers_of, product
 
 __all__ = ["BrecciaExpertsMethod"]
 
@@ -122,8 +121,8 @@ def _experts(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, name: st
         rows, places = torch.where(ids == number)
         chosen, share = x[rows], weights[rows, places, None]
         chosen = (chosen * share).to(x.dtype) if before else chosen
-        gate, up = torch.cat([one(chosen) for one in made["w13"][number]], -1).chunk(2, -1)
-        y = torch.cat([one(act(gate) * up) for one in made["w2"][number]], -1)
+        gate, up = product(made["w13"][number], chosen).chunk(2, -1)
+        y = product(made["w2"][number], act(gate) * up)
         result.index_add_(0, rows, y if before else (y * share).to(x.dtype))
     return result
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,9 +10,9 @@ from vllm.model_executor import parameter
 from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
 
 from breccia.recipes import ScalingRecipe
-from breccia.vllm.stored import Slice, as_bytes, layers_of
+from breccia.served.slices import Slice, bytewise, layers_of, product
 
-__all__ = ["BrecciaLinearMethod", "bytewise"]
+__all__ = ["BrecciaLinearMethod"]
 
 _KINDS = {
     "channel": (parameter.ChannelQuantScaleParameter, {"output_dim": 0}),
@@ -74,18 +73,7 @@ class BrecciaLinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """``x @ weight.T + bias``."""
-        made = [one(x) for one in layer.__dict__["breccia_layers"]]
-        y = made[0] if len(made) == 1 else torch.cat(made, -1)
-        return y if bias is None else y + bias
+        return product(layer.__dict__["breccia_layers"], x, bias)
 
 
 _BOTH = {"output_dim": 0, "input_dim": 1}
-
-
-def bytewise(load: Callable[..., Any]) -> Callable[..., Any]:
-    """A weight loader that is given bytes where the file has FP8."""
-
-    def loader(param: Any, loaded_weight: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        return load(param, as_bytes(loaded_weight), *arguments, **named)
-
-    return loader

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a quantized weight in breccia's own files, as vLLM's layers keep a slice of them."""
+"""The tensors of a quantized weight in breccia's own files, as the layers of a serving program keep a slice of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,7 +16,7 @@ from breccia.nn import QuantizedLinear
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["ROLES", "Piece", "Slice", "as_bytes", "layers_of"]
+__all__ = ["ROLES", "Piece", "Slice", "bytewise", "layers_of", "product"]
 
 ROLES = native.ROLES
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I8": torch.int8}
@@ -118,9 +120,21 @@ def _block(layout: Layout) -> tuple[int, int]:
     return (0 if isinstance(layout, PerTensor) else down), getattr(layout, "block_n", getattr(layout, "block_size", 1))
 
 
-def as_bytes(array: torch.Tensor) -> torch.Tensor:
-    """Items of a byte as bytes: a parameter of bytes would copy FP8 as numbers."""
-    return array.view(torch.uint8) if array.dtype.itemsize == 1 else array
+def bytewise(load: Callable[..., Any]) -> Callable[..., Any]:
+    """A weight loader that is given bytes where the file has FP8, which a parameter of bytes would copy as numbers."""
+
+    def loader(param: Any, loaded_weight: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        given = loaded_weight.view(torch.uint8) if loaded_weight.dtype.itemsize == 1 else loaded_weight
+        return load(param, given, *arguments, **named)
+
+    return loader
+
+
+def product(layers: list[QuantizedLinear], x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """What the layers of one weight make of an input, one after the other."""
+    made = [one(x) for one in layers]
+    y = made[0] if len(made) == 1 else torch.cat(made, -1)
+    return y if bias is None else y + bias
 
 
 def layers_of(

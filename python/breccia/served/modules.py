@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which modules of a checkpoint are quantized, and to what, as a program asks that fuses some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from breccia import recipes
+from breccia.recipes import ScalingRecipe
+
+__all__ = ["Modules"]
+
+
+class Modules:
+    """What ``quantization_config`` of breccia's own format says; a base of programs' own classes for that.
+
+    Args:
+        recipe: of most modules.
+        ignore: modules that stay in high precision.
+        modules: recipes of modules that have another one.
+        activations: what inputs are quantized to before each product, or None.
+    """
+
+    packed_modules_mapping: Mapping[str, list[str]]  # fused layer → its parts, which the program says
+
+    def __init__(
+        self,
+        recipe: ScalingRecipe,
+        ignore: list[str],
+        modules: dict[str, ScalingRecipe],
+        activations: ScalingRecipe | None = None,
+    ) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.ignore = ignore
+        self.modules = modules
+        self.activations = activations
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Of the object that config.json has.
+
+        Raises:
+            ValueError: it does not say what it must.
+        """
+        if not isinstance(config.get("recipe"), dict):
+            raise ValueError(f"quantization_config must have a recipe, as breccia writes it, got {config}")
+        said = config.get("activations")
+        return cls(
+            recipes.from_dict(config["recipe"]),
+            list(config.get("ignore") or ()),
+            {name: recipes.from_dict(one) for name, one in (config.get("modules") or {}).items()},
+            None if said is None else recipes.from_dict(said),
+        )
+
+    def parts(self, prefix: str) -> list[str]:
+        """The modules of the checkpoint that a layer holds."""
+        path, _, last = prefix.rpartition(".")
+        return [f"{path}.{part}" if path else part for part in self.packed_modules_mapping.get(last, [last])]
+
+    def recipe_of(self, prefix: str, names: list[str]) -> ScalingRecipe | None:
+        """The recipe of a layer of these modules, None where none is quantized.
+
+        Raises:
+            ValueError: they differ.
+        """
+        ignored = set(self.ignore)
+        found = {name: None if name in ignored else self.modules.get(name, self.recipe) for name in names}
+        kinds = list(dict.fromkeys(found.values()))
+        if len(kinds) > 1:
+            odd = next(name for name, one in found.items() if one != kinds[0])
+            raise ValueError(
+                f"modules that are fused into {prefix} must have one recipe, {names[0]} has {kinds[0]} and {odd} has "
+                f"{found[odd]}: convert them alike"
+            )
+        return kinds[0]
