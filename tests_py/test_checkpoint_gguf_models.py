@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, finish, plan, save_arrays, verify
@@ -238,3 +239,38 @@ def test_experts_of_quantized_sources(models: dict[str, Path], tmp_path: Path) -
     found = [one for one in opened.found if ".experts." in one.name]
     assert len(found) == 2 * 4 * 3
     assert all(values(opened.load(one)).shape == one.shape for one in found)
+
+
+@pytest.mark.parametrize("source", ["floats", "two levels"])
+def test_nvfp4_of_all_experts_in_one_has_one_level(source: str, models: dict[str, Path], tmp_path: Path) -> None:
+    """A global scale would be one of all experts, or several, which no program is known to apply."""
+    folder = models["mixtral"]
+    if source == "two levels":
+        folder = tmp_path / "in"
+        convert(models["mixtral"], folder, "modelopt:nvfp4")
+    report = convert(folder, tmp_path / "a.gguf", "gguf:nvfp4")
+    assert any(note.startswith("NVFP4 has one level") for note in report["notes"])
+    opened = Checkpoint(tmp_path / "a.gguf")
+    levels = {(".experts." in one.name, "global_scale" in one.parts) for one in opened.found if one.kind == "NVFP4"}
+    assert levels == {(True, False), (False, True)}
+    assert verify(models["mixtral"], tmp_path / "a.gguf", min_sqnr_db=15)["ok"]
+
+
+@pytest.mark.parametrize("to", ["gguf:bf16", "gguf:f16", "gguf:q8_0"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
+def test_a_file_without_config_has_outputs_first(to: str, dtype: Any, tmp_path: Path) -> None:
+    """GPT-2's weights and gpt-oss' experts have inputs first in their own files, whose config.json says so."""
+    for kind, name, shape in (
+        ("gpt2", "transformer.h.0.attn.c_attn.weight", (64, 192)),
+        ("gpt_oss", "model.layers.0.mlp.experts.gate_up_proj", (2, 64, 128)),
+    ):
+        source = tmp_path / kind
+        source.mkdir()
+        x = weight(*shape).astype(dtype)
+        save_arrays({name: x}, source / "model.safetensors", {"format": "pt"})
+        (source / "config.json").write_text(json.dumps({"model_type": kind}))
+        convert(source, tmp_path / f"{kind}.gguf", to)
+        assert verify(source, tmp_path / f"{kind}.gguf")["ok"]
+        opened = Checkpoint(tmp_path / f"{kind}.gguf")
+        (found,) = opened.found
+        assert found.shape == (*shape[:-2], shape[-1], shape[-2])

@@ -32,7 +32,7 @@ from breccia.checkpoint.naming import naming
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shared_scales import share
 from breccia.checkpoint.source import FACTOR, Checkpoint, is_float
-from breccia.checkpoint.targets import LEFT, QUANTIZED, Choice, Target, choose, parse_target
+from breccia.checkpoint.targets import LEFT, QUANTIZED, Choice, Target, choose, has_one_level, parse_target
 from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Work, check_replaceable, partial_of
 from breccia.checkpoint.workers import Workers
@@ -256,8 +256,8 @@ class Job:
 
     def _note_levels(self) -> list[str]:
         names = self.target.names
-        nvfp4 = any(getattr(c.recipe, "name", "") == "nvfp4" for c in self.choices)
-        if names is None or names.second_scales or not nvfp4:
+        nvfp4 = [c.found for c in self.choices if getattr(c.recipe, "name", "") == "nvfp4"]
+        if names is None or not any(has_one_level(found, self.target) for found in nvfp4):
             return []
         return [f"NVFP4 has one level: programs do not apply all second scales of a {names.architecture} model"]
 

@@ -27,7 +27,7 @@ from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["cast_for", "execute"]
 
-_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 
 Array = Any

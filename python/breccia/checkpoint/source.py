@@ -237,7 +237,7 @@ class Checkpoint:
     def _one(self, found: Found, name: str) -> np.ndarray[Any, Any]:
         """A stored tensor, or what is one expert's of it."""
         array, expert = self.array(name), found.options.get("expert")
-        return array if expert is None else array[expert]
+        return array if expert is None or array.size == 1 else array[expert]  # one global scale is that of all
 
     def _in_order(self, found: Found, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         order = found.options.get("row_order")
