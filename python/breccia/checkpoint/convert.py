@@ -388,13 +388,18 @@ class Job:
         fields, trouble = outputs.gguf_fields(self.checkpoint, names, self.left_out, kinds)
         if trouble and trouble not in self.notes:
             self.notes.append(trouble)
-        orders = {}
+        orders, offsets = {}, {}
         for choice in choices:
             rows = choice.found.shape[0] if choice.found.shape else 0
             order = None if names is None else names.row_order(choice.found.name, rows)
             if order is not None:
                 orders[self.target.spell(choice.found.name)] = order
-        return GgufWriter(path, kinds, fields, row_orders=orders, resume=True)
+            if names is not None and names.offset(choice.found.name):
+                ((name, (kind, _)),) = choice.outputs.items()
+                if kind != "F32":
+                    raise ValueError(f"tensor {choice.found.name!r} must be of 16 or 32 bits, it is {kind}")
+                offsets[name] = names.offset(choice.found.name)
+        return GgufWriter(path, kinds, fields, row_orders=orders, offsets=offsets, resume=True)
 
     def _report(self, seconds: float) -> dict[str, Any]:
         actions: dict[str, int] = {}
