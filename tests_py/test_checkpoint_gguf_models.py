@@ -8,10 +8,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, finish, plan, save_arrays, verify
 from breccia.checkpoint.files import gguf_parameters
+from breccia.checkpoint.rows import rows_of
 from breccia.checkpoint.verify import values
 from checkpoints import weight
 from fault_runner import tree
@@ -28,12 +30,19 @@ LLAMA3 = {
     "rope_theta": 10000.0,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
+GEMMA = {"query_pre_attn_scalar": 32, "sliding_window": 16, "tie_word_embeddings": True}
+LOCAL = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 # name → transformers' class, what its config has beside the sizes, and GGUF's architecture.
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "max_position_embeddings": 512}, "llama"),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}, "llama"),
     "qwen3-moe": ("Qwen3Moe", EXPERTS, "qwen3moe"),
     "phi3": ("Phi3", {"sliding_window": 16}, "phi3"),
+    "gemma2": ("Gemma2", {**GEMMA, "final_logit_softcapping": 20.0, "attn_logit_softcapping": 40.0}, "gemma2"),
+    "gemma3": ("Gemma3", {**GEMMA, "num_hidden_layers": 6, "rope_parameters": LOCAL}, "gemma3"),
 }
 # Mixtral's experts transformers' reader of GGUF does not know.
 READ_BY_TRANSFORMERS = [name for name in MODELS if name != "mixtral"]
@@ -47,7 +56,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         sizes = {**SIZES, **more}
         if name == "phi3":
             sizes.pop("head_dim")
-        model = getattr(transformers(), f"{kind}ForCausalLM")(getattr(transformers(), f"{kind}Config")(**sizes))
+        own = getattr(transformers(), f"{kind}TextConfig", None) or getattr(transformers(), f"{kind}Config")
+        model = getattr(transformers(), f"{kind}ForCausalLM")(own(**sizes))
         with torch.no_grad():
             for key, parameter in model.named_parameters():
                 parameter.normal_(1 if "norm" in key else 0, 0.08)
@@ -88,9 +98,10 @@ def test_tensors_are_those_of_the_architecture(name: str, models: dict[str, Path
         }
         router = next(t for t in gguf.GGUFReader(tmp_path / "a.gguf").tensors if "ffn_gate_inp" in t.name)
         assert router.tensor_type.name == "F32"
-    assert fields.get("phi3.attention.sliding_window") == (16 if name == "phi3" else None)
+    windowed = name in ("phi3", "gemma2", "gemma3")
+    assert fields.get(f"{architecture}.attention.sliding_window") == (16 if windowed else None)
     assert ("rope_freqs.weight" in stored) == (name == "llama3")
-    assert f"{architecture}.rope.scaling.type" not in fields
+    assert fields.get(f"{architecture}.rope.scaling.type") == ("linear" if name == "gemma3" else None)
 
 
 @pytest.mark.parametrize("to", ["gguf:bf16", "gguf:q8_0", "gguf:mxfp4"])
@@ -201,6 +212,13 @@ def test_other_factors_are_refused(models: dict[str, Path], tmp_path: Path) -> N
         ("qwen3-moe", {"norm_topk_prob": False}, "norm_topk_prob must be true in architecture 'qwen3moe'"),
         ("qwen3-moe", {"mlp_only_layers": [0]}, "all layers must have experts in architecture 'qwen3moe'"),
         ("qwen3-moe", {"rope_parameters": LLAMA3}, "rope_type 'llama3' has no GGUF form here"),
+        ("gemma2", {"query_pre_attn_scalar": 256}, "query_pre_attn_scalar must be 32 in architecture 'gemma2'"),
+        ("gemma3", {"layer_types": ["full_attention"] * 6}, "every layer of number 6 must see all, and no other"),
+        (
+            "gemma3",
+            {"rope_parameters": {**LOCAL, "sliding_attention": {"rope_theta": 5e5}}},
+            "must have the base 10000",
+        ),
         ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope' has no GGUF form here"),
     ],
 )
@@ -238,3 +256,82 @@ def test_experts_of_quantized_sources(models: dict[str, Path], tmp_path: Path) -
     found = [one for one in opened.found if ".experts." in one.name]
     assert len(found) == 2 * 4 * 3
     assert all(values(opened.load(one)).shape == one.shape for one in found)
+
+
+@pytest.mark.parametrize("source", ["floats", "two levels"])
+def test_nvfp4_of_all_experts_in_one_has_one_level(source: str, models: dict[str, Path], tmp_path: Path) -> None:
+    """A global scale would be one of all experts, or several, which no program is known to apply."""
+    folder = models["mixtral"]
+    if source == "two levels":
+        folder = tmp_path / "in"
+        convert(models["mixtral"], folder, "modelopt:nvfp4")
+    report = convert(folder, tmp_path / "a.gguf", "gguf:nvfp4")
+    assert any(note.startswith("NVFP4 has one level") for note in report["notes"])
+    opened = Checkpoint(tmp_path / "a.gguf")
+    levels = {(".experts." in one.name, "global_scale" in one.parts) for one in opened.found if one.kind == "NVFP4"}
+    assert levels == {(True, False), (False, True)}
+    assert verify(models["mixtral"], tmp_path / "a.gguf", min_sqnr_db=15)["ok"]
+
+
+@pytest.mark.parametrize("to", ["gguf:bf16", "gguf:f16", "gguf:q8_0"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
+def test_a_file_without_config_has_outputs_first(to: str, dtype: Any, tmp_path: Path) -> None:
+    """GPT-2's weights and gpt-oss' experts have inputs first in their own files, whose config.json says so."""
+    for kind, name, shape in (
+        ("gpt2", "transformer.h.0.attn.c_attn.weight", (64, 192)),
+        ("gpt_oss", "model.layers.0.mlp.experts.gate_up_proj", (2, 64, 128)),
+    ):
+        source = tmp_path / kind
+        source.mkdir()
+        x = weight(*shape).astype(dtype)
+        save_arrays({name: x}, source / "model.safetensors", {"format": "pt"})
+        (source / "config.json").write_text(json.dumps({"model_type": kind}))
+        convert(source, tmp_path / f"{kind}.gguf", to)
+        assert verify(source, tmp_path / f"{kind}.gguf")["ok"]
+        opened = Checkpoint(tmp_path / f"{kind}.gguf")
+        (found,) = opened.found
+        assert found.shape == (*shape[:-2], shape[-1], shape[-2])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_norms_of_gemma_are_one_more_in_the_file(dtype: str, models: dict[str, Path], tmp_path: Path) -> None:
+    """Whatever float the source has; back to any, and to GGUF again, they are the model's."""
+    convert(models["gemma2"], tmp_path / "in", dtype)
+    convert(tmp_path / "in", tmp_path / "a.gguf", "gguf:q8_0")
+    name, inside = "model.layers.1.pre_feedforward_layernorm.weight", "blk.1.ffn_norm.weight"
+    own = np.asarray(SafetensorsFile(tmp_path / "in" / "model.safetensors")[name], np.float32)
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "a.gguf").tensors}[inside]
+    assert stored.tensor_type.name == "F32"
+    np.testing.assert_array_equal(stored.data, own + np.float32(1))
+    back = own + np.float32(1) - np.float32(1)
+    convert(tmp_path / "a.gguf", tmp_path / "b.safetensors", "fp32")
+    np.testing.assert_array_equal(SafetensorsFile(tmp_path / "b.safetensors")[name], back)
+    opened = Checkpoint(tmp_path / "a.gguf", mapped=False)
+    found = next(one for one in opened.found if one.name == name)
+    np.testing.assert_array_equal(rows_of(opened, found, 3, 70), back[3:70])
+    convert(tmp_path / "a.gguf", tmp_path / "c.gguf", "gguf:q4_0")
+    other = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "c.gguf").tensors}[inside]
+    np.testing.assert_array_equal(other.data, stored.data)
+
+
+def test_norms_of_gemma_in_16_bits(models: dict[str, Path], tmp_path: Path) -> None:
+    """Files of other programs may have them so: a file that says that its norm is of F16, in the first half."""
+    convert(models["gemma2"], tmp_path / "a.gguf", "gguf:bf16")
+    raw = bytearray((tmp_path / "a.gguf").read_bytes())
+    name = b"blk.0.attn_norm.weight"
+    at = raw.index(name) + len(name) + 4 + 8  # after the number of axes and the one axis: the type
+    assert raw[at : at + 4] == bytes(4)
+    raw[at] = 1
+    (tmp_path / "a.gguf").write_bytes(raw)
+    opened = Checkpoint(tmp_path / "a.gguf")
+    found = next(one for one in opened.found if one.name == "model.layers.0.input_layernorm.weight")
+    wanted = opened.array("blk.0.attn_norm.weight")
+    assert (wanted.dtype, found.dtype) == (np.float16, "F32")
+    wanted = wanted.astype(np.float32) - np.float32(1)
+    np.testing.assert_array_equal(opened.load(found), wanted)
+    np.testing.assert_array_equal(rows_of(opened, found, 2, 9), wanted[2:9])
+    for to in ("b.gguf", "c.safetensors"):
+        convert(tmp_path / "a.gguf", tmp_path / to, "gguf:bf16" if to == "b.gguf" else "fp32")
+        other = Checkpoint(tmp_path / to)
+        one = next(each for each in other.found if each.name == found.name)
+        np.testing.assert_allclose(other.load(one), wanted, rtol=1e-6, atol=1e-6)

@@ -32,7 +32,7 @@ from breccia.checkpoint.naming import naming
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shared_scales import share
 from breccia.checkpoint.source import FACTOR, Checkpoint, is_float
-from breccia.checkpoint.targets import LEFT, QUANTIZED, Choice, Target, choose, parse_target
+from breccia.checkpoint.targets import LEFT, QUANTIZED, Choice, Target, choose, has_one_level, parse_target
 from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Work, check_replaceable, partial_of
 from breccia.checkpoint.workers import Workers
@@ -256,8 +256,8 @@ class Job:
 
     def _note_levels(self) -> list[str]:
         names = self.target.names
-        nvfp4 = any(getattr(c.recipe, "name", "") == "nvfp4" for c in self.choices)
-        if names is None or names.second_scales or not nvfp4:
+        nvfp4 = [c.found for c in self.choices if getattr(c.recipe, "name", "") == "nvfp4"]
+        if names is None or not any(has_one_level(found, self.target) for found in nvfp4):
             return []
         return [f"NVFP4 has one level: programs do not apply all second scales of a {names.architecture} model"]
 
@@ -388,13 +388,18 @@ class Job:
         fields, trouble = outputs.gguf_fields(self.checkpoint, names, self.left_out, kinds)
         if trouble and trouble not in self.notes:
             self.notes.append(trouble)
-        orders = {}
+        orders, offsets = {}, {}
         for choice in choices:
             rows = choice.found.shape[0] if choice.found.shape else 0
             order = None if names is None else names.row_order(choice.found.name, rows)
             if order is not None:
                 orders[self.target.spell(choice.found.name)] = order
-        return GgufWriter(path, kinds, fields, row_orders=orders, resume=True)
+            if names is not None and names.offset(choice.found.name):
+                ((name, (kind, _)),) = choice.outputs.items()
+                if kind != "F32":
+                    raise ValueError(f"tensor {choice.found.name!r} must be of 16 or 32 bits, it is {kind}")
+                offsets[name] = names.offset(choice.found.name)
+        return GgufWriter(path, kinds, fields, row_orders=orders, offsets=offsets, resume=True)
 
     def _report(self, seconds: float) -> dict[str, Any]:
         actions: dict[str, int] = {}

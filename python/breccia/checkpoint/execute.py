@@ -27,7 +27,7 @@ from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["cast_for", "execute"]
 
-_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 
 Array = Any
@@ -122,7 +122,7 @@ def cast_for(target: Target, values: Any, recipe: ScalingRecipe, **options: Any)
 
 def _bytes_of(checkpoint: Checkpoint, found: Found) -> tuple[Read, int]:
     """How to read a plain tensor's bytes, and how many there are."""
-    if found.options.keys() & {"row_order", "members", "expert"}:
+    if found.options.keys() & {"row_order", "members", "expert", "offset"}:
         raw = checkpoint.raw(found)
         return lambda start, stop: raw[start:stop], raw.size
     name = found.parts["weight"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from breccia.checkpoint import disk
 from breccia.checkpoint.files.gguf_file import GgufFile
-from breccia.checkpoint.files.gguf_parameters import ROPE_FACTORS, llama3_of
+from breccia.checkpoint.files.gguf_parameters import ROPE_FACTORS, gemma_scale, llama3_of
 from breccia.peers import require
 
 __all__ = ["config_of", "write_tokenizer"]
@@ -40,11 +40,28 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         made["sliding_window"] = window[1]
     if isinstance(made.get("pad_token_id"), int) and made["pad_token_id"] >= made["vocab_size"]:
         made["pad_token_id"] = None  # a default of the model's class, for its own vocabulary
+    if str(architecture).startswith("gemma"):
+        made = _of_gemma(made, file, str(architecture))
     made = _with_experts(made, file, str(architecture))
     made = _with_factors(made, file)
     names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if made["model_type"] in names:
         made["architectures"] = [names[made["model_type"]]]
+    return made
+
+
+def _of_gemma(made: dict[str, Any], file: GgufFile, architecture: str) -> dict[str, Any]:
+    """What transformers has defaults for instead: caps of logits, the scale of attention, RoPE of layers that see
+    all."""
+    said = {key.removeprefix(f"{architecture}."): value for key, (_, value) in file.fields.items()}
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        made[key] = said.get(key)
+    made["query_pre_attn_scalar"] = gemma_scale(architecture, made)
+    if architecture == "gemma3" and "rope.freq_base" in said:
+        scaling = {"rope_type": "default", "rope_theta": said["rope.freq_base"]}
+        if said.get("rope.scaling.type") == "linear":
+            scaling |= {"rope_type": "linear", "factor": said["rope.scaling.factor"]}
+        made["rope_parameters"] = {**made["rope_parameters"], "full_attention": scaling}
     return made
 
 

@@ -51,7 +51,7 @@ class Plain:
 
     def __call__(self, name: str) -> Found:
         (outside, kind, shape, findings), options = self.said(name)
-        dtype = self.entries[name].dtype
+        dtype = "F32" if "offset" in options else self.entries[name].dtype
         return Found(outside, "plain", kind, {"weight": name}, shape, dtype=dtype, options=options, findings=findings)
 
     def said(self, name: str) -> tuple[PlainSaid, dict[str, Any]]:
@@ -71,6 +71,8 @@ class Plain:
         outside = name
         if isinstance(home, GgufFile):
             outside, options = spelled(name, home, shape)
+            if home.model is not None and outside != name and home.model.offset(outside):
+                options = {**options, "offset": home.model.offset(outside)}
         if self.config and is_stored_turned(name, shape, self.config):
             shape, options = (*shape[:-2], shape[-1], shape[-2]), {**options, "turned": True}
         return PlainSaid(outside, kind, shape, findings), options

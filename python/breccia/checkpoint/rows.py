@@ -14,9 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from breccia import bridges
+from breccia.bridges._common import float32
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.dtypes import typed
+from breccia.checkpoint.files.safetensors_file import Entry
 from breccia.checkpoint.naming import naming
 from breccia.checkpoint.repack import cut
 from breccia.checkpoint.source import FACTOR, Checkpoint, assemble
@@ -104,7 +106,8 @@ def rows_of(checkpoint: Checkpoint, found: Found, start: int, stop: int) -> Tens
                 some = _read(checkpoint, found, name, run.axis, begin // run.rows, -(-end // run.rows))
                 parts[role] = some if order is None else some[order]
         if found.format == "plain":
-            return parts["weight"]
+            more = found.options.get("offset")
+            return parts["weight"] if more is None else float32(parts["weight"]) - np.float32(more)
         options = {key: value for key, value in found.options.items() if key != "row_order"}
         return assemble(bridges.bridge(found.format).reshaped(replace(found, options=options), shape), parts)
 
@@ -151,8 +154,14 @@ def _tile(found: Found) -> int:
 
 def _shape(checkpoint: Checkpoint, found: Found, name: str) -> tuple[int, ...]:
     """Of a stored tensor, or of one expert's share."""
-    shape = checkpoint.entries[name].shape
-    return shape if found.options.get("expert") is None else shape[1:]
+    entry = checkpoint.entries[name]
+    return entry.shape if _expert(entry, found) is None else entry.shape[1:]
+
+
+def _expert(entry: Entry, found: Found) -> int | None:
+    """Which of all experts in a stored tensor; None where it is of one, or one number for all."""
+    expert: int | None = found.options.get("expert")
+    return expert if math.prod(entry.shape) > 1 else None
 
 
 def _has_whole_rows(checkpoint: Checkpoint, name: str) -> bool:
@@ -166,7 +175,7 @@ def _read(
 ) -> np.ndarray[Any, Any]:
     """Some of a stored tensor along its first axis, or along the last of two."""
     entry, shape = checkpoint.entries[name], _shape(checkpoint, found, name)
-    expert = found.options.get("expert")
+    expert = _expert(entry, found)
     nbytes = entry.nbytes if expert is None else entry.nbytes // entry.shape[0]
     first = 0 if expert is None else expert * nbytes
     if stop is None or (start == 0 and stop == shape[axis]):

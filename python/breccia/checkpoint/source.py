@@ -180,6 +180,8 @@ class Checkpoint:
         with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
             if found.format == "plain":
                 array = self._in_order(found, self._one(found, found.parts["weight"]))
+                if "offset" in found.options:
+                    array = float32(array) - np.float32(found.options["offset"])
                 return np.swapaxes(array, -1, -2) if found.options.get("turned") else array
             parts = {role: self._one(found, name) for role, name in found.parts.items()}
             tensor = assemble(found, parts)
@@ -215,7 +217,7 @@ class Checkpoint:
         Returns:
             uint8, flat.
         """
-        if "members" in found.options or "expert" in found.options:
+        if found.options.keys() & {"members", "expert", "offset"}:
             return np.ascontiguousarray(self.load(found)).reshape(-1).view(np.uint8)
         name = found.parts["weight"]
         if "row_order" not in found.options:
@@ -237,7 +239,7 @@ class Checkpoint:
     def _one(self, found: Found, name: str) -> np.ndarray[Any, Any]:
         """A stored tensor, or what is one expert's of it."""
         array, expert = self.array(name), found.options.get("expert")
-        return array if expert is None else array[expert]
+        return array if expert is None or array.size == 1 else array[expert]  # one global scale is that of all
 
     def _in_order(self, found: Found, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         order = found.options.get("row_order")

@@ -20,7 +20,17 @@ from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["FLOATS", "LEFT", "QUANTIZED", "Choice", "Target", "parse_target", "requantized", "target_names"]
+__all__ = [
+    "FLOATS",
+    "LEFT",
+    "QUANTIZED",
+    "Choice",
+    "Target",
+    "has_one_level",
+    "parse_target",
+    "requantized",
+    "target_names",
+]
 
 FLOATS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 # Weights that quantized checkpoints leave alone; patterns of names, matched as in a shell.
@@ -219,12 +229,17 @@ def wanted(found: Found, target: Target) -> bool:
     return weight and len(found.shape) >= 2 and min(found.shape[-2:]) >= 16
 
 
-def _recipe(target: Target) -> ScalingRecipe | None:
+def _recipe(found: Found, target: Target) -> ScalingRecipe | None:
     """What to quantize to: NVFP4 in one level where the model's program would not apply the second."""
     recipe = target.recipe or target.default
-    if isinstance(recipe, recipes.NVFP4BlockScaling) and target.names is not None and not target.names.second_scales:
+    if isinstance(recipe, recipes.NVFP4BlockScaling) and has_one_level(found, target):
         return dataclasses.replace(recipe, two_level=False)
     return recipe
+
+
+def has_one_level(found: Found, target: Target) -> bool:
+    """Whether a program applies no second scale to a tensor: in whole models, or to all experts in one."""
+    return target.names is not None and (len(found.shape) > 2 or not target.names.second_scales)
 
 
 def choose(found: Found, target: Target) -> Choice:
@@ -247,13 +262,13 @@ def choose(found: Found, target: Target) -> Choice:
     if target.kind:
         return _choose_kind(found, target, target.bridge.kinds[target.kind])
     if found.format == "plain":
-        recipe = _recipe(target)
+        recipe = _recipe(found, target)
         if not wanted(found, target) or recipe is None or not target.bridge.takes(found.name, found.shape):
             return _copy(found, target)
         return _quantize(found, "cast", recipe, target)
     if found.recipe is not None and _holds(found, target):
         return _outputs(found, "repack", found.ghost(), target)
-    recipe = _recipe(target)
+    recipe = _recipe(found, target)
     assert recipe is not None
     return _quantize(found, "requantize" if found.recipe is not None else "cast", recipe, target)
 
@@ -292,7 +307,7 @@ def _holds(found: Found, target: Target) -> bool:
         return False
     if not target.bridge.carries(recipe):
         return False
-    if target.names is not None and not target.names.second_scales and "global_scale" in found.parts:
+    if "global_scale" in found.parts and has_one_level(found, target):
         return False
     if not target.bridge.model_knows(recipe, target.model):
         return False
@@ -328,7 +343,9 @@ def _as_bfloat16(found: Found, target: Target, why: str) -> Choice:
 
 def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> Choice:
     """Values as the model's float checkpoints keep them."""
-    turned, shape = is_turned(found.name, found.shape, target.model), found.shape
+    # A kind of file without config.json, which would say it, has outputs first.
+    turned = is_turned(found.name, found.shape, target.model) and not target.bridge.own_files
+    shape = found.shape
     shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
     return Choice(found, "float", {name: (dtype, shape)}, turned=turned, **more)
 
@@ -340,6 +357,8 @@ def _copy(found: Found, target: Target) -> Choice:
         return Choice(found, "float", {target.spell(found.name): ("F32", found.shape)})
     name = target.spell(found.name)
     metadata = target.bridge.plain_metadata(name)
+    if found.options.get("turned") and target.bridge.own_files:
+        return Choice(found, "float", {name: (found.dtype, found.shape)})
     shape = (*found.shape[:-2], found.shape[-1], found.shape[-2]) if found.options.get("turned") else found.shape
     return Choice(found, "copy", {name: (found.dtype, shape)}, metadata=metadata)
 

@@ -229,6 +229,7 @@ class GgufWriter(PlannedWriter):
         plan: name → (block type, logical shape).
         fields: metadata, key → (type number, value).
         row_orders: of tensors whose rows the file has in another order: which row each of its rows is.
+        offsets: of tensors of type F32 that have more in the file: how much.
         resume: keep what an earlier, killed writer of the same plan left.
     """
 
@@ -239,28 +240,31 @@ class GgufWriter(PlannedWriter):
         fields: Mapping[str, tuple[int, Any]],
         *,
         row_orders: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        offsets: Mapping[str, float] | None = None,
         resume: bool = False,
     ) -> None:
-        self._row_orders = dict(row_orders or {})
+        self._row_orders, self._offsets = dict(row_orders or {}), dict(offsets or {})
         self._waiting: dict[str, np.ndarray[Any, Any]] = {}
         header = bytearray(_MAGIC + struct.pack("<IQQ", 3, len(plan), len(fields)))
         for key, (kind, value) in fields.items():
             header += _text(key) + struct.pack("<I", kind) + _value(kind, value)
-        at, offsets = 0, {}
+        at, places = 0, {}
         for name, (kind_name, shape) in plan.items():
             number, _, _ = TYPES[kind_name]
             header += _text(name) + struct.pack("<I", len(shape))
             header += struct.pack(f"<{len(shape)}Q", *shape[::-1]) + struct.pack("<IQ", number, at)
             length = block_bytes(kind_name, shape)
-            offsets[name] = (at, at + length)
+            places[name] = (at, at + length)
             at += -(-length // 32) * 32
         header += bytes(-len(header) % 32)
         base = len(header)
-        spans = {name: (base + begin, base + end) for name, (begin, end) in offsets.items()}
+        spans = {name: (base + begin, base + end) for name, (begin, end) in places.items()}
         super().__init__(path, bytes(header), spans, base + at, resume=resume)
 
     def write(self, name: str, array: np.ndarray[Any, Any], at: int = 0) -> None:
         """See `PlannedWriter.write`. What is to be put in another order waits until all of it is there."""
+        if name in self._offsets:
+            array = np.ascontiguousarray(array).reshape(-1).view("<f4") + np.float32(self._offsets[name])
         order = self._row_orders.get(name)
         if order is None:
             super().write(name, array, at)

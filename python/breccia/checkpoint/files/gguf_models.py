@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models as GGUF spells them: tensor names of the architectures known here.
 
-Llama (and Mistral, Mixtral), Qwen2, Qwen3 (with experts, too), Phi-3 and BERT. Other models keep their tensors' names:
-readers of GGUF read them, but no program knows what to do with them.
+Llama (and Mistral, Mixtral), Qwen2, Qwen3 (with experts, too), Gemma 2 and 3, Phi-3 and BERT. Other models keep their
+tensors' names: readers of GGUF read them, but no program knows what to do with them.
 """
 
 from __future__ import annotations
@@ -60,6 +60,13 @@ _FUSED = {
     "model.layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",
     "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
 }
+_GEMMA2 = {
+    **{name: inside for name, inside in _DECODER.items() if name != "lm_head"},
+    "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
+    "model.layers.{}.pre_feedforward_layernorm": "blk.{}.ffn_norm",
+    "model.layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
+}
+_GEMMA3 = {**_GEMMA2, **{name: inside for name, inside in _NORMED.items() if "_norm" in name}}
 _ENCODER = {
     "embeddings.word_embeddings": "token_embd",
     "embeddings.position_embeddings": "position_embd",
@@ -79,6 +86,8 @@ _TABLES = {
     "qwen2": _DECODER,
     "qwen3": _NORMED,
     "qwen3moe": {**{name: inside for name, inside in _NORMED.items() if ".mlp." not in name}, **_QWEN_MOE},
+    "gemma2": _GEMMA2,
+    "gemma3": _GEMMA3,
     "phi3": _FUSED,
     "bert": _ENCODER,
 }
@@ -89,6 +98,8 @@ _ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
     "phi3": "phi3",
     "bert": "bert",
 }
@@ -140,6 +151,10 @@ class ModelMap:
     def experts(self) -> bool:
         """Whether all experts of a layer are one tensor."""
         return any("_exps" in inside for inside in _TABLES[self.architecture].values())
+
+    def offset(self, name: str) -> float:
+        """What GGUF's tensor has more than the model's: norms of Gemma multiply by their weight and one."""
+        return 1.0 if self.architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0
 
     def apart(self, name: str) -> bool:
         """Whether a tensor is one expert's, which has no name of its own here."""

@@ -12,6 +12,7 @@ import numpy as np
 __all__ = [
     "ROPE_FACTORS",
     "check_fields",
+    "gemma_scale",
     "hyperparameters",
     "key_heads_of",
     "llama3_of",
@@ -21,6 +22,9 @@ __all__ = [
 
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
 Fields = dict[str, tuple[int, Any]]
+# Gemma: each layer of a number sees all, others a window; the largest model, by its layers, is scaled otherwise.
+_PATTERNS = {"gemma2": (2, 46), "gemma3": (6, 62)}
+_LOCAL = 10000.0  # RoPE's base in Gemma 3's layers that see a window
 ROPE_FACTORS = "rope_freqs.weight"  # the tensor of Llama 3's scaling: what each frequency is divided by
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -40,7 +44,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise ValueError(f"rope_scaling must be an object, got {given!r}")
-    said = dict(given)
+    said = dict(given.get("full_attention") or given)  # of layers that see all, where others have their own
     said.setdefault("rope_type", said.get("type") or "default")
     said.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     return said
@@ -87,8 +91,13 @@ def _decoder(config: Mapping[str, Any], architecture: str) -> Fields:
         said["rope.scaling.factor"] = (FLOAT32, float(rope["factor"]))
         original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
         said["rope.scaling.original_context_length"] = (UINT32, int(original))
-    if architecture == "phi3" and config.get("sliding_window"):
+    if architecture in ("phi3", "gemma2", "gemma3") and config.get("sliding_window"):
         said["attention.sliding_window"] = (UINT32, int(config["sliding_window"]))
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if architecture.startswith("gemma") and config.get(key):
+            said[key] = (FLOAT32, float(config[key]))
+    if architecture == "gemma3":
+        said["rope.freq_base_swa"] = (FLOAT32, _LOCAL)
     experts = config.get("num_local_experts") or config.get("num_experts")
     if experts and config.get("num_experts_per_tok"):
         said["expert_count"] = (UINT32, int(experts))
@@ -111,12 +120,45 @@ def why_not(architecture: str, config: Mapping[str, Any]) -> str:
         return f"rope_type {scaling!r} has no GGUF form here"
     if scaling == "llama3":
         rope_factors(config)  # raises where something is not said
+    if architecture in _PATTERNS:
+        return _not_gemma(architecture, config)
     if architecture == "qwen3moe":
         if not config.get("norm_topk_prob"):
             return "norm_topk_prob must be true in architecture 'qwen3moe', it is not"
         if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
             return "all layers must have experts in architecture 'qwen3moe', some have none"
     return ""
+
+
+def _not_gemma(architecture: str, config: Mapping[str, Any]) -> str:
+    """What programs take for granted of Gemma: which layers see all, and by what attention is scaled."""
+    count = int(config["num_hidden_layers"])
+    every, _ = _PATTERNS[architecture]
+    kinds = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(count)]
+    if config.get("layer_types", kinds) != kinds:
+        return f"every layer of number {every} must see all, and no other, in architecture {architecture!r}"
+    scale = gemma_scale(architecture, config)
+    if config.get("query_pre_attn_scalar") != scale:
+        said = config.get("query_pre_attn_scalar")
+        return f"query_pre_attn_scalar must be {scale} in architecture {architecture!r}, it is {said}"
+    if architecture == "gemma3":
+        local = (config.get("rope_parameters") or {}).get("sliding_attention", {})
+        base = local.get("rope_theta", config.get("rope_local_base_freq", _LOCAL))
+        if base != _LOCAL or local.get("rope_type", "default") != "default":
+            return f"RoPE of layers that see a window must have the base {_LOCAL:g} in architecture {architecture!r}"
+        if config.get("attn_logit_softcapping"):
+            return f"attn_logit_softcapping must be absent in architecture {architecture!r}"
+    if config.get("use_bidirectional_attention"):
+        return f"attention must be causal in architecture {architecture!r}"
+    return ""
+
+
+def gemma_scale(architecture: str, config: Mapping[str, Any]) -> int:
+    """By the square root of what attention is divided in Gemma."""
+    _, largest = _PATTERNS[architecture]
+    if config["num_hidden_layers"] == largest:
+        return int(config["hidden_size"]) // int(config["num_attention_heads"])
+    return _head_width(config)
 
 
 def rope_factors(config: Mapping[str, Any]) -> np.ndarray[Any, Any] | None:
