@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -18,31 +17,10 @@ import atheris
 
 with atheris.instrument_imports(include=["breccia.checkpoint", "breccia.bridges"]):
     import fuzz_files
+from hostile.crashes import packed, unpacked
 
 FOLDER = "FUZZ_COVERAGE_FOLDER"
 WHOLE = 16  # of so many cases, one is converted, too
-
-
-def packed(case: fuzz_files.Case) -> bytes:
-    """The files of a case, one after another: name, length, bytes."""
-    raw = b""
-    for name, content in sorted(case.items()):
-        encoded = name.encode()
-        raw += struct.pack("<BI", len(encoded), len(content)) + encoded + content
-    return raw
-
-
-def unpacked(raw: bytes) -> fuzz_files.Case:
-    """As many files as the bytes have; names that lead elsewhere are left out."""
-    case, at = {}, 0
-    while at + 5 <= len(raw):
-        name_length, length = struct.unpack_from("<BI", raw, at)
-        name = raw[at + 5 : at + 5 + name_length].decode("utf-8", "replace")
-        at += 5 + name_length
-        if name and "/" not in name and "\0" not in name and name not in (".", "..") and len(name.encode()) < 200:
-            case[name] = raw[at : at + length]
-        at += length
-    return case
 
 
 def changed(raw: bytes, most: int, seed: int) -> bytes:
