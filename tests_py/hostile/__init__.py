@@ -54,10 +54,10 @@ def link(target: str) -> Callable[[Path], None]:
 
 def every() -> dict[str, Hostile]:
     """All of them, by name."""
-    from hostile import folders, gguf, headers, methods
+    from hostile import crashes, folders, gguf, headers, methods
 
     found: dict[str, Hostile] = {}
-    for module in (headers, folders, methods, gguf):
+    for module in (headers, folders, methods, gguf, crashes):
         for name, case in module.CASES.items():
             found[f"{module.__name__.rpartition('.')[2]}: {name}"] = case
     return found

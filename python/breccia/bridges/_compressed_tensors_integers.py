@@ -46,6 +46,8 @@ def packed_integers(parts: Mapping[str, Any], weight: Array, scale: Array, kind:
     stored = words(weight, "weight_packed")
     zero = None
     if "weight_zero_point" in parts:
+        if len(shape) < 2:
+            raise ValueError(f"{NAME}: weight_zero_point must be of a weight with rows, got weight_shape {shape}")
         rows = words(np.swapaxes(get(parts, "weight_zero_point", NAME), -1, -2), "weight_zero_point")
         rows = unpack_nibbles(rows, shape[-2]) if bits == 4 else rows[..., : shape[-2]]
         zero = np.ascontiguousarray(np.swapaxes(rows, -1, -2))
