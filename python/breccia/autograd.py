@@ -23,7 +23,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor, data_of
-from breccia.verbs import matmul
+from breccia.verbs import linear as scaled_linear
 
 __all__ = ["LinearRecipes", "cast_ste", "cast_ste_clipped", "linear"]
 
@@ -243,7 +243,7 @@ class _Factor:
 
 def _product(a: _Factor, b: Any, like: Any) -> Any:
     width = _common_multiple(a.width, b.width)
-    return matmul(a.quantized(width), b.quantized(width).mT, str(like.dtype).rpartition(".")[2])
+    return scaled_linear(a.quantized(width), b.quantized(width), None, str(like.dtype).rpartition(".")[2])
 
 
 def _common_multiple(a: int, b: int) -> int:
