@@ -40,6 +40,7 @@ TABLES = {
     "gpu weights": speed.gpu_weights,
     "gpu fused": speed.gpu_fused,
     "distributed": speed.distributed,
+    "training step": speed.training_step,
     "frameworks": speed.frameworks,
     "decode step": speed.decode_step,
     "convert": speed.convert,

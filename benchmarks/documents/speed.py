@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from typing import Any
 
 from documents.markdown import load, number, table, times
@@ -165,6 +166,22 @@ def distributed() -> str:
         for us in [r["us"]]
     ]
     return table(["recipe", "bf16, µs", "gather", "cast and gather", "of bf16"], rows, "lrrrr")
+
+
+def training_step() -> str:
+    rows = [
+        [
+            r["recipe"].replace("128x128", "128 × 128"),
+            f"{r['ms_a_step']:.1f} ms",
+            f"{r['tokens_a_second']:,}",
+            times(r["of_bf16"]),
+            f"{r['losses'][0]:.3f}",
+            f"{statistics.mean(r['losses'][-10:]):.2f}",
+        ]
+        for r in load("distributed_training_h100")["results"]
+    ]
+    head = ["products and gathers", "a step", "tokens a second", "as fast", "first loss", "last ten, mean"]
+    return table(head, rows, "lrrrrr")
 
 
 def gpu_casts() -> str:
