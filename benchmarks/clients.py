@@ -3,9 +3,9 @@
 
     python benchmarks/clients.py [target …]   # writes benchmarks/results/clients.json; make_docs.py makes the table
 
-Every target is written for a tiny model with random weights and opened by the client's own loader. Logits are compared
-with those of the same checkpoint converted to bfloat16, or to float32 where the client computes in it, as a part of
-their norm.
+Every target is written for a tiny model with random weights, some for further models ("nvfp4, gpt-oss"), and opened by
+the client's own loader. Logits are compared with those of the same checkpoint converted to bfloat16, or to float32
+where the client computes in it, as a part of their norm.
 """
 
 from __future__ import annotations
@@ -139,6 +139,16 @@ CLIENTS: dict[str, Client] = {
 }
 
 
+# Further models of targets: experts in tensors of their own, and in one.
+EXPERTS = ("qwen3-moe", "gpt-oss", "llama4", "granite-moe")
+MORE = [f"{target}, {model}" for target in ("nvfp4", "mxfp4", "int8") for model in EXPERTS]
+
+
+def rows_of() -> list[str]:
+    """Every row of the table: each target, and after them those with further models."""
+    return [*targets(), *MORE]
+
+
 def targets() -> list[str]:
     """Every target with its recipe, once: what `breccia convert --to list` names."""
     from breccia.checkpoint import target_names
@@ -156,16 +166,20 @@ def _aliases(names: list[str]) -> set[str]:
     return {name for name in names if seen.setdefault(recipe_of(name), name) != name}
 
 
-def client_of(target: str) -> Client:
-    """Who opens a target."""
+def client_of(row: str) -> Client:
+    """Who opens a row's target."""
+    target = row.partition(", ")[0]
     if target in ("bf16", "fp16", "fp32"):
         return PLAIN
     name = target.partition(":")[0]
     return CLIENTS.get(target) or CLIENTS.get(name) or CLIENTS["breccia"]
 
 
-def model_for(target: str) -> str:
-    """The tiny model that a target is written for."""
+def model_for(row: str) -> str:
+    """The tiny model that a row's target is written for."""
+    target, _, model = row.partition(", ")
+    if model:
+        return model
     if target.startswith("gpt-oss"):
         return "gpt-oss"
     if target.startswith("gguf") and target.endswith("_k"):
@@ -173,7 +187,7 @@ def model_for(target: str) -> str:
     return "llama-tied"
 
 
-def check(target: str, source: Path, folder: Path) -> dict[str, Any]:
+def check(row_name: str, source: Path, folder: Path) -> dict[str, Any]:
     """One row: what the client made of a target, "error" of the logits or why it "fails".
 
     Raises:
@@ -182,10 +196,11 @@ def check(target: str, source: Path, folder: Path) -> dict[str, Any]:
     from breccia.checkpoint import convert
     from breccia.checkpoint.targets import QUANTIZED, parse_target
 
+    target = row_name.partition(", ")[0]
     name, needs, logits = client_of(target)
     if not _is_there(*needs):
         raise ModuleNotFoundError(f"{target} needs {', '.join(needs)}", name=needs[-1])
-    row: dict[str, Any] = {"target": target, "client": name, "model": model_for(target)}
+    row: dict[str, Any] = {"target": row_name, "client": name, "model": model_for(row_name)}
     out = folder / ("model.gguf" if target.startswith("gguf") else "q")
     try:
         report = convert(source, out, target)
@@ -232,7 +247,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", help="run these alone, or all; the rows of others stay")
-    chosen = parser.parse_args().targets or targets()
+    chosen = parser.parse_args().targets or rows_of()
     before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"versions": {}, "rows": []}
     rows = {row["target"]: row for row in before["rows"]}
     with tempfile.TemporaryDirectory() as name:
@@ -240,7 +255,7 @@ def main() -> int:
             source = Path(name) / model_for(target)
             if not source.exists():
                 tiny(source.name, source)
-            folder = Path(name) / target.replace(":", "-")
+            folder = Path(name) / target.replace(":", "-").replace(", ", "-")
             folder.mkdir()
             try:
                 rows[target] = check(target, source, folder)
@@ -248,7 +263,7 @@ def main() -> int:
                 print(f"left as it was: {error}", flush=True)
                 continue
             print(rows[target], flush=True)
-    kept = [rows[target] for target in targets() if target in rows]
+    kept = [rows[target] for target in rows_of() if target in rows]
     versions = dict(sorted({**before["versions"], **_versions()}.items()))
     RESULTS.write_text(json.dumps({"versions": versions, "rows": kept}, indent=1) + "\n")
     return 0

@@ -10,6 +10,22 @@ from breccia.checkpoint import Checkpoint
 from tiny_models import transformers
 
 BOUND = 1e-5  # of the logits' norm, all in float32: sums in another order
+# A program that loads two models and prints how much the second one raised its peak of memory, in bytes.
+MEASURE = """
+import re, sys, warnings
+warnings.simplefilter("ignore")
+import torch, transformers
+import breccia.transformers
+transformers.utils.logging.disable_progress_bar()
+def peak():  # of this program; getrusage would go on with the peak of the one that started it
+    return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
+transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
+before = peak()
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[2], dtype=torch.bfloat16)
+with torch.no_grad():
+    model(torch.arange(3, 5)[None])
+print(peak() - before)
+"""
 
 
 def load(path: Path, **options: Any) -> Any:

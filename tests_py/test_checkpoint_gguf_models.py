@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of further architectures as GGUF, both ways: RoPE of Llama 3, experts, fused projections."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -11,9 +12,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from breccia.bridges import Found
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, finish, plan, save_arrays, verify
-from breccia.checkpoint.files import gguf_parameters
+from breccia.checkpoint.files import gguf_models, gguf_parameters
 from breccia.checkpoint.rows import rows_of
+from breccia.checkpoint.targets import parse_target, wanted
 from breccia.checkpoint.verify import values
 from checkpoints import weight
 from fault_runner import tree
@@ -335,3 +338,12 @@ def test_norms_of_gemma_in_16_bits(models: dict[str, Path], tmp_path: Path) -> N
         other = Checkpoint(tmp_path / to)
         one = next(each for each in other.found if each.name == found.name)
         np.testing.assert_allclose(other.load(one), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_routers_are_never_quantized() -> None:
+    """Not with every pattern either, with which embeddings are asked for: programs have them in float32."""
+    for architecture, block in (("qwen3moe", "mlp"), ("llama", "block_sparse_moe")):
+        known = dataclasses.replace(parse_target("gguf:q8_0", include=["*"]), names=gguf_models.ModelMap(architecture))
+        router, other = (f"model.layers.0.{block}.{name}.weight" for name in ("gate", "switch_mlp.gate_proj"))
+        assert not wanted(Found(router, "plain", "bf16", {"weight": router}, (64, 128), dtype="BF16"), known)
+        assert wanted(Found(other, "plain", "bf16", {"weight": other}, (4, 64, 128), dtype="BF16"), known)

@@ -21,7 +21,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_every_target_has_a_row() -> None:
-    assert list(ROWS) == clients.targets()
+    assert list(ROWS) == clients.rows_of()
 
 
 @pytest.mark.parametrize("target", ROWS)

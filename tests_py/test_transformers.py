@@ -11,7 +11,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia.checkpoint import convert
-from loaded_models import close, layers, load, run, weights
+from loaded_models import MEASURE, close, layers, load, run, weights
 from tiny_models import SIZES, logits, made_once, transformers
 
 torch = pytest.importorskip("torch")
@@ -179,23 +179,6 @@ def test_without_transformers_the_message_names_the_extra() -> None:
     code = "import sys; sys.modules['transformers'] = None; import breccia.transformers"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ImportError: transformers is needed here: pip install 'breccia[transformers]'" in run.stderr
-
-
-MEASURE = """
-import re, sys, warnings
-warnings.simplefilter("ignore")
-import torch, transformers
-import breccia.transformers
-transformers.utils.logging.disable_progress_bar()
-def peak():  # of this program; getrusage would go on with the peak of the one that started it
-    return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
-transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
-before = peak()
-model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[2], dtype=torch.bfloat16)
-with torch.no_grad():
-    model(torch.arange(3, 5)[None])
-print(peak() - before)
-"""
 
 
 def test_memory_of_loading(models: Any, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`breccia.transformers` keeps the codes of experts that a model has in one tensor, and multiplies by them."""
 
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia.checkpoint import convert
-from loaded_models import BOUND, close, layers, load, run, weights
+from loaded_models import BOUND, MEASURE, close, layers, load, run, weights
 from tiny_models import FUSED, SIZES, logits, made_once, transformers
 
 torch = pytest.importorskip("torch")
@@ -213,3 +215,21 @@ def test_experts_in_one_tensor_have_no_form_in_modelopt(models: Any, tmp_path: P
     model = load(tmp_path / "q")
     assert layers(model)
     assert not stacks(model)
+
+
+def test_memory_of_loading(models: Any, tmp_path: Path) -> None:
+    """Peak memory above that of a process that has loaded another model, over the checkpoint's size."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16}
+    config = transformers().GptOssConfig(**sizes, num_local_experts=8, num_experts_per_tok=2, vocab_size=2048)
+    torch.manual_seed(0)
+    model = transformers().GptOssForCausalLM(config).to(torch.bfloat16)
+    assert sum(p.numel() for p in model.parameters()) > 100e6
+    model.save_pretrained(tmp_path / "large")
+    convert(models("gpt-oss"), tmp_path / "small", "nvfp4")
+    convert(tmp_path / "large", tmp_path / "q", "nvfp4")
+    if not Path("/proc/self/status").is_file():
+        pytest.skip("there is no /proc to tell a program's memory")
+    size = sum(path.stat().st_size for path in (tmp_path / "q").glob("*.safetensors"))
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "small"), str(tmp_path / "q")]
+    grown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert 0.5 * size <= grown <= 1.3 * size, f"{grown / size:.2f} times the checkpoint"

@@ -15,11 +15,17 @@ def matrix() -> str:
     """Targets, the programs that open them, and how far their logits are from those of the quantized values."""
     found = load("clients")
     rows: list[list[Any]] = [
-        [f"`{row['target']}`", row["client"], "yes" if "error" in row else "no", _logits(row)] for row in found["rows"]
+        [_target(row["target"]), row["client"], "yes" if "error" in row else "no", _logits(row)]
+        for row in found["rows"]
     ]
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     versions = textwrap.fill(f"{versions}.", 120)
     return f"{table(['`--to`', 'opened by', 'loads', 'logits'], rows)}\n\n{versions}"
+
+
+def _target(row: str) -> str:
+    target, comma, model = row.partition(", ")
+    return f"`{target}`{comma}{model}"
 
 
 def _logits(row: dict[str, Any]) -> str:

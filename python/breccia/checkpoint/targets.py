@@ -221,6 +221,8 @@ def wanted(found: Found, target: Target) -> bool:
         return False
     if target.left_alone and not target.include:
         return False
+    if target.names is not None and target.names.wide(found.name):
+        return False
     if any(fnmatchcase(name, p) for name in names for p in target.exclude):
         return False
     if not target.include and any(fnmatchcase(found.name.lower(), p) for p in EXCLUDED):
