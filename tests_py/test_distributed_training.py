@@ -17,6 +17,7 @@ if not torch.distributed.is_available():
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from breccia import distributed  # noqa: E402
 from breccia.nn import ScaledLinear  # noqa: E402
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
@@ -254,6 +255,10 @@ def trains_in_other_ways(rank, world):
     assert steps_of_rank(made, rank, world, 2) == wanted
     kept = sharded(model_of(RECIPES["fp8"]), mesh, reshard_after_forward=False)
     assert steps_of_rank(kept, rank, world, 2) == wanted
+    recomputed = distributed.make_shardable_(model_of(RECIPES["fp8"]))
+    for i in (0, 2, 4):
+        recomputed[i] = checkpoint_wrapper(recomputed[i])
+    assert steps_of_rank(sharded(recomputed, mesh), rank, world, 2) == wanted
     losses = []
     for way in ({"foreach": True}, {"fused": True}, {"foreach": False}):
         model = sharded(model_of(RECIPES["fp8"]), mesh)
