@@ -16,6 +16,7 @@ import distributed_ranks  # noqa: E402
 
 if not torch.distributed.is_available():
     pytest.skip("torch is built without torch.distributed", allow_module_level=True)
+import torch.distributed.checkpoint as dcp  # noqa: E402
 from breccia import distributed  # noqa: E402
 from breccia.nn import ScaledLinear  # noqa: E402
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
@@ -208,6 +209,55 @@ def runs_in_subgroups(rank, world):
 
 def test_subgroups():
     distributed_ranks.run(4, runs_in_subgroups)
+
+
+def runs_in_other_ways(rank, world):
+    """Inputs of three axes whole, cut along the sequence, and in bfloat16; compiled layers."""
+    mesh = init_device_mesh("cpu", (world,))
+    whole = model_of("nvfp4")
+    x = torch.from_numpy(cases.normal((2, 8, 256)))
+    expected = whole(x)
+    model = parallelize_module(copy.deepcopy(whole), mesh, PLAN)
+    assert close(model(x), expected)
+    half = model(x.bfloat16())
+    assert half.dtype == torch.bfloat16 and torch.allclose(half.float(), whole(x.bfloat16()).float(), atol=0.02)
+    model.compile(backend="aot_eager")
+    assert close(model(x), expected)
+    assert not torch._dynamo.utils.counters["graph_break"]
+    by_sequence = {
+        "0": distributed.ColwiseParallel(input_layouts=Shard(1)),
+        "2": distributed.RowwiseParallel(output_layouts=Shard(1)),
+    }
+    model = parallelize_module(copy.deepcopy(whole), mesh, by_sequence)
+    assert close(model(x.chunk(world, 1)[rank]), expected.chunk(world, 1)[rank])
+
+
+def test_other_inputs_and_compiled_layers():
+    distributed_ranks.run(2, runs_in_other_ways)
+
+
+def saves(rank, world, folder):
+    model = parallelize_module(model_of("nvfp4"), init_device_mesh("cpu", (world,)), PLAN)
+    dcp.save(model.state_dict(), checkpoint_id=folder)
+
+
+def loads(rank, world, folder):
+    other = model_of("nvfp4")
+    for layer in (other[0], other[2]):
+        layer.weight_data.view(torch.uint8).zero_()
+        layer.bias.data.zero_()
+    model = parallelize_module(other, init_device_mesh("cpu", (world,)), PLAN)
+    state = model.state_dict()
+    dcp.load(state, checkpoint_id=folder)
+    model.load_state_dict(state)
+    x = torch.from_numpy(cases.normal((5, 256)))
+    assert close(model(x), model_of("nvfp4")(x))
+
+
+def test_checkpoints_load_on_another_number_of_ranks(tmp_path):
+    distributed_ranks.run(2, saves, str(tmp_path))
+    for world in (1, 4):
+        distributed_ranks.run(world, loads, str(tmp_path))
 
 
 def trains(rank, world):

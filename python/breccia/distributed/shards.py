@@ -152,9 +152,11 @@ class Shard:
         elif self._one_per_row:
             amax, agreed = agreed[: self.whole[0]], agreed[self.whole[0] :]
             amax = torch.where(torch.isinf(amax), torch.nan, amax)
-        agreed = torch.where(torch.isinf(agreed), torch.nan, agreed)
         blocks = self.cut_blocks
-        return amax, dict(zip(blocks, agreed.reshape(len(blocks), -1), strict=True)) if blocks else {}
+        if not blocks:
+            return amax, {}
+        agreed = torch.where(torch.isinf(agreed), torch.nan, agreed)
+        return amax, dict(zip(blocks, agreed.reshape(len(blocks), -1), strict=True))
 
     def sent(self, x: torch.Tensor, agreed: torch.Tensor) -> tuple[tuple[Any, ...], Callable[..., Any]]:
         """What FSDP2 gathers of this part, and the function of what it gathered that makes the whole: a ScaledTensor,
