@@ -101,6 +101,8 @@ def test_scales_that_all_layers_lack_are_found(models: Any, tmp_path: Path) -> N
         ({"architectures": ["OfSomebody"]}, "names only: transformers has no class 'OfSomebody'"),
         ({"architectures": ["AutoTokenizer"]}, "names only: transformers has no class 'AutoTokenizer'"),
         ({"num_hidden_layers": 10**9}, "names only: num_hidden_layers is 1000000000, which is too many to build"),
+        ({"text_config": {"n_layers": 5000}}, "names only: n_layers is 5000, which is too many to build"),
+        ({"use_timm_backbone": True}, "names only: it is built around another model"),
         ({"hidden_size": -1}, "names only: the model cannot be built: "),
         (
             {"architectures": ["BertModel"], "model_type": "bert"},
@@ -124,6 +126,22 @@ def test_no_code_of_a_checkpoint_runs(models: Any, tmp_path: Path) -> None:
     (out / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     assert checkpoint.complete(out)["checked"] == "names only: transformers has no model_type 'own'"
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_experts_implementation"])
+def test_no_code_that_a_checkpoint_names_is_fetched(
+    key: str, models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would load a kernel of that name from the hub, and run it."""
+    import socket
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    report = changed(models("qwen3-moe"), tmp_path / "out", lambda t: None, **{key: "somebody/kernel"})
+    assert report["ok"], render(report)
+    assert report["checked"] == "transformers' Qwen3MoeForCausalLM"
 
 
 def test_without_transformers_names_alone_are_compared(

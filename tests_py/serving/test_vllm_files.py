@@ -74,8 +74,6 @@ def test_layers_of_a_converted_model(target: str, vllm: Any, converted: Any, mon
 @pytest.mark.parametrize(
     ("target", "error", "says"),
     [
-        ("compressed-tensors:nvfp4", ValueError, "Forced NVFP4 kernel MarlinNvFp4LinearKernel"),
-        ("modelopt:nvfp4", ValueError, "Forced NVFP4 kernel MarlinNvFp4LinearKernel"),
         ("compressed-tensors:fp8-block", AssertionError, ""),  # is_static_input_scheme is None there, not False
     ],
 )
@@ -218,3 +216,43 @@ def test_own_format_refuses(vllm: Any, converted: Any) -> None:
 
     with pytest.raises(ValueError, match=r"in high precision for vLLM: convert with --exclude 'head\.\*'"):
         ParallelLMHead(64, 128, quant_config=said, prefix="head")
+
+
+@pytest.mark.parametrize("target", ["compressed-tensors:nvfp4", "modelopt:nvfp4"])
+def test_nvfp4_of_weights_alone(target: str, vllm: Any, converted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM asks for Marlin by name, which needs a GPU: on a CPU breccia's method takes over, on others vLLM's stays."""
+    from vllm.platforms import current_platform
+
+    folder = converted(target)
+    said, opened = vllm_layers.quantization(folder), breccia.open(folder)
+    assert type(said).__module__ == "breccia.vllm.quantization"
+    for name, parts in vllm_layers.PARTS.items():
+        layer = vllm_layers.make(name, said)
+        assert vllm_layers.fill(layer, name, vllm_layers.stored(folder)) == 3 * len(parts)
+        x = torch.randn(5, layer.input_size_per_partition, generator=torch.Generator().manual_seed(0))
+        weights = [opened[f"{vllm_layers.BLOCK}{part}.weight"].to("torch") for part in parts]
+        assert layer(x).equal(torch.cat([breccia.linear(x, one, None, x.dtype) for one in weights], -1))
+    said.ignore = ["re:.*gate_proj$", "*.mlp.up_proj"]
+    assert type(vllm_layers.make("mlp.gate_up_proj", said).quant_method).__name__ == "UnquantizedLinearMethod"
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    assert type(vllm_layers.quantization(folder)).__module__.startswith("vllm.")
+
+
+def test_only_weights_alone_are_taken_over() -> None:
+    from breccia.vllm.weights_alone import names_and_recipe
+
+    weights = {"num_bits": 4, "type": "float", "group_size": 16, "dynamic": False}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    said = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": {"group_0": group}}
+    assert names_and_recipe(said) is not None
+    for change in (
+        {"kv_cache_scheme": {"num_bits": 8}},
+        {"format": "mxfp4-pack-quantized"},
+        {"quant_method": "quark"},
+        {"config_groups": {}},
+        {"config_groups": {"a": group, "b": group}},
+        {"config_groups": {"a": group | {"input_activations": {"num_bits": 4}}}},
+        {"config_groups": {"a": group | {"targets": ["re:.*q_proj"]}}},
+        {"config_groups": {"a": group | {"weights": weights | {"group_size": 32}}}},
+    ):
+        assert names_and_recipe(said | change) is None, change

@@ -3,7 +3,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import breccia
 import numpy as np
@@ -44,10 +44,16 @@ def write_block(folder: Path) -> Path:
 
 def quantization(folder: Any) -> Any:
     """vLLM's own description of a checkpoint's quantization, chosen as it chooses."""
-    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
+    from vllm.model_executor.layers.quantization import (
+        QUANTIZATION_METHODS,
+        QuantizationMethods,
+        get_quantization_config,
+    )
 
     said = json.loads((folder / "config.json").read_text())["quantization_config"]
-    methods = {name: get_quantization_config(name) for name in QUANTIZATION_METHODS}
+    # Methods of others are asked first, as `ModelConfig` does.
+    order = sorted(QUANTIZATION_METHODS, key=lambda name: name in get_args(QuantizationMethods))
+    methods = {name: get_quantization_config(name) for name in order}
     claimed = [method.override_quantization_method(said, None, None) for method in methods.values()]
     name = next((one for one in claimed if one is not None), said["quant_method"])
     made = methods[name].from_config(said)

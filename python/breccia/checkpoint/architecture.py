@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors that a model has, by its config.json: names and shapes, from transformers or diffusers on no device.
 
-Only classes of those packages are made, of the JSON in the folder: no code that comes with a checkpoint runs.
+Only classes of those packages are made, of the JSON in the folder and without the network: no code that comes with a
+checkpoint, or that it names, runs.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +23,11 @@ from breccia.checkpoint.models import is_turned
 
 __all__ = ["Architecture", "architecture"]
 
-_MOST = 20_000  # layers, heads or experts: more would take minutes to build
+_MOST = 20_000  # heads or experts: more would take minutes to build
+_MOST_LAYERS = 1_000
+# Keys that would make a package fetch weights, or code that it runs, by a name in the file.
+_NAMES_CODE = re.compile(r"implementation(_internal)?$|^auto_map$|^use_kernels$|^use_pretrained_backbone$|^backbone$")
+_QUANTIZATION = ("quantization_config", "compression_config", "quantization")
 _EXPERTS = re.compile(r"\.(experts|switch_mlp)\.")
 
 
@@ -80,9 +86,10 @@ def architecture(config: Mapping[str, Any], names: Iterable[str]) -> Architectur
     Returns:
         The architecture by the names that the checkpoint has, or a reason in words.
     """
-    many = next((f"{key} is {n}" for key, n in config.items() if key.startswith("num_") and _is_many(n)), "")
-    if many:
+    if many := _too_many(config):
         return f"{many}, which is too many to build"
+    if isinstance(config.get("backbone_config"), Mapping) or config.get("use_timm_backbone"):
+        return "it is built around another model"
     try:
         if isinstance(config.get("_class_name"), str):
             made = _of_diffusers(config)
@@ -95,15 +102,32 @@ def architecture(config: Mapping[str, Any], names: Iterable[str]) -> Architectur
     return made if isinstance(made, str) else _as_named(made, set(names))
 
 
-def _is_many(value: Any) -> bool:
-    return isinstance(value, int) and value > _MOST
+def _too_many(config: Mapping[str, Any]) -> str:
+    """A number of modules that would take long to make, "" where there is none."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and (found := _too_many(value)):
+            return found
+        most = _MOST_LAYERS if "layer" in key else _MOST if re.search("num|head|expert|block", key) else math.inf
+        if isinstance(value, int) and value > most:
+            return f"{key} is {value}"
+    return ""
+
+
+def _plain(value: Any) -> Any:
+    """A part of config.json without what names code, and without quantization."""
+    if isinstance(value, Mapping):
+        kept = {k: v for k, v in value.items() if not _NAMES_CODE.search(str(k)) and k not in _QUANTIZATION}
+        return {key: _plain(one) for key, one in kept.items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
 @contextmanager
 def _without_memory(module: Any) -> Iterator[None]:
-    """Weights on no device, and nothing printed."""
+    """Weights on no device, no network, and nothing printed."""
     import torch
 
+    hub: Any = importlib.import_module("huggingface_hub.constants")
+    offline, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
     quiet = module.utils.logging
     before = quiet.get_verbosity()
     quiet.set_verbosity_error()
@@ -113,6 +137,7 @@ def _without_memory(module: Any) -> Iterator[None]:
             yield
     finally:
         quiet.set_verbosity(before)
+        hub.HF_HUB_OFFLINE = offline
 
 
 def _package(name: str) -> Any:
@@ -142,11 +167,9 @@ def _of_transformers(config: Mapping[str, Any]) -> Architecture | str:
     kind = _class(transformers, name, transformers.PreTrainedModel)
     if kind is None:
         return f"transformers has no class {name!r}"
-    quantization = ("quantization_config", "compression_config", "quantization", "auto_map")
-    said = {key: value for key, value in config.items() if key not in quantization}
     loading = importlib.import_module("transformers.core_model_loading")
     with _without_memory(transformers):
-        model = kind._from_config(kinds[config["model_type"]].from_dict(said))
+        model = kind._from_config(kinds[config["model_type"]].from_dict(_plain(config)))
         state = loading.revert_weight_conversion(model, model.state_dict())
     shared = frozenset(getattr(model, "_tied_weights_keys", None) or ()) if _ties(config) else frozenset()
     unread = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
@@ -170,9 +193,8 @@ def _of_diffusers(config: Mapping[str, Any]) -> Architecture | str:
     kind = _class(diffusers, name, diffusers.ModelMixin)
     if kind is None:
         return f"diffusers has no model {name!r}"
-    said = {key: value for key, value in config.items() if key != "quantization_config"}
     with _without_memory(diffusers):
-        state = kind.from_config(said).state_dict()
+        state = kind.from_config(_plain(config)).state_dict()
     shapes = {key: tuple(value.shape) for key, value in state.items()}
     return Architecture(f"diffusers' {name}", shapes, frozenset(), (), config)
 

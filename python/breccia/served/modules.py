@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from breccia import recipes
@@ -17,7 +19,7 @@ class Modules:
 
     Args:
         recipe: of most modules.
-        ignore: modules that stay in high precision.
+        ignore: modules that stay in high precision, see `is_ignored`.
         modules: recipes of modules that have another one.
         activations: what inputs are quantized to before each product, or None.
     """
@@ -59,14 +61,20 @@ class Modules:
         path, _, last = prefix.rpartition(".")
         return [f"{path}.{part}" if path else part for part in self.packed_modules_mapping.get(last, [last])]
 
+    def is_ignored(self, name: str) -> bool:
+        """Whether a module stayed in high precision: by its name, a pattern, or an expression after ``re:``."""
+        return name in self.ignore or any(
+            re.match(pattern[3:], name) is not None if pattern.startswith("re:") else fnmatchcase(name, pattern)
+            for pattern in self.ignore
+        )
+
     def recipe_of(self, prefix: str, names: list[str]) -> ScalingRecipe | None:
         """The recipe of a layer of these modules, None where none is quantized.
 
         Raises:
             ValueError: they differ.
         """
-        ignored = set(self.ignore)
-        found = {name: None if name in ignored else self.modules.get(name, self.recipe) for name in names}
+        found = {name: None if self.is_ignored(name) else self.modules.get(name, self.recipe) for name in names}
         kinds = list(dict.fromkeys(found.values()))
         if len(kinds) > 1:
             odd = next(name for name, one in found.items() if one != kinds[0])

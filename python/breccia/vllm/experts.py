@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,14 +30,18 @@ class BrecciaExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
     Args:
         recipe: what they are quantized to.
         activations: what inputs are quantized to, or None for products with inputs as they are.
+        names: of parameters, by role, after "w13_" or "w2_".
         moe: vLLM's description of the layer.
 
     Raises:
         ValueError: the layer computes something else than gated experts without bias.
     """
 
-    def __init__(self, recipe: ScalingRecipe, activations: ScalingRecipe | None, moe: Any) -> None:
+    def __init__(
+        self, recipe: ScalingRecipe, activations: ScalingRecipe | None, names: Mapping[str, str], moe: Any
+    ) -> None:
         super().__init__(moe)
+        self.names = names
         self.recipe = recipe
         self.activations = activations
         if moe.activation.value not in _ACTIVATIONS or moe.has_bias or moe.swiglu_limit is not None:
@@ -73,7 +78,7 @@ class BrecciaExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
                 shape = numbers if piece.kind == "tensor" else piece.shape
                 made = torch.nn.Parameter(torch.empty(num_experts, *shape, dtype=piece.dtype), requires_grad=False)
                 set_weight_attrs(made, {**extra, "weight_loader": load, "quant_method": piece.kind})
-                layer.register_parameter(f"{name}_weight_{role}", made)
+                layer.register_parameter(f"{name}_{self.names[role]}", made)
         layer.__dict__["breccia_held"] = held
         _layers[layer.layer_name] = layer
 
@@ -84,7 +89,7 @@ class BrecciaExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         """Views of the filled parameters, as layers of breccia's: gate and up, then down, of each expert."""
         made = {}
         for name, one in layer.__dict__["breccia_held"].items():
-            parts = {role: getattr(layer, f"{name}_weight_{role}").data for role in one.pieces()}
+            parts = {role: getattr(layer, f"{name}_{self.names[role]}").data for role in one.pieces()}
             widths = [one.rows // 2] * 2 if name == "w13" else [one.rows]
             count = len(parts["data"])
             made[name] = [

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,11 +29,13 @@ class BrecciaLinearMethod(LinearMethodBase):  # type: ignore[misc]
     Args:
         recipe: what it is quantized to.
         activations: what inputs are quantized to, or None for products with inputs as they are.
+        names: of parameters, by role.
     """
 
-    def __init__(self, recipe: ScalingRecipe, activations: ScalingRecipe | None) -> None:
+    def __init__(self, recipe: ScalingRecipe, activations: ScalingRecipe | None, names: Mapping[str, str]) -> None:
         self.recipe = recipe
         self.activations = activations
+        self.names = names
 
     def create_weights(
         self,
@@ -62,13 +65,13 @@ class BrecciaLinearMethod(LinearMethodBase):  # type: ignore[misc]
             else:
                 kind, dims = _KINDS[piece.kind] if role != "data" else (parameter.ModelWeightParameter, _BOTH)
                 made = kind(data=torch.empty(piece.shape, dtype=piece.dtype), weight_loader=load, **dims)
-            layer.register_parameter(f"weight_{role}", made)
+            layer.register_parameter(self.names[role], made)
         layer.__dict__["breccia_held"] = held
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Views of the filled parameters, as layers of breccia's."""
         held = layer.__dict__["breccia_held"]
-        parts = {role: getattr(layer, f"weight_{role}").data for role in held.pieces()}
+        parts = {role: getattr(layer, self.names[role]).data for role in held.pieces()}
         layer.__dict__["breccia_layers"] = layers_of(held, parts, layer.logical_widths, self.activations)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

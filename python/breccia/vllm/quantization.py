@@ -1,26 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM is told of checkpoints in breccia's own format: ``quant_method`` "breccia" of config.json.
+"""What vLLM is told of checkpoints in breccia's own format, ``quant_method`` "breccia" of config.json, and of NVFP4 of
+weights alone on a CPU.
 
 Importing this module imports vLLM and registers the class with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.platforms import current_platform
 
 from breccia.served.modules import Modules
 from breccia.served.slices import ROLES
+from breccia.vllm.weights_alone import names_and_recipe
 
 __all__ = ["BrecciaConfig"]
 
 
 @register_quantization_config("breccia")
 class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
-    """Which modules of a checkpoint are quantized, and to what."""
+    """Which modules of a checkpoint are quantized, and to what.
+
+    Attributes:
+        names: what parameters of the stored tensors of a weight are called, by role.
+    """
+
+    names: Mapping[str, str] = MappingProxyType({role: f"weight_{role}" for role in ROLES})
+
+    @classmethod
+    def override_quantization_method(cls, hf_quant_cfg: Any, user_quant: Any, hf_config: Any = None) -> str | None:
+        """Take over, on a CPU, what vLLM has nothing for there and no place for a kernel."""
+        alone = current_platform.is_cpu() and names_and_recipe(hf_quant_cfg or {}) is not None
+        return "breccia" if alone and user_quant in (None, "breccia") else None
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Of the object that config.json has, in breccia's own format or in one that was taken over.
+
+        Raises:
+            ValueError: it does not say what it must.
+        """
+        taken = names_and_recipe(config)
+        if taken is None:
+            return super().from_config(config)
+        made = cls(taken[1], list(config.get("ignore") or ()), {})
+        made.names = taken[0]
+        return made
 
     def get_name(self) -> str:
         """The name in config.json."""
@@ -64,14 +95,14 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
                 return UnquantizedLinearMethod()
             from breccia.vllm.linear import BrecciaLinearMethod
 
-            return BrecciaLinearMethod(recipe, self.activations)
+            return BrecciaLinearMethod(recipe, self.activations, self.names)
         if isinstance(layer, RoutedExperts):
             recipe = self.recipe_of(prefix, self._experts(layer, prefix))
             if recipe is None:
                 return None
             from breccia.vllm.experts import BrecciaExpertsMethod
 
-            return BrecciaExpertsMethod(recipe, self.activations, layer.moe_config)
+            return BrecciaExpertsMethod(recipe, self.activations, self.names, layer.moe_config)
         if isinstance(layer, ParallelLMHead) and self.recipe_of(prefix, [prefix]) is not None:
             raise ValueError(f"{prefix} must stay in high precision for vLLM: convert with --exclude '{prefix}.*'")
         return None
