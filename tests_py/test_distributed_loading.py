@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from breccia import bridges
+from breccia.autograd import LinearRecipes
 from breccia.bridges import _common
 from breccia.checkpoint import Checkpoint, convert, target_names
 from checkpoints import MAKERS, weight, write_shards
@@ -150,16 +151,14 @@ def peak_of(call):
 
 def reads_its_share(rank, world, folder):
     reader_module._PIECE = 4 << 20
-    for to in ("compressed-tensors:nvfp4", "deepseek", "gptq", "mlx", "gguf"):
+    floats = [(to, False) for to in ("compressed-tensors:nvfp4", "deepseek", "gptq", "mlx", "gguf")]
+    for to, codes in (*floats, ("compressed-tensors:nvfp4", True), ("deepseek", True)):
         path = folder / to.replace(":", "-")
         files = [path] if path.is_file() else list(path.glob("*.safetensors"))
         stored = sum(file.stat().st_size for file in files)
         layers = torch.nn.Sequential(*(torch.nn.Linear(2048, 1024, bias=False, dtype=torch.bfloat16) for _ in range(8)))
-        model = sharded(layers, world)
+        model = sharded(distributed.quantize_as_(layers, path) if codes else layers, world)
         distributed.load(model, path)  # what a first call loads stays
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.to_local().fill_(7)
         peak, count = peak_of(lambda model=model, path=path: distributed.load(model, path))
         tiles = 2 * 127 / 1024 if to == "deepseek" else 0  # rows beyond a rank's own, where tiles are cut
         assert count < stored * (1 / world + tiles + 0.08), (to, count, stored)
@@ -248,6 +247,26 @@ def test_what_does_not_fit_is_named(sources):
         distributed.quantize_as_(torch.nn.Sequential(torch.nn.Linear(3, 3)), path)
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got int"):
         distributed.load(3, path)
+
+
+def loads_what_trains(rank, world, folder):
+    recipes = LinearRecipes(*[breccia.DelayedScaling()] * 3)
+    model = torch.nn.ModuleDict({"q_proj": breccia.nn.ScaledLinear(256, 384, bias=False, recipes=recipes)})
+    model["up_proj"] = torch.compile(torch.nn.Linear(256, 200, bias=False), backend="eager")
+    model["o_proj"] = breccia.nn.ScaledLinear(512, 328, bias=False, recipes=LinearRecipes.fp8())
+    model["o_proj"].weight = distributed.ScaledParameter(model["o_proj"].weight, "mxfp8")
+    for layer in model.values():
+        fully_shard(layer, mesh=init_device_mesh("cpu", (world,)))
+    distributed.load(model, folder / "mlx-mxfp8")
+    values = expected_of(folder, "mlx:mxfp8")
+    for name, value in model.state_dict().items():
+        if name.endswith("weight"):
+            assert torch.equal(whole(value), values[name.replace("_orig_mod.", "")]), name
+
+
+def test_layers_that_train_get_weights_and_keep_their_histories(sources):
+    """A history of scales is in no checkpoint, and a compiled layer has another name."""
+    distributed_ranks.run(2, loads_what_trains, sources)
 
 
 def test_names_may_differ(sources):

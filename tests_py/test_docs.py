@@ -225,6 +225,8 @@ def names_at_the_top(tree):
             names.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":  # imported when asked for
+            names |= names_at_the_top(node)
         elif isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

@@ -66,7 +66,7 @@ def casts_stay_where_they_are():
     x = values()
     for name, recipe in cases.RECIPES.items():
         reference = breccia.cast(jnp.asarray(x), recipe)
-        for spec in SPECS if name in FEW else SPECS[:3]:
+        for spec in SPECS if name in FEW else SPECS[:2]:
             placed = jax.device_put(x, NamedSharding(mesh(), spec))
             compiled = jax.jit(lambda x, recipe=recipe: breccia.cast(x, recipe)).lower(placed).compile()
             made = compiled(placed)
@@ -139,7 +139,7 @@ def explicit_axes_of_what_is_not_split():
 
 def draws_follow_positions():
     x = values()
-    for name in ("mxfp8", "nvfp4", "current", "mxfp4"):
+    for name in ("nvfp4", "current"):
         recipe = cases.RECIPES[name]
         for seed in (7, 2**40 + 3):
             reference = breccia.cast(jnp.asarray(x), recipe, rounding="stochastic", seed=seed)
@@ -169,7 +169,7 @@ def values_stay_where_codes_are():
     for name, recipe in cases.RECIPES.items():
         tensor = breccia.cast(jnp.asarray(x), recipe)
         reference = np.asarray(breccia.dequantize(tensor, "bfloat16"))
-        for spec in SPECS[:4]:
+        for spec in SPECS[:4] if name in FEW else SPECS[:2]:
             if not legal(x.shape, spec, tensor):
                 continue
             placed = jax.device_put(tensor, sharding.shardings(tensor, NamedSharding(mesh(), spec)))

@@ -18,7 +18,17 @@ TESTS = [one.name for one in ast.parse(SCRIPT.read_text()).body if isinstance(on
 
 @pytest.mark.parametrize("name", [name for name in TESTS if name not in HELPERS])
 def test_over_four_devices(name):
-    env = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
+    over_four_devices(name)
+
+
+@pytest.mark.parametrize("name", ["casts_at_once", "explicit_axes", "rotations_and_square_blocks"])
+def test_without_handlers_for_xla(name):
+    """As where the extension was built without jaxlib's headers."""
+    over_four_devices(name, BRECCIA_XLA="callback")
+
+
+def over_four_devices(name, **more):
+    env = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu", **more}
     run = subprocess.run(
         [sys.executable, SCRIPT, name], env=env, capture_output=True, text=True, timeout=600, check=False
     )

@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 
 from breccia.bridges._parts import Found
 from breccia.bridges._written import same_grid
+from breccia.distributed.names import stored_name, stored_state
 from breccia.distributed.reader import CheckpointReader
 from breccia.form import PARTS
 from breccia.nn import QuantizedLinear
@@ -44,13 +45,13 @@ def load(
     """
     reader = CheckpointReader(path, names=names)
     found = _found(model, reader)
-    state = model.state_dict()
+    state = {name: tensor for name, (_, tensor) in stored_state(model).items()}
     _check_recipes(model, found)
     _check_all_are_there(state, reader)
     for layer_name, layer in model.named_modules():
         if isinstance(layer, QuantizedLinear):
             for part in PARTS:
-                name = f"{layer_name}.weight_{part}" if layer_name else f"weight_{part}"
+                name = stored_name(f"{layer_name}.weight_{part}" if layer_name else f"weight_{part}")
                 held = state.get(name)
                 if isinstance(held, torch.Tensor) and held.ndim and held.dtype != torch.uint8:
                     state[name] = held.view(torch.uint8)  # the same memory
@@ -84,7 +85,7 @@ def quantize_as_(
     for path_in_model, parent in list(model.named_modules()):
         for name, child in list(parent._modules.items()):
             full = f"{path_in_model}.{name}" if path_in_model else name
-            one = found.get(f"{full}.weight")
+            one = found.get(stored_name(f"{full}.weight"))
             if type(child) is not torch.nn.Linear or one is None or one.recipe is None:
                 continue
             shape = tuple(child.weight.shape)
@@ -109,8 +110,7 @@ def _check_recipes(model: torch.nn.Module, found: dict[str, Found]) -> None:
     for name, layer in model.named_modules():
         if not isinstance(layer, QuantizedLinear):
             continue
-        weight = f"{name}.weight" if name else "weight"
-        one = found.get(weight)
+        one = found.get(stored_name(f"{name}.weight" if name else "weight"))
         if one is None:
             continue  # `_check_all_are_there` names it
         if one.recipe is None or not same_grid(one.recipe, layer.recipe) or one.layout != layer._form.layout:

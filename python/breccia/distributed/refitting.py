@@ -25,13 +25,13 @@ from breccia.checkpoint.logical import Plain, in_order
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Target, parse_target
 from breccia.checkpoint.workers import Workers
+from breccia.distributed.names import stored_state
 from breccia.distributed.taking import header_dtype, stored_dtype
-from breccia.nn import QuantizedLinear, ScaledLinear
+from breccia.nn import QuantizedLinear
 
 __all__ = ["Refit", "refit"]
 
 _ENGINES = ("vllm-", "sglang-")  # which load what compressed-tensors writes
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
 def refit(
@@ -246,24 +246,13 @@ class _NoFile:
 
 def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers that a checkpoint of the model has, each once."""
-    histories: set[str] = set()
     for path, layer in model.named_modules():
         if isinstance(layer, QuantizedLinear):
             raise ValueError(f"model must have float weights, {path or 'it'} is quantized")
-        if isinstance(layer, ScaledLinear):
-            histories |= {f"{path}.{name}".lstrip(".") for name in layer._buffers}
     first: dict[int, str] = {}
     twice = {
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if first.setdefault(id(parameter), name) != name
     }
-    result = {}
-    for name, tensor in model.state_dict().items():
-        if name in histories or name in twice or not isinstance(tensor, torch.Tensor):
-            continue
-        plain = name
-        for wrapper in _WRAPPERS:
-            plain = plain.replace(wrapper, "")
-        result[plain] = tensor
-    return result
+    return {name: tensor for name, (own, tensor) in stored_state(model).items() if own not in twice}

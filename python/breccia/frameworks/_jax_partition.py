@@ -26,12 +26,20 @@ Split = Callable[[Any, list[Axes], list[Axes]], tuple[list[Axes], list[Axes]]]
 
 
 def cast(
-    whole: Call, part: Call, operands: tuple[Any, ...], recipe: ScalingRecipe, *, rotated: bool, square: bool
+    whole: Call,
+    inside: Call,
+    part: Call,
+    operands: tuple[Any, ...],
+    recipe: ScalingRecipe,
+    *,
+    rotated: bool,
+    square: bool,
 ) -> tuple[Any, ...]:
     """The parts of a cast.
 
     Args:
         whole: makes them of ``operands``: the array, and the seed where there is one.
+        inside: the same in code that the compiler splits.
         part: the same of one device's part, with ``amax`` and ``offset``.
         operands: see ``whole``.
         recipe: what to quantize to.
@@ -48,7 +56,7 @@ def cast(
         def run(x_here: Any, *seed: Any) -> Any:
             amax = cuts.crossing_amax(x_here, axes[0], recipe)
             if amax is None and not seed:
-                return whole(x_here)
+                return inside(x_here)
             at = cuts.offset(x.shape, x_here.shape, axes[0], mesh) if seed else 0
             return part(x_here, *seed, amax=amax, offset=at)
 
@@ -64,11 +72,12 @@ def cast(
     return tuple(_run(whole, local, split, rule, operands, made))
 
 
-def dequantize(whole: Call, scaled: ScaledTensor) -> Any:
+def dequantize(whole: Call, inside: Call, scaled: ScaledTensor) -> Any:
     """The values of an upright tensor.
 
     Args:
         whole: makes them of a ScaledTensor.
+        inside: the same in code that the compiler splits.
         scaled: the tensor.
     """
     parts, rebuild = _taken(scaled)
@@ -83,18 +92,22 @@ def dequantize(whole: Call, scaled: ScaledTensor) -> Any:
     def one(*parts: Any) -> tuple[Any]:
         return (whole(rebuild(*parts)),)
 
+    def here(*parts: Any) -> tuple[Any]:
+        return (inside(rebuild(*parts)),)
+
     axes = cuts.axes_of(shape, layout, packed)
     made = jax.eval_shape(one, *map(_shape, parts))
     rule = cuts.rule([(part.shape, axes) for part in parts], [(shape, axes)])
-    return _run(one, lambda mesh, axes: one, split, rule, parts, made)[0]
+    return _run(one, lambda mesh, axes: here, split, rule, parts, made)[0]
 
 
-def matmul(whole: Call, a: Any, b: Any) -> Any:
+def matmul(whole: Call, inside: Call, a: Any, b: Any) -> Any:
     """The product of two operands of which ``b`` has two axes: rows of ``a`` and columns of ``b`` may be split, what
     is summed over is not, so that every device computes the whole's own numbers.
 
     Args:
         whole: multiplies arrays or ScaledTensors.
+        inside: the same in code that the compiler splits.
         a: an array or a ScaledTensor.
         b: the same.
     """
@@ -108,6 +121,9 @@ def matmul(whole: Call, a: Any, b: Any) -> Any:
 
     def one(*parts: Any) -> tuple[Any]:
         return (whole(rebuild_a(*parts[: len(left)]), rebuild_b(*parts[len(left) :])),)
+
+    def here(*parts: Any) -> tuple[Any]:
+        return (inside(rebuild_a(*parts[: len(left)]), rebuild_b(*parts[len(left) :])),)
 
     (out,) = made = jax.eval_shape(one, *map(_shape, (*left, *right)))
 
@@ -127,7 +143,7 @@ def matmul(whole: Call, a: Any, b: Any) -> Any:
     operands += [(part.shape, columns.factors_of(part.shape)) for part in right]
     axes = [*rows.factors, *columns.factors]
     rule = cuts.rule(operands, [(out.shape, axes)])
-    return _run(one, lambda mesh, axes: one, split, rule, (*left, *right), made)[0]
+    return _run(one, lambda mesh, axes: here, split, rule, (*left, *right), made)[0]
 
 
 def gathered(whole: Call, *operands: Any) -> Any:

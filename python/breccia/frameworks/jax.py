@@ -141,7 +141,13 @@ def _cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: Hadamard | None, s
 
     operands = (x,) if seed is None else (x, seed)
     rotated = hadamard is not None
-    return partition.cast(whole, by_jnp, operands, recipe, rotated=rotated, square=square_blocks)
+    inside = _inside(whole, by_jnp)
+    return partition.cast(whole, inside, by_jnp, operands, recipe, rotated=rotated, square=square_blocks)
+
+
+def _inside(whole: Any, plain: Any) -> Any:
+    """What a device computes in code that the compiler splits, in which callbacks do not live long enough."""
+    return plain if compiled.cast is callbacks.cast else whole
 
 
 def _cast_part(x: Any, recipe: ScalingRecipe, options: CastOptions) -> Any:
@@ -189,18 +195,15 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _dequantize(scaled: ScaledTensor, name: str) -> Any:
+    def plain(scaled: ScaledTensor) -> Any:
+        return jnp.broadcast_to(whole_array.dequantize(namespace, scaled, raw), scaled.shape).astype(name)
+
     def whole(scaled: ScaledTensor) -> Any:
-        return jax.lax.platform_dependent(
-            scaled,
-            cpu=functools.partial(compiled.dequantize, name=name),
-            default=lambda scaled: jnp.broadcast_to(
-                whole_array.dequantize(namespace, scaled, raw), scaled.shape
-            ).astype(name),
-        )
+        return jax.lax.platform_dependent(scaled, cpu=functools.partial(compiled.dequantize, name=name), default=plain)
 
     if scaled.layout.axis == -2:
-        return jnp.swapaxes(partition.dequantize(whole, scaled.mT), -1, -2)
-    return partition.dequantize(whole, scaled)
+        return jnp.swapaxes(partition.dequantize(whole, _inside(whole, plain), scaled.mT), -1, -2)
+    return partition.dequantize(whole, _inside(whole, plain), scaled)
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
@@ -233,15 +236,14 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _matmul(a: Any, b: Any, name: str, precision: str) -> Any:
-    def whole(a: Any, b: Any) -> Any:
-        return jax.lax.platform_dependent(
-            a,
-            b,
-            cpu=functools.partial(compiled.matmul, name=name, precision=precision),
-            default=lambda a, b: jnp.matmul(_values(a), _values(b), precision="highest").astype(name),
-        )
+    def plain(a: Any, b: Any) -> Any:
+        return jnp.matmul(_values(a), _values(b), precision="highest").astype(name)
 
-    return partition.matmul(whole, a, b)
+    def whole(a: Any, b: Any) -> Any:
+        by_core = functools.partial(compiled.matmul, name=name, precision=precision)
+        return jax.lax.platform_dependent(a, b, cpu=by_core, default=plain)
+
+    return partition.matmul(whole, _inside(whole, plain), a, b)
 
 
 def _matmul_forward(a: Any, b: Any, name: str, precision: str) -> Any:
