@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import operator
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -151,7 +152,12 @@ def _package(name: str) -> Any:
 
 def _class(module: Any, name: str, base: type) -> Any:
     """A package's class of models of that name, None where it has none."""
-    kind = getattr(module, name, None)
+    if not name.isidentifier():
+        return None
+    try:
+        kind = operator.attrgetter(name)(module)
+    except AttributeError:
+        return None
     return kind if isinstance(kind, type) and issubclass(kind, base) else None
 
 
