@@ -52,7 +52,7 @@ class _Source:
     turned: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Wish:
     """One item of a plan, and the rows of the logical tensor that it needs: all from ``start`` to ``stop``."""
 
