@@ -82,7 +82,7 @@ def batches(width: int, tokens: int, device: torch.device) -> Any:
 def measure(name: str, width: int, tokens: int, steps: int, device: torch.device, compiled: bool) -> dict[str, Any]:
     recipes = RECIPES[name]
     model = model_of(width, recipes, device, compiled)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device.type == "cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, fused=device.type == "cuda")
     losses, times = [], []
     for _, (x, y) in zip(range(WARM_UP + steps), batches(width, tokens, device), strict=False):
         dist.barrier()
