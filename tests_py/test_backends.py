@@ -9,6 +9,7 @@ from pathlib import Path
 
 import breccia
 import pytest
+from archive import needs_documents
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -55,6 +56,7 @@ def test_every_product_has_a_kernel():
     assert portable == {"rows_f32", "panels_f32"}
 
 
+@needs_documents
 def test_a_kernel_has_the_name_of_its_file():
     """So that a name in cpu_info leads to the code, and to the row of docs/kernels.md that says when it runs."""
     files = {path.stem for path in (ROOT / "cpp/src/matmul/paths").glob("*.cpp")}

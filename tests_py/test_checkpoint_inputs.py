@@ -28,6 +28,8 @@ COMMANDS = {
 
 def made(folder: Path, command: str) -> tuple[list[str], Path]:
     """The command's arguments, and the file that it reads most of."""
+    if command == "plot":
+        pytest.importorskip("matplotlib")
     if command.startswith("merge-lora"):
         source = base(folder / "BASE")
         adapter(folder / "ADAPTER")
@@ -99,6 +101,7 @@ def test_commands_map_no_input(tmp_path: Path, capsys: Any) -> None:
             mapped.append(os.path.realpath(f"/proc/self/fd/{args[0]}"))
 
     sys.addaudithook(audit)
+    pytest.importorskip("matplotlib")
     for number, command in enumerate(COMMANDS):
         (tmp_path / str(number)).mkdir()
         watching[0] = False

@@ -47,6 +47,16 @@ def test_consumers_ask_for_this_version(name: str) -> None:
     assert found(ROOT / name, r"find_package\(breccia (\S+)") == [breccia.__version__.rpartition(".")[0]]
 
 
+@pytest.mark.parametrize(
+    "name", ["examples/cpp", "cpp/packaging/conan/test_package", "tests_cpp/consumer/find_package"]
+)
+def test_consumers_find_their_sources(name: str) -> None:
+    sources = found(ROOT / name / "CMakeLists.txt", r"add_executable\(\S+ ([^)$]+)\)")
+    assert sources or name == "examples/cpp"
+    for path in " ".join(sources).split():
+        assert (ROOT / name / path).is_file(), path
+
+
 def test_the_core_is_in_the_namespace_of_this_version() -> None:
     """A file that opens namespace breccia without it would declare a second function of the same name."""
     version = breccia.__version__.rpartition(".")[0].replace(".", "_")

@@ -14,6 +14,7 @@ from pathlib import Path
 import breccia
 import numpy as np
 import pytest
+from archive import needs_benchmarks
 from breccia import ScaledTensor, bridges
 from breccia.layouts import PerBlockK, PerBlockMN, PerChannel, PerTensor
 
@@ -473,6 +474,7 @@ def test_extras_that_the_page_and_the_code_name_are_there():
 
 
 @pytest.mark.parametrize("script", ["bench_memory.py", "bench_accuracy.py --side 128 --seeds 1"])
+@needs_benchmarks
 def test_benchmarks_of_the_page_run(script):
     name, *options = script.split()
     command = [sys.executable, str(ROOT / "benchmarks" / name), *options]
