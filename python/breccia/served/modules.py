@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
+
 from breccia import recipes
 from breccia.recipes import ScalingRecipe
 
@@ -55,6 +57,24 @@ class Modules:
             {name: recipes.from_dict(one) for name, one in (config.get("modules") or {}).items()},
             None if said is None else recipes.from_dict(said),
         )
+
+    def get_name(self) -> str:
+        """The name in config.json."""
+        return "breccia"
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        """Dtypes of inputs."""
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """The oldest GPU, as programs counts them."""
+        return 80
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """None beside config.json."""
+        return []
 
     def parts(self, prefix: str) -> list[str]:
         """The modules of the checkpoint that a layer holds."""

@@ -20,24 +20,6 @@ __all__ = ["BrecciaConfig"]
 class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
     """Which modules of a checkpoint are quantized, and to what."""
 
-    def get_name(self) -> str:
-        """The name in config.json."""
-        return "breccia"
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Dtypes of inputs."""
-        return [torch.bfloat16, torch.float16, torch.float32]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        """The oldest GPU, as SGLang counts them."""
-        return 80
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        """None beside config.json."""
-        return []
-
     def get_scaled_act_names(self) -> list[str]:
         """None: no activation function has a scale."""
         return []

@@ -53,24 +53,6 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
         made.names = taken[0]
         return made
 
-    def get_name(self) -> str:
-        """The name in config.json."""
-        return "breccia"
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Dtypes of inputs."""
-        return [torch.bfloat16, torch.float16, torch.float32]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        """The oldest GPU, as vLLM counts them."""
-        return 80
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        """None beside config.json."""
-        return []
-
     @staticmethod
     def get_checkpoint_weight_mapper() -> Any:
         """Names of stored tensors as names of parameters, in which torch has no dots."""
