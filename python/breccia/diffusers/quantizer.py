@@ -16,14 +16,15 @@ from diffusers.utils import logging
 
 from breccia.bridges import native
 from breccia.bridges._common import as_numpy, to_torch
-from breccia.bridges._parts import Found, ghost
+from breccia.bridges._parts import Found
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import EXCLUDED
 from breccia.diffusers.configs import BrecciaConfig
 from breccia.form import PARTS
 from breccia.nn import QuantizedLinear
 from breccia.scaled_tensor import ScaledTensor
-from breccia.verbs import cast, dequantize
+from breccia.served.models import check_patterns, dense, fits, is_alone
+from breccia.verbs import cast
 
 __all__ = ["BrecciaQuantizer"]
 
@@ -83,23 +84,15 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def _choose(self, model: Any, keep: list[str]) -> None:
         """Linear layers to quantize on load: all but embeddings, norms, outputs and what was named."""
         config = self.quantization_config
-        paths = [path for path, _ in model.named_modules() if path]
-        for pattern in config.modules_to_not_convert:
-            if not any(_is_alone(path, [pattern]) for path in paths):
-                raise ValueError(f"modules_to_not_convert must name modules of the model, {pattern!r} is none")
+        named = config.modules_to_not_convert or []
+        check_patterns(model, named)
         ignored = []
         for path, module in model.named_modules():
             if type(module) is not torch.nn.Linear:
                 continue
             name, shape = f"{path}.weight", tuple(module.weight.shape)
             left = any(fnmatchcase(name.lower(), pattern) for pattern in _LEFT_ALONE) or min(shape) < 16
-            if left or _is_alone(path, [*config.modules_to_not_convert, *keep]):
-                ignored.append(path)
-                continue
-            try:
-                ghost(shape, config.recipe)
-            except ValueError as error:
-                _logger.warning(f"{name} is left as it is: {error}")
+            if left or is_alone(path, [*named, *keep]) or not fits(name, shape, config.recipe, _logger):
                 ignored.append(path)
                 continue
             self.chosen.add(name)
@@ -200,11 +193,8 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         for path, layer in list(model.named_modules()):
             if isinstance(layer, QuantizedLinear):
                 parent, _, last = path.rpartition(".")
-                dense = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
                 dtype = None if layer.bias is None else layer.bias.dtype
-                dense.weight = torch.nn.Parameter(dequantize(layer.weight, dtype))
-                dense.bias = layer.bias
-                model.get_submodule(parent)._modules[last] = dense.train(layer.training)
+                model.get_submodule(parent)._modules[last] = dense(layer, dtype)
         return model
 
 
@@ -225,13 +215,6 @@ def _layer(model: Any, name: str) -> Any:
         return model.get_submodule(name.removesuffix(".weight"))
     except AttributeError:
         return None
-
-
-def _is_alone(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a module or one around it was named, by its whole name, its last part or a pattern."""
-    parts = path.split(".")
-    around = {".".join(parts[: i + 1]) for i in range(len(parts))} | set(parts)
-    return any(pattern in around or fnmatchcase(path, pattern) for pattern in patterns)
 
 
 AUTO_QUANTIZER_MAPPING["breccia"] = BrecciaQuantizer

@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What serving programs with fused layers and tensor parallelism need of a checkpoint in breccia's own format."""
+"""What programs of others that open a checkpoint in breccia's own format have in common: those that serve, with fused
+layers and tensor parallelism, and libraries of models."""

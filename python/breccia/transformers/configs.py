@@ -3,23 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from breccia import recipe_names, recipes
-from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
+from breccia.served import models
 
 __all__ = ["BrecciaConfig", "ModelOptConfig"]
 
 
-def _recipe(given: Any, argument: str) -> ScalingRecipe:
-    return recipes.from_dict(dict(given)) if isinstance(given, Mapping) else recipe_names.resolve(given, argument)
-
-
-class BrecciaConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class BrecciaConfig(models.BrecciaConfig, QuantizationConfigMixin):  # type: ignore[misc]
     """How to quantize a model on load, or how one was quantized that breccia wrote.
 
     Args:
@@ -35,40 +29,6 @@ class BrecciaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         TypeError: an argument is neither a recipe nor a name, or there is no such argument.
         ValueError: there is no recipe of that name.
     """
-
-    def __init__(
-        self,
-        recipe: ScalingRecipe | str | Mapping[str, Any] | None = None,
-        *,
-        activations: ScalingRecipe | str | Mapping[str, Any] | None = None,
-        modules_to_not_convert: Sequence[str] | None = None,
-        ignore: Sequence[str] = (),
-        modules: Mapping[str, Any] | None = None,
-        quant_method: str = "breccia",
-    ) -> None:
-        if isinstance(modules_to_not_convert, str):
-            raise TypeError(f"modules_to_not_convert must be a list of names, got {modules_to_not_convert!r}")
-        self.quant_method: Any = quant_method
-        self.recipe = NVFP4BlockScaling() if recipe is None else _recipe(recipe, "recipe")
-        self.activations = None if activations is None else _recipe(activations, "activations")
-        self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
-        self.ignore = list(ignore)
-        self.modules = {name: _recipe(said, f"modules[{name!r}]") for name, said in (modules or {}).items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """What config.json holds."""
-        said: dict[str, Any] = {
-            "quant_method": self.quant_method,
-            "recipe": self.recipe.to_dict(),
-            "ignore": list(self.ignore),
-        }
-        if self.activations is not None:
-            said["activations"] = self.activations.to_dict()
-        if self.modules_to_not_convert is not None:
-            said["modules_to_not_convert"] = list(self.modules_to_not_convert)
-        if self.modules:
-            said["modules"] = {name: recipe.to_dict() for name, recipe in self.modules.items()}
-        return said
 
     def __iter__(self) -> Any:
         yield from self.to_dict().items()

@@ -17,10 +17,11 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quanti
 from transformers.quantizers.base import HfQuantizer, get_keys_to_not_convert
 from transformers.utils import logging
 
-from breccia.bridges._parts import Found, ghost
+from breccia.bridges._parts import Found
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import EXCLUDED
 from breccia.nn import QuantizedLinear
+from breccia.served.models import check_patterns, dense, fits, is_alone
 from breccia.transformers.experts import (
     ONE_EXPERT,
     PROJECTIONS,
@@ -33,7 +34,6 @@ from breccia.transformers.experts import (
 )
 from breccia.transformers.loading import Quantize, ReadCodes, module_of
 from breccia.transformers.saving import stored_tensors
-from breccia.verbs import dequantize
 
 __all__ = ["BrecciaQuantizer", "ModelOptQuantizer"]
 
@@ -179,17 +179,14 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         paths = [
             path
             for path, module in model.named_modules()
-            if isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter) and not _is_alone(path, alone)
+            if isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter) and not is_alone(path, alone)
         ]
         self._group_experts(model, paths)
         for path in paths:
             experts = model.get_submodule(path)
             for last in PROJECTIONS:
                 name = f"{path}.{last}"
-                try:
-                    ghost(experts.shape_of(last), recipe)
-                except ValueError as error:
-                    _logger.warning(f"{name} is left as it is: {error}")
+                if not fits(name, experts.shape_of(last), recipe, _logger):
                     continue
                 self.chosen.add(name)
                 self._turned |= {name} if experts.turned else set()
@@ -198,7 +195,7 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         """Linear layers to quantize on load: all but embeddings, output layers, norms, routers and what was named."""
         config = self.quantization_config
         alone = [*(config.modules_to_not_convert or ()), *get_keys_to_not_convert(model)]
-        _check_patterns(model, config.modules_to_not_convert or ())
+        check_patterns(model, config.modules_to_not_convert or ())
         conversions = get_model_conversion_mapping(model)
         apart = [c for c in conversions if isinstance(c, WeightConverter) and _of_experts(c)]
         sources = [source for one in apart for source in one.source_patterns]
@@ -211,13 +208,8 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
                 continue
             name, turned = f"{path}.weight", isinstance(module, Conv1D)
             shape = tuple(reversed(module.weight.shape)) if turned else tuple(module.weight.shape)
-            if _is_alone(path, alone) or any(fnmatchcase(name.lower(), p) for p in EXCLUDED) or min(shape) < 16:
-                ignored.append(path)
-                continue
-            try:
-                ghost(shape, config.recipe)
-            except ValueError as error:
-                _logger.warning(f"{name} is left as it is: {error}")
+            left = is_alone(path, alone) or any(fnmatchcase(name.lower(), p) for p in EXCLUDED) or min(shape) < 16
+            if left or not fits(name, shape, config.recipe, _logger):
                 ignored.append(path)
                 continue
             self.chosen.add(name)
@@ -274,11 +266,7 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
                 parent._modules[last] = layer.dequantized(dtype)
             elif isinstance(layer, QuantizedLinear) and not isinstance(layer, StackedLinear):
                 parent, last = module_of(model, path)
-                values = dequantize(layer.weight, dtype)
-                dense = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-                dense.weight = torch.nn.Parameter(values)
-                dense.bias = layer.bias
-                parent._modules[last] = dense.train(layer.training)
+                parent._modules[last] = dense(layer, dtype)
         return model
 
 
@@ -327,20 +315,6 @@ def _of_experts(converter: Any) -> bool:
 def _of_stacks(conversion: Any) -> bool:
     targets = conversion.target_patterns if isinstance(conversion, WeightConverter) else ()
     return any(target.endswith(tuple(f"experts.{last}" for last in PROJECTIONS)) for target in targets)
-
-
-def _is_alone(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a module or one around it was named, by its whole name, its last part or a pattern."""
-    parts = path.split(".")
-    around = {".".join(parts[: i + 1]) for i in range(len(parts))} | set(parts)
-    return any(pattern in around or fnmatchcase(path, pattern) for pattern in patterns)
-
-
-def _check_patterns(model: Any, patterns: Iterable[str]) -> None:
-    names = [path for path, _ in model.named_modules() if path]
-    for pattern in patterns:
-        if not any(_is_alone(path, [pattern]) for path in names):
-            raise ValueError(f"modules_to_not_convert must name modules of the model, {pattern!r} is none")
 
 
 class BrecciaQuantizer(_Quantizer):
