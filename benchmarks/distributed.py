@@ -12,8 +12,6 @@ Without GPUs, `--quick` runs it over gloo.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from typing import Any
 import breccia
 import torch
 import torch.distributed as dist
+from comparison import ranks
 
 RECIPES = {
     "FP8 per tensor": "fp8",
@@ -97,28 +96,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small tensors: does it run at all?")
     parser.add_argument("--mib", type=int, nargs="*", default=[64, 256], help="MiB of bf16 a rank")
     options = parser.parse_args()
-    cuda = torch.cuda.is_available() and not options.quick
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    device = ranks.begin(options.quick)
     rows = [256] if options.quick else [mib * 2**20 // (2 * COLUMNS) for mib in options.mib]
     results = []
     for count in rows:
         for name, recipe in RECIPES.items():
             results.append(measure(name, recipe, count, device))
-            if dist.get_rank() == 0:
-                print(json.dumps(results[-1]), flush=True)
-    if options.out and dist.get_rank() == 0:
-        about = {
-            "device": torch.cuda.get_device_name() if cuda else "cpu",
-            "ranks": dist.get_world_size(),
-            "torch": torch.__version__,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
-            "breccia": breccia.__version__,
-        }
-        options.out.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
-    dist.destroy_process_group()
+            ranks.show(results[-1])
+    ranks.end(options.out, device, results)
 
 
 if __name__ == "__main__":

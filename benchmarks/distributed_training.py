@@ -12,8 +12,6 @@ slowest rank. `--compile` compiles each block. Without GPUs, `--quick` runs it o
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import time
 from pathlib import Path
@@ -24,6 +22,7 @@ import torch
 import torch.distributed as dist
 from breccia.autograd import LinearRecipes
 from breccia.nn import ScaledLinear
+from comparison import ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -122,31 +121,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--recipes", nargs="*", default=list(RECIPES), choices=list(RECIPES))
     options = parser.parse_args()
-    cuda = torch.cuda.is_available() and not options.quick
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    device = ranks.begin(options.quick)
     size = (256, 64, 3) if options.quick else (4096, options.tokens, options.steps)
     results: list[dict[str, Any]] = []
     for name in options.recipes:
         results.append(measure(name, *size, device, options.compile))
         results[-1]["of_bf16"] = round(results[-1]["tokens_a_second"] / results[0]["tokens_a_second"], 3)
-        if dist.get_rank() == 0:
-            print(json.dumps(results[-1]), flush=True)
-    if options.out and dist.get_rank() == 0:
-        about = {
-            "device": torch.cuda.get_device_name() if cuda else "cpu",
-            "ranks": dist.get_world_size(),
-            "width": size[0],
-            "blocks": BLOCKS,
-            "tokens_a_rank": size[1],
-            "torch": torch.__version__,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
-            "breccia": breccia.__version__,
-        }
-        options.out.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
-    dist.destroy_process_group()
+        ranks.show(results[-1])
+    ranks.end(options.out, device, results, width=size[0], blocks=BLOCKS, tokens_a_rank=size[1])
 
 
 if __name__ == "__main__":
