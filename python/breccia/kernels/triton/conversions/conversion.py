@@ -28,7 +28,7 @@ from breccia.kernels.triton.device.codecs import (
     encode_nan,
     round_int,
 )
-from breccia.kernels.triton.device.elements import ELEMENTS, Form
+from breccia.kernels.triton.device.elements import ELEMENTS, Form, form_of
 from breccia.kernels.triton.recipes import Plan
 from breccia.kernels.triton.runtime import launch, out_dtype_of_scale
 
@@ -264,15 +264,7 @@ class Source:
 
     def form(self) -> Form:
         """What a kernel is compiled for."""
-        return Form(
-            ELEMENTS[self.element],
-            self.sfmt,
-            rows=self.block[0],
-            cols=self.block[1],
-            packed=self.packed,
-            zero_point=self.zero_point is not None,
-            global_scale=self.global_scale is not None,
-        )
+        return form_of(self.element, self.sfmt, self.block, self.packed, self.zero_point, self.global_scale)
 
 
 def scaled_statistics(source: Source, global_scale: torch.Tensor) -> torch.Tensor:

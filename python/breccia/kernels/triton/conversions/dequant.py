@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from breccia.kernels.triton.device.codecs import decode_element, decode_scale
-from breccia.kernels.triton.device.elements import ELEMENTS, Form
+from breccia.kernels.triton.device.elements import form_of
 from breccia.kernels.triton.device.words import takes_packed
 from breccia.kernels.triton.runtime import launch
 
@@ -156,15 +156,7 @@ def dequantize(
         s_row,
         s_col,
         k_tiles,
-        FORM=Form(
-            ELEMENTS[fmt],
-            sfmt,
-            rows=block[0],
-            cols=block[1],
-            packed=packed,
-            zero_point=zero_point is not None,
-            global_scale=global_scale is not None,
-        ),
+        FORM=form_of(fmt, sfmt, block, packed, zero_point, global_scale),
         BM=bm,
         BK=bk,
         num_warps=4,

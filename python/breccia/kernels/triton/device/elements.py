@@ -126,3 +126,19 @@ class Form:
     packed: bool = False
     zero_point: bool = False
     global_scale: bool = False
+
+
+def form_of(
+    fmt: str, scale: str, block: tuple[int, int], packed: bool, zero_point: object, global_scale: object
+) -> Form:
+    """The form of operands whose scale is for `block` rows and columns; None where there is no zero point or global
+    scale."""
+    return Form(
+        ELEMENTS[fmt],
+        scale,
+        rows=block[0],
+        cols=block[1],
+        packed=packed,
+        zero_point=zero_point is not None,
+        global_scale=global_scale is not None,
+    )

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from breccia.kernels.triton.device.codecs import HW, as_hardware, decode_element, decode_scale
-from breccia.kernels.triton.device.elements import ELEMENTS, Form
+from breccia.kernels.triton.device.elements import ELEMENTS, form_of
 from breccia.kernels.triton.runtime import launch
 
 
@@ -185,15 +185,7 @@ def gemm(
         *_scale_strides(scale),
         out.stride(0),
         X=x_element,
-        FORM=Form(
-            ELEMENTS[wfmt],
-            sfmt,
-            rows=block[0],
-            cols=block[1],
-            packed=packed,
-            zero_point=zero_point is not None,
-            global_scale=global_scale is not None,
-        ),
+        FORM=form_of(wfmt, sfmt, block, packed, zero_point, global_scale),
         FOLD=fold,
         BIAS=bias is not None,
         E=experts,
