@@ -34,6 +34,7 @@ TABLES = {
     "cpu backends": speed.cpu_backends,
     "cpu limits": speed.cpu_limits,
     "gpu": speed.gpu_summary,
+    "gpu accuracy": speed.gpu_accuracy,
     "gpu casts": speed.gpu_casts,
     "gpu layers": speed.gpu_layers,
     "gpu peers": speed.gpu_peers,

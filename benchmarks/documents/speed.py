@@ -217,16 +217,20 @@ def cpu_limits() -> str:
     return table(["work", "", "share of", "Xeon, AMX", "EPYC, Zen 4"], rows, "lllrr")
 
 
+def gpu_accuracy() -> str:
+    rows = [
+        [row["name"], *(f"{row[key]:.1e}" for key in ("block", "tensor_promoted", "tensor_fast"))]
+        for row in load("gpu_h200")["results"]
+        if row["group"] == "accuracy"
+    ]
+    return table(["error, float32 output", "1×128 by 128×128", "per tensor, fp32 every 128", "fast"], rows)
+
+
 def gpu_full() -> str:
     """The page benchmarks/results/gpu_h200.md."""
     data = load("gpu_h200")
     before, after, results = data["machine"]["before"], data["machine"]["after"], data["results"]
     copy = next(row["gb_per_s"] for row in results if row["group"] == "copy")
-    accuracy = [
-        [row["name"], *(f"{row[key]:.1e}" for key in ("block", "tensor_promoted", "tensor_fast"))]
-        for row in results
-        if row["group"] == "accuracy"
-    ]
     parts = [
         f"{before['gpu']}, driver {before['driver_version']}, torch {before['torch']}, Triton {before['triton']}, CUDA"
         f" {before['cuda']}; SM clock {before['clocks.sm']} before and {after['clocks.sm']} after the run (at most"
@@ -244,7 +248,7 @@ def gpu_full() -> str:
         "### Grouped",
         _against(results, "grouped", "weights", "bf16 torch._grouped_mm", "bf16_grouped_us"),
         "### Accumulation",
-        table(["error, float32 output", "1×128 by 128×128", "per tensor, fp32 every 128", "fast"], accuracy),
+        gpu_accuracy(),
     ]
     return "\n\n".join(parts) + "\n"
 
