@@ -32,7 +32,7 @@ RECIPES: dict[str, Any] = {
 FP8_ACTIVATIONS = {"fp8": "fp8", "fp8 rows": "fp8 rows", "fp8 1x128": "fp8 1x128", "fp8 128x128": "fp8 1x128"}
 
 
-def host_time(f: Fn, calls: int = 200) -> float:
+def host_time(f: Fn, calls: int) -> float:
     """Microseconds from one call to the next when nothing waits for the GPU but at the end."""
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -42,12 +42,12 @@ def host_time(f: Fn, calls: int = 200) -> float:
     return (time.perf_counter() - start) / calls * 1e6
 
 
-def against(ours: Fn, peer: Fn, rounds: int = 5) -> tuple[float, float, float]:
-    """(ours, peer, ours / peer), medians."""
+def against(ours: Fn, peer: Fn, rounds: int = 21, calls: int = 50) -> tuple[float, float, float]:
+    """(ours, peer, ours / peer), medians over rounds of a few calls each: the host's own speed drifts."""
     for f in (ours, peer):
         for _ in range(5):
             f()
-    pairs = [(host_time(ours), host_time(peer)) for _ in range(rounds)]
+    pairs = [(host_time(ours, calls), host_time(peer, calls)) for _ in range(rounds)]
     return (
         statistics.median(o for o, _ in pairs),
         statistics.median(p for _, p in pairs),
@@ -125,7 +125,7 @@ def eager_decoder(tokens: int = 1) -> None:
     for name in ("fp8", "fp8 128x128", "mxfp8", "nvfp4", "int4"):
         layers, _ = decoder(tokens, RECIPES[name])
         with torch.no_grad():
-            ours, theirs, ratio = against(functools.partial(layers, x), functools.partial(plain, x), 3)
+            ours, theirs, ratio = against(functools.partial(layers, x), functools.partial(plain, x))
         note("eager decoder", name, tokens=tokens, ms=ours / 1e3, bf16_ms=theirs / 1e3, times_bf16=1 / ratio)
         del layers
 

@@ -41,7 +41,7 @@ def fused_casts() -> None:
 
             pairs: dict[str, tuple[Fn, Fn]] = {"rms_norm": (one_norm, apart_norm), "silu_mul": (one_silu, apart_silu)}
             for verb, (one, apart) in pairs.items():
-                eager_us, eager_apart, eager_ratio = against(one, apart, 3)
+                eager_us, eager_apart, eager_ratio = against(one, apart)
                 torch._dynamo.reset()
                 compiled: Fn = torch.compile(apart)
                 us, other, ratio = alternate([one], [compiled], 24)
