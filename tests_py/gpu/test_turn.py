@@ -22,6 +22,15 @@ def test_turned(dtype: torch.dtype, shape: tuple[int, int], device: str) -> None
 
 
 @pytest.mark.interpreted
+@pytest.mark.parametrize("rows", [1, 4, 6, 130])
+def test_turned_into_rows_that_begin_at_multiples(rows: int, device: str) -> None:
+    x = torch.arange(3.0 * rows).reshape(rows, 3).to(device)
+    made = turned(x, multiple=4)
+    assert made.stride() == (-(-rows // 4) * 4, 1)
+    assert torch.equal(made, x.T)
+
+
+@pytest.mark.interpreted
 def test_contiguous_rows(device: str) -> None:
     x = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).to(device)
     assert contiguous_rows(x) is x

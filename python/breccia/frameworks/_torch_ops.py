@@ -76,8 +76,17 @@ def _silu_mul_anywhere(gate: Any, up: Any, recipe: str) -> list[Any]:
     return list(torch.ops.breccia.cast(torch.nn.functional.silu(gate) * up, recipe))
 
 
-def _silu_mul_cuda(gate: Any, up: Any, recipe: str) -> list[Any]:
+def _fuses(x: Any, recipe: str) -> bool:
+    """Whether one kernel makes values like x, on a CUDA device, and casts them."""
     if not triton.TRITON_AVAILABLE:
+        return False
+    from breccia.kernels.triton import ops
+
+    return ops.fuses(x, recipe_of(recipe))
+
+
+def _silu_mul_cuda(gate: Any, up: Any, recipe: str) -> list[Any]:
+    if not _fuses(gate, recipe):
         return _silu_mul_anywhere(gate, up, recipe)
     from breccia.kernels.triton import ops
 
@@ -95,7 +104,7 @@ def _rms_norm_anywhere(x: Any, residual: Any, weight: Any, eps: float, recipe: s
 
 
 def _rms_norm_cuda(x: Any, residual: Any, weight: Any, eps: float, recipe: str) -> list[Any]:
-    if not triton.TRITON_AVAILABLE:
+    if not _fuses(x, recipe):
         return _rms_norm_anywhere(x, residual, weight, eps, recipe)
     from breccia.kernels.triton import ops
 

@@ -87,23 +87,17 @@ def fuses(x: torch.Tensor, recipe: Any) -> bool:
 
 
 def silu_mul_parts(gate: torch.Tensor, up: torch.Tensor, recipe: Any) -> list[torch.Tensor]:
-    """`cast_parts` of silu(gate) * up, in one kernel where a scale follows from a piece of one row."""
+    """`cast_parts` of silu(gate) * up in one kernel, for a gate and a recipe that `fuses` names."""
     plan, shapes = recipes.plan(recipe), _core.plan_cast(list(gate.shape), _spec(recipe))
-    if not fuses(gate, recipe):
-        return cast_parts(torch.nn.functional.silu(gate) * up, recipe)
     return _native(cast_fused.silu_mul(_rows(gate), _rows(up), plan), shapes, recipe)
 
 
 def rms_norm_parts(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, recipe: Any
 ) -> list[torch.Tensor]:
-    """`cast_parts` of the RMS norm of x, or of x + residual, which is then the last result; in one kernel where a
-    scale follows from a piece of one row."""
+    """`cast_parts` of the RMS norm of x, or of x + residual, which is then the last result; in one kernel, for an x
+    and a recipe that `fuses` names."""
     plan, shapes = recipes.plan(recipe), _core.plan_cast(list(x.shape), _spec(recipe))
-    if not fuses(x, recipe):
-        total = x if residual is None else x + residual
-        made = cast_parts(torch.nn.functional.rms_norm(total, x.shape[-1:], weight, eps), recipe)
-        return made if residual is None else [*made, total]
     made = cast_fused.rms_norm(_rows(x), None if residual is None else _rows(residual), weight, eps, plan)
     return _native(made[:2], shapes, recipe) + [total.reshape(x.shape) for total in made[2:]]
 

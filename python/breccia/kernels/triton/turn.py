@@ -24,17 +24,18 @@ def turn_kernel(x_ptr, out_ptr, M, N, x_stride, out_stride, BM: tl.constexpr, BN
     tl.store(at, tl.trans(x), mask=tl.trans(inside))
 
 
-def turned(x: torch.Tensor) -> torch.Tensor:
-    """``x.T`` of a matrix with unit stride along its rows, in memory of its own; any dtype of 1, 2 or 4 bytes."""
+def turned(x: torch.Tensor, multiple: int = 1) -> torch.Tensor:
+    """``x.T`` of a matrix with unit stride along its rows, in memory of its own; any dtype of 1, 2 or 4 bytes. Its
+    rows begin at multiples of `multiple` elements."""
     rows, cols = x.shape
-    out = torch.empty((cols, rows), dtype=x.dtype, device=x.device)
+    out = torch.empty((cols, -(-rows // multiple) * multiple), dtype=x.dtype, device=x.device)[:, :rows]
     if out.numel() == 0:
         return out
     words = _WORDS[x.element_size()]
     side = SIDE // (2 if x.element_size() > 1 else 1)
     grid = (triton.cdiv(rows, side), triton.cdiv(cols, side))
     launch(
-        turn_kernel, grid, x, x.view(words), out.view(words), rows, cols, x.stride(0), rows, BM=side, BN=side,
+        turn_kernel, grid, x, x.view(words), out.view(words), rows, cols, x.stride(0), out.stride(0), BM=side, BN=side,
         num_warps=WARPS,
     )  # fmt: skip
     return out

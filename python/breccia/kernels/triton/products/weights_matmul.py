@@ -12,8 +12,8 @@ from breccia.kernels.triton.products.configs import FOUR_BITS, WeightTile, weigh
 from breccia.kernels.triton.products.fp8_matmul import sm_count
 from breccia.kernels.triton.products.hopper_weights import weights_kernel
 from breccia.kernels.triton.products.order_activations import order_kernel
-from breccia.kernels.triton.products.turn_scales import scales_along_blocks
 from breccia.kernels.triton.runtime import launch, one_byte_scales
+from breccia.kernels.triton.turn import contiguous_rows
 
 X_LAYOUT = NVMMASharedLayout(128, 16, 2)
 W_LAYOUT = {16: NVMMASharedLayout(64, 32, 2), 32: NVMMASharedLayout(128, 32, 2)}
@@ -167,5 +167,5 @@ def scales_of(scale: torch.Tensor, kind: str, experts: int, natural: bool) -> tu
     if kind == "whole":
         scale = scale.reshape(experts, -1) if experts else scale.reshape(-1)
         return scale, 0 if scale.shape[-1] == 1 else scale.stride(-1), scale.stride(0) if experts else 0
-    scale = scales_along_blocks(scale)
+    scale = contiguous_rows(scale)
     return scale, scale.stride(-2), scale.stride(0) if experts else 0
