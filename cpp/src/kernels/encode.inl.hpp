@@ -267,15 +267,15 @@ static float squared_error(const float* x, std::int64_t n, const BlockScale& s) 
     return f_sum(sum_f32x16);
 }
 
-// Whether 16 values are what their codes stand for.
+// The lanes of 16 values that are not what their codes stand for.
 template <class C>
-BRECCIA_INLINE bool same(F x, F scaled, F decoded, float zero_point) {
+BRECCIA_INLINE Mask differing(F x, F scaled, F decoded, float zero_point) {
     const F value = quantized<C>(scaled, decoded, zero_point);
     Mask differ = m_or(f_less(value, x), f_less(x, value));
     if constexpr (C::family == CodecFamily::minifloat)
         if constexpr (!C::has_negative_zero)
             differ = m_or(differ, i_less(as_bits(x), i_set(std::numeric_limits<std::int32_t>::min() + 1)));
-    return i_none(differ);
+    return differ;
 }
 
 template <class C>
@@ -283,10 +283,14 @@ static bool keeps(const float* x, std::int64_t n, const BlockScale& s) {
     bool kept = true;
     const F decoded = f_set(s.decoded);
     with_scaler(s, [&](auto scale) BRECCIA_INLINE_LAMBDA {
+        const auto at = [&](std::int64_t i) BRECCIA_INLINE_LAMBDA {
+            return differing<C>(f_load(x + i), scale(f_load(x + i)), decoded, s.zero_point);
+        };
         std::int64_t i = 0;
-        for (; kept && i + lanes <= n; i += lanes)
-            kept = same<C>(f_load(x + i), scale(f_load(x + i)), decoded, s.zero_point);
-        if (kept && i < n) kept = same<C>(f_load_n(x + i, n - i), scale(f_load_n(x + i, n - i)), decoded, s.zero_point);
+        for (; kept && i + 2 * lanes <= n; i += 2 * lanes) kept = i_none(m_or(at(i), at(i + lanes)));
+        for (; kept && i + lanes <= n; i += lanes) kept = i_none(at(i));
+        if (kept && i < n)
+            kept = i_none(differing<C>(f_load_n(x + i, n - i), scale(f_load_n(x + i, n - i)), decoded, s.zero_point));
     });
     return kept;
 }

@@ -116,11 +116,9 @@ CommonScale::CommonScale(float amax, const Recipe& recipe)
 }
 
 bool CommonScale::see(const float* x, std::int64_t n) {
-    if (integers_)
-        see_fractions(x, n);
-    else
-        see_magnitudes(x, n);
-    return integers_ || significands_ != 0;
+    if (integers_) return see_fractions(x, n);
+    see_magnitudes(x, n);
+    return significands_ != 0;
 }
 
 void CommonScale::see_magnitudes(const float* x, std::int64_t n) {
@@ -133,22 +131,33 @@ void CommonScale::see_magnitudes(const float* x, std::int64_t n) {
     }
 }
 
-void CommonScale::see_fractions(const float* x, std::int64_t n) {
+bool CommonScale::see_fractions(const float* x, std::int64_t n) {
+    constexpr std::int64_t run = 16;
     const auto denominator = static_cast<float>(denominator_);
-    for (std::int64_t i = 0; i < n; ++i) {
-        const float distance = distance_to_integer(abs(x[i]) / amax_ * denominator);
-        fraction_bits_ = std::max(fraction_bits_, static_cast<std::int32_t>(bits_of(distance)));
-        has_plus_ |= x[i] == amax_;
-        has_minus_ |= x[i] == -amax_;
+    for (std::int64_t begin = 0; begin < n; begin += run) {
+        for (std::int64_t i = begin; i < std::min(begin + run, n); ++i) {
+            const float distance = distance_to_integer(abs(x[i]) / amax_ * denominator);
+            fraction_bits_ = std::max(fraction_bits_, static_cast<std::int32_t>(bits_of(distance)));
+            has_plus_ |= x[i] == amax_;
+            has_minus_ |= x[i] == -amax_;
+        }
+        if (next_denominator() > limit_) return false;  // whatever the other values are
     }
+    return true;
+}
+
+std::int32_t CommonScale::next_denominator() const {
+    const float fraction = float_from_bits(static_cast<std::uint32_t>(fraction_bits_));
+    return fraction < tolerance ? denominator_ : denominator_ * denominator_of(fraction);
 }
 
 bool CommonScale::end_pass() {
-    const float fraction = float_from_bits(static_cast<std::uint32_t>(fraction_bits_));
+    if (!integers_) return false;
+    const std::int32_t next = next_denominator();
+    const bool found = next == denominator_;
     fraction_bits_ = 0;
-    if (!integers_ || fraction < tolerance) return false;
-    denominator_ *= denominator_of(fraction);
-    return denominator_ <= limit_;
+    denominator_ = next;
+    return !found && next <= limit_;
 }
 
 std::optional<float> CommonScale::scale() const { return integers_ ? integer_scale() : float_scale(); }

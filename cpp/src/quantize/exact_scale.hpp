@@ -40,7 +40,8 @@ public:
 
 private:
     void see_magnitudes(const float* x, std::int64_t n);
-    void see_fractions(const float* x, std::int64_t n);
+    bool see_fractions(const float* x, std::int64_t n);
+    [[nodiscard]] std::int32_t next_denominator() const;
     [[nodiscard]] std::optional<float> float_scale() const;
     [[nodiscard]] std::optional<float> integer_scale() const;
     [[nodiscard]] std::optional<float> stored(float p) const;

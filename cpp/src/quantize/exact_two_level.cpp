@@ -33,17 +33,27 @@ public:
         : source_(source), grid_(grid), rows_(matrices * grid.rows), recipe_(recipe), kernels_(kernels()) {}
 
     std::optional<TwoLevels> run() {
-        if (!read_blocks()) return std::nullopt;
-        float amax = 0, own = 0;
-        for (const Options& block : blocks_) {
-            if (block.is_free()) continue;
-            amax = std::max(amax, block.amax);
-            if (block.keeps(own_scale)) own = std::max(own, block.own);
-        }
+        // The source's own scales are tried before any other, and are nearly always the ones: of all blocks first.
+        if (!read_blocks(true)) return any_scales();
+        const std::optional<float> source = source_.own_global_scale();
+        if (source) return fits(*source) ? levels(*source) : any_scales();
+        const float own = largest_own();
+        if (own == 0) return std::nullopt;  // every block is free
+        const float global = global_for(own, top_of(own));
+        return fits(global) ? levels(global) : any_scales();
+    }
+
+private:
+    // Among all options of each block.
+    std::optional<TwoLevels> any_scales() {
+        if (!read_blocks(false)) return std::nullopt;
+        float amax = 0;
+        for (const Options& block : blocks_)
+            if (!block.is_free()) amax = std::max(amax, block.amax);
         if (amax == 0) return std::nullopt;
         if (const auto global = source_.own_global_scale())
             if (fits(*global)) return levels(*global);
-        if (own != 0) {
+        if (const float own = largest_own(); own != 0) {
             const float global = global_for(own, top_of(own));
             if (fits(global)) return levels(global);
         }
@@ -58,36 +68,50 @@ public:
         return std::nullopt;
     }
 
-private:
-    // False where a block has no option.
-    bool read_blocks() {
+    [[nodiscard]] float largest_own() const {
+        float own = 0;
+        for (const Options& block : blocks_)
+            if (!block.is_free() && block.keeps(own_scale)) own = std::max(own, block.own);
+        return own;
+    }
+
+    // False where a block has no option; only_own: where it does not keep its values under the source's scale.
+    bool read_blocks(bool only_own) {
         const std::int64_t columns = grid_.grid_cols();
-        blocks_.resize(static_cast<std::size_t>(rows_ * columns));
+        const std::int64_t step = std::max<std::int64_t>(1, piece_cols / grid_.block_cols);
+        blocks_.assign(static_cast<std::size_t>(rows_ * columns), {});
         std::atomic<bool> possible = true;
         const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid_.cols, 1));
         parallel_for(rows_, grain, [&](std::int64_t begin, std::int64_t end) {
             Scratch scratch;
-            for (std::int64_t i = begin; i < end; ++i)
-                for (std::int64_t block = 0; block < columns; ++block) {
+            for (std::int64_t row = begin; row < end; ++row)
+                for (std::int64_t block = 0; block < columns; block += step) {
                     if (!possible.load(std::memory_order_relaxed)) return;
-                    if (!read_block(i, block, scratch)) possible = false;
+                    if (!read_run(row, block, std::min(step, columns - block), only_own, scratch)) possible = false;
                 }
         });
         return possible;
     }
 
-    bool read_block(std::int64_t row, std::int64_t column, Scratch& scratch) {
-        const std::int64_t size = grid_.block_cols, col = column * size;
-        const BlockRange range{row / grid_.rows, row % grid_.rows, row % grid_.rows + 1, col, col + size, 1};
-        const float* x = source_.read(range.matrix, range.begin_row, col, size, scratch);
+    bool read_run(std::int64_t row, std::int64_t first, std::int64_t count, bool only_own, Scratch& scratch) {
+        const std::int64_t size = grid_.block_cols, matrix = row / grid_.rows, in_matrix = row % grid_.rows;
+        const float* x = source_.read(matrix, in_matrix, first * size, count * size, scratch);
+        for (std::int64_t i = first; i < first + count; ++i, x += size)
+            if (!read_block(blocks_[static_cast<std::size_t>(row * grid_.grid_cols() + i)], x,
+                            {matrix, in_matrix, in_matrix + 1, i * size, (i + 1) * size, 1}, only_own))
+                return false;
+        return true;
+    }
+
+    bool read_block(Options& block, const float* x, const BlockRange& range, bool only_own) {
+        const std::int64_t size = grid_.block_cols;
         const BlockStats stats = kernels_.quantize.stats(x, size, false);
-        Options& block = blocks_[static_cast<std::size_t>(row * grid_.grid_cols() + column)];
         block.has_nan = stats.has_nan;
         block.amax = float_from_bits(stats.amax_bits);
         block.own = abs(source_.own_scale(range).value_or(0.0F));
         if (stats.has_infinity) return false;
         if (block.is_free()) return true;
-        for (std::size_t option = 0; option <= own_scale; ++option) {
+        for (std::size_t option = only_own ? own_scale : 0; option <= own_scale; ++option) {
             const auto s = stored_exactly(block.scale(option), ScaleType::float32, stats.amax_bits);
             if (s && kernels_[recipe_.element].keeps(x, size, *s))
                 block.kept |= static_cast<std::uint8_t>(1U << option);
@@ -115,35 +139,47 @@ private:
         return (recipe_.global_divides ? stored / global : stored * global) == scale ? code : std::uint8_t{0};
     }
 
-    // The block's scale under a global one; none where every option loses something.
-    [[nodiscard]] std::optional<BlockScale> scale_under(const Options& block, float global) const {
+    // The option by which the block's scale is a product of the global one and an E4M3 code, and that code; code 0
+    // where every such option loses something.
+    struct Chosen {
+        std::size_t option = 0;
+        std::uint8_t code = 0;
+    };
+
+    [[nodiscard]] Chosen choice_under(const Options& block, float global) const {
         constexpr std::size_t order[] = {own_scale, 0, 1, 2, 3, 4, 5, 6};
         for (const std::size_t option : order) {
             if (!block.keeps(option)) continue;
-            const float scale = block.scale(option);
-            const std::uint8_t code = code_of(scale, global);
-            if (code == 0) continue;
-            auto s = stored_exactly(scale, ScaleType::float32, bits_of(block.amax));
-            if (s) s->stored = code;
-            return s;
+            if (const std::uint8_t code = code_of(block.scale(option), global); code != 0) return {option, code};
         }
-        return std::nullopt;
+        return {};
     }
 
-    [[nodiscard]] bool fits(float global) const {
+    // Whether each block has a scale under the global one: then `chosen_` holds them.
+    [[nodiscard]] bool fits(float global) {
         if (!(global > 0) || !is_finite(global)) return false;
-        return std::ranges::all_of(
-            blocks_, [&](const Options& block) { return block.is_free() || scale_under(block, global).has_value(); });
+        chosen_.resize(blocks_.size());
+        for (std::size_t i = 0; i < blocks_.size(); ++i) {
+            if (blocks_[i].is_free()) continue;
+            chosen_[i] = choice_under(blocks_[i], global);
+            if (chosen_[i].code == 0) return false;
+        }
+        return true;
     }
 
     [[nodiscard]] TwoLevels levels(float global) const {
         TwoLevels result{.global_scale = global, .scales = {}};
         result.scales.reserve(blocks_.size());
-        for (const Options& block : blocks_) {
-            const auto scale = block.is_free() ? std::optional(free(block)) : scale_under(block, global);
-            result.scales.push_back(scale.value_or(BlockScale{}));  // there is one: `fits`
-        }
+        for (std::size_t i = 0; i < blocks_.size(); ++i)
+            result.scales.push_back(blocks_[i].is_free() ? free(blocks_[i]) : kept(blocks_[i], chosen_[i]));
         return result;
+    }
+
+    static BlockScale kept(const Options& block, Chosen chosen) {
+        const float scale = block.scale(chosen.option);
+        BlockScale s = stored_exactly(scale, ScaleType::float32, bits_of(block.amax)).value_or(BlockScale{});
+        s.stored = chosen.code;
+        return s;
     }
 
     // Of a block of zeros, as the recipe's rule has it, or one with a NaN.
@@ -166,6 +202,7 @@ private:
     const Recipe& recipe_;
     const KernelTable& kernels_;
     std::vector<Options> blocks_;
+    std::vector<Chosen> chosen_;
 };
 
 }  // namespace

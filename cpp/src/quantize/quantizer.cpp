@@ -2,6 +2,7 @@
 #include "quantize/quantizer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <mutex>
 #include <span>
@@ -213,20 +214,22 @@ private:
     // Blocks along a row: one pass over the data.
     void quantize_rows() const {
         for_each_run([&](const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) {
-            if (source_.may_be_exact() && !recipe_.two_level)
-                keep_or_quantize(row, block, count, x);
-            else
-                quantize_blocks(row, block, count, x);
+            if (source_.may_be_exact() && !recipe_.two_level) return keep_or_quantize(row, block, count, x);
+            const std::int32_t* amax = amax_bits_.data();
+            if (amax != nullptr) amax += block_index(row.matrix, row.begin_row) + block;
+            quantize_blocks(row, block, count, x, amax);
         });
     }
 
-    void quantize_blocks(const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) const {
+    // `amax_bits`: of each block, or null.
+    void quantize_blocks(const BlockRange& row, std::int64_t block, std::int64_t count, const float* x,
+                         const std::int32_t* amax_bits) const {
         const std::int64_t index = block_index(row.matrix, row.begin_row) + block, col = block * grid_.block_cols;
         format_.quantize_row({.x = x,
                               .blocks = count,
                               .block = grid_.block_cols,
                               .params = params_,
-                              .amax_bits = amax_bits_.data() == nullptr ? nullptr : amax_bits_.data() + index,
+                              .amax_bits = amax_bits,
                               .codes = row_codes(row.matrix, row.begin_row) + (packed_ ? col / 2 : col),
                               .scales = scale_at(index),
                               .zero_points = zero_point_at(index)});
@@ -246,20 +249,30 @@ private:
 
     void keep_or_quantize(const BlockRange& row, std::int64_t first, std::int64_t count, const float* x) const {
         const std::int64_t size = grid_.block_cols;
+        std::array<std::int32_t, piece_cols / amax_lanes> amax;
+        const bool finite =
+            choice_.amax_decides() && size % amax_lanes == 0 &&
+            static_cast<std::uint32_t>(kernels_.quantize.block_amax(x, count, size, amax.data())) < f32_infinity_bits;
+        const auto quantize = [&](std::int64_t begin, std::int64_t end) {
+            if (begin < end)
+                quantize_blocks(row, first + begin, end - begin, x + begin * size,
+                                finite ? amax.data() + begin : nullptr);
+        };
         std::int64_t done = 0;
         for (std::int64_t j = 0; j < count; ++j) {
             const float* values = x + j * size;
             const std::int64_t col = (first + j) * size;
-            const auto kept = choice_.exact_scale({row.matrix, row.begin_row, row.end_row, col, col + size},
-                                                  kernels_.quantize.stats(values, size, choice_.needs_range()),
+            const BlockStats stats = finite ? BlockStats{.amax_bits = static_cast<std::uint32_t>(amax[std::size_t(j)])}
+                                            : kernels_.quantize.stats(values, size, choice_.needs_range());
+            const auto kept = choice_.exact_scale({row.matrix, row.begin_row, row.end_row, col, col + size}, stats,
                                                   [&](auto body) { return body(values, size); });
             if (!kept) continue;
-            quantize_blocks(row, first + done, j - done, x + done * size);
+            quantize(done, j);
             write_scale(block_index(row.matrix, row.begin_row) + first + j, *kept);
             encode_run(values, size, *kept, row.matrix, row.begin_row, col);
             done = j + 1;
         }
-        quantize_blocks(row, first + done, count - done, x + done * size);
+        quantize(done, count);
     }
 
     // Blocks of several rows, long blocks, odd blocks of packed codes, and stochastic rounding. A band of

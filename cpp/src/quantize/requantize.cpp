@@ -45,9 +45,11 @@ public:
             std::swap(b.end_row, b.end_col);
         }
         const BlockGrid& grid = stored.grid;
-        const std::int64_t row = b.begin_row / grid.block_rows, col = b.begin_col / grid.block_cols;
-        if ((b.end_row - 1) / grid.block_rows != row || (b.end_col - 1) / grid.block_cols != col) return {};
-        return stored.scale_at(row, col);
+        const std::int64_t row = grid.block_rows == 1 ? b.begin_row : b.begin_row / grid.block_rows;
+        const std::int64_t col = b.begin_col / grid.block_cols;
+        const bool inside = b.end_row - row * grid.block_rows <= grid.block_rows &&
+                            b.end_col - col * grid.block_cols <= grid.block_cols;
+        return inside ? std::optional(stored.scale_at(row, col)) : std::nullopt;
     }
 
     [[nodiscard]] std::optional<float> own_global_scale() const override { return global_; }
