@@ -4,8 +4,8 @@
     python benchmarks/make_docs.py            # rewrite what has changed
     python benchmarks/make_docs.py --check    # exit 1 where something would change
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a key of TABLES. Pictures and the full tables
-of a machine are whole files.
+A table, or a sentence, stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a key of TABLES. Pictures and
+the full tables of a machine are whole files.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ TABLES = {
     "frameworks": speed.frameworks,
     "decode step": speed.decode_step,
     "convert": speed.convert,
+    "first calls": speed.first_calls,
+    "large header": speed.large_header,
+    "import time": speed.import_time,
+    "model size": speed.model_size,
+    "short": speed.short,
     "training, draw": training.draw,
     "training, classify": training.classify,
 }

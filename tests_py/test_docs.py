@@ -162,6 +162,48 @@ def test_tables_and_pictures_are_those_of_the_results():
     assert not stale, "run python benchmarks/make_docs.py"
 
 
+# Figures with a unit of something measured, and those that no result can be behind: bounds that a test holds, settings
+# of a measurement, sizes that follow from a format, and what a unit means.
+FIGURE = re.compile(r"(?<![\w.])\d[\d,.]*\s?(?:ns|µs|ms|s|seconds|minutes|[kKMGT]i?B|GB/s|%|percent|dB|TFLOPS)(?!\w)")
+SAID = {
+    "README.md": ["6 dB more is"],
+    "accuracy.md": ["6 dB more is"],
+    "benchmarks.md": ["fraction above 100 %", "calls take 0.1 s"],
+    "checkpoints.md": ["plus 256 MiB", "`--min-sqnr` (12 dB)", "0.25 GiB of weights", "writes 0.5 GiB"],
+    "distributed.md": [
+        "| 52 % |",
+        "| 28 % |",
+        "| 27 % |",
+        "| 26 % |",
+        "256 MiB of bf16",
+        "within 2 %",
+        "of 32 MiB",
+    ],
+    "kernels.md": ["share above 100 %"],
+    "recipes.md": ["6 dB more is"],
+    "reliability.md": ["less than 5 MB", "within 2 s", "and 256 MiB"],
+    "training.md": ['of "draw" to 1.5 %'],
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_figures_come_from_results(page):
+    """A figure stands in a generated block, or among those above, which are all there."""
+    text = make_docs.BLOCK.sub("", FENCE.sub("", page.read_text()))
+    text = re.sub(r"\s+", " ", text)
+    for said in SAID.get(page.name, []):
+        assert said in text, f"{page.name} does not say {said!r} any more"
+        text = text.replace(said, "")
+    text = re.sub(r"`[^`]*`", "", text)
+    typed = [text[max(found.start() - 40, 0) : found.end()] for found in FIGURE.finditer(text)]
+    assert not typed, f"{page.name}: figures typed by hand: {typed}"
+
+
+@pytest.mark.parametrize("typed", ["takes 0.7 s where", "1,024 MiB", "is 41 percent", "+1.5 dB,", "3.2 GB/s"])
+def test_figures_are_found(typed):
+    assert FIGURE.search(typed)
+
+
 LINK = re.compile(r"\]\((?P<to>[^)\s]+)\)")
 BASE = "https://github.com/breccia/breccia/"
 

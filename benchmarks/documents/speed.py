@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from documents.markdown import load, number, table, times
+from documents.markdown import RESULTS, load, number, table, times
 
 CPU = [  # group, name, what the reader is told, the peer
     ("cast", "fp32 → FP8 1×128", "quantize 2048 × 2048 float32 to FP8, 1 × 128", "torch.compile"),
@@ -359,3 +359,75 @@ def convert() -> str:
         for name, speed in report["gb_per_s_written"].items()
     ]
     return table(["", "time", "written"], rows, "lrr")
+
+
+def first_calls() -> str:
+    return first_calls_table([load(path.stem) for path in sorted(RESULTS.glob("first_call_*.json"))])
+
+
+def first_calls_table(results: list[dict[str, Any]]) -> str:
+    """A row for each device and recipe, a column for each step."""
+    steps = list(results[0]["rows"][0]["ms"])
+    rows = [
+        [of["machine"]["device"], f"`{row['recipe']}`", *(duration(row["ms"][step]) for step in steps)]
+        for of in results
+        for row in of["rows"]
+    ]
+    return table(["device", "recipe", *steps], rows, "ll" + "r" * len(steps))
+
+
+def duration(ms: float) -> str:
+    return f"{ms / 1e3:.2f} s" if ms >= 1e3 else f"{ms:.0f} ms" if ms >= 10 else f"{ms:.2f} ms"
+
+
+def large_header() -> str:
+    return large_header_table(load("large_header"))
+
+
+def large_header_table(results: dict[str, Any]) -> str:
+    rows = [[r["reader"], f"{r['seconds']:.1f} s", f"{r['bytes'] / 1e9:.2f} GB"] for r in results["rows"]]
+    said = f"{results['tensors']:,} tensors, a header of {results['header_bytes'] / 1e6:.1f} MB"
+    return table([said, "processor time", "peak memory"], rows, "lrr")
+
+
+def import_time() -> str:
+    """A sentence."""
+    found = load("import_time")
+    best, median, rounds = found["best_ms"], found["median_ms"], found["rounds"]
+    return (
+        f"`import breccia` takes {best:.0f} ms over NumPy's own import, the best of {rounds} (median: {median:.0f} ms)."
+    )
+
+
+def model_size() -> str:
+    return model_size_table(load("model_size"))
+
+
+def model_size_table(results: dict[str, Any]) -> str:
+    rows = []
+    for name, sizes in results["bytes"].items():
+        before, after = (f"{size / 1e6:.1f} MB" for size in sizes)
+        less = f", {1 - sizes[1] / sizes[0]:.0%} less".replace("%", " %") if name == "all" else ""
+        rows.append([name, before, after + less])
+    return table([results["model"], "before", f"after `--to {results['to']}`"], rows, "lrr")
+
+
+SHORT = [  # table, what is told there: one fast and one slow piece of work of each kind
+    ("cpu", "quantize 2048 × 2048 float32 to FP8, 1 × 128"),
+    ("cpu", "1 row of bf16 × FP8 weights 4096 × 4096"),
+    ("cpu", "512 rows of fp32 × INT4 with zero points"),
+    ("gpu", "FP8 × FP8 in blocks, 4096³"),
+    ("gpu", "1 row of bf16 × NVFP4 weights 7168 × 4096"),
+    ("gpu", "256 rows × NVFP4"),
+]
+
+
+def short() -> str:
+    """Six lines of `cpu_summary` and `gpu_summary`."""
+    devices = {"cpu": ("one Xeon thread", cpu_summary()), "gpu": ("H200", gpu_summary())}
+    rows = []
+    for name, told in SHORT:
+        device, lines = devices[name]
+        line = next(line for line in lines.splitlines() if line.startswith(f"| {told} |"))
+        rows.append([device, *line.strip("| ").split(" | ")])
+    return table(["on", "work", "breccia", "against", "as fast"], rows, "llrlr")
