@@ -76,6 +76,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device is cuda, but torch finds no GPU: it must be cpu here")
     result = measure(options.device, options.recipes, options.rounds)
     print(first_calls_table([result]))
     if options.json:
