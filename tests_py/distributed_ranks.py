@@ -4,10 +4,12 @@
 import os
 import tempfile
 import traceback
+import types
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from breccia.frameworks import _torch_bytes
 
 
 def run(world, body, *arguments):
@@ -36,3 +38,14 @@ def _one(rank, world, folder, body, arguments):
         os._exit(1)  # the others wait for this rank otherwise
     finally:
         dist.destroy_process_group()
+
+
+def before_2_13():
+    """Let this process shard as torch before 2.13 does: each parameter first requires a gradient."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    def parameter(data, requires_grad=True):
+        return torch.nn.Parameter(data).requires_grad_(requires_grad)
+
+    _torch_bytes._integers_shard = False
+    _fsdp_param.nn = types.SimpleNamespace(Module=torch.nn.Module, Parameter=parameter)

@@ -128,6 +128,15 @@ def test_quantized_layers_get_the_codes_as_they_are(world, sources):
     distributed_ranks.run(world, loads_codes, sources)
 
 
+def loads_codes_before_2_13(rank, world, folder):
+    distributed_ranks.before_2_13()
+    loads_codes(rank, world, folder)
+
+
+def test_quantized_layers_get_the_codes_under_earlier_torch(sources):
+    distributed_ranks.run(2, loads_codes_before_2_13, sources)
+
+
 def peak_of(call):
     """Bytes by which this process grew at most, and bytes it read from the checkpoint."""
     counted, read = [0], InputFile.array

@@ -111,6 +111,39 @@ def test_state_of_bytes_loads_as_codes_and_back(recipe):
     assert torch.equal(again(x), expected)
 
 
+def runs_before_2_13(rank, world, folder):
+    x = torch.from_numpy(cases.normal((5, 256)))
+    bare = torch.nn.Module()
+    bare.codes = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
+    distributed_ranks.before_2_13()
+    with pytest.raises(RuntimeError, match="floating point"):
+        fully_shard(bare, mesh=init_device_mesh("cpu", (world,)))
+    runs_as_one_process(rank, world)
+    passes_gradients(rank, world)
+    whole = model_of("nvfp4")
+    for loaded_by in (lambda model: model, lambda model: model.to(torch.float64), copy.deepcopy):
+        model = loaded_by(distributed.make_shardable_(model_of("nvfp4")))
+        assert torch.equal(model.float()(x), whole(x))
+    saves(rank, world, folder)
+    loads(rank, world, folder)
+    model = sharded(model_of("nvfp4"), world).to(torch.float64).to(torch.float32)
+    assert torch.equal(model(x), whole(x))
+    state = sharded(model_of("mxfp8"), world).state_dict()
+    assert {tensor.dtype for name, tensor in state.items() if "weight_" in name} == {torch.uint8}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_sharded_models_compute_and_load_under_earlier_torch(world, tmp_path):
+    if world == 1:  # in a process of its own: what it changes of torch stays changed
+        torch.multiprocessing.spawn(one_rank_before_2_13, (str(tmp_path),))
+    else:
+        distributed_ranks.run(world, runs_before_2_13, str(tmp_path))
+
+
+def one_rank_before_2_13(index, folder):
+    distributed_ranks.run(1, runs_before_2_13, folder)
+
+
 def test_errors():
     with pytest.raises(ValueError, match=r"model must have a breccia\.nn\.QuantizedLinear or ScaledLinear: quantize"):
         distributed.make_shardable_(torch.nn.Sequential(torch.nn.Linear(4, 4)))

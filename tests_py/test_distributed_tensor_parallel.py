@@ -196,6 +196,22 @@ def test_meshes_of_sharded_and_tensor_parallel_ranks(world):
     distributed_ranks.run(world, runs_on_meshes)
 
 
+def runs_on_meshes_before_2_13(rank, world, folder):
+    distributed_ranks.before_2_13()
+    runs_on_meshes(rank, world)
+    mesh = init_device_mesh("cpu", (world,))
+    whole = model_of("nvfp4")
+    model = parallelize_module(copy.deepcopy(whole), mesh, PLAN)
+    x = torch.from_numpy(cases.normal((5, 256)))
+    assert close(model(x), whole(x))
+    saves(rank, world, folder)
+    loads(rank, world, folder)
+
+
+def test_meshes_under_earlier_torch(tmp_path):
+    distributed_ranks.run(2, runs_on_meshes_before_2_13, str(tmp_path))
+
+
 def runs_in_subgroups(rank, world):
     """Two groups that are parallel each for itself, with weights of their own."""
     mesh = DeviceMesh("cpu", torch.arange(world).reshape(-1, 2), mesh_dim_names=("replica", "tensor"))["tensor"]

@@ -17,6 +17,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_module, distri
 from torch.distributed.tensor import parallel as torch_parallel
 
 from breccia.distributed.rules import check_cut
+from breccia.frameworks._torch_bytes import bytes_in, disguised, parameter_of
 from breccia.nn import QuantizedLinear
 
 __all__ = ["ColwiseParallel", "RowwiseParallel"]
@@ -53,8 +54,10 @@ class _OfCodes:
                 placement = Shard(self.axis)
             else:
                 placement = Replicate()
-            dealt = distribute_tensor(parameter, mesh, [placement], src_data_rank=self.src_data_rank)
-            module.register_parameter(key, torch.nn.Parameter(dealt, requires_grad=parameter.requires_grad))
+            plain = bytes_in(parameter)
+            dealt = distribute_tensor(plain, mesh, [placement], src_data_rank=self.src_data_rank)
+            made = parameter_of(dealt) if disguised(parameter) else torch.nn.Parameter(dealt, parameter.requires_grad)
+            module.register_parameter(key, made)
 
 
 def _one_per_row(module: QuantizedLinear, key: str) -> bool:

@@ -14,6 +14,7 @@ from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
 from breccia.display import brief
 from breccia.form import PARTS, Form
+from breccia.frameworks import _torch_bytes
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -174,12 +175,17 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
                 continue
             self._dtypes[name] = part.dtype
             del self._buffers[name]
-            self.register_parameter(name, torch.nn.Parameter(_as_bytes(part), requires_grad=False))
+            self.register_parameter(name, _torch_bytes.parameter_of(_as_bytes(part)))
         self._made = None
         return self
 
     def _viewed(self) -> dict[str, Any]:
         return {name: self._parameters[name].view(dtype) for name, dtype in self._dtypes.items()}
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in () if keep_vars else self._dtypes:
+            destination[prefix + name] = _torch_bytes.bytes_in(destination[prefix + name])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         # Bytes for codes, or codes for bytes: copied as numbers they would change.
@@ -261,7 +267,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         # Codes look like floats to torch: as bytes they move between devices and nothing else happens to them.
         buffers = dict(self._buffers)
         self._buffers.clear()
-        super()._apply(fn, recurse)
+        super()._apply(lambda tensor: _torch_bytes.applied(fn, tensor), recurse)
         for name, buffer in buffers.items():
             if buffer is not None:
                 moved = fn(buffer.reshape(-1).view(torch.uint8))
