@@ -21,6 +21,7 @@ from breccia.bridges._common import (
 )
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
+from breccia.checkpoint.bounds import FLOATS_DB, bits_of, least
 from breccia.checkpoint.files.gguf_parameters import ROPE_FACTORS
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.source import Checkpoint, is_float
@@ -42,6 +43,7 @@ class Difference:
         max_error: largest absolute difference.
         equal: whether every value is the same.
         mistake: what would explain a bad one, "" where nothing does.
+        bound_db: SQNR below which it fails.
     """
 
     name: str
@@ -51,6 +53,12 @@ class Difference:
     max_error: float
     equal: bool
     mistake: str = ""
+    bound_db: float = FLOATS_DB
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is equal or near enough."""
+        return self.equal or self.sqnr_db >= self.bound_db
 
 
 def values(tensor: Any) -> Any:
@@ -69,8 +77,9 @@ def comparable(tensor: Any) -> Any:
     return tensor.dequantize() if isinstance(tensor, OutsideTensor) else tensor
 
 
-def compare(name: str, reference: Any, tensor: Any) -> Difference:
-    """One tensor against its reference: arrays, ScaledTensors or OutsideTensors of one shape.
+def compare(name: str, reference: Any, tensor: Any, bound_db: float = FLOATS_DB) -> Difference:
+    """One tensor against its reference: arrays, ScaledTensors or OutsideTensors of one shape. One that is not above
+    ``bound_db`` is tried against the classic mistakes.
 
     Raises:
         ValueError: the shapes differ.
@@ -87,9 +96,9 @@ def compare(name: str, reference: Any, tensor: Any) -> Difference:
         raise ValueError(f"tensor {name!r}: shape must be {shape}, got {tuple(tensor.shape)}")
     sums = comparison.compare(comparable(reference), comparable(tensor))
     mistake = ""
-    if not sums.equal and not sums.sqnr_db > 12 and isinstance(tensor, ScaledTensor):
+    if not sums.equal and not sums.sqnr_db > bound_db and isinstance(tensor, ScaledTensor):
         mistake = diagnose(reference, tensor)
-    return Difference(name, shape, sums.sqnr_db, sums.cosine, sums.max_error, sums.equal, mistake)
+    return Difference(name, shape, sums.sqnr_db, sums.cosine, sums.max_error, sums.equal, mistake, bound_db)
 
 
 def diagnose(reference: Any, tensor: ScaledTensor) -> str:
@@ -199,24 +208,25 @@ _MISTAKES: dict[str, Callable[[ScaledTensor, Any], Any]] = {
 
 
 def verify(
-    a: str | os.PathLike[str], b: str | os.PathLike[str], *, min_sqnr_db: float = 12.0, progress: bool = False
+    a: str | os.PathLike[str], b: str | os.PathLike[str], *, min_sqnr_db: float | None = None, progress: bool = False
 ) -> dict[str, Any]:
     """Compare checkpoint ``b`` with its reference ``a``. JSON types only.
 
     Args:
         a: the reference.
         b: what is to be judged.
-        min_sqnr_db: a tensor below it fails.
+        min_sqnr_db: a tensor below it fails; None for a bound that follows from the format of each, 3 dB a bit, and
+            12 dB where both are plain floats.
         progress: draw a line on a terminal.
 
     Returns:
-        ``ok``, and per tensor SQNR, cosine, largest error and the likely mistake.
+        ``ok``, and per tensor SQNR, cosine, largest error, the likely mistake and the bound that held.
 
     Raises:
-        TypeError: ``min_sqnr_db`` is not a number.
+        TypeError: ``min_sqnr_db`` is neither a number nor None.
         ValueError: a checkpoint is not valid.
     """
-    if not isinstance(min_sqnr_db, (int, float)):
+    if min_sqnr_db is not None and not isinstance(min_sqnr_db, (int, float)):
         raise TypeError(f"min_sqnr_db must be a number of decibels, got {min_sqnr_db!r}")
     first, second = Checkpoint(a, mapped=False), Checkpoint(b, mapped=False)
     others = {_canonical(f): f for f in second.found}
@@ -235,11 +245,9 @@ def verify(
             if not plain or first.raw(found).tobytes() != second.raw(other).tobytes():
                 failed.append(found.name)
             continue
-        difference = compare(found.name, first.load(first.folded(found)), second.load(second.folded(other)))
-        first.release(found)
-        second.release(other)
+        difference = _compared(first, found, second, other, min_sqnr_db)
         results.append(difference)
-        if not difference.equal and not difference.sqnr_db >= min_sqnr_db:
+        if not difference.ok:
             failed.append(found.name)
     line.finish()
     report = {
@@ -259,6 +267,7 @@ def verify(
                 "max_error": d.max_error if math.isfinite(d.max_error) else str(d.max_error),
                 "equal": d.equal,
                 "mistake": d.mistake,
+                "bound_db": d.bound_db,
             }
             for d in results
         ],
@@ -266,6 +275,16 @@ def verify(
     first.close()
     second.close()
     return report
+
+
+def _compared(first: Checkpoint, a: Found, second: Checkpoint, b: Found, bound_db: float | None) -> Difference:
+    reference, tensor = first.load(first.folded(a)), second.load(second.folded(b))
+    if bound_db is None:
+        bound_db = least(bits_of(first, a, reference), bits_of(second, b, tensor))
+    difference = compare(a.name, reference, tensor, bound_db)
+    first.release(a)
+    second.release(b)
+    return difference
 
 
 def _canonical(found: Found) -> str:
@@ -287,7 +306,12 @@ def render(report: dict[str, Any], every: bool = False) -> str:
         lines += fitted(figures, one_line(t["name"]), *([f"← {t['mistake']}?"] if t["mistake"] else []))
     same = sum(t["equal"] for t in report["tensors"])
     lines.append(f"{len(report['tensors'])} tensors compared, {same} equal in every value")
-    for word in ("missing", "failed"):
-        lines += [line for name in report[word] for line in wrapped(f"! {word}: {name}")]
-    lines.append("ok" if report["ok"] else f"not ok (below {report['min_sqnr_db']} dB, or missing)")
+    lines += [line for name in report["missing"] for line in wrapped(f"! missing: {name}")]
+    bounds = {t["name"]: t["bound_db"] for t in report["tensors"]}
+    for name in report["failed"]:
+        why = f" (below {bounds[name]:g} dB)" if name in bounds else ""
+        lines += wrapped(f"! failed: {name}{why}")
+    if held := sorted({t["bound_db"] for t in report["tensors"] if not t["equal"]}):
+        lines.append(f"lowest SQNR allowed: {', '.join(f'{bound:g} dB' for bound in held)}")
+    lines.append("ok" if report["ok"] else "not ok (failed its bound, not the same, or missing)")
     return "\n".join(lines)
