@@ -31,6 +31,7 @@ RECIPES = {
     "nvfp4": dataclasses.replace(LinearRecipes.nvfp4(), stochastic=False),
     "tiles": LinearRecipes(ROWS, TILES, ROWS),
     "blocks": LinearRecipes(ROWS, ROWS, ROWS),
+    "mxfp4": LinearRecipes(*[breccia.MXFP4BlockScaling()] * 3),
     "row": LinearRecipes(*[breccia.Float8CurrentScaling(granularity="row")] * 3),
 }
 EXACT = ("fp8", "nvfp4", "tiles")  # a weight and its transpose have the same codes
@@ -284,7 +285,7 @@ def trains_by_columns(rank, world):
     def placement(parameter):
         return Shard(1) if parameter.ndim == 2 and parameter.shape[1] == 256 else Shard(0)
 
-    for name in ("mxfp8", "fp8", "tiles", "row"):
+    for name in ("mxfp8", "fp8", "tiles", "row", "nvfp4", "mxfp4"):
         alone = distributed.make_shardable_(model_of(RECIPES[name], hidden=384))
         x, y, _ = batch_of(0, 1)
         optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)

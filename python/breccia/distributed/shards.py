@@ -18,8 +18,9 @@ from breccia import layouts, verbs
 from breccia.distributed.groups import device_of, gather_into, place
 from breccia.distributed.statistics import finite_amax
 from breccia.formats import finfo
+from breccia.frameworks._torch_launch import contiguous
 from breccia.frameworks._torch_tensors import raw
-from breccia.frameworks._torch_weights import blocks_side
+from breccia.frameworks._torch_weights import blocks_side, codes_of, packed
 from breccia.recipes import ScalingRecipe, choices
 from breccia.scaled_tensor import ScaledTensor
 
@@ -115,8 +116,6 @@ class Shard:
                     f"{place(self.group)} must hold whole blocks of {block} columns, got {self.part[1]} of "
                     f"{self.whole[1]}: legal cuts are the multiples of {block}"
                 )
-            if finfo(self.recipe.element).bits == 4:
-                raise ValueError("FSDP2 must cut rows of a weight of 4-bit codes, which are two to a byte, got columns")
         elif self.cut_blocks and choices(self.recipe).searches:
             raise ValueError(
                 f"a search for scales must have whole blocks of {self.block_rows} rows on {place(self.group)}, got "
@@ -197,8 +196,8 @@ class Shard:
 
     def _sent_columns(self, made: ScaledTensor) -> tuple[tuple[Any, ...], Callable[..., Any]]:
         """FSDP2 gathers columns of tensors of the parameter's shape alone: the scales go by a collective of their own,
-        begun here."""
-        form, world = made._form, dist.get_world_size(self.group)
+        begun here. Codes of 4 bits go one to a byte, for FSDP2 wants as many bytes as the parameter has elements."""
+        world, form = dist.get_world_size(self.group), made._form.with_columns(self.whole[1])
         flying = {}
         for name in form.parts[1:]:
             part = getattr(made, name)
@@ -212,7 +211,11 @@ class Shard:
         dtypes = {name: getattr(made, name).dtype for name in form.parts}
 
         def whole(outs: Sequence[torch.Tensor]) -> tuple[ScaledTensor, tuple[Any, ...]]:
-            parts, own = {"data": outs[0].view(self.whole).view(dtypes["data"])}, []
+            codes, own = outs[0].view(self.whole), []
+            if form.packing != "one":
+                codes = packed(codes, form.packing)
+                own.append(codes)
+            parts = {"data": codes.view(dtypes["data"])}
             for name in form.parts[1:]:
                 if name not in flying:
                     parts[name] = _also_read_here(getattr(made, name))
@@ -224,7 +227,7 @@ class Shard:
                 parts[name] = joined.view(dtypes[name])
             return ScaledTensor._of(form, *form.place([parts[name] for name in form.parts])), tuple(own)
 
-        return (made.data.contiguous().view(torch.uint8),), whole
+        return (contiguous(codes_of(made)),), whole
 
 
 def _also_read_here(tensor: torch.Tensor) -> torch.Tensor:

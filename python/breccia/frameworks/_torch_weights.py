@@ -67,11 +67,11 @@ class TurnedWeight:
             values = verbs.dequantize(scaled).mT
             values = torch.nn.functional.pad(values, (0, short)) if short else contiguous(values)
             return verbs.cast(values, scaled.recipe)
-        codes = _codes(scaled).T
+        codes = codes_of(scaled).T
         codes = torch.nn.functional.pad(codes, (0, short)) if short else codes
         form = scaled._form.with_columns(columns + short)
         scale = self._turned_scale(columns + short)
-        data = _packed(codes, form.packing).view(scaled.data.dtype)
+        data = packed(codes, form.packing).view(scaled.data.dtype)
         return ScaledTensor._of(form, data, scale, None, scaled.global_scale)
 
     def _turned_scale(self, columns: int) -> Any:
@@ -105,7 +105,7 @@ def blocks_side(recipe: ScalingRecipe) -> int:
     return side
 
 
-def _codes(scaled: ScaledTensor) -> Any:
+def codes_of(scaled: ScaledTensor) -> Any:
     """One code per byte, as uint8 of the logical shape."""
     data = scaled.data.view(torch.uint8)
     if not scaled.is_packed:
@@ -114,7 +114,8 @@ def _codes(scaled: ScaledTensor) -> Any:
     return pairs.reshape(*data.shape[:-1], -1)[..., : scaled.shape[-1]]
 
 
-def _packed(codes: Any, packing: str) -> Any:
+def packed(codes: Any, packing: str) -> Any:
+    """The data of a tensor of one code per byte; ``packing``: of its form."""
     codes = contiguous(codes)  # before all else: results of elementwise operators have their operands' strides
     if packing == "one":
         return codes
