@@ -124,6 +124,11 @@ CLIENTS: dict[str, Client] = {
         ("transformers", "compressed_tensors"),
         _transformers,
     ),
+    "compressed-tensors:fp8-block": (
+        "transformers, `CompressedTensorsConfig(dequantize=True)`",
+        ("transformers", "compressed_tensors"),
+        _dequantized,
+    ),
     "compressed-tensors:int4-asym": (
         "transformers, `CompressedTensorsConfig(dequantize=True)`",
         ("transformers", "compressed_tensors"),

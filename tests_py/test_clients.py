@@ -49,11 +49,68 @@ def test_every_target_of_transformers(name: str, key: str, models: Any, tmp_path
     """Embeddings shared with the output layer, which has no tensor: a loader finds it by name alone."""
     pytest.importorskip(name.replace("-", "_"))
     options = {}
-    if (name, key) == ("compressed-tensors", "int4-asym"):
-        # Kept packed, it expects zero points that are not, whoever wrote the file.
+    if name == "compressed-tensors" and key in ("int4-asym", "fp8-block"):
+        # Kept packed, it expects zero points that are not, whoever wrote the file; with tiles it quantizes activations.
         options["quantization_config"] = transformers().CompressedTensorsConfig(dequantize=True)
     bound = 0.02 if key.startswith("int8") else BOUND
     check(models("llama-tied"), tmp_path / "q", f"{name}:{key}", bound, **options)
+
+
+# The scheme of compressed-tensors' own that each recipe is; of these two, what it says of weights.
+PRESETS = {
+    "nvfp4": "NVFP4A16",
+    "fp8": "FP8_DYNAMIC",
+    "fp8-tensor": "FP8",
+    "fp8-block": "FP8_BLOCK",
+    "mxfp4": "MXFP4A16",
+    "mxfp6": "MXFP6A16",
+    "mxfp8": "MXFP8A16",
+    "int4": "W4A16",
+    "int4-asym": "W4A16_ASYM",
+    "int8": "W8A16",
+}
+WEIGHTS_ALONE = ("fp8", "fp8-tensor")
+
+
+@pytest.mark.parametrize("key", modules()["compressed-tensors"].RECIPES)
+def test_schemes_are_those_of_compressed_tensors(key: str, models: Any, tmp_path: Path) -> None:
+    quantization = pytest.importorskip("compressed_tensors.quantization")
+    convert(models("llama-tied"), tmp_path / "q", f"compressed-tensors:{key}")
+    said = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    config = quantization.QuantizationConfig.model_validate(said)
+    (scheme,) = config.config_groups.values()
+    preset = quantization.preset_name_to_scheme(PRESETS[key], ["Linear"])
+    assert scheme.targets == preset.targets
+
+    def numbers(args: Any) -> Any:
+        return None if args is None else args.model_dump(exclude={"observer", "observer_kwargs"})
+
+    if key == "int8":  # a scale for each row, where the preset has one for each group
+        preset.weights.strategy, preset.weights.group_size = quantization.QuantizationStrategy.CHANNEL, None
+    assert numbers(scheme.weights) == numbers(preset.weights)
+    if key in WEIGHTS_ALONE:
+        assert scheme.input_activations is None
+    else:
+        assert numbers(scheme.input_activations) == numbers(preset.input_activations)
+
+
+def test_transformers_quantizes_the_activations_of_tiles(models: Any, tmp_path: Path) -> None:
+    """By the scheme that vLLM wants, unless it is told to dequantize, as `test_every_target_of_transformers` does."""
+    pytest.importorskip("compressed_tensors")
+    convert(models("llama-tied"), tmp_path / "q", "compressed-tensors:fp8-block")
+    convert(tmp_path / "q", tmp_path / "floats", "bf16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = transformers().AutoModelForCausalLM
+        model = loader.from_pretrained(tmp_path / "q", dtype=torch.bfloat16)
+        floats = loader.from_pretrained(tmp_path / "floats", dtype=torch.bfloat16)
+    x = torch.randn(64, 128, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model(torch.arange(3, 43)[None])  # which makes the layers' values
+        found, wanted = model.model.layers[0].mlp.up_proj, floats.model.layers[0].mlp.up_proj
+        error = float((found(x) - wanted(x)).norm() / wanted(x).norm())
+    assert found.weight.equal(wanted.weight)
+    assert 0.005 < error < 0.05  # that of FP8 is 0.026
 
 
 @pytest.mark.parametrize("model", [name for name in MODELS if name not in ("llama-tied", "gpt-oss")])

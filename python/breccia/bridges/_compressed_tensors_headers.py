@@ -179,7 +179,7 @@ def config(written: Written) -> dict[str, Any]:
                 f"group_{i}": {
                     "targets": ["Linear"] if len(groups) == 1 else modules,
                     "weights": _weights(recipe),
-                    "input_activations": None,
+                    "input_activations": _inputs(recipe),
                     "format": fmt,
                 }
                 for i, ((recipe, modules), fmt) in enumerate(zip(groups, formats, strict=True))
@@ -226,6 +226,15 @@ def _weights(recipe: ScalingRecipe) -> dict[str, Any]:
         case _:
             row = getattr(recipe, "granularity", "tensor") == "row"
             return said | {"num_bits": 8, "type": "float", "strategy": "channel" if row else "tensor"}
+
+
+def _inputs(recipe: ScalingRecipe) -> dict[str, Any] | None:
+    """How a program may quantize activations: of tiles alone, which vLLM loads with dynamic groups of activations and
+    not as weights alone; the scheme is compressed-tensors' own FP8_BLOCK."""
+    if not isinstance(recipe, Float8BlockScaling) or recipe.block_m == 1:
+        return None
+    said = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": recipe.block_k}
+    return {**said, "symmetric": True, "dynamic": True}
 
 
 def _strategy(group_size: int | None) -> dict[str, Any]:
