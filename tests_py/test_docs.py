@@ -169,7 +169,7 @@ SAID = {
     "README.md": ["6 dB more is"],
     "accuracy.md": ["6 dB more is"],
     "benchmarks.md": ["fraction above 100 %", "calls take 0.1 s"],
-    "checkpoints.md": ["plus 256 MiB", "`--min-sqnr` (12 dB)", "0.25 GiB of weights", "writes 0.5 GiB"],
+    "checkpoints.md": ["plus 256 MiB", "0.25 GiB of weights", "writes 0.5 GiB"],
     "distributed.md": [
         "| 52 % |",
         "| 28 % |",

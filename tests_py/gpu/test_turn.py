@@ -40,3 +40,7 @@ def test_contiguous_rows(device: str) -> None:
     assert torch.equal(contiguous_rows(x.T), x.T)
     spread = x[:, ::2]
     assert torch.equal(contiguous_rows(spread), spread)
+    one = torch.arange(24.0).reshape(6, 4).to(device)[:, 1:2].T  # of one row, whose stride says nothing
+    for row in (one, one.as_strided(one.shape, (7, 4), one.storage_offset())):
+        assert torch.equal(contiguous_rows(row), one)
+        assert contiguous_rows(row).is_contiguous()

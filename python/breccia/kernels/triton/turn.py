@@ -45,6 +45,6 @@ def contiguous_rows(x: torch.Tensor) -> torch.Tensor:
     """x with unit stride along its last axis; no copy where that already holds."""
     if x.stride(-1) == 1 or x.shape[-1] <= 1:
         return x
-    if x.ndim == 2 and x.stride(0) == 1 and x.element_size() in _WORDS:
+    if x.ndim == 2 and (x.stride(0) == 1 or x.shape[0] == 1) and x.element_size() in _WORDS:
         return turned(x.T)
     return x.contiguous()
