@@ -187,7 +187,6 @@ def products_gather_codes():
     for name in FEW:
         recipe = cases.RECIPES[name]
         w = breccia.cast(jnp.asarray(values((512, 512))), recipe)
-        reference = jax.jit(breccia.linear)(x, w)
         for x_spec, w_spec in (
             (P(), P("d")),  # columns of a layer
             (P(("a", "d")), P()),  # tokens
@@ -202,7 +201,10 @@ def products_gather_codes():
             results = {"out_shardings": NamedSharding(mesh(), x_spec)} if fsdp else {}
             compiled = jax.jit(breccia.linear, **results).lower(tokens, placed).compile()
             made = compiled(tokens, placed)
-            assert np.asarray(made).tobytes() == np.asarray(reference).tobytes(), (name, x_spec, w_spec)
+            # Few tokens may take another kernel than many, which adds in another order: each device's own are compared.
+            rows = made.sharding.shard_shape(made.shape)[0]
+            reference = [np.asarray(breccia.linear(x[i : i + rows], w)) for i in range(0, len(x), rows)]
+            assert np.asarray(made).tobytes() == np.concatenate(reference).tobytes(), (name, x_spec, w_spec)
             large = [one for one in moved(compiled) if one[2] > 512 * 512 // 16 and one[0] == "all-gather"]
             assert {dtype for _, dtype, _ in large} <= {"u8", "s8"}, (name, x_spec, w_spec, moved(compiled))
             assert bool(large) == fsdp, (name, x_spec, w_spec, moved(compiled))

@@ -38,6 +38,7 @@ OURS = {
     "modelopt:mxfp8": "BrecciaMxfp8LinearKernel",
     "modelopt:fp8": "BrecciaFp8LinearKernel",
     "modelopt:fp8-channel": "BrecciaFp8LinearKernel",
+    "compressed-tensors:fp8-block": "BrecciaFp8BlockLinearKernel",
     "deepseek:block": "BrecciaFp8BlockLinearKernel",
     "deepseek:block-ue8m0": "BrecciaFp8BlockLinearKernel",
 }
@@ -69,23 +70,6 @@ def test_layers_of_a_converted_model(target: str, vllm: Any, converted: Any, mon
         got = layer(x)
         assert got.dtype == x.dtype
         assert (got.double() - wanted).norm() <= 5e-3 * wanted.norm()
-
-
-@pytest.mark.parametrize(
-    ("target", "error", "says"),
-    [
-        ("compressed-tensors:fp8-block", AssertionError, ""),  # is_static_input_scheme is None there, not False
-    ],
-)
-def test_what_vllm_refuses_itself(target: str, error: type[Exception], says: str, vllm: Any, converted: Any) -> None:
-    """docs/serving.md says so, and what to convert to instead."""
-    folder = converted(target)
-    with pytest.raises(error, match=says):
-        vllm_layers.fill(
-            vllm_layers.make("mlp.down_proj", vllm_layers.quantization(folder)),
-            "mlp.down_proj",
-            vllm_layers.stored(folder),
-        )
 
 
 @pytest.mark.parametrize("target", ["compressed-tensors:mxfp4", "compressed-tensors:int8", "deepseek:block"])

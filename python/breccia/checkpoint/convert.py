@@ -126,8 +126,8 @@ def check_destination(destination: Path, *sources: str | os.PathLike[str], force
         raise FileExistsError(f"destination must not be there, {destination} is{hint}")
 
 
-def _check_patterns(checkpoint: Checkpoint, target: Target) -> None:
-    names = [found.name for found in checkpoint.found]
+def _check_patterns(found: list[Found], target: Target) -> None:
+    names = [one.name for one in found]
     for option, patterns in (("include", target.include), ("exclude", target.exclude)):
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -158,14 +158,16 @@ class Job:
         self.from_gguf = isinstance(source, GgufFile)
         if folder and isinstance(source, GgufFile):
             checkpoint.config = gguf_folder.config_of(source)
-        check_all_is_read(checkpoint)
-        _check_patterns(checkpoint, target)
+        found = list(checkpoint.found)
+        check_all_is_read(checkpoint, found)
+        _check_patterns(found, target)
         self.notes: list[str] = []
         self.left_out: list[str] = []
-        self._quantized = {f.name for f in checkpoint.found if f.format != "plain"}
+        self._quantized = {one.name for one in found if one.format != "plain"}
         self._folds = not target.bridge.pre_scales
-        self.target = self._settled(target)
-        self.choices = [self._choose(one) for one in self._found()] + outputs.made_anew(checkpoint, self.target)
+        self.target = self._settled(target, found)
+        self.choices = [self._choose(one) for one in self._to_convert(found)]
+        self.choices += outputs.made_anew(checkpoint, self.target)
         if not target.float_dtype:
             self.choices, notes = self._share()
             self.notes += notes
@@ -183,22 +185,22 @@ class Job:
         if force:
             check_replaceable(destination, self.into_directory)
 
-    def _settled(self, target: Target) -> Target:
+    def _settled(self, target: Target, found: list[Found]) -> Target:
         """The target with what the source says."""
         checkpoint = self.checkpoint
         if target.bridge.own_files:
             names, reason = outputs.gguf_model(checkpoint)
             target = dataclasses.replace(target, names=names)
             self._note_model(names, reason)
-        inputs = [f.name.removesuffix(".input_scale") for f in checkpoint.found if f.name.endswith(".input_scale")]
+        inputs = [one.name.removesuffix(".input_scale") for one in found if one.name.endswith(".input_scale")]
         if self._folds:
             inputs = [name for name in inputs if f"{name}.pre_quant_scale" not in checkpoint.entries]
         alone = bool(self._quantized)
         return dataclasses.replace(target, left_alone=alone, model=checkpoint.config, inputs=frozenset(inputs))
 
-    def _found(self) -> list[Found]:
-        """The tensors to convert."""
-        found = [self.checkpoint.refined(one) for one in self.checkpoint.found if not self._dropped(one.name)]
+    def _to_convert(self, found: list[Found]) -> list[Found]:
+        """The tensors to convert, as they are converted."""
+        found = [self.checkpoint.refined(one) for one in found if not self._dropped(one.name)]
         if self._folds:
             found = [self.checkpoint.folded(one) for one in found]
             self._note_folded(found)

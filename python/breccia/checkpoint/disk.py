@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 
 try:
     import fcntl
@@ -27,16 +28,30 @@ _PIECE = 1 << 20
 Stamp = tuple[int, int, int, int]
 
 
-@contextlib.contextmanager
-def _call(what: str, path: Path) -> Iterator[None]:
-    try:
-        if before is not None:
-            before(what, path)
-        yield
-    except OSError as error:
-        if error.errno is None:
+class _call:  # noqa: N801
+    """Errors of a call that changes the disk say what could not be done to which file."""
+
+    __slots__ = ("path", "what")
+
+    def __init__(self, what: str, path: Path) -> None:
+        self.what, self.path = what, path
+
+    def __enter__(self) -> None:
+        if before is None:
+            return
+        try:
+            before(self.what, self.path)
+        except OSError as error:
+            self._tell(error)
             raise
-        raise OSError(error.errno, f"cannot {what} {path}: {os.strerror(error.errno)}") from None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, OSError):
+            self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        if error.errno is not None:
+            raise OSError(error.errno, f"cannot {self.what} {self.path}: {os.strerror(error.errno)}") from None
 
 
 def make_directory(path: Path) -> bool:

@@ -3,26 +3,34 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 
 __all__ = ["NAMELESS", "naming"]
 
 NAMELESS = ""  # of an error that concerns the file, not one tensor
 
 
-@contextlib.contextmanager
-def naming(path: Path, name: str) -> Iterator[None]:
+class naming:  # noqa: N801
     """Add the file and the tensor to the message of a ValueError raised inside: wrong bytes in a file cause it.
 
     Raises:
         ValueError: see above. Other errors are defects of a bridge and stay as they are.
     """
-    try:
-        yield
-    except ValueError as error:
+
+    __slots__ = ("name", "path")
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if not isinstance(error, ValueError):
+            return
         text = str(error)
-        if not text.startswith(str(path)):
-            text = f"{path}: tensor {name[:200]!r}: {text}" if name else f"{path}: {text}"
+        if not text.startswith(str(self.path)):
+            of = f"tensor {self.name[:200]!r}: " if self.name else ""
+            text = f"{self.path}: {of}{text}"
         raise ValueError(text) from error

@@ -53,9 +53,7 @@ class Patterns:
             begin = len(name) - length
             starts = begin == 0 or (begin > 0 and name[begin - 1] == "." and "\n" not in name[:begin])
             return starts and _plain(pattern).fullmatch(name, begin) is not None
-        starts_ = 1 | sum(
-            1 << at + 1 for at, character in enumerate(name) if character == "." and "\n" not in name[:at]
-        )
+        starts_ = 1 | _places(name.partition("\n")[0], {"."}) << 1
         return bool(_Reader(self, pattern, name).read()(starts_) >> len(name) & 1)
 
     def _spend(self, steps: int) -> None:
@@ -158,14 +156,20 @@ class _Reader:
             fits = _character(match[0])
         except re.error:
             return self._refuse()
-        here = sum(1 << at for at, character in enumerate(self.name) if fits.match(character))
-        self.owner._spend(len(self.name))
+        here = _places(self.name, {character for character in set(self.name) if fits.match(character)})
+        self.owner._spend(1 + len(self.name) // 8)
 
         def step(places: int) -> int:
             self.owner._spend(1 + len(self.name) // 64)
             return (places & here) << 1
 
         return step
+
+
+def _places(text: str, characters: set[str]) -> int:
+    """Where a text has one of some characters: bit i is of its character i."""
+    bits = {ord(character): "1" if character in characters else "0" for character in set(text)}
+    return int(text[::-1].translate(bits) or "0", 2)
 
 
 @lru_cache(1024)

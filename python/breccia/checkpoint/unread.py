@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from breccia.bridges._parts import Found
 from breccia.checkpoint.source import Checkpoint
@@ -16,17 +17,17 @@ _WEIGHT = re.compile(r".*\b_?(weight|qweight|qzeros|weight_packed|W_q|qdata|\w+_
 _TABLE = re.compile(r".*(\bbias|masked_bias|mask|position_ids|_index|_ids|_table)")
 
 
-def check_all_is_read(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose quantized tensors are not all understood.
+def check_all_is_read(checkpoint: Checkpoint, found: Iterable[Found]) -> None:
+    """Refuse a checkpoint whose quantized tensors, of those found in it, are not all understood.
 
     Raises:
         ValueError: one is not; the message names it, what it looks like, and the method config.json names.
     """
     method = checkpoint.quantization.get("quant_method")
-    unread = [found for found in checkpoint.found if _unread(found, bool(method))]
+    unread = [one for one in found if _unread(one, bool(method))]
     if not unread:
         return
-    first = next((found for found in unread if _in_trouble(found)), unread[0])
+    first = next((one for one in unread if _in_trouble(one)), unread[0])
     why = "; ".join(first.findings) or f"{first.dtype} codes whose meaning nothing says"
     said = f", quant_method {method!r} in config.json" if method else ""
     raise ValueError(
