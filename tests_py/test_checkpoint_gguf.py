@@ -443,7 +443,10 @@ def test_keys_and_types_are_ggufs_own() -> None:
     decoder = {
         "max_position_embeddings": 512, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128,
         "num_attention_heads": 4, "layer_norm_eps": 1e-12, "rms_norm_eps": 1e-6, "vocab_size": 100,
-        "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 32, "beta_slow": 1, "mscale_all_dim": 1.0},
+        "model_type": "deepseek_v3", "kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "qk_nope_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
     }  # fmt: skip
     for architecture in gguf_models._TABLES:
         said = gguf_parameters.hyperparameters(decoder, architecture)

@@ -33,6 +33,25 @@ LLAMA3 = {
     "rope_theta": 10000.0,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
+YARN |= {"beta_fast": 32.0, "beta_slow": 1.0}
+LATENT_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128, "sliding_window": 16}
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 96,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 64,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
 GEMMA = {"query_pre_attn_scalar": 32, "sliding_window": 16, "tie_word_embeddings": True}
 LOCAL = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -43,12 +62,19 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "max_position_embeddings": 512}, "llama"),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}, "llama"),
     "qwen3-moe": ("Qwen3Moe", EXPERTS, "qwen3moe"),
+    "gpt-oss": ("GptOss", {**GPT_OSS, "rope_parameters": YARN}, "gpt-oss"),
+    "deepseek-v2": ("DeepseekV2", DEEPSEEK, "deepseek2"),
+    "deepseek-v3": ("DeepseekV3", {**DEEPSEEK, "n_group": 2, "rope_parameters": LATENT_YARN}, "deepseek2"),
     "phi3": ("Phi3", {"sliding_window": 16}, "phi3"),
     "gemma2": ("Gemma2", {**GEMMA, "final_logit_softcapping": 20.0, "attn_logit_softcapping": 40.0}, "gemma2"),
     "gemma3": ("Gemma3", {**GEMMA, "num_hidden_layers": 6, "rope_parameters": LOCAL}, "gemma3"),
 }
-# Mixtral's experts transformers' reader of GGUF does not know.
-READ_BY_TRANSFORMERS = [name for name in MODELS if name != "mixtral"]
+SCALED = {"gemma3": "linear", "gpt-oss": "yarn", "deepseek-v3": "yarn"}
+# transformers' reader of GGUF knows neither Mixtral's experts nor DeepSeek, and gpt-oss' experts by other names.
+NOT_READ = ("mixtral", "gpt-oss", "deepseek-v2", "deepseek-v3")
+READ_BY_TRANSFORMERS = [name for name in MODELS if name not in NOT_READ]
+# Models that transformers makes no config.json of: their weights come back as a file.
+OF_TWO = ("gpt-oss", "deepseek-v2", "deepseek-v3")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +83,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, (kind, more, _) in MODELS.items():
         torch.manual_seed(0)
         sizes = {**SIZES, **more}
-        if name == "phi3":
+        if name.startswith(("phi3", "deepseek")):
             sizes.pop("head_dim")
         own = getattr(transformers(), f"{kind}TextConfig", None) or getattr(transformers(), f"{kind}Config")
         model = getattr(transformers(), f"{kind}ForCausalLM")(own(**sizes))
@@ -101,14 +127,14 @@ def test_tensors_are_those_of_the_architecture(name: str, models: dict[str, Path
         }
         router = next(t for t in gguf.GGUFReader(tmp_path / "a.gguf").tensors if "ffn_gate_inp" in t.name)
         assert router.tensor_type.name == "F32"
-    windowed = name in ("phi3", "gemma2", "gemma3")
+    windowed = name in ("phi3", "gemma2", "gemma3", "gpt-oss")
     assert fields.get(f"{architecture}.attention.sliding_window") == (16 if windowed else None)
     assert ("rope_freqs.weight" in stored) == (name == "llama3")
-    assert fields.get(f"{architecture}.rope.scaling.type") == ("linear" if name == "gemma3" else None)
+    assert fields.get(f"{architecture}.rope.scaling.type") == SCALED.get(name)
 
 
 @pytest.mark.parametrize("to", ["gguf:bf16", "gguf:q8_0", "gguf:mxfp4"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in OF_TWO])
 def test_there_and_back(name: str, to: str, models: dict[str, Path], tmp_path: Path) -> None:
     """A directory made of the file computes what a directory of the same values does."""
     convert(models[name], tmp_path / "a.gguf", to)
@@ -156,6 +182,8 @@ def test_parts_make_the_whole(name: str, models: dict[str, Path], tmp_path: Path
         piece.run(threads=1)
     finish(models[name], tmp_path / "out.gguf", "gguf:q8_0")
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "out.gguf").read_bytes()
+    if name in OF_TWO:
+        return
     convert(tmp_path / "whole.gguf", f"{tmp_path}/whole/", "nvfp4")
     for piece in plan(tmp_path / "whole.gguf", f"{tmp_path}/out/", "nvfp4", 3):
         piece.run(threads=1)
@@ -222,6 +250,18 @@ def test_other_factors_are_refused(models: dict[str, Path], tmp_path: Path) -> N
             {"rope_parameters": {**LOCAL, "sliding_attention": {"rope_theta": 5e5}}},
             "must have the base 10000",
         ),
+        (
+            "gpt-oss",
+            {"layer_types": ["full_attention"] * 2},
+            "every second layer, from the first on, must see a window",
+        ),
+        ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit must be 7 in architecture 'gpt-oss', it is 5.0"),
+        ("deepseek-v2", {"topk_method": "group_limited_greedy"}, "topk_method must be 'greedy' in a deepseek_v2 model"),
+        ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob must be false in a deepseek_v2 model"),
+        ("deepseek-v3", {"rope_interleave": False}, "rope_interleave must be true in architecture 'deepseek2'"),
+        ("deepseek-v3", {"attention_bias": True}, "attention_bias must be false in architecture 'deepseek2'"),
+        ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq must be 1 in architecture 'deepseek2', it is 2"),
+        ("deepseek-v3", {"rope_parameters": {**LATENT_YARN, "mscale": 0.5}}, "mscale and mscale_all_dim must be said"),
         ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope' has no GGUF form here"),
     ],
 )
@@ -347,3 +387,169 @@ def test_routers_are_never_quantized() -> None:
         router, other = (f"model.layers.0.{block}.{name}.weight" for name in ("gate", "switch_mlp.gate_proj"))
         assert not wanted(Found(router, "plain", "bf16", {"weight": router}, (64, 128), dtype="BF16"), known)
         assert wanted(Found(other, "plain", "bf16", {"weight": other}, (4, 64, 128), dtype="BF16"), known)
+
+
+def own_values(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("*.safetensors")
+    return {name: np.asarray(array, np.float32) for name, array in SafetensorsFile(path).items()}
+
+
+def stored_values(path: Path) -> dict[str, Any]:
+    tensors = gguf.GGUFReader(path).tensors
+    return {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in tensors}
+
+
+@pytest.mark.parametrize("to", ["gguf:bf16", "gguf:q8_0", "gguf:mxfp4", "gguf:q4_k"])
+@pytest.mark.parametrize("name", OF_TWO)
+def test_tensors_kept_as_two_come_back_as_one(name: str, to: str, models: dict[str, Path], tmp_path: Path) -> None:
+    convert(models[name], tmp_path / "a.gguf", to)
+    assert verify(models[name], tmp_path / "a.gguf")["ok"]
+    convert(tmp_path / "a.gguf", tmp_path / "b.safetensors", "fp32")
+    assert verify(tmp_path / "a.gguf", tmp_path / "b.safetensors", min_sqnr_db=1e9)["ok"]
+    found, wanted = SafetensorsFile(tmp_path / "b.safetensors"), own_values(models[name])
+    assert set(found) == set(wanted)
+    if to == "gguf:bf16":
+        for key, array in wanted.items():
+            turned = re.search(r"experts\.(gate_up|down)_proj$", key)
+            np.testing.assert_array_equal(found[key], array.swapaxes(-1, -2) if turned else array, err_msg=key)
+    convert(tmp_path / "a.gguf", tmp_path / "b.gguf", to)
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    opened = Checkpoint(tmp_path / "a.gguf", mapped=False)
+    for one in opened.found:
+        if "cut" in one.options:
+            np.testing.assert_array_equal(values(rows_of(opened, one, 1, 3)), values(opened.load(one))[1:3])
+
+
+def test_tensors_of_gpt_oss(models: dict[str, Path], tmp_path: Path) -> None:
+    convert(models["gpt-oss"], tmp_path / "a.gguf", "gguf:bf16")
+    own, stored = own_values(models["gpt-oss"]), stored_values(tmp_path / "a.gguf")
+    for i in range(2):
+        block, at = f"model.layers.{i}", f"blk.{i}"
+        both = own[f"{block}.mlp.experts.gate_up_proj"].swapaxes(1, 2)
+        for start, kind in enumerate(("gate", "up")):
+            np.testing.assert_array_equal(stored[f"{at}.ffn_{kind}_exps.weight"], both[:, start::2])
+            bias = own[f"{block}.mlp.experts.gate_up_proj_bias"][:, start::2]
+            np.testing.assert_array_equal(stored[f"{at}.ffn_{kind}_exps.bias"], bias)
+        down = own[f"{block}.mlp.experts.down_proj"].swapaxes(1, 2)
+        np.testing.assert_array_equal(stored[f"{at}.ffn_down_exps.weight"], down)
+        for name, inside in (
+            ("mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
+            ("mlp.router.weight", "ffn_gate_inp.weight"),
+            ("mlp.router.bias", "ffn_gate_inp.bias"),
+            ("self_attn.sinks", "attn_sinks.weight"),
+            ("self_attn.q_proj.weight", "attn_q.weight"),
+            ("self_attn.k_proj.bias", "attn_k.bias"),
+            ("post_attention_layernorm.weight", "post_attention_norm.weight"),
+        ):
+            np.testing.assert_array_equal(stored[f"{at}.{inside}"], own[f"{block}.{name}"])
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
+    assert {types[name] for name in types if "bias" in name or "sinks" in name or "gate_inp" in name} == {"F32"}
+    fields = fields_of(tmp_path / "a.gguf")
+    for key, value in (
+        (gguf.Keys.LLM.EXPERT_COUNT, 4),
+        (gguf.Keys.LLM.EXPERT_USED_COUNT, 2),
+        (gguf.Keys.LLM.EXPERT_FEED_FORWARD_LENGTH, 128),
+        (gguf.Keys.Attention.SLIDING_WINDOW, 16),
+        (gguf.Keys.Attention.KEY_LENGTH, 32),
+        (gguf.Keys.Rope.SCALING_TYPE, "yarn"),
+        (gguf.Keys.Rope.SCALING_FACTOR, 4.0),
+        (gguf.Keys.Rope.SCALING_ORIG_CTX_LEN, 16),
+        (gguf.Keys.Rope.SCALING_YARN_BETA_FAST, 32.0),
+        (gguf.Keys.Rope.SCALING_YARN_BETA_SLOW, 1.0),
+    ):
+        assert fields[key.format(arch="gpt-oss")] == value
+
+
+def test_gpt_oss_in_mxfp4_keeps_its_codes(models: dict[str, Path], tmp_path: Path) -> None:
+    """Its makers' files have blocks and scales: half of their rows are gates, and every number stays."""
+    convert(models["gpt-oss"], tmp_path / "in", "gpt-oss")
+    report = convert(tmp_path / "in", tmp_path / "a.gguf", "gguf:mxfp4")
+    assert report["tensors"]["repack"] == 2 * 3
+    convert(tmp_path / "in", tmp_path / "wanted", "fp32")
+    own, stored = own_values(tmp_path / "wanted"), stored_values(tmp_path / "a.gguf")
+    for i in range(2):
+        both = own[f"model.layers.{i}.mlp.experts.gate_up_proj"].swapaxes(1, 2)
+        np.testing.assert_array_equal(stored[f"blk.{i}.ffn_gate_exps.weight"], both[:, ::2])
+        np.testing.assert_array_equal(stored[f"blk.{i}.ffn_up_exps.weight"], both[:, 1::2])
+    convert(tmp_path / "a.gguf", tmp_path / "b.safetensors", "mxfp4")
+    assert verify(tmp_path / "in", tmp_path / "b.safetensors", min_sqnr_db=1e9)["ok"]
+    opened = Checkpoint(tmp_path / "a.gguf")
+    wholes = [one for one in opened.found if one.name.endswith("gate_up_proj")]
+    assert len(wholes) == 2 and all(one.recipe is not None and one.shape == (4, 256, 128) for one in wholes)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3"])
+def test_tensors_of_deepseek(name: str, models: dict[str, Path], tmp_path: Path) -> None:
+    convert(models[name], tmp_path / "a.gguf", "gguf:bf16")
+    own, stored = own_values(models[name]), stored_values(tmp_path / "a.gguf")
+    for i in range(2):
+        at = f"model.layers.{i}.self_attn"
+        by_head = own[f"{at}.kv_b_proj.weight"].reshape(4, 32 + 64, 64)
+        np.testing.assert_array_equal(stored[f"blk.{i}.attn_k_b.weight"], by_head[:, :32].transpose(0, 2, 1))
+        np.testing.assert_array_equal(stored[f"blk.{i}.attn_v_b.weight"], by_head[:, 32:])
+        for kind in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"):
+            inside = {"kv_a_proj_with_mqa": "kv_a_mqa"}.get(kind, kind.removesuffix("_proj"))
+            np.testing.assert_array_equal(stored[f"blk.{i}.attn_{inside}.weight"], own[f"{at}.{kind}.weight"])
+        for kind in ("q_a", "kv_a"):
+            np.testing.assert_array_equal(
+                stored[f"blk.{i}.attn_{kind}_norm.weight"], own[f"{at}.{kind}_layernorm.weight"]
+            )
+    mlp = "model.layers.1.mlp"
+    for kind in ("gate", "up", "down"):
+        np.testing.assert_array_equal(stored[f"blk.0.ffn_{kind}.weight"], own[f"model.layers.0.mlp.{kind}_proj.weight"])
+        shared = own[f"{mlp}.shared_experts.{kind}_proj.weight"]
+        np.testing.assert_array_equal(stored[f"blk.1.ffn_{kind}_shexp.weight"], shared)
+        experts = np.stack([own[f"{mlp}.experts.{j}.{kind}_proj.weight"] for j in range(4)])
+        np.testing.assert_array_equal(stored[f"blk.1.ffn_{kind}_exps.weight"], experts)
+    fields = fields_of(tmp_path / "a.gguf")
+    third = name == "deepseek-v3"
+    wanted: dict[str, Any] = {
+        gguf.Keys.Attention.HEAD_COUNT_KV: 1,
+        gguf.Keys.Attention.KEY_LENGTH: 64 + 16,
+        gguf.Keys.Attention.VALUE_LENGTH: 64,
+        gguf.Keys.Attention.KEY_LENGTH_MLA: 32 + 16,
+        gguf.Keys.Attention.VALUE_LENGTH_MLA: 64,
+        gguf.Keys.Attention.KV_LORA_RANK: 64,
+        gguf.Keys.Attention.Q_LORA_RANK: 96,
+        gguf.Keys.Rope.DIMENSION_COUNT: 16,
+        gguf.Keys.LLM.LEADING_DENSE_BLOCK_COUNT: 1,
+        gguf.Keys.LLM.EXPERT_COUNT: 4,
+        gguf.Keys.LLM.EXPERT_USED_COUNT: 2,
+        gguf.Keys.LLM.EXPERT_SHARED_COUNT: 1,
+        gguf.Keys.LLM.EXPERT_FEED_FORWARD_LENGTH: 128,
+        gguf.Keys.LLM.EXPERT_WEIGHTS_SCALE: 2.5 if third else 1.0,
+        gguf.Keys.LLM.EXPERT_WEIGHTS_NORM: third,
+        gguf.Keys.LLM.EXPERT_GATING_FUNC: int(gguf.ExpertGatingFuncType.SIGMOID if third else 1),
+        gguf.Keys.LLM.EXPERT_GROUP_COUNT: 2 if third else None,
+        gguf.Keys.LLM.EXPERT_GROUP_USED_COUNT: 1 if third else None,
+    }
+    for key, value in wanted.items():
+        assert fields.get(key.format(arch="deepseek2")) == value, key
+    multiplier = fields.get(gguf.Keys.Rope.SCALING_YARN_LOG_MUL.format(arch="deepseek2"))
+    assert multiplier == (pytest.approx(0.1) if third else None)
+    correction = own.get(f"{mlp}.gate.e_score_correction_bias")
+    assert (correction is not None) == third == ("blk.1.exp_probs_b.bias" in stored)
+    if third:
+        np.testing.assert_array_equal(stored["blk.1.exp_probs_b.bias"], correction)
+
+
+def test_layers_that_predict_more_tokens_are_left_out(models: dict[str, Path], tmp_path: Path) -> None:
+    """DeepSeek-V3's own files have one, after the last layer of config.json."""
+    shutil.copytree(models["deepseek-v3"], tmp_path / "in")
+    (path,) = (tmp_path / "in").glob("*.safetensors")
+    arrays = dict(SafetensorsFile(path).items())
+    more = "model.layers.2.eh_proj.weight"
+    arrays[more] = weight(128, 256)
+    save_arrays(arrays, path, {"format": "pt"})
+    report = convert(tmp_path / "in", tmp_path / "a.gguf", "gguf:q8_0")
+    assert f"{more}: left out: GGUF has no place for it" in report["notes"]
+    assert not any(name.startswith("blk.2.") for name in stored_values(tmp_path / "a.gguf"))
+    assert verify(tmp_path / "in", tmp_path / "a.gguf")["ok"]
+
+
+def test_shapes_that_config_does_not_say_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(models["deepseek-v3"], tmp_path / "in")
+    config = json.loads((models["deepseek-v3"] / "config.json").read_text())
+    (tmp_path / "in" / "config.json").write_text(json.dumps({**config, "v_head_dim": 48}))
+    with pytest.raises(ValueError, match=r"kv_b_proj.*rows of keys and values must be 320 = heads"):
+        convert(tmp_path / "in", tmp_path / "a.gguf", "gguf:q8_0")

@@ -122,7 +122,7 @@ def cast_for(target: Target, values: Any, recipe: ScalingRecipe, **options: Any)
 
 def _bytes_of(checkpoint: Checkpoint, found: Found) -> tuple[Read, int]:
     """How to read a plain tensor's bytes, and how many there are."""
-    if found.options.keys() & {"row_order", "members", "expert", "offset"}:
+    if found.options.keys() & {"row_order", "members", "expert", "offset", "cut"}:
         raw = checkpoint.raw(found)
         return lambda start, stop: raw[start:stop], raw.size
     name = found.parts["weight"]

@@ -12,6 +12,7 @@ import numpy as np
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.files.gguf_models import ModelMap
+from breccia.checkpoint.halves import halves
 from breccia.layouts import PerTensor
 from breccia.scaled_tensor import ScaledTensor
 
@@ -31,7 +32,7 @@ def gathered(found: list[Found], names: ModelMap | None, wanted: bool) -> list[F
     """
     if names is None:
         return together(found) if wanted else found
-    found = together(found) if names.experts else found
+    found = together(halves(found, names)) if names.experts or names.has_cuts else found
     alone = next((one.name for one in found if names.apart(one.name)), None)
     if alone is not None:
         raise ValueError(

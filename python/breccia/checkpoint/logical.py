@@ -12,6 +12,7 @@ from breccia.bridges._parts import Found
 from breccia.checkpoint.experts import apart
 from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
+from breccia.checkpoint.halves import wholes
 from breccia.checkpoint.models import is_stored_turned, models_name
 
 __all__ = ["Logical", "Plain", "blocks_of", "in_order", "spelled"]
@@ -125,7 +126,16 @@ def in_order(found: Iterable[Found], taken: set[str], plain: Plain) -> Logical:
             items += apart([_named(plain(name))])
         else:
             items.append(name)
-    return Logical(items, plain)
+    return Logical(_of_halves(items, plain), plain)
+
+
+def _of_halves(items: list[Found | str], plain: Plain) -> list[Found | str]:
+    """Tensors that a GGUF file keeps as two, put together; others as they are."""
+    home = next(iter(plain.home.values()), None)  # a GGUF file is a checkpoint of its own
+    known = home.model if isinstance(home, GgufFile) else None
+    if known is None or not known.has_cuts:
+        return items
+    return list(wholes((plain(item) if isinstance(item, str) else item for item in items), known))
 
 
 def _named(found: Found) -> Found:

@@ -49,7 +49,9 @@ def stored_shape(checkpoint: Checkpoint, found: Found) -> tuple[int, ...]:
     Returns:
         The shape.
     """
-    return _shape(checkpoint, found, found.parts["weight"]) if found.format == "plain" else found.shape
+    if found.format != "plain" or "cut" in found.options:
+        return found.shape
+    return _shape(checkpoint, found, found.parts["weight"])
 
 
 def together(checkpoint: Checkpoint, found: Found) -> int:
@@ -114,6 +116,8 @@ def rows_of(checkpoint: Checkpoint, found: Found, start: int, stop: int) -> Tens
 
 def _runs(checkpoint: Checkpoint, found: Found) -> dict[str, _Run | None] | None:
     """Each role's rows, None for parts that are of all rows; None where the format cannot be read by rows."""
+    if "cut" in found.options:
+        return None
     if found.format == "plain":
         whole = not stored_shape(checkpoint, found) or not _has_whole_rows(checkpoint, found.parts["weight"])
         return None if whole else {"weight": _Run(0, 1)}

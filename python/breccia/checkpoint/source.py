@@ -174,6 +174,8 @@ class Checkpoint:
         Raises:
             ValueError: its bytes do not fit; the message names the tensor.
         """
+        if "cut" in found.options:
+            return self._of_two(found)
         if "members" in found.options:
             batch: ScaledTensor | np.ndarray[Any, Any] = stack([self.load(one) for one in found.options["members"]])
             return batch
@@ -187,6 +189,18 @@ class Checkpoint:
             tensor = assemble(found, parts)
             factor = found.options.get(FACTOR)
             return tensor if factor is None else self._by_columns(tensor, self.array(factor))
+
+    def _of_two(self, found: Found) -> ScaledTensor | np.ndarray[Any, Any]:
+        """A half of a tensor that GGUF keeps as two, or the whole of both halves."""
+        with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
+            cut = found.options["cut"]
+            if "whole" in found.options:
+                half: ScaledTensor | np.ndarray[Any, Any] = cut.of(self.load(found.options["whole"]))
+                return half
+            whole: ScaledTensor | np.ndarray[Any, Any] = cut.together(
+                [self.load(one) for one in found.options["members"]]
+            )
+            return whole
 
     def folded(self, found: Found) -> Found:
         """The weight of a layer whose inputs are scaled first, with that scale in its columns; others as they are.
@@ -217,7 +231,7 @@ class Checkpoint:
         Returns:
             uint8, flat.
         """
-        if found.options.keys() & {"members", "expert", "offset"}:
+        if found.options.keys() & {"members", "expert", "offset", "cut"}:
             return np.ascontiguousarray(self.load(found)).reshape(-1).view(np.uint8)
         name = found.parts["weight"]
         if "row_order" not in found.options:

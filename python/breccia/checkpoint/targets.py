@@ -15,7 +15,7 @@ from breccia.bridges._parts import Found, Part, ghost
 from breccia.bridges._written import same_grid
 from breccia.checkpoint.arguments import patterns_of
 from breccia.checkpoint.files.gguf_models import ModelMap
-from breccia.checkpoint.models import is_embedding, is_one_expert, is_turned
+from breccia.checkpoint.models import is_embedding, is_one_expert, is_stored_turned, is_turned
 from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -254,7 +254,8 @@ def choose(found: Found, target: Target) -> Choice:
         return _copy(found, target)
     if target.float_dtype:
         dtype = target.float_dtype
-        if found.dtype == dtype or (found.format == "plain" and found.dtype == "F64"):
+        turns = is_stored_turned(found.name, found.shape, target.model) and not found.options.get("turned")
+        if (found.dtype == dtype and not turns) or (found.format == "plain" and found.dtype == "F64"):
             return _copy(found, target)
         return _float(found, target, found.name, dtype)
     if why := _without_a_place(found, target):

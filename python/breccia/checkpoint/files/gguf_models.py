@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models as GGUF spells them: tensor names of the architectures known here.
 
-Llama (and Mistral, Mixtral), Qwen2, Qwen3 (with experts, too), Gemma 2 and 3, Phi-3 and BERT. Other models keep their
-tensors' names: readers of GGUF read them, but no program knows what to do with them.
+Llama (and Mistral, Mixtral), Qwen2, Qwen3 (with experts, too), gpt-oss, DeepSeek-V2 and V3, Gemma 2 and 3, Phi-3 and
+BERT. Other models keep their tensors' names: readers of GGUF read them, but no program knows what to do with them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from breccia.checkpoint.files.gguf_cuts import Alternate, Cut, Heads
 from breccia.checkpoint.files.gguf_parameters import (
     STRING,
     UINT32,
@@ -21,6 +22,8 @@ from breccia.checkpoint.files.gguf_parameters import (
     check_fields,
     hyperparameters,
     key_heads_of,
+    latent_of,
+    latent_of_fields,
     why_not,
 )
 
@@ -54,6 +57,40 @@ _EXPERTS = {
 }
 _MIXTRAL = {f"model.layers.{{}}.block_sparse_moe.{name}": inside for name, inside in _EXPERTS.items()}
 _QWEN_MOE = {f"model.layers.{{}}.mlp.{name}": inside for name, inside in _EXPERTS.items()}
+_ATTENTION = {name: inside for name, inside in _DECODER.items() if ".mlp." not in name}
+_GPT_OSS = {
+    **_ATTENTION,
+    "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
+    "model.layers.{}.mlp.router": "blk.{}.ffn_gate_inp",
+}
+# Names that end in neither weight nor bias: the first two are halves of gate_up_proj.
+_BARE = {
+    "gpt-oss": {
+        "model.layers.{}.mlp.experts.gate_proj": "blk.{}.ffn_gate_exps.weight",
+        "model.layers.{}.mlp.experts.up_proj": "blk.{}.ffn_up_exps.weight",
+        "model.layers.{}.mlp.experts.down_proj": "blk.{}.ffn_down_exps.weight",
+        "model.layers.{}.mlp.experts.gate_proj_bias": "blk.{}.ffn_gate_exps.bias",
+        "model.layers.{}.mlp.experts.up_proj_bias": "blk.{}.ffn_up_exps.bias",
+        "model.layers.{}.mlp.experts.down_proj_bias": "blk.{}.ffn_down_exps.bias",
+        "model.layers.{}.self_attn.sinks": "blk.{}.attn_sinks.weight",
+    },
+    "deepseek2": {"model.layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias"},
+}
+_DEEPSEEK = {
+    **{name: inside for name, inside in _DECODER.items() if not re.search("[kv]_proj", name)},
+    **_QWEN_MOE,
+    **{
+        f"model.layers.{{}}.mlp.shared_experts.{name}_proj": f"blk.{{}}.ffn_{name}_shexp"
+        for name in ("gate", "up", "down")
+    },
+    "model.layers.{}.self_attn.q_a_proj": "blk.{}.attn_q_a",
+    "model.layers.{}.self_attn.q_a_layernorm": "blk.{}.attn_q_a_norm",
+    "model.layers.{}.self_attn.q_b_proj": "blk.{}.attn_q_b",
+    "model.layers.{}.self_attn.kv_a_proj_with_mqa": "blk.{}.attn_kv_a_mqa",
+    "model.layers.{}.self_attn.kv_a_layernorm": "blk.{}.attn_kv_a_norm",
+    "model.layers.{}.self_attn.k_b_proj": "blk.{}.attn_k_b",
+    "model.layers.{}.self_attn.v_b_proj": "blk.{}.attn_v_b",
+}
 _FUSED = {
     **{name: inside for name, inside in _DECODER.items() if not re.search("[qkv]_proj|mlp", name)},
     "model.layers.{}.self_attn.qkv_proj": "blk.{}.attn_qkv",
@@ -86,6 +123,8 @@ _TABLES = {
     "qwen2": _DECODER,
     "qwen3": _NORMED,
     "qwen3moe": {**{name: inside for name, inside in _NORMED.items() if ".mlp." not in name}, **_QWEN_MOE},
+    "gpt-oss": _GPT_OSS,
+    "deepseek2": _DEEPSEEK,
     "gemma2": _GEMMA2,
     "gemma3": _GEMMA3,
     "phi3": _FUSED,
@@ -98,6 +137,9 @@ _ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "phi3": "phi3",
@@ -107,7 +149,11 @@ _ARCHITECTURES = {
 _SECOND_SCALES = frozenset({"llama", "qwen3"})
 # What a model computes anew, and BERT's pooler, which embedding models do without: programs refuse these.
 _LEFT_OUT = re.compile(r".*(rotary_emb\.inv_freq|position_ids)$|(bert\.)?pooler\.dense\.(weight|bias)$")
+# Tensors that GGUF keeps as two, and those two.
+_IN_TURN = re.compile(r"(?P<at>.*\.experts\.)(gate_up_proj|gate_proj|up_proj)(?P<end>|_bias)")
+_LATENT = re.compile(r"(?P<at>.*\.self_attn\.)(kv_b_proj|k_b_proj|v_b_proj)(?P<end>\.weight)")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _ONE_EXPERT = re.compile(r"(.*)\.experts\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
 _PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
@@ -120,11 +166,15 @@ class ModelMap:
         architecture: as GGUF spells it.
         heads: rows of these projections are in GGUF's order, by head: name's last module → number of heads.
         prefix: of the names outside GGUF, such as "bert.".
+        latent: of latent attention: heads, and rows of keys and of values in each; zeros where there is none.
+        layers: how many there are where further ones, which predict more tokens, are left out; else 0.
     """
 
     architecture: str
     heads: dict[str, int] = field(default_factory=dict)
     prefix: str = ""
+    latent: tuple[int, int, int] = (0, 0, 0)
+    layers: int = 0
 
     @property
     def second_scales(self) -> bool:
@@ -133,19 +183,56 @@ class ModelMap:
 
     def inside(self, name: str) -> str | None:
         """GGUF's name of a tensor, None where it has none."""
+        bare = _BARE.get(self.architecture, {}).get(_NUMBER.sub("{}", name))
+        if bare is not None:
+            return _numbered(bare, name)
         module, _, last = name.removeprefix(self.prefix).rpartition(".")
         known = _TABLES[self.architecture].get(_NUMBER.sub("{}", f"{module}.")[:-1])
         return None if known is None or last not in ("weight", "bias") else f"{_numbered(known, module)}.{last}"
 
     def outside(self, name: str) -> str:
         """The name that the model's own checkpoints give a tensor; a name GGUF does not know as it is."""
+        bare = {v: k for k, v in _BARE.get(self.architecture, {}).items()}.get(_NUMBER.sub("{}", name))
+        if bare is not None:
+            return _numbered(bare, name)
         module, _, last = name.rpartition(".")
         known = {v: k for k, v in _TABLES[self.architecture].items()}.get(_NUMBER.sub("{}", f"{module}.")[:-1])
         return name if known is None else f"{self.prefix}{_numbered(known, module)}.{last}"
 
     def left_out(self, name: str) -> bool:
         """Whether a tensor has no place in GGUF."""
+        layer = _LAYER.match(name)
+        if self.layers and layer is not None and int(layer[1]) >= self.layers:
+            return True
         return _LEFT_OUT.match(name) is not None
+
+    @property
+    def has_cuts(self) -> bool:
+        """Whether GGUF keeps some tensors as two."""
+        return self.architecture == "gpt-oss" or any(self.latent)
+
+    def cuts(self, name: str) -> list[tuple[str, Cut]]:
+        """The two tensors that GGUF keeps one of the model's as, and what each is of it; none where it is one."""
+        if not self.has_cuts or self.whole(name) != name:
+            return []
+        if any(self.latent):
+            match = _LATENT.fullmatch(name)
+            assert match is not None
+            parts: tuple[tuple[str, Cut], ...] = (
+                ("k_b_proj", Heads(*self.latent, True)),
+                ("v_b_proj", Heads(*self.latent, False)),
+            )
+        else:
+            match = _IN_TURN.fullmatch(name)
+            assert match is not None
+            parts = (("gate_proj", Alternate(0)), ("up_proj", Alternate(1)))
+        return [(f"{match['at']}{part}{match['end']}", cut) for part, cut in parts]
+
+    def whole(self, name: str) -> str:
+        """The model's own name of what a tensor is one of two of, or of itself if GGUF keeps it as two; else ""."""
+        pattern, whole = (_LATENT, "kv_b_proj") if any(self.latent) else (_IN_TURN, "gate_up_proj")
+        match = pattern.fullmatch(name) if self.has_cuts else None
+        return f"{match['at']}{whole}{match['end']}" if match is not None else ""
 
     @property
     def experts(self) -> bool:
@@ -156,13 +243,17 @@ class ModelMap:
         """What GGUF's tensor has more than the model's: norms of Gemma multiply by their weight and one."""
         return 1.0 if self.architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0
 
+    def has_place(self, name: str) -> bool:
+        """Whether GGUF has a tensor, as it is, as one of all experts' or as two, or does without it."""
+        return self.inside(_of_all(name)) is not None or self.left_out(name) or bool(self.cuts(name))
+
     def apart(self, name: str) -> bool:
         """Whether a tensor is one expert's, which has no name of its own here."""
         return self.experts and _ONE_EXPERT.fullmatch(name) is not None
 
     def wide(self, name: str) -> bool:
-        """Whether programs want a matrix in float32: what chooses among experts."""
-        return (self.inside(name) or "").endswith(".ffn_gate_inp.weight")
+        """Whether programs want a matrix in float32: what chooses among experts, and biases of all experts."""
+        return (self.inside(name) or "").endswith((".ffn_gate_inp.weight", "_exps.bias"))
 
     def row_order(self, name: str, rows: int) -> np.ndarray[Any, Any] | None:
         """Which row of the model's own tensor each row of GGUF's is; None where they are the same.
@@ -199,7 +290,9 @@ def model_of(fields: Fields) -> ModelMap | None:
     key_heads = fields.get(f"{architecture}.attention.head_count_kv", (UINT32, heads))[1]
     if not isinstance(heads, int) or not isinstance(key_heads, int) or min(heads, key_heads) < 0:
         return None
-    return ModelMap(architecture, _heads(architecture, heads, key_heads))
+    layers = fields.get(f"{architecture}.block_count", (UINT32, 0))[1] if architecture == "deepseek2" else 0
+    latent = latent_of_fields(fields) if architecture == "deepseek2" else (0, 0, 0)
+    return ModelMap(architecture, _heads(architecture, heads, key_heads), latent=latent, layers=layers)
 
 
 def model_map(config: Mapping[str, Any], names: Iterable[str]) -> tuple[ModelMap | None, str]:
@@ -215,10 +308,12 @@ def model_map(config: Mapping[str, Any], names: Iterable[str]) -> tuple[ModelMap
         heads = int(config["num_attention_heads"])
         prefix = "bert." if any(name.startswith("bert.") for name in names) else ""
         known = ModelMap(architecture, _heads(architecture, heads, int(key_heads_of(config))), prefix)
+        if architecture == "deepseek2":
+            known = replace(known, latent=latent_of(config), layers=int(config["num_hidden_layers"]))
         check_fields(hyperparameters(config, known.architecture))
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         return None, f"config.json lacks what GGUF must say: {error}"
-    strange = next((n for n in names if known.inside(_of_all(n)) is None and not known.left_out(n)), None)
+    strange = next((n for n in names if not known.has_place(n)), None)
     if strange is not None:
         return None, f"tensor {strange!r} has no GGUF name in architecture {architecture!r}"
     return known, ""

@@ -15,6 +15,8 @@ __all__ = [
     "gemma_scale",
     "hyperparameters",
     "key_heads_of",
+    "latent_of",
+    "latent_of_fields",
     "llama3_of",
     "rope_factors",
     "why_not",
@@ -24,6 +26,7 @@ UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
 Fields = dict[str, tuple[int, Any]]
 # Gemma: each layer of a number sees all, others a window; the largest model, by its layers, is scaled otherwise.
 _PATTERNS = {"gemma2": (2, 46), "gemma3": (6, 62)}
+_SOFTMAX, _SIGMOID = 1, 2  # how probabilities of experts are made
 _LOCAL = 10000.0  # RoPE's base in Gemma 3's layers that see a window
 ROPE_FACTORS = "rope_freqs.weight"  # the tensor of Llama 3's scaling: what each frequency is divided by
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -91,7 +94,10 @@ def _decoder(config: Mapping[str, Any], architecture: str) -> Fields:
         said["rope.scaling.factor"] = (FLOAT32, float(rope["factor"]))
         original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
         said["rope.scaling.original_context_length"] = (UINT32, int(original))
-    if architecture in ("phi3", "gemma2", "gemma3") and config.get("sliding_window"):
+        for key in ("beta_fast", "beta_slow"):
+            if rope.get(key) is not None:
+                said[f"rope.scaling.yarn_{key}"] = (FLOAT32, float(rope[key]))
+    if architecture in ("phi3", "gemma2", "gemma3", "gpt-oss") and config.get("sliding_window"):
         said["attention.sliding_window"] = (UINT32, int(config["sliding_window"]))
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if architecture.startswith("gemma") and config.get(key):
@@ -104,6 +110,56 @@ def _decoder(config: Mapping[str, Any], architecture: str) -> Fields:
         said["expert_used_count"] = (UINT32, int(config["num_experts_per_tok"]))
         if "moe_intermediate_size" in config:
             said["expert_feed_forward_length"] = (UINT32, int(config["moe_intermediate_size"]))
+        elif architecture == "gpt-oss":
+            said["expert_feed_forward_length"] = (UINT32, int(config["intermediate_size"]))
+    return said | _latent(config, rope) if architecture == "deepseek2" else said
+
+
+def latent_of(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Heads of latent attention, and rows of keys and of values in each head of ``kv_b_proj``."""
+    return int(config["num_attention_heads"]), int(config["qk_nope_head_dim"]), int(config["v_head_dim"])
+
+
+def latent_of_fields(fields: Fields) -> tuple[int, int, int]:
+    """The same of a GGUF file; zeros where it does not say them, as files of older programs do not."""
+    keys = ("attention.head_count", "attention.key_length_mla", "attention.value_length_mla", "rope.dimension_count")
+    said = [fields.get(f"deepseek2.{key}", (UINT32, 0))[1] for key in keys]
+    if not all(isinstance(value, int) and value > 0 for value in said) or said[1] <= said[3]:
+        return 0, 0, 0
+    heads, keys_and_rope, values, rope = said
+    return heads, keys_and_rope - rope, values
+
+
+def _latent(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Fields:
+    """What DeepSeek-V2 and V3 have else: attention to one latent head, and experts of several kinds."""
+    rank, turned = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
+    _, keys, values = latent_of(config)
+    third = config["model_type"] == "deepseek_v3"
+    said: Fields = {
+        "attention.head_count_kv": (UINT32, 1),
+        "attention.key_length": (UINT32, rank + turned),
+        "attention.value_length": (UINT32, rank),
+        "attention.key_length_mla": (UINT32, keys + turned),
+        "attention.value_length_mla": (UINT32, values),
+        "attention.kv_lora_rank": (UINT32, rank),
+        "rope.dimension_count": (UINT32, turned),
+        "expert_count": (UINT32, int(config["n_routed_experts"])),
+        "expert_used_count": (UINT32, int(config["num_experts_per_tok"])),
+        "expert_feed_forward_length": (UINT32, int(config["moe_intermediate_size"])),
+        "expert_shared_count": (UINT32, int(config["n_shared_experts"])),
+        "expert_weights_scale": (FLOAT32, float(config.get("routed_scaling_factor", 1))),
+        "expert_weights_norm": (BOOL, bool(config.get("norm_topk_prob"))),
+        "expert_gating_func": (UINT32, _SIGMOID if third else _SOFTMAX),
+    }
+    if config.get("first_k_dense_replace"):
+        said["leading_dense_block_count"] = (UINT32, int(config["first_k_dense_replace"]))
+    if config.get("q_lora_rank"):
+        said["attention.q_lora_rank"] = (UINT32, int(config["q_lora_rank"]))
+    if third and int(config.get("n_group") or 1) > 1:
+        said["expert_group_count"] = (UINT32, int(config["n_group"]))
+        said["expert_group_used_count"] = (UINT32, int(config["topk_group"]))
+    if rope["rope_type"] == "yarn":
+        said["rope.scaling.yarn_log_multiplier"] = (FLOAT32, 0.1 * float(rope["mscale_all_dim"]))
     return said
 
 
@@ -120,6 +176,10 @@ def why_not(architecture: str, config: Mapping[str, Any]) -> str:
         return f"rope_type {scaling!r} has no GGUF form here"
     if scaling == "llama3":
         rope_factors(config)  # raises where something is not said
+    if architecture == "gpt-oss":
+        return _not_gpt_oss(config)
+    if architecture == "deepseek2":
+        return _not_deepseek(config, rope)
     if architecture in _PATTERNS:
         return _not_gemma(architecture, config)
     if architecture == "qwen3moe":
@@ -127,6 +187,36 @@ def why_not(architecture: str, config: Mapping[str, Any]) -> str:
             return "norm_topk_prob must be true in architecture 'qwen3moe', it is not"
         if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
             return "all layers must have experts in architecture 'qwen3moe', some have none"
+    return ""
+
+
+def _not_gpt_oss(config: Mapping[str, Any]) -> str:
+    """What programs take for granted of gpt-oss: which layers see a window, and the numbers of its SwiGLU."""
+    count = int(config["num_hidden_layers"])
+    kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(count)]
+    if config.get("layer_types", kinds) != kinds:
+        return "every second layer, from the first on, must see a window, and no other, in architecture 'gpt-oss'"
+    for key, value in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
+        if config.get(key, value) != value:
+            return f"{key} must be {value:g} in architecture 'gpt-oss', it is {config[key]}"
+    return ""
+
+
+def _not_deepseek(config: Mapping[str, Any], rope: Mapping[str, Any]) -> str:
+    """What programs take for granted of DeepSeek-V2 and V3."""
+    third = config["model_type"] == "deepseek_v3"
+    if config.get("attention_bias"):
+        return "attention_bias must be false in architecture 'deepseek2', it is true"
+    if config.get("rope_interleave", True) is not True:
+        return "rope_interleave must be true in architecture 'deepseek2', it is false"
+    if int(config.get("moe_layer_freq", 1)) != 1:
+        return f"moe_layer_freq must be 1 in architecture 'deepseek2', it is {config['moe_layer_freq']}"
+    if not third and config.get("topk_method", "greedy") != "greedy":
+        return f"topk_method must be 'greedy' in a deepseek_v2 model, it is {config['topk_method']!r}"
+    if not third and config.get("norm_topk_prob"):
+        return "norm_topk_prob must be false in a deepseek_v2 model, it is true"
+    if rope["rope_type"] == "yarn" and (not rope.get("mscale") or rope["mscale"] != rope.get("mscale_all_dim")):
+        return "mscale and mscale_all_dim must be said and equal in architecture 'deepseek2'"
     return ""
 
 
