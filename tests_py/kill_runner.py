@@ -67,8 +67,9 @@ class Killer:
                 self.left += self.partial.exists()
                 if self.out.exists():
                     break
-            if not self.out.exists() or self.partial.exists():  # it may be killed while it tidies up
-                assert self.child(None) == 0, "the conversion cannot be resumed"
+            if not self.out.exists() or self.partial.exists():
+                there = self.out.exists()  # killed while it tidied up: the next may refuse to replace the output
+                assert self.child(None) == 0 or there, "the conversion cannot be resumed"
             assert not self.partial.exists(), "something is left"
             assert tree(self.out) == self.wanted, "the resumed output is another"
             self.clear()
