@@ -214,6 +214,16 @@ TEST(Matmul, ShapesBroadcast) {
     EXPECT_EQ(to_vector(matmul(a, b)), std::vector<float>(6, 0.0F));
 }
 
+TEST(Matmul, OperandsWithoutElementsMayBeNull) {
+    const Array a = Array::borrow(nullptr, DType::float32, {2, 0}), b = Array::borrow(nullptr, DType::float32, {0, 3});
+    EXPECT_EQ(to_vector(matmul(a, b)), std::vector<float>(6, 0.0F));
+    for (const Recipe& recipe : all_recipes()) {
+        SCOPED_TRACE(describe(recipe));
+        const ScaledTensor w = cast(Array::borrow(nullptr, DType::float32, {3, 0}), recipe);
+        EXPECT_EQ(to_vector(linear(a, w)), std::vector<float>(6, 0.0F));
+    }
+}
+
 TEST(Outputs, AreChecked) {
     std::vector<float> x(128 * 128, 1.0F);
     const ScaledTensor scaled = cast(array_of(x, {128, 128}), make_recipe("Float8BlockScaling"));

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs that a fuzzer begins with: `python make_corpus.py FOLDER` fills FOLDER/codecs and FOLDER/tensors, the same
-bytes every time. input.hpp says what is made of them."""
+"""Inputs that a fuzzer begins with: `python make_corpus.py FOLDER` fills FOLDER/codecs, FOLDER/tensors and
+FOLDER/c_abi, the same bytes every time. input.hpp says what is made of them."""
 
 import random
 import sys
@@ -24,8 +24,16 @@ def tensors() -> list[bytes]:
     ]
 
 
+def c_abi() -> list[bytes]:
+    """Conversions (0) or products (1), a recipe, then anything."""
+    pick = random.Random(1)
+    return [
+        bytes([way, recipe]) + pick.randbytes(size) for way in (0, 1) for recipe in RECIPES for size in (32, 128, 384)
+    ]
+
+
 if __name__ == "__main__":
-    for target in (codecs, tensors):
+    for target in (codecs, tensors, c_abi):
         folder = Path(sys.argv[1]) / target.__name__
         folder.mkdir(parents=True, exist_ok=True)
         for i, raw in enumerate(target()):

@@ -98,6 +98,7 @@ NumberMatrix number_matrix(const Array& array, int axis, const Shape& batch, std
 
 const float* NumberMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n,
                                 std::vector<float>& scratch) const {
+    if (n == 0) return scratch.data();  // memory without elements may be null, to which nothing can be added
     const std::byte* first = data + row * row_stride + begin * col_stride;
     const auto item = static_cast<std::int64_t>(size_of(dtype));
     const bool contiguous = col_stride == item || n <= 1;

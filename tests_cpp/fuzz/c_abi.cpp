@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls of breccia.h with matrices of any shape, type, recipe and pointers. Memory of every part has exactly the bytes
+// that the header names, so that one more is seen by the sanitizer. Each call gives a status of the header, and a
+// sentence exactly where it failed; what the header allows is done, and the two products give the same bytes.
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "breccia/breccia.h"
+#include "input.hpp"
+
+namespace breccia::fuzz {
+namespace {
+
+constexpr std::int64_t most_elements = 1 << 13, most_bytes = 8 * most_elements;
+
+breccia_status checked(breccia_status status) {
+    const char* message = breccia_last_message();
+    expect(message != nullptr, "a message is never null");
+    expect(status >= BRECCIA_OK && status <= BRECCIA_NO_MEMORY, "a status of the header, and no internal error");
+    expect((status == BRECCIA_OK) == (*message == '\0'), "a sentence exactly where a call failed");
+    if (status != BRECCIA_OK) expect(std::strlen(message) > 8, "a sentence");
+    return status;
+}
+
+// Numbers by which an integer field is read, and some by which it is not.
+std::string value_text(Input& in, const FieldSpec& spec) {
+    constexpr std::array odd = {"", "true", "false", "=", "-1", "0", "9223372036854775807", "9223372036854775808"};
+    if (in.one_in(16)) return odd[static_cast<std::size_t>(in.below(odd.size()))];
+    switch (spec.kind) {
+        case FieldSpec::Kind::choice: {
+            std::string_view rest = spec.text;
+            for (std::int64_t skip = in.below(4); skip > 0 && rest.find('|') != std::string_view::npos; --skip)
+                rest.remove_prefix(rest.find('|') + 1);
+            return std::string(rest.substr(0, rest.find('|')));
+        }
+        case FieldSpec::Kind::boolean: return in.below(2) == 1 ? "true" : "false";
+        case FieldSpec::Kind::fixed: return std::to_string(spec.number);
+        default: return std::to_string(in.extent());
+    }
+}
+
+// Bytes of any value, none of them zero.
+std::string any_text(Input& in) {
+    std::string text(static_cast<std::size_t>(in.one_in(16) ? 4096 : in.below(24)), 'x');
+    in.fill(reinterpret_cast<std::uint8_t*>(text.data()), std::min<std::size_t>(text.size(), 32));
+    std::ranges::replace(text, '\0', ',');
+    return text;
+}
+
+// A string whose memory ends with its zero.
+std::unique_ptr<char[]> exact(const std::string& text) {
+    auto memory = std::make_unique<char[]>(text.size() + 1);
+    std::memcpy(memory.get(), text.c_str(), text.size() + 1);
+    return memory;
+}
+
+class AnyRecipe {
+public:
+    explicit AnyRecipe(Input& in) {
+        const auto rows = catalogue();
+        const RecipeRow& row = rows[static_cast<std::size_t>(in.below(static_cast<std::int64_t>(rows.size())))];
+        std::string name(in.below(2) == 1 ? row.name : row.short_name), fields;
+        for (const FieldSpec& spec : row.fields)
+            if (in.one_in(3))
+                fields += (fields.empty() ? "" : ",") + std::string(spec.name) + "=" + value_text(in, spec);
+        if (in.one_in(16)) name = any_text(in);
+        if (in.one_in(16)) fields += any_text(in);
+        const bool null_name = in.one_in(64), null_recipe = in.one_in(64), null_fields = fields.empty();
+        // What stands there before the call is no recipe, and must not stay.
+        made_ = reinterpret_cast<breccia_recipe*>(this);
+        const breccia_status status =
+            checked(breccia_recipe_new(null_name ? nullptr : exact(name).get(),
+                                       null_fields ? nullptr : exact(fields).get(), null_recipe ? nullptr : &made_));
+        if (null_recipe) made_ = nullptr;
+        expect((status == BRECCIA_OK) == (made_ != nullptr), "a recipe exactly where the call succeeded");
+        if (null_name || null_recipe) expect(status == BRECCIA_VALUE_ERROR, "NULL is refused");
+    }
+    ~AnyRecipe() { breccia_recipe_free(made_); }
+    AnyRecipe(const AnyRecipe&) = delete;
+    AnyRecipe& operator=(const AnyRecipe&) = delete;
+
+    [[nodiscard]] const breccia_recipe* get() const { return made_; }
+
+private:
+    breccia_recipe* made_ = nullptr;
+};
+
+// A matrix and the memory of its parts, each of the bytes that it must have; a part that would be large is NULL, which
+// verbs refuse.
+class Matrix {
+public:
+    Matrix(Input& in, const breccia_recipe* recipe, std::int64_t rows, std::int64_t columns)
+        : matrix_(std::make_unique<breccia_matrix>()) {
+        *matrix_ = {};
+        matrix_->recipe = recipe;
+        matrix_->dtype = static_cast<breccia_dtype>(in.below(dtype_count));
+        matrix_->rows = rows;
+        matrix_->columns = columns;
+        add_parts(in, recipe == nullptr ? bytes_of_numbers() : bytes_of_parts());
+        if (in.one_in(32)) change(in);
+    }
+
+    [[nodiscard]] const breccia_matrix* get() const { return matrix_.get(); }
+    breccia_matrix* operator->() { return matrix_.get(); }
+    [[nodiscard]] const std::vector<std::uint8_t>& part(std::size_t i) const { return parts_[i]; }
+    /// Whether all is as the header asks, so that a verb may not refuse it alone.
+    [[nodiscard]] bool is_whole() const { return whole_; }
+    void share_data(const Matrix& other) {
+        matrix_->data = other.get()->data;
+        whole_ = false;
+    }
+
+private:
+    breccia_part_bytes bytes_of_parts() {
+        const auto bytes = std::make_unique<breccia_part_bytes>();
+        *bytes = {};
+        const breccia_status status =
+            checked(breccia_part_sizes(matrix_->recipe, matrix_->rows, matrix_->columns, bytes.get()));
+        if (status != BRECCIA_OK) {
+            expect((bytes->data | bytes->scale | bytes->zero_point | bytes->global_scale) == 0, "sizes are untouched");
+            whole_ = false;
+        }
+        expect(bytes->data >= 0 && bytes->scale >= 0 && bytes->zero_point >= 0, "sizes are not negative");
+        expect(bytes->global_scale == 0 || bytes->global_scale == 4, "a global scale is one float");
+        return *bytes;
+    }
+    breccia_part_bytes bytes_of_numbers() {
+        if (matrix_->rows < 0 || matrix_->columns < 0) whole_ = false;
+        if (!whole_) return {};
+        constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+        const auto item = static_cast<std::int64_t>(ElementType(static_cast<DType>(matrix_->dtype)).size());
+        const __int128 count = static_cast<__int128>(matrix_->rows) * matrix_->columns;
+        return {count > most / item ? most : static_cast<std::int64_t>(count) * item, 0, 0, 0};
+    }
+    void add_parts(Input& in, const breccia_part_bytes& bytes) {
+        const std::int64_t wanted[] = {bytes.data, bytes.scale, bytes.zero_point, bytes.global_scale};
+        for (std::size_t i = 0; i < 4; ++i) {
+            if (wanted[i] == 0) continue;
+            whole_ = whole_ && wanted[i] <= most_bytes;
+            if (wanted[i] > most_bytes) continue;
+            parts_[i] = std::vector<std::uint8_t>(static_cast<std::size_t>(wanted[i]));
+            in.fill(parts_[i].data(), parts_[i].size());
+            *pointers()[i] = parts_[i].data();
+        }
+    }
+    void change(Input& in) {
+        whole_ = false;
+        switch (in.below(3)) {
+            case 0: matrix_->dtype = static_cast<breccia_dtype>(in.byte()) - 1; break;
+            case 1: matrix_->transposed = static_cast<std::int32_t>(in.extent()); break;
+            default: *pointers()[static_cast<std::size_t>(in.below(4))] = nullptr;
+        }
+        // A type of more bytes would be read beyond the memory, which only the caller can know.
+        if (matrix_->recipe == nullptr && matrix_->dtype >= 0 && matrix_->dtype < dtype_count) matrix_->data = nullptr;
+    }
+    std::array<void**, 4> pointers() {
+        return {&matrix_->data, &matrix_->scale, &matrix_->zero_point, &matrix_->global_scale};
+    }
+
+    std::unique_ptr<breccia_matrix> matrix_;
+    std::array<std::vector<std::uint8_t>, 4> parts_;
+    bool whole_ = true;
+};
+
+// A pointer to it, at times NULL, which every verb refuses.
+class Given {
+public:
+    Given(Input& in, const Matrix& matrix) : pointer_(in.one_in(64) ? nullptr : matrix.get()), matrix_(&matrix) {}
+    operator const breccia_matrix*() const { return pointer_; }
+    [[nodiscard]] bool is_whole() const { return pointer_ != nullptr && matrix_->is_whole(); }
+    [[nodiscard]] bool is_null() const { return pointer_ == nullptr; }
+
+private:
+    const breccia_matrix* pointer_;
+    const Matrix* matrix_;
+};
+
+bool same_shape(const Matrix& a, const Matrix& b) {
+    return a.get()->rows == b.get()->rows && a.get()->columns == b.get()->columns;
+}
+
+// Matrices as the header asks, of one shape, are not refused, and NULL always is.
+breccia_status conversion(breccia_status (*verb)(const breccia_matrix*, const breccia_matrix*), const Given& from,
+                          const Given& to, bool fits) {
+    const breccia_status status = checked(verb(from, to));
+    if (from.is_null() || to.is_null()) expect(status == BRECCIA_VALUE_ERROR, "NULL is refused");
+    if (fits && from.is_whole() && to.is_whole()) expect(status == BRECCIA_OK, "what the header allows is done");
+    return status;
+}
+
+std::int64_t near(Input& in, std::int64_t extent) { return in.one_in(32) ? in.extent() : extent; }
+
+bool is_small(std::int64_t rows, std::int64_t columns) {
+    return std::max<std::int64_t>(rows, 1) <= most_elements / std::max<std::int64_t>(columns, 1);
+}
+
+// The verbs of one operand: numbers to codes, codes to codes, codes to numbers.
+void conversions(Input& in) {
+    const AnyRecipe recipe(in), other(in);
+    const std::int64_t rows = in.extent(), columns = in.extent();
+    const Matrix x(in, in.one_in(32) ? recipe.get() : nullptr, rows, columns);
+    const Matrix codes(in, recipe.get(), near(in, rows), near(in, columns));
+    const Matrix changed(in, other.get(), near(in, rows), near(in, columns));
+    Matrix numbers(in, in.one_in(32) ? other.get() : nullptr, near(in, rows), near(in, columns));
+    if (in.one_in(16)) numbers.share_data(codes);
+    const auto kinds = [](const Matrix& from, const Matrix& to, bool from_codes, bool to_codes) {
+        return same_shape(from, to) && (from.get()->recipe != nullptr) == from_codes &&
+               (to.get()->recipe != nullptr) == to_codes;
+    };
+    if (in.below(2) == 1) {
+        const breccia_status status =
+            conversion(breccia_cast, Given(in, x), Given(in, codes), kinds(x, codes, false, true));
+        if (status == BRECCIA_OK) {
+            const std::vector<std::uint8_t> first = codes.part(0), scales = codes.part(1);
+            expect(breccia_cast(x.get(), codes.get()) == BRECCIA_OK, "a cast again");
+            expect(first == codes.part(0) && scales == codes.part(1), "the same bytes of the same numbers");
+        }
+    }
+    conversion(breccia_requantize, Given(in, codes), Given(in, changed), kinds(codes, changed, true, true));
+    conversion(breccia_dequantize, Given(in, codes), Given(in, numbers), kinds(codes, numbers, true, false));
+}
+
+// x @ transpose of w, by either verb, with the same bytes. Operands without elements may have a product with many.
+void products(Input& in) {
+    const AnyRecipe recipe(in), other(in);
+    const std::int64_t m = in.extent(), n = in.extent(), k = in.extent();
+    if (!is_small(m, n) || !is_small(m, k) || !is_small(n, k)) {
+        const Matrix x(in, other.get(), m, k), w(in, recipe.get(), n, k);  // sizes alone
+        return;
+    }
+    const Matrix x(in, in.one_in(4) ? other.get() : nullptr, m, near(in, k));
+    Matrix w(in, in.one_in(4) ? nullptr : recipe.get(), n, near(in, k));
+    const Matrix bias(in, nullptr, near(in, 1), near(in, n));
+    Matrix out(in, in.one_in(64) ? recipe.get() : nullptr, near(in, m), near(in, n));
+    if (in.one_in(16)) out.share_data(x);
+    const Given a(in, x), b(in, w), c(in, out);
+    const breccia_matrix* const row = in.one_in(3) ? bias.get() : nullptr;
+    const breccia_status linear = checked(breccia_linear(a, b, row, c));
+    if (a.is_null() || b.is_null() || c.is_null()) expect(linear == BRECCIA_VALUE_ERROR, "NULL is refused");
+    const bool whole = a.is_whole() && b.is_whole() && c.is_whole() && (row == nullptr || bias.is_whole());
+    const bool fits = x.get()->columns == w.get()->columns && out.get()->rows == m && out.get()->columns == n &&
+                      (row == nullptr || (bias.get()->rows == 1 && bias.get()->columns == n));
+    if (whole && fits && out.get()->recipe == nullptr && m > 0 && n > 0 && k > 0)
+        expect(linear == BRECCIA_OK, "what the header allows is done");
+    const std::vector<std::uint8_t> first = out.part(0);
+    if (!w.is_whole()) return;
+    w->transposed = 1;
+    const breccia_status matmul = checked(breccia_matmul(a, b, c));
+    if (row != nullptr) return;
+    expect(x.get()->transposed != 0 || linear == matmul, "breccia_linear and breccia_matmul take the same");
+    if (linear == BRECCIA_OK) expect(first == out.part(0), "breccia_linear and breccia_matmul give the same");
+}
+
+}  // namespace
+}  // namespace breccia::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+    using namespace breccia;
+    fuzz::Input in(data, size);
+    set_num_threads(1);
+    fuzz::expect(breccia_version() == version(), "the version");
+    in.one_in(2) ? fuzz::products(in) : fuzz::conversions(in);
+    return 0;
+}
