@@ -18,6 +18,7 @@ import atheris
 with atheris.instrument_imports(include=["breccia.checkpoint", "breccia.bridges"]):
     import fuzz_files
 from hostile.crashes import packed, unpacked
+from pace import import_peers
 
 FOLDER = "FUZZ_COVERAGE_FOLDER"
 WHOLE = 16  # of so many cases, one is converted, too
@@ -65,6 +66,7 @@ def main() -> int:
 
 
 def fuzz(folder: Path) -> None:
+    import_peers()
     warnings.simplefilter("error")
     corpus = folder / "corpus"
     corpus.mkdir()

@@ -31,6 +31,7 @@ from breccia.checkpoint.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.inspect import describe, render
 from breccia.scaled_tensor import ScaledTensor
 from checkpoints import weight, write_shards
+from pace import import_peers
 
 Case = dict[str, bytes]
 REFUSED = (ValueError, OSError)
@@ -249,6 +250,7 @@ if __name__ == "__main__":
     faulthandler.enable()
     import resource
 
+    import_peers()
     warnings.simplefilter("error")
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))  # a lying shape must not get its memory
     place = Path(tempfile.mkdtemp(prefix="fuzz-"))

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints made to do harm: each is read, or refused by one line that says why, in little time and memory."""
 
-import contextlib
 import gc
-import importlib
 import json
 import os
 import re
@@ -19,7 +17,7 @@ import pytest
 from breccia.cli import main
 from fault_runner import tree
 from hostile import headers
-from pace import pace
+from pace import import_peers, pace
 from test_merge_lora import base
 
 CASES = hostile.every()
@@ -62,10 +60,7 @@ def run(capsys: Any, command: str, path: str, *rest: str, before: tuple[str, ...
 
 @pytest.fixture(scope="session", autouse=True)
 def imported() -> None:
-    """What `verify --complete` imports, whose time is not a file's."""
-    with contextlib.suppress(ImportError):
-        importlib.import_module("transformers").LlamaForCausalLM  # noqa: B018
-        importlib.import_module("transformers.core_model_loading")
+    import_peers()
 
 
 @pytest.fixture
