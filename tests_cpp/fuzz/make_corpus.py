@@ -18,18 +18,16 @@ def codecs() -> list[bytes]:
 
 def tensors() -> list[bytes]:
     """From numbers (0) or parts (1), a recipe, then anything."""
-    pick = random.Random(0)
-    return [
-        bytes([way, recipe]) + pick.randbytes(size) for way in (0, 1) for recipe in RECIPES for size in (8, 64, 256)
-    ]
+    return _recipes(random.Random(0), (8, 64, 256))
 
 
 def c_abi() -> list[bytes]:
     """Conversions (0) or products (1), a recipe, then anything."""
-    pick = random.Random(1)
-    return [
-        bytes([way, recipe]) + pick.randbytes(size) for way in (0, 1) for recipe in RECIPES for size in (32, 128, 384)
-    ]
+    return _recipes(random.Random(1), (32, 128, 384))
+
+
+def _recipes(pick: random.Random, sizes: tuple[int, ...]) -> list[bytes]:
+    return [bytes([way, recipe]) + pick.randbytes(size) for way in (0, 1) for recipe in RECIPES for size in sizes]
 
 
 if __name__ == "__main__":

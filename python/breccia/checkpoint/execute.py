@@ -18,7 +18,7 @@ from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.repack import cut, repack
 from breccia.checkpoint.shared_scales import cast_shared
-from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.source import MADE, Checkpoint
 from breccia.checkpoint.targets import Choice, Target
 from breccia.checkpoint.workers import PIECE, Workers
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
@@ -122,7 +122,7 @@ def cast_for(target: Target, values: Any, recipe: ScalingRecipe, **options: Any)
 
 def _bytes_of(checkpoint: Checkpoint, found: Found) -> tuple[Read, int]:
     """How to read a plain tensor's bytes, and how many there are."""
-    if found.options.keys() & {"row_order", "members", "expert", "offset", "cut"}:
+    if found.options.keys() & (MADE | {"row_order"}):
         raw = checkpoint.raw(found)
         return lambda start, stop: raw[start:stop], raw.size
     name = found.parts["weight"]

@@ -50,18 +50,19 @@ def wholes(found: Iterable[Found], names: ModelMap) -> list[Found]:
     are."""
     listed = list(found)
     at = {one.name: one for one in listed}
-    made: dict[str, Found] = {}
+    result: list[Found] = []
     gone: set[str] = set()
     for one in listed:
-        name = names.whole(one.name)
-        cuts = names.cuts(name) if name else []
-        members = [at[half] for half, _ in cuts if half in at]
-        if not cuts or len(members) < len(cuts) or one.name in gone:
+        if one.name in gone:
             continue
-        first = next(each.name for each in listed if each.name in {member.name for member in members})
-        made[first] = _whole(name, cuts[0][1], members)
-        gone |= {member.name for member in members}
-    return [made.get(one.name, one) for one in listed if one.name in made or one.name not in gone]
+        name = names.whole(one.name)
+        cuts = names.cuts(name)
+        if cuts and all(half in at for half, _ in cuts):
+            result.append(_whole(name, cuts[0][1], [at[half] for half, _ in cuts]))
+            gone |= {half for half, _ in cuts}
+        else:
+            result.append(one)
+    return result
 
 
 def _whole(name: str, cut: Cut, members: list[Found]) -> Found:

@@ -34,6 +34,7 @@ from breccia.scaled_tensor import ScaledTensor
 __all__ = ["Checkpoint", "assemble"]
 
 LEFT_OUT = "breccia.left_out"  # GGUF metadata: names of the source's tensors that GGUF has no place for
+MADE = frozenset({"members", "expert", "offset", "cut"})  # options of tensors that have no stored one's bytes
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -231,7 +232,7 @@ class Checkpoint:
         Returns:
             uint8, flat.
         """
-        if found.options.keys() & {"members", "expert", "offset", "cut"}:
+        if found.options.keys() & MADE:
             return np.ascontiguousarray(self.load(found)).reshape(-1).view(np.uint8)
         name = found.parts["weight"]
         if "row_order" not in found.options:

@@ -254,8 +254,9 @@ def choose(found: Found, target: Target) -> Choice:
         return _copy(found, target)
     if target.float_dtype:
         dtype = target.float_dtype
-        turns = is_stored_turned(found.name, found.shape, target.model) and not found.options.get("turned")
-        if (found.dtype == dtype and not turns) or (found.format == "plain" and found.dtype == "F64"):
+        if found.dtype == dtype and not _turns(found, target):
+            return _copy(found, target)
+        if found.format == "plain" and found.dtype == "F64":
             return _copy(found, target)
         return _float(found, target, found.name, dtype)
     if why := _without_a_place(found, target):
@@ -342,6 +343,11 @@ def _as_bfloat16(found: Found, target: Target, why: str) -> Choice:
     """What cannot be written in the new format must not stay in the old one, which nothing would read."""
     name, metadata = target.spell(found.name), target.bridge.plain_metadata(found.name)
     return _float(found, target, name, "BF16", metadata=metadata, note=f"written as bf16: {why}")
+
+
+def _turns(found: Found, target: Target) -> bool:
+    """Whether the model's files have the tensor's rows as columns, and those that it was found in have not."""
+    return not found.options.get("turned") and is_stored_turned(found.name, found.shape, target.model)
 
 
 def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> Choice:

@@ -130,6 +130,10 @@ _TABLES = {
     "phi3": _FUSED,
     "bert": _ENCODER,
 }
+_OUTSIDE, _BARE_OUTSIDE = (
+    {architecture: {inside: name for name, inside in table.items()} for architecture, table in tables.items()}
+    for tables in (_TABLES, _BARE)
+)
 _ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
@@ -150,8 +154,8 @@ _SECOND_SCALES = frozenset({"llama", "qwen3"})
 # What a model computes anew, and BERT's pooler, which embedding models do without: programs refuse these.
 _LEFT_OUT = re.compile(r".*(rotary_emb\.inv_freq|position_ids)$|(bert\.)?pooler\.dense\.(weight|bias)$")
 # Tensors that GGUF keeps as two, and those two.
-_IN_TURN = re.compile(r"(?P<at>.*\.experts\.)(gate_up_proj|gate_proj|up_proj)(?P<end>|_bias)")
-_LATENT = re.compile(r"(?P<at>.*\.self_attn\.)(kv_b_proj|k_b_proj|v_b_proj)(?P<end>\.weight)")
+_IN_TURN = re.compile(r"(?P<at>.*\.experts\.)(?P<part>gate_up_proj|gate_proj|up_proj)(?P<end>|_bias)")
+_LATENT = re.compile(r"(?P<at>.*\.self_attn\.)(?P<part>kv_b_proj|k_b_proj|v_b_proj)(?P<end>\.weight)")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _ONE_EXPERT = re.compile(r"(.*)\.experts\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
@@ -192,11 +196,11 @@ class ModelMap:
 
     def outside(self, name: str) -> str:
         """The name that the model's own checkpoints give a tensor; a name GGUF does not know as it is."""
-        bare = {v: k for k, v in _BARE.get(self.architecture, {}).items()}.get(_NUMBER.sub("{}", name))
+        bare = _BARE_OUTSIDE.get(self.architecture, {}).get(_NUMBER.sub("{}", name))
         if bare is not None:
             return _numbered(bare, name)
         module, _, last = name.rpartition(".")
-        known = {v: k for k, v in _TABLES[self.architecture].items()}.get(_NUMBER.sub("{}", f"{module}.")[:-1])
+        known = _OUTSIDE[self.architecture].get(_NUMBER.sub("{}", f"{module}.")[:-1])
         return name if known is None else f"{self.prefix}{_numbered(known, module)}.{last}"
 
     def left_out(self, name: str) -> bool:
@@ -213,26 +217,21 @@ class ModelMap:
 
     def cuts(self, name: str) -> list[tuple[str, Cut]]:
         """The two tensors that GGUF keeps one of the model's as, and what each is of it; none where it is one."""
-        if not self.has_cuts or self.whole(name) != name:
+        match = self._of_two(name)
+        if match is None or match["part"] not in ("kv_b_proj", "gate_up_proj"):
             return []
+        parts: tuple[tuple[str, Cut], ...] = (("gate_proj", Alternate(0)), ("up_proj", Alternate(1)))
         if any(self.latent):
-            match = _LATENT.fullmatch(name)
-            assert match is not None
-            parts: tuple[tuple[str, Cut], ...] = (
-                ("k_b_proj", Heads(*self.latent, True)),
-                ("v_b_proj", Heads(*self.latent, False)),
-            )
-        else:
-            match = _IN_TURN.fullmatch(name)
-            assert match is not None
-            parts = (("gate_proj", Alternate(0)), ("up_proj", Alternate(1)))
+            parts = (("k_b_proj", Heads(*self.latent, True)), ("v_b_proj", Heads(*self.latent, False)))
         return [(f"{match['at']}{part}{match['end']}", cut) for part, cut in parts]
 
     def whole(self, name: str) -> str:
         """The model's own name of what a tensor is one of two of, or of itself if GGUF keeps it as two; else ""."""
-        pattern, whole = (_LATENT, "kv_b_proj") if any(self.latent) else (_IN_TURN, "gate_up_proj")
-        match = pattern.fullmatch(name) if self.has_cuts else None
-        return f"{match['at']}{whole}{match['end']}" if match is not None else ""
+        match, whole = self._of_two(name), "kv_b_proj" if any(self.latent) else "gate_up_proj"
+        return "" if match is None else f"{match['at']}{whole}{match['end']}"
+
+    def _of_two(self, name: str) -> re.Match[str] | None:
+        return (_LATENT if any(self.latent) else _IN_TURN).fullmatch(name) if self.has_cuts else None
 
     @property
     def experts(self) -> bool:
