@@ -10,7 +10,7 @@ import numpy as np
 
 from breccia import frameworks
 from breccia.scaled_tensor import ScaledTensor, check_kernels, data_of
-from breccia.verbs import matmul
+from breccia.verbs import _result_dtype, matmul
 
 __all__ = ["grouped_matmul"]
 
@@ -24,7 +24,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any =
         w_stack: ScaledTensor ``(E, N, K)``.
         offsets: integers ``(E + 1,)`` that do not fall, from 0 to at most T. On CUDA they stay on the
             device: they are not checked, and the call does not synchronize.
-        out_dtype: float32, float64, float16 or bfloat16.
+        out_dtype: see `breccia.matmul`.
 
     Returns:
         Array ``(T, N)``; rows past ``offsets[E]`` are zero.
@@ -46,6 +46,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any =
     if tuple(np.shape(offsets)) != (w_stack.shape[0] + 1,):
         raise ValueError(f"offsets must have shape ({w_stack.shape[0] + 1},), got {tuple(np.shape(offsets))}")
     framework: Any = frameworks.common(data_of(x), data_of(w_stack))
+    out_dtype = _result_dtype(x, out_dtype)
     return getattr(framework, "grouped_matmul", by_expert)(x, w_stack, offsets, out_dtype)
 
 

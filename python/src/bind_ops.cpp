@@ -248,6 +248,28 @@ void register_ops(py::module_& m) {
             matmul_into(lhs, rhs, view, allowed);
         },
         py::arg("a"), py::arg("b"), py::arg("out"), py::arg("precision") = "exact");
+
+    m.def("grouped_matmul", [](py::handle x, const ScaledTensor& w_stack, const std::vector<std::int64_t>& offsets,
+                               py::handle out_dtype) {
+        const PyOperand activations(x, "x");
+        const Operand rows = activations.get();
+        const DType dtype = parse_dtype(to_text(out_dtype, "out_dtype"));
+        auto [array, view] = allocate_numpy(dtype, {rows.shape().at(0), w_stack.shape().at(1)});
+        {
+            const Released release;
+            grouped_matmul_into(rows, w_stack, offsets, view);
+        }
+        return array;
+    });
+
+    m.def("grouped_matmul_into", [](py::handle x, const ScaledTensor& w_stack,
+                                    const std::vector<std::int64_t>& offsets, py::handle out) {
+        const PyOperand activations(x, "x");
+        const Operand rows = activations.get();
+        const Array view = to_output(out, "out");
+        const Released release;
+        grouped_matmul_into(rows, w_stack, offsets, view);
+    });
 }
 
 }  // namespace breccia::python

@@ -230,6 +230,16 @@ def _grouped_anywhere(x: list[Any], x_key: str, w: list[Any], w_key: str, offset
     return by_expert(unflatten(x, x_key), unflatten(w, w_key), offsets.cpu(), dtype)
 
 
+def _grouped_cpu(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
+    from breccia.grouped import checked_offsets
+
+    rows, columns = _shape_of(x, x_key)[0], _shape_of(w, w_key)[1]
+    ends = checked_offsets(offsets, rows)
+    out = torch.empty((rows, columns), dtype=dtype)
+    _core.grouped_matmul_into(_core_operand(x, x_key, "x"), unflatten(w, w_key)._core, ends, core_array(out, "out"))
+    return out
+
+
 def _grouped_cuda(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
     if not triton.TRITON_AVAILABLE:
         return _grouped_anywhere(x, x_key, w, w_key, offsets, dtype)
@@ -281,7 +291,7 @@ for _name, _cpu, _cuda, _anywhere, _fake in (
     ("dequantize", _dequantize_cpu, _dequantize_cuda, _dequantize_anywhere, _dequantize_fake),
     ("requantize", _requantize_cpu, _requantize_cuda, _requantize_anywhere, _requantize_fake),
     ("matmul", _matmul_cpu, _matmul_cuda, _matmul_anywhere, _matmul_fake),
-    ("grouped_matmul", _grouped_anywhere, _grouped_cuda, _grouped_anywhere, _grouped_fake),
+    ("grouped_matmul", _grouped_cpu, _grouped_cuda, _grouped_anywhere, _grouped_fake),
     ("straight_through", _straight_through, _straight_through, _straight_through, _straight_through_fake),
 ):
     _library.impl(_name, _cpu, "CPU")

@@ -134,6 +134,13 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
     return _core.matmul(x, core, _dtype_name(out_dtype, "out_dtype"), precision)
 
 
+def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
+    from breccia.grouped import checked_offsets
+
+    ends = checked_offsets(offsets, x.shape[0])
+    return _core.grouped_matmul(_operand(x, "x"), _tensor(w_stack), ends, _dtype_name(out_dtype, "out_dtype"))
+
+
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
     array = _floats(x, "x")
     return dequantize(cast(array, recipe), array.dtype.name, None)
