@@ -22,7 +22,7 @@ from breccia.checkpoint import (
     save_arrays,
     verify,
 )
-from breccia.checkpoint.files import gguf_models, gguf_parameters
+from breccia.checkpoint.files import gguf_models, gguf_parameters, gguf_types
 from breccia.checkpoint.verify import values
 from checkpoints import minilm, weight
 from fault_runner import tree
@@ -437,7 +437,7 @@ def test_keys_and_types_are_ggufs_own() -> None:
     constants = pytest.importorskip("gguf.constants")
     kinds = constants.GGUFValueType
     for name in ("UINT32", "INT32", "FLOAT32", "BOOL", "STRING", "ARRAY"):
-        assert getattr(gguf_parameters, name) == getattr(kinds, name)
+        assert getattr(gguf_types, name) == getattr(kinds, name)
     groups = (constants.Keys.LLM, constants.Keys.Attention, constants.Keys.Rope)
     known = {value for group in groups for value in vars(group).values() if isinstance(value, str)}
     decoder = {

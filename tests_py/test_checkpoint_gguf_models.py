@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of further architectures as GGUF, both ways: RoPE of Llama 3, experts, fused projections."""
 
+import copy
 import dataclasses
 import json
+import math
 import re
 import shutil
 import warnings
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 from breccia.bridges import Found
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, finish, plan, save_arrays, verify
-from breccia.checkpoint.files import gguf_models, gguf_parameters
+from breccia.checkpoint.files import gguf_models, gguf_rope
 from breccia.checkpoint.rows import rows_of
 from breccia.checkpoint.targets import parse_target, wanted
 from breccia.checkpoint.verify import values
@@ -35,6 +37,14 @@ LLAMA3 = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
 YARN |= {"beta_fast": 32.0, "beta_slow": 1.0}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 16,
+    "long_factor": [1.0 + 0.25 * i for i in range(16)],
+    "short_factor": [1.0 + 0.0625 * i for i in range(16)],
+}
 LATENT_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
 GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128, "sliding_window": 16}
 DEEPSEEK = {
@@ -60,20 +70,24 @@ LOCAL = {
 # name → transformers' class, what its config has beside the sizes, and GGUF's architecture.
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "max_position_embeddings": 512}, "llama"),
+    "llama-yarn": ("Llama", {"rope_parameters": {**YARN, "attention_factor": 1.5}}, "llama"),
+    "qwen2-linear": ("Qwen2", {"rope_parameters": LINEAR}, "qwen2"),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}, "llama"),
     "qwen3-moe": ("Qwen3Moe", EXPERTS, "qwen3moe"),
-    "gpt-oss": ("GptOss", {**GPT_OSS, "rope_parameters": YARN}, "gpt-oss"),
+    "gpt-oss": ("GptOss", {**GPT_OSS, "rope_parameters": {**YARN, "truncate": False}}, "gpt-oss"),
+    "gpt-oss-plain": ("GptOss", {**GPT_OSS, "rope_parameters": {"rope_type": "default"}}, "gpt-oss"),
     "deepseek-v2": ("DeepseekV2", DEEPSEEK, "deepseek2"),
     "deepseek-v3": ("DeepseekV3", {**DEEPSEEK, "n_group": 2, "rope_parameters": LATENT_YARN}, "deepseek2"),
     "phi3": ("Phi3", {"sliding_window": 16}, "phi3"),
+    "phi3-long": ("Phi3", {"sliding_window": 16, "rope_parameters": LONG}, "phi3"),
     "gemma2": ("Gemma2", {**GEMMA, "final_logit_softcapping": 20.0, "attn_logit_softcapping": 40.0}, "gemma2"),
     "gemma3": ("Gemma3", {**GEMMA, "num_hidden_layers": 6, "rope_parameters": LOCAL}, "gemma3"),
 }
-SCALED = {"gemma3": "linear", "gpt-oss": "yarn", "deepseek-v3": "yarn"}
+SCALED = {"llama-yarn": "yarn", "qwen2-linear": "linear", "gemma3": "linear", "gpt-oss": "yarn", "deepseek-v3": "yarn"}
 # transformers' reader of GGUF knows neither Mixtral's experts nor DeepSeek, and gpt-oss' experts by other names.
-NOT_READ = ("mixtral", "gpt-oss", "deepseek-v2", "deepseek-v3")
+NOT_READ = ("mixtral", "gpt-oss", "gpt-oss-plain", "deepseek-v2", "deepseek-v3")
 READ_BY_TRANSFORMERS = [name for name in MODELS if name not in NOT_READ]
-# Models that transformers makes no config.json of: their weights come back as a file.
+# Models of which GGUF keeps some tensors as two.
 OF_TWO = ("gpt-oss", "deepseek-v2", "deepseek-v3")
 
 
@@ -82,7 +96,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for name, (kind, more, _) in MODELS.items():
         torch.manual_seed(0)
-        sizes = {**SIZES, **more}
+        sizes = copy.deepcopy({**SIZES, **more})  # Phi3Config writes to what it is given
         if name.startswith(("phi3", "deepseek")):
             sizes.pop("head_dim")
         own = getattr(transformers(), f"{kind}TextConfig", None) or getattr(transformers(), f"{kind}Config")
@@ -127,14 +141,15 @@ def test_tensors_are_those_of_the_architecture(name: str, models: dict[str, Path
         }
         router = next(t for t in gguf.GGUFReader(tmp_path / "a.gguf").tensors if "ffn_gate_inp" in t.name)
         assert router.tensor_type.name == "F32"
-    windowed = name in ("phi3", "gemma2", "gemma3", "gpt-oss")
+    windowed = architecture in ("phi3", "gemma2", "gemma3", "gpt-oss")
     assert fields.get(f"{architecture}.attention.sliding_window") == (16 if windowed else None)
-    assert ("rope_freqs.weight" in stored) == (name == "llama3")
+    factors = {"llama3": {"rope_freqs.weight"}, "phi3-long": {"rope_factors_long.weight", "rope_factors_short.weight"}}
+    assert {each for each in stored if each.startswith("rope_")} == factors.get(name, set())
     assert fields.get(f"{architecture}.rope.scaling.type") == SCALED.get(name)
 
 
 @pytest.mark.parametrize("to", ["gguf:bf16", "gguf:q8_0", "gguf:mxfp4"])
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in OF_TWO])
+@pytest.mark.parametrize("name", MODELS)
 def test_there_and_back(name: str, to: str, models: dict[str, Path], tmp_path: Path) -> None:
     """A directory made of the file computes what a directory of the same values does."""
     convert(models[name], tmp_path / "a.gguf", to)
@@ -143,6 +158,10 @@ def test_there_and_back(name: str, to: str, models: dict[str, Path], tmp_path: P
     assert only_of_tokenizers(report["notes"])
     assert verify(tmp_path / "a.gguf", tmp_path / "out", min_sqnr_db=1e9)["ok"]
     (source,) = models[name].glob("*.safetensors")
+    config, wanted = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "out", models[name]))
+    if name != "phi3-long":  # which says by what attention is multiplied
+        wanted["rope_parameters"].pop("partial_rotary_factor", None)  # 1.0
+        assert config["rope_parameters"] == wanted["rope_parameters"]
     written = SafetensorsFile(tmp_path / "out" / "model.safetensors")
     assert set(written) == set(SafetensorsFile(source))
     shutil.copytree(models[name], tmp_path / "wanted")
@@ -182,8 +201,6 @@ def test_parts_make_the_whole(name: str, models: dict[str, Path], tmp_path: Path
         piece.run(threads=1)
     finish(models[name], tmp_path / "out.gguf", "gguf:q8_0")
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "out.gguf").read_bytes()
-    if name in OF_TWO:
-        return
     convert(tmp_path / "whole.gguf", f"{tmp_path}/whole/", "nvfp4")
     for piece in plan(tmp_path / "whole.gguf", f"{tmp_path}/out/", "nvfp4", 3):
         piece.run(threads=1)
@@ -211,8 +228,7 @@ REAL = {
 def test_factors_are_those_of_transformers_and_give_the_parameters(name: str) -> None:
     rope = pytest.importorskip("transformers.modeling_rope_utils")
     config = REAL[name]
-    factors = gguf_parameters.rope_factors(config)
-    assert factors is not None
+    factors = gguf_rope.rope_tensors(config)["rope_freqs.weight"]
     kind = transformers().LlamaConfig
     scaled, _ = rope.ROPE_INIT_FUNCTIONS["llama3"](kind(**config), torch.device("cpu"))
     width = config["head_dim"]
@@ -220,21 +236,82 @@ def test_factors_are_those_of_transformers_and_give_the_parameters(name: str) ->
     np.testing.assert_allclose(factors, (plain / scaled.double()).numpy(), rtol=1e-5)
     assert factors.min() == 1 and factors.max() == config["rope_parameters"]["factor"]
     unscaled = {**config, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}
-    assert gguf_parameters.llama3_of(factors, unscaled) == config["rope_parameters"]
+    assert gguf_rope.llama3_of(factors, unscaled) == config["rope_parameters"]
 
 
 def test_other_factors_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
     config = {**REAL["3.1"], "rope_parameters": {"rope_theta": 5e5}}
     for factors in (np.ones(64), np.linspace(1, 8, 64), np.ones(3), np.geomspace(1, 8, 64), np.zeros(0)):
         with pytest.raises(ValueError, match=r"rope_freqs.weight must have the factors of Llama 3's scaling"):
-            gguf_parameters.llama3_of(factors.astype(np.float32), config)
+            gguf_rope.llama3_of(factors.astype(np.float32), config)
     convert(models["llama3"], tmp_path / "a.gguf", "gguf:f16")
     raw = (tmp_path / "a.gguf").read_bytes()
-    factors = gguf_parameters.rope_factors(json.loads((models["llama3"] / "config.json").read_text()))
-    assert factors is not None and raw.count(factors.tobytes()) == 1
+    factors = gguf_rope.rope_tensors(json.loads((models["llama3"] / "config.json").read_text()))["rope_freqs.weight"]
+    assert raw.count(factors.tobytes()) == 1
     (tmp_path / "b.gguf").write_bytes(raw.replace(factors.tobytes(), np.linspace(1, 8, 16).astype("<f4").tobytes()))
     with pytest.raises(ValueError, match=r"b\.gguf: rope_freqs\.weight must have the factors of Llama 3's scaling"):
         convert(tmp_path / "b.gguf", f"{tmp_path}/out/", "bf16")
+
+
+def test_parameters_of_older_configs() -> None:
+    """Phi-3's and Phi-4's as their makers wrote them: "su", and numbers beside RoPE's own."""
+    config = {
+        "hidden_size": 3072, "num_attention_heads": 32, "max_position_embeddings": 131072, "rope_theta": 10000.0,
+        "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75,
+        "rope_scaling": {"type": "su", "long_factor": [2.0] * 36, "short_factor": [1.0] * 36},
+    }  # fmt: skip
+    assert gguf_rope.check_rope(config, "phi3") == ""
+    fields = {key: value for key, (_, value) in gguf_rope.rope_fields(config, "phi3").items()}
+    assert fields == {
+        "rope.dimension_count": 72,
+        "rope.freq_base": 10000.0,
+        "rope.scaling.original_context_length": 4096,
+        "rope.scaling.attn_factor": math.sqrt(1 + math.log(32) / math.log(4096)),
+    }
+    assert {name: array.tolist() for name, array in gguf_rope.rope_tensors(config).items()} == {
+        "rope_factors_long.weight": [2.0] * 36,
+        "rope_factors_short.weight": [1.0] * 36,
+    }
+
+
+def test_attention_of_yarn_is_that_of_transformers() -> None:
+    """By what programs multiply beside the usual number, as transformers has it for every way to say it."""
+    rope = pytest.importorskip("transformers.modeling_rope_utils")
+    for more in ({}, {"attention_factor": 1.25}, {"mscale": 2.0, "mscale_all_dim": 0.5}, {"mscale": 1.0}):
+        parameters = {**YARN, **more}
+        config = transformers().LlamaConfig(**SIZES, rope_parameters=dict(parameters))
+        _, wanted = rope.ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+        fields = gguf_rope.rope_fields({**SIZES, "rope_parameters": parameters}, "llama")
+        found = fields.get("rope.scaling.attn_factor", (6, 1.0))[1] * (0.1 * math.log(4) + 1)
+        assert found == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("rope.scaling.type", (8, "dynamic"), "llama.rope.scaling.type must be 'linear' or 'yarn', it is 'dynamic'"),
+        ("rope.scaling.factor", (6, float("nan")), "llama.rope.scaling.factor must be a number above 0, it is 'nan'"),
+        ("rope.freq_base", (8, "x"), "llama.rope.freq_base must be a number above 0, it is 'x'"),
+        ("rope.scaling.original_context_length", (4, 0), "original_context_length must be a number above 0, it is '0'"),
+    ],
+)
+def test_odd_fields_of_rope_are_refused(key: str, value: tuple[int, Any], reason: str) -> None:
+    config = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64}
+    fields = {
+        f"llama.{name}": said
+        for name, said in gguf_rope.rope_fields({**config, "rope_parameters": YARN}, "llama").items()
+    }
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        gguf_rope.rope_of_fields({**fields, f"llama.{key}": value}, "llama", config)
+
+
+def test_longrope_without_one_of_its_parts_is_refused() -> None:
+    tensors = {"rope_factors_long.weight": np.ones(4, np.float32)}
+    with pytest.raises(ValueError, match=r"rope_factors_short\.weight must be there, as rope_factors_long\.weight is"):
+        gguf_rope.longrope_of(tensors, {}, "phi3", {})
+    tensors["rope_factors_short.weight"] = np.ones(4, np.float32)
+    with pytest.raises(ValueError, match=r"phi3\.rope\.scaling\.original_context_length must be there"):
+        gguf_rope.longrope_of(tensors, {}, "phi3", {})
 
 
 @pytest.mark.parametrize(
@@ -262,7 +339,9 @@ def test_other_factors_are_refused(models: dict[str, Path], tmp_path: Path) -> N
         ("deepseek-v3", {"attention_bias": True}, "attention_bias must be false in architecture 'deepseek2'"),
         ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq must be 1 in architecture 'deepseek2', it is 2"),
         ("deepseek-v3", {"rope_parameters": {**LATENT_YARN, "mscale": 0.5}}, "mscale and mscale_all_dim must be said"),
-        ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope' has no GGUF form here"),
+        ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "config.json lacks what GGUF must say: 'long_factor'"),
+        ("phi3", {"rope_parameters": {**LONG, "long_factor": [1.0, 2.0]}}, "must have 16 numbers above 0, it has 2"),
+        ("llama3", {"rope_parameters": LONG}, "rope_type 'longrope' has no GGUF form here"),
     ],
 )
 def test_what_programs_would_compute_otherwise_gets_no_names(

@@ -24,7 +24,7 @@ from breccia.checkpoint.execute import execute
 from breccia.checkpoint.experts import gathered
 from breccia.checkpoint.files.gguf_file import GgufFile, GgufWriter, block_type
 from breccia.checkpoint.files.gguf_models import ModelMap
-from breccia.checkpoint.files.gguf_parameters import ROPE_FACTORS
+from breccia.checkpoint.files.gguf_rope import ROPE_TENSORS
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.identity import identity_of
@@ -276,7 +276,7 @@ class Job:
 
     def _dropped(self, name: str) -> bool:
         """Scales of activations belong to the format that was quantized for them."""
-        if name in self.left_out or (name == ROPE_FACTORS and self.from_gguf and self.into_directory):
+        if name in self.left_out or (name in ROPE_TENSORS and self.from_gguf and self.into_directory):
             return True  # config.json says what the factors say
         weight = name.rpartition(".")[0] + ".weight"
         if name.endswith(".pre_quant_scale") and self._folds:

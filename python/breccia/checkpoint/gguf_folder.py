@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from breccia.checkpoint import disk
 from breccia.checkpoint.files.gguf_file import GgufFile
-from breccia.checkpoint.files.gguf_parameters import ROPE_FACTORS, gemma_scale, llama3_of
+from breccia.checkpoint.files.gguf_parameters import OWN, config_fields, gemma_scale
+from breccia.checkpoint.files.gguf_rope import ROPE_FACTORS, ROPE_TENSORS, llama3_of, longrope_of, rope_of_fields
 from breccia.peers import require
 
 __all__ = ["config_of", "write_tokenizer"]
@@ -28,22 +30,28 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         ValueError: transformers does not know the model.
     """
     transformers = _transformers()
-    config = _read(transformers.AutoConfig, file.path, "model")
+    architecture = str(file.fields.get("general.architecture", (0, ""))[1])
+    if architecture in OWN:
+        config = _read(lambda: _own(file, architecture), file.path, "model")
+    else:
+        config = _read(lambda: transformers.AutoConfig.from_pretrained(**_of(file.path)), file.path, "model")
     made: dict[str, Any] = json.loads(config.to_json_string())
     made = {key: value for key, value in made.items() if key not in _OWN}
-    _, architecture = file.fields.get("general.architecture", (0, ""))
     width = file.fields.get(f"{architecture}.attention.key_length")
-    if width is not None and "head_dim" in made:  # which transformers takes for some models alone
+    if (
+        width is not None and "head_dim" in made and architecture not in OWN
+    ):  # which transformers takes for some models alone
         made["head_dim"] = width[1]
     window = file.fields.get(f"{architecture}.attention.sliding_window")
     if window is not None and "sliding_window" in made:
         made["sliding_window"] = window[1]
     if isinstance(made.get("pad_token_id"), int) and made["pad_token_id"] >= made["vocab_size"]:
         made["pad_token_id"] = None  # a default of the model's class, for its own vocabulary
-    if str(architecture).startswith("gemma"):
-        made = _of_gemma(made, file, str(architecture))
-    made = _with_experts(made, file, str(architecture))
-    made = _with_factors(made, file)
+    if architecture.startswith("gemma"):
+        made = _of_gemma(made, file, architecture)
+    made = _with_experts(made, file, architecture)
+    if "rope_parameters" in made:
+        made = _with_rope(made, file, architecture)
     names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if made["model_type"] in names:
         made["architectures"] = [names[made["model_type"]]]
@@ -51,17 +59,11 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def _of_gemma(made: dict[str, Any], file: GgufFile, architecture: str) -> dict[str, Any]:
-    """What transformers has defaults for instead: caps of logits, the scale of attention, RoPE of layers that see
-    all."""
+    """What transformers has defaults for instead: caps of logits and the scale of attention."""
     said = {key.removeprefix(f"{architecture}."): value for key, (_, value) in file.fields.items()}
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         made[key] = said.get(key)
     made["query_pre_attn_scalar"] = gemma_scale(architecture, made)
-    if architecture == "gemma3" and "rope.freq_base" in said:
-        scaling = {"rope_type": "default", "rope_theta": said["rope.freq_base"]}
-        if said.get("rope.scaling.type") == "linear":
-            scaling |= {"rope_type": "linear", "factor": said["rope.scaling.factor"]}
-        made["rope_parameters"] = {**made["rope_parameters"], "full_attention": scaling}
     return made
 
 
@@ -80,16 +82,38 @@ def _with_experts(made: dict[str, Any], file: GgufFile, architecture: str) -> di
     return {key: value for key, value in mixtral.items() if key not in _OWN}
 
 
-def _with_factors(made: dict[str, Any], file: GgufFile) -> dict[str, Any]:
-    """Llama 3's scaling of RoPE, which the file has as a tensor."""
-    if ROPE_FACTORS not in file.entries:
-        return made
-    if file.kinds[ROPE_FACTORS] != "F32":
-        raise ValueError(f"{file.path}: {ROPE_FACTORS} must be F32, it is {file.kinds[ROPE_FACTORS]}")
+def _with_rope(made: dict[str, Any], file: GgufFile, architecture: str) -> dict[str, Any]:
+    """RoPE and its scaling, of which transformers reads the base alone."""
+    tensors = {}
+    for name in sorted(ROPE_TENSORS & file.entries.keys()):
+        if file.kinds[name] != "F32":
+            raise ValueError(f"{file.path}: {name} must be F32, it is {file.kinds[name]}")
+        tensors[name] = file.raw(name).view("<f4")
     try:
-        return {**made, "rope_parameters": llama3_of(file.raw(ROPE_FACTORS).view("<f4"), made)}
+        rope = rope_of_fields(file.fields, architecture, made)
+        if ROPE_FACTORS in tensors:
+            rope = llama3_of(tensors[ROPE_FACTORS], {**made, "rope_parameters": rope})
+        elif tensors:
+            rope = longrope_of(tensors, file.fields, architecture, rope)
     except ValueError as error:
         raise ValueError(f"{file.path}: {error}") from None
+    if architecture == "gpt-oss" and rope["rope_type"] == "yarn":
+        rope["truncate"] = False  # for which GGUF has no field: the model's own
+    if "original_max_position_embeddings" in made and "original_max_position_embeddings" in rope:
+        made = {**made, "original_max_position_embeddings": rope["original_max_position_embeddings"]}
+    if architecture == "gemma3":  # whose layers that see a window have their own
+        rope = {**made["rope_parameters"], "full_attention": rope}
+    return {**made, "rope_parameters": rope}
+
+
+def _own(file: GgufFile, architecture: str) -> Any:
+    """The config of a model that transformers' reader of GGUF does not know, or trips over."""
+    kind, said = config_fields(file.fields, architecture)
+    for name in ("bos", "eos"):
+        said[f"{name}_token_id"] = file.fields.get(f"tokenizer.ggml.{name}_token_id", (0, None))[1]
+    said["vocab_size"] = file.shapes["token_embd.weight"][0]
+    said["tie_word_embeddings"] = "output.weight" not in file.shapes
+    return getattr(_transformers(), kind)(**said)
 
 
 def write_tokenizer(path: Path, folder: Path) -> str:
@@ -99,7 +123,7 @@ def write_tokenizer(path: Path, folder: Path) -> str:
         Why there are none, empty where there are.
     """
     try:
-        made = _read(_transformers().AutoTokenizer, path, "tokenizer")
+        made = _read(lambda: _transformers().AutoTokenizer.from_pretrained(**_of(path)), path, "tokenizer")
     except ValueError as error:
         return f"there are no files of a tokenizer: {error}"
     with tempfile.TemporaryDirectory() as place:
@@ -114,12 +138,16 @@ def _transformers() -> Any:
     return require("transformers", "transformers")
 
 
-def _read(kind: Any, path: Path, what: str) -> Any:
-    """What a class of transformers makes of the file; its errors and those of its readers as ValueErrors."""
+def _of(path: Path) -> dict[str, Any]:
+    return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+
+
+def _read(read: Callable[[], Any], path: Path, what: str) -> Any:
+    """What transformers makes of the file; its errors and those of its readers as ValueErrors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return kind.from_pretrained(path.parent, gguf_file=path.name)
+            return read()
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
             raise ValueError(f"{path}: transformers makes no {what} of it: {first}") from error

@@ -15,16 +15,10 @@ from breccia.checkpoint.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.gguf_file import GgufFile, block_bytes
 from breccia.checkpoint.files.gguf_models import ModelMap, model_map
-from breccia.checkpoint.files.gguf_parameters import (
-    ARRAY,
-    ROPE_FACTORS,
-    STRING,
-    UINT32,
-    Fields,
-    hyperparameters,
-    rope_factors,
-)
+from breccia.checkpoint.files.gguf_parameters import hyperparameters
+from breccia.checkpoint.files.gguf_rope import rope_tensors
 from breccia.checkpoint.files.gguf_tokenizer import chat_fields, tokenizer_fields
+from breccia.checkpoint.files.gguf_types import ARRAY, STRING, UINT32, Fields
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.files.sentencepiece_model import sentencepiece_fields
 from breccia.checkpoint.folder import MAX_JSON, config_files, read_json
@@ -169,11 +163,11 @@ def made_anew(checkpoint: Checkpoint, target: Target) -> list[Choice]:
     """Tensors that GGUF has beside those of the source: how frequencies of RoPE are divided."""
     if target.names is None or isinstance(checkpoint.files[0], GgufFile):
         return []
-    factors = rope_factors(checkpoint.config)
-    if factors is None:
-        return []
-    found = Found(ROPE_FACTORS, "plain", "f32", {}, factors.shape, dtype="F32")
-    return [Choice(found, "make", {ROPE_FACTORS: ("F32", factors.shape)}, values=tuple(factors.tolist()))]
+    made = []
+    for name, factors in rope_tensors(checkpoint.config).items():
+        found = Found(name, "plain", "f32", {}, factors.shape, dtype="F32")
+        made.append(Choice(found, "make", {name: ("F32", factors.shape)}, values=tuple(factors.tolist())))
+    return made
 
 
 # llama.cpp's numbers for what most matrices of a file are (its ftype).

@@ -22,7 +22,7 @@ from breccia.bridges._common import (
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.bounds import FLOATS_DB, bits_of, least
-from breccia.checkpoint.files.gguf_parameters import ROPE_FACTORS
+from breccia.checkpoint.files.gguf_rope import ROPE_TENSORS
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.source import Checkpoint, is_float
 from breccia.scaled_tensor import ScaledTensor
@@ -236,7 +236,7 @@ def verify(
         line.add(first.nbytes(found))
         other = others.pop(_canonical(found), None)
         if other is None:
-            said = found.name == ROPE_FACTORS and bool(second.config)  # by config.json
+            said = found.name in ROPE_TENSORS and bool(second.config)  # by config.json
             if not found.name.endswith(("_scale", ".scale")) and found.name not in second.left_out and not said:
                 missing.append(found.name)
             continue

@@ -16,9 +16,6 @@ import numpy as np
 
 from breccia.checkpoint.files.gguf_cuts import Alternate, Cut, Heads
 from breccia.checkpoint.files.gguf_parameters import (
-    STRING,
-    UINT32,
-    Fields,
     check_fields,
     hyperparameters,
     key_heads_of,
@@ -26,6 +23,7 @@ from breccia.checkpoint.files.gguf_parameters import (
     latent_of_fields,
     why_not,
 )
+from breccia.checkpoint.files.gguf_types import STRING, UINT32, Fields
 
 __all__ = ["ModelMap", "model_map", "model_of"]
 

@@ -1,35 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program must know of a model beside its tensors, as GGUF's metadata says it, and back: sizes and RoPE."""
+"""What a program must know of a model beside its tensors, as GGUF's metadata says it, and back."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+from breccia.checkpoint.files.gguf_rope import check_rope, head_width, rope_fields, rope_of
+from breccia.checkpoint.files.gguf_types import BOOL, FLOAT32, STRING, UINT32, Fields
 
 __all__ = [
-    "ROPE_FACTORS",
+    "OWN",
     "check_fields",
+    "config_fields",
     "gemma_scale",
     "hyperparameters",
     "key_heads_of",
     "latent_of",
     "latent_of_fields",
-    "llama3_of",
-    "rope_factors",
     "why_not",
 ]
 
-UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
-Fields = dict[str, tuple[int, Any]]
 # Gemma: each layer of a number sees all, others a window; the largest model, by its layers, is scaled otherwise.
 _PATTERNS = {"gemma2": (2, 46), "gemma3": (6, 62)}
 _SOFTMAX, _SIGMOID = 1, 2  # how probabilities of experts are made
 _LOCAL = 10000.0  # RoPE's base in Gemma 3's layers that see a window
-ROPE_FACTORS = "rope_freqs.weight"  # the tensor of Llama 3's scaling: what each frequency is divided by
-_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def check_fields(said: Fields) -> None:
@@ -41,16 +36,6 @@ def check_fields(said: Fields) -> None:
             raise ValueError(f"{key} must be a number of 32 bits, got {value}")
         if kind == STRING and not isinstance(value, str):
             raise ValueError(f"{key} must be a string, got {value!r}")
-
-
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise ValueError(f"rope_scaling must be an object, got {given!r}")
-    said = dict(given.get("full_attention") or given)  # of layers that see all, where others have their own
-    said.setdefault("rope_type", said.get("type") or "default")
-    said.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    return said
 
 
 def key_heads_of(config: Mapping[str, Any]) -> Any:
@@ -79,24 +64,15 @@ def hyperparameters(config: Mapping[str, Any], architecture: str) -> Fields:
 
 
 def _decoder(config: Mapping[str, Any], architecture: str) -> Fields:
-    rope, width = _rope(config), _head_width(config)
+    width = head_width(config)
     said: Fields = {
         "attention.head_count_kv": (UINT32, int(key_heads_of(config))),
         "attention.layer_norm_rms_epsilon": (FLOAT32, float(config["rms_norm_eps"])),
         "attention.key_length": (UINT32, width),
         "attention.value_length": (UINT32, width),
-        "rope.dimension_count": (UINT32, int(width * float(rope.get("partial_rotary_factor") or 1))),
-        "rope.freq_base": (FLOAT32, float(rope["rope_theta"])),
         "vocab_size": (UINT32, int(config["vocab_size"])),
     }
-    if rope["rope_type"] in ("linear", "yarn"):
-        said["rope.scaling.type"] = (STRING, rope["rope_type"])
-        said["rope.scaling.factor"] = (FLOAT32, float(rope["factor"]))
-        original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
-        said["rope.scaling.original_context_length"] = (UINT32, int(original))
-        for key in ("beta_fast", "beta_slow"):
-            if rope.get(key) is not None:
-                said[f"rope.scaling.yarn_{key}"] = (FLOAT32, float(rope[key]))
+    said |= rope_fields(config, architecture)
     if architecture in ("phi3", "gemma2", "gemma3", "gpt-oss") and config.get("sliding_window"):
         said["attention.sliding_window"] = (UINT32, int(config["sliding_window"]))
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -112,7 +88,7 @@ def _decoder(config: Mapping[str, Any], architecture: str) -> Fields:
             said["expert_feed_forward_length"] = (UINT32, int(config["moe_intermediate_size"]))
         elif architecture == "gpt-oss":
             said["expert_feed_forward_length"] = (UINT32, int(config["intermediate_size"]))
-    return said | _latent(config, rope) if architecture == "deepseek2" else said
+    return said | _latent(config) if architecture == "deepseek2" else said
 
 
 def latent_of(config: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -130,8 +106,9 @@ def latent_of_fields(fields: Fields) -> tuple[int, int, int]:
     return heads, keys_and_rope - rope, values
 
 
-def _latent(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Fields:
+def _latent(config: Mapping[str, Any]) -> Fields:
     """What DeepSeek-V2 and V3 have else: attention to one latent head, and experts of several kinds."""
+    rope = rope_of(config)
     rank, turned = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
     _, keys, values = latent_of(config)
     third = config["model_type"] == "deepseek_v3"
@@ -163,23 +140,14 @@ def _latent(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Fields:
     return said
 
 
-def _head_width(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-
-
 def why_not(architecture: str, config: Mapping[str, Any]) -> str:
     """Why the programs of an architecture would compute something else than a model does; "" where they would not."""
-    rope = _rope(config)
-    scaling = rope["rope_type"]
-    known = ("default", "linear", "yarn", "llama3") if architecture == "llama" else ("default", "linear", "yarn")
-    if scaling not in known:
-        return f"rope_type {scaling!r} has no GGUF form here"
-    if scaling == "llama3":
-        rope_factors(config)  # raises where something is not said
+    if why := check_rope(config, architecture):
+        return why
     if architecture == "gpt-oss":
         return _not_gpt_oss(config)
     if architecture == "deepseek2":
-        return _not_deepseek(config, rope)
+        return _not_deepseek(config, rope_of(config))
     if architecture in _PATTERNS:
         return _not_gemma(architecture, config)
     if architecture == "qwen3moe":
@@ -248,50 +216,70 @@ def gemma_scale(architecture: str, config: Mapping[str, Any]) -> int:
     _, largest = _PATTERNS[architecture]
     if config["num_hidden_layers"] == largest:
         return int(config["hidden_size"]) // int(config["num_attention_heads"])
-    return _head_width(config)
+    return head_width(config)
 
 
-def rope_factors(config: Mapping[str, Any]) -> np.ndarray[Any, Any] | None:
-    """What Llama 3's scaling divides each frequency by, the tensor `ROPE_FACTORS`; None where there is no such scaling.
+_SIZES = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "num_experts_per_tok": "expert_used_count",
+}
+_GPT_OSS = {
+    **_SIZES,
+    "num_local_experts": "expert_count",
+    "intermediate_size": "expert_feed_forward_length",
+    "head_dim": "attention.key_length",
+    "num_key_value_heads": "attention.head_count_kv",
+    "sliding_window": "attention.sliding_window",
+}
+_DEEPSEEK = {
+    **_SIZES,
+    "n_routed_experts": "expert_count",
+    "intermediate_size": "feed_forward_length",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "v_head_dim": "attention.value_length_mla",
+    "qk_rope_head_dim": "rope.dimension_count",
+}
+# Architectures whose config.json is made here.
+OWN = frozenset({"gpt-oss", "deepseek2"})
+
+
+def config_fields(fields: Fields, architecture: str) -> tuple[str, dict[str, Any]]:
+    """transformers' class of a model's config, and what a file of one of `OWN` says of it.
 
     Raises:
-        KeyError: config.json does not say it.
+        ValueError: the file does not say it.
     """
-    rope = _rope(config)
-    if rope["rope_type"] != "llama3":
-        return None
-    factor, low, high, original = (float(rope[key]) for key in _LLAMA3)
-    width = _head_width(config)
-    periods = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, width, 2) / width)
-    # Frequencies that turn rarely in the original context are divided, those that turn often are not.
-    share = np.clip((original / periods - low) / (high - low), 0, 1)
-    factors: np.ndarray[Any, Any] = (1 / ((1 - share) / factor + share)).astype(np.float32)
-    return factors
+    names = _GPT_OSS if architecture == "gpt-oss" else _DEEPSEEK
+    missing = [key for key in names.values() if f"{architecture}.{key}" not in fields]
+    if missing:
+        raise ValueError(f"{architecture}.{missing[0]} must be there")
+    said = {name: fields[f"{architecture}.{key}"][1] for name, key in names.items()}
+    return ("GptOssConfig", said) if architecture == "gpt-oss" else _deepseek(fields, said)
 
 
-def llama3_of(factors: np.ndarray[Any, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of Llama 3's scaling, of the tensor that they give; ``low_freq_factor`` is 1, which leaves none to
-    choose.
+def _deepseek(fields: Fields, said: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    heads, keys, _ = latent_of_fields(fields)
+    if not heads:
+        raise ValueError("deepseek2.attention.key_length_mla must be there, above the numbers that RoPE turns")
 
-    Raises:
-        ValueError: no parameters give the tensor.
-    """
-    rope, width = _rope(config), _head_width(config)
-    wide = factors.astype(np.float64)
-    periods = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, width, 2) / width)
-    factor = float(wide.max(initial=1.0))
-    between = np.flatnonzero((wide > 1) & (wide < factor)) if len(wide) == len(periods) else np.arange(0)
-    if len(between) > 1:
-        # The share of the undivided frequency is a line in the number of turns: through the first and the last one.
-        ends = between[[0, -1]]
-        share = (1 / wide[ends] - 1 / factor) / (1 - 1 / factor)
-        slope = (share[0] - share[1]) / (1 / periods[ends[0]] - 1 / periods[ends[1]])
-        start = slope / periods[ends[0]] - share[0]
-        high, original = 1 + 1 / start, slope / start
-        if math.isfinite(high) and math.isfinite(original) and original > 0:
-            said = (factor, 1.0, float(round(high, 3)), round(original))
-            found = {**rope, **dict(zip(_LLAMA3, said, strict=True)), "rope_type": "llama3"}
-            again = rope_factors({**config, "rope_parameters": found})
-            if again is not None and np.allclose(again, factors, rtol=1e-4):
-                return found
-    raise ValueError(f"{ROPE_FACTORS} must have the factors of Llama 3's scaling, it has others")
+    def field(key: str, other: Any) -> Any:
+        return fields.get(f"deepseek2.{key}", (UINT32, other))[1]
+
+    third = field("expert_gating_func", _SOFTMAX) == _SIGMOID
+    said |= {
+        "num_key_value_heads": heads,
+        "qk_nope_head_dim": keys,
+        "q_lora_rank": field("attention.q_lora_rank", None),
+        "first_k_dense_replace": field("leading_dense_block_count", 0),
+    }
+    if third:
+        said |= {"n_group": field("expert_group_count", 1), "topk_group": field("expert_group_used_count", 1)}
+    return ("DeepseekV3Config" if third else "DeepseekV2Config"), said

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from breccia.checkpoint.files.gguf_parameters import ARRAY, STRING, UINT32, Fields
+from breccia.checkpoint.files.gguf_types import ARRAY, STRING, UINT32, Fields
 
 __all__ = ["chat_fields", "special_tokens", "tokenizer_fields"]
 

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from breccia.checkpoint.files.gguf_parameters import ARRAY, BOOL, STRING, Fields
 from breccia.checkpoint.files.gguf_tokenizer import special_tokens
+from breccia.checkpoint.files.gguf_types import ARRAY, BOOL, STRING, Fields
 
 __all__ = ["sentencepiece_fields"]
 
