@@ -140,6 +140,14 @@ static void refusals(void) {
     changed.data = NULL;
     CHECK(breccia_cast(&changed, &out) == BRECCIA_VALUE_ERROR);
     changed = in;
+    changed.data = (char *)x + 1;
+    CHECK(breccia_cast(&changed, &out) == BRECCIA_VALUE_ERROR);
+    CHECK(strstr(breccia_last_message(), "x.data must lie at a multiple of 4 bytes, the size of a float32") != NULL);
+    changed = out;
+    changed.global_scale = (char *)out.global_scale + 2;
+    CHECK(breccia_cast(&in, &changed) == BRECCIA_VALUE_ERROR);
+    CHECK(strstr(breccia_last_message(), "out.global_scale must lie at a multiple of 4 bytes") != NULL);
+    changed = in;
     changed.transposed = 1;
     CHECK(breccia_cast(&changed, &out) == BRECCIA_VALUE_ERROR);
     changed = out;

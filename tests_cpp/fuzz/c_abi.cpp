@@ -149,13 +149,21 @@ private:
     }
     void change(Input& in) {
         whole_ = false;
-        switch (in.below(3)) {
+        switch (in.below(4)) {
+            case 3: return shift(in);
             case 0: matrix_->dtype = static_cast<breccia_dtype>(in.byte()) - 1; break;
             case 1: matrix_->transposed = static_cast<std::int32_t>(in.extent()); break;
             default: *pointers()[static_cast<std::size_t>(in.below(4))] = nullptr;
         }
         // A type of more bytes would be read beyond the memory, which only the caller can know.
         if (matrix_->recipe == nullptr && matrix_->dtype >= 0 && matrix_->dtype < dtype_count) matrix_->data = nullptr;
+    }
+    // Memory of a part begins a byte later, and is as large: what has items of more bytes is refused.
+    void shift(Input& in) {
+        const auto i = static_cast<std::size_t>(in.below(4));
+        if (parts_[i].empty()) return;
+        parts_[i].insert(parts_[i].begin(), 0);
+        *pointers()[i] = parts_[i].data() + 1;
     }
     std::array<void**, 4> pointers() {
         return {&matrix_->data, &matrix_->scale, &matrix_->zero_point, &matrix_->global_scale};

@@ -80,11 +80,18 @@ Fields fields_of(std::string_view text) {
 
 Shape shape_of(const breccia_matrix& matrix) { return {matrix.rows, matrix.columns}; }
 
+Array borrow(void* memory, ElementType type, const Shape& shape, const std::string& name) {
+    if (reinterpret_cast<std::uintptr_t>(memory) % type.size() != 0)
+        throw_value(name + " must lie at a multiple of " + std::to_string(type.size()) + " bytes, the size of a " +
+                    type.name());
+    return Array::borrow(memory, type, shape);
+}
+
 Array numbers(const breccia_matrix& matrix, const std::string& name) {
     if (matrix.recipe != nullptr) throw_type(name + " must be of numbers, got a quantized matrix");
     if (matrix.dtype < 0 || matrix.dtype >= dtype_count)
         throw_type(name + ".dtype must be a BRECCIA_ type of numbers, got " + std::to_string(matrix.dtype));
-    return Array::borrow(matrix.data, static_cast<DType>(matrix.dtype), shape_of(matrix));
+    return borrow(matrix.data, static_cast<DType>(matrix.dtype), shape_of(matrix), name + ".data");
 }
 
 const Recipe& recipe_of(const breccia_matrix& matrix, const std::string& name) {
@@ -96,7 +103,7 @@ CastOutput parts(const breccia_matrix& matrix, const std::string& name) {
     const CastPlan plan = plan_cast(shape_of(matrix), recipe);
     const auto part = [&](void* memory, ElementType type, const Shape& shape, const char* field) {
         if (memory == nullptr && element_count(shape) != 0) throw_value(name + "." + field + " must not be NULL");
-        return Array::borrow(memory, type, shape);
+        return borrow(memory, type, shape, name + "." + field);
     };
     CastOutput out{part(matrix.data, plan.data_type, plan.data_shape, "data"),
                    part(matrix.scale, plan.scale_type, plan.scale_shape, "scale"), std::nullopt, std::nullopt};
