@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that several processes run at once, over gloo."""
 
+import multiprocessing
 import os
 import tempfile
 import traceback
@@ -10,6 +11,19 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from breccia.frameworks import _torch_bytes
+
+# Ranks are forks of one process that has imported what they need and has no other thread: importing takes seconds.
+multiprocessing.set_forkserver_preload(
+    [
+        "breccia.distributed",
+        "breccia.nn",
+        "torch._dynamo",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+        __name__,
+    ]
+)
 
 
 def run(world, body, *arguments):
@@ -23,7 +37,7 @@ def run(world, body, *arguments):
                 dist.destroy_process_group()
         return
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_one, (world, folder, body, arguments), nprocs=world)
+        mp.start_processes(_one, (world, folder, body, arguments), nprocs=world, start_method="forkserver")
 
 
 def _one(rank, world, folder, body, arguments):
