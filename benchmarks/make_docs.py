@@ -23,6 +23,7 @@ from documents.markdown import load
 ROOT = Path(__file__).parents[1]
 TABLES = {
     "clients": clients.matrix,
+    "gguf programs": clients.gguf_programs,
     "recipes": accuracy.recipes,
     "accuracy": accuracy.every_recipe,
     "accuracy of small values": accuracy.small_values,

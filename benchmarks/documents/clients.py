@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of what programs load, of the results of benchmarks/clients.py."""
+"""The tables of what programs load, of the results of benchmarks/clients.py and gguf_programs.py."""
 
 from __future__ import annotations
 
@@ -36,3 +36,20 @@ def _logits(row: dict[str, Any]) -> str:
     if row["error"] is None:
         return "NaN"
     return "equal" if row["error"] < EXACT else f"within {100 * row['error']:.1f} %"
+
+
+def gguf_programs() -> str:
+    """Models as GGUF: how far a token's logits are from the model's, of benchmarks/gguf_programs.py."""
+    found = load("gguf_programs")
+    rows: list[list[Any]] = []
+    for row in found["rows"]:
+        theirs = _percent(row["llama.cpp"]) if "llama.cpp" in row else f"its message: `{row['fails']}`"
+        back = _percent(row["transformers"]) if row["kind"] == "f16" else ""
+        rows.append([row["model"], f"`gguf:{row['kind']}`", back, theirs])
+    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    header = ["model", "`--to`", "converted back, in transformers", "in llama.cpp"]
+    return f"{table(header, rows)}\n\n{textwrap.fill(f'{versions}.', 120)}"
+
+
+def _percent(errors: dict[str, float]) -> str:
+    return "equal" if errors["median"] < EXACT else f"{100 * errors['median']:.1f} %"
