@@ -47,6 +47,18 @@ def test_compressed_tensors(key: str, minilm: Path, tmp_path: Path) -> None:
         assert torch.from_numpy(value).to(torch.bfloat16).equal(theirs[name]), name
 
 
+@recipes_of("compressed-tensors")
+def test_scales_lose_nothing_when_transformers_rounds_them(key: str, minilm: Path, tmp_path: Path) -> None:
+    """It loads scales of blocks and rows in the model's dtype, bfloat16."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    convert(minilm, tmp_path / "q", f"compressed-tensors:{key}")
+    scales = [np.asarray(array) for name, array in file(tmp_path) if name.endswith("weight_scale")]
+    assert scales
+    for scale in scales:
+        if scale.dtype == np.float32:
+            np.testing.assert_array_equal(scale, scale.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
 def file(directory: Path) -> Any:
     return SafetensorsFile(directory / "q" / "model.safetensors").items()
 

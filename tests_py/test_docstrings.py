@@ -18,6 +18,7 @@ MODULES = (
     "breccia.checkpoint",
     "breccia.comparison",
     "breccia.delayed",
+    "breccia.diffusers",
     "breccia.distributed",
     "breccia.sharding",
     "breccia.dlpack",
@@ -26,6 +27,7 @@ MODULES = (
     "breccia.layouts",
     "breccia.nn",
     "breccia.recipes",
+    "breccia.sglang",
     "breccia.transformers",
     "breccia.vllm",
 )

@@ -57,7 +57,15 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         return False
 
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: list[str]) -> list[str]:
-        """Names of weights in the place of those of their stored tensors."""
+        """Names of weights in the place of those of their stored tensors.
+
+        Args:
+            loaded_keys: names of all tensors in the files.
+            checkpoint_files: paths of the checkpoint's safetensors files, whose headers are read.
+
+        Returns:
+            Each name once, in the order of ``loaded_keys``; as they are where the model is quantized on load.
+        """
         if not self.pre_quantized:
             return loaded_keys
         self.stored = {found.name: found for found in _found(checkpoint_files)}
@@ -101,7 +109,14 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         config.ignore = ignored
 
     def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The tensors of a shard without those of quantized weights, which become layers here."""
+        """The tensors of a shard without those of quantized weights, which become layers here.
+
+        Args:
+            state_dict: name → tensor, of one file.
+
+        Returns:
+            The rest, for diffusers to load; a weight whose parts are in several files waits for the last.
+        """
         model = self._model()
         rest = dict(state_dict)
         for name, found in self.stored.items():
@@ -130,17 +145,42 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         parent._modules[last] = layer.train(old.training)
 
     def check_if_quantized_param(self, model: Any, param_value: Any, param_name: str, *_: Any, **__: Any) -> bool:
-        """Whether a weight is to be quantized on load."""
+        """Whether a weight is to be quantized on load.
+
+        Args:
+            model: the model that is loaded.
+            param_value: its tensor in the checkpoint.
+            param_name: its dotted name.
+
+        Returns:
+            True for the linear layers that were chosen.
+        """
         return param_name in self.chosen
 
     def create_quantized_param(
         self, model: Any, param_value: Any, param_name: str, target_device: Any, *_: Any, **__: Any
     ) -> None:
-        """A weight of high precision becomes a quantized layer."""
+        """A weight of high precision becomes a quantized layer.
+
+        Args:
+            model: the model, whose layer is replaced.
+            param_value: floats ``(N, K)``.
+            param_name: dotted name of the weight.
+            target_device: where the codes are to lie.
+        """
         self._put(model, param_name, cast(param_value.detach(), self.quantization_config.recipe), target_device)
 
     def update_missing_keys(self, model: Any, missing_keys: list[str], prefix: str) -> list[str]:
-        """Those of the model's keys that the checkpoint lacks."""
+        """Those of the model's keys that the checkpoint lacks.
+
+        Args:
+            model: the model that is loaded.
+            missing_keys: names that no tensor of the files has.
+            prefix: of the model's names in the checkpoint.
+
+        Returns:
+            ``missing_keys`` without weights whose codes and scales are stored.
+        """
         return [key for key in missing_keys if key not in self.stored]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
@@ -153,6 +193,13 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         self, state_dict: dict[str, Any], safe_serialization: bool = False
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The tensors to save and the entries of each file's metadata, as ``breccia convert`` writes them.
+
+        Args:
+            state_dict: name → tensor, of the model.
+            safe_serialization: whether safetensors files are written; it must be.
+
+        Returns:
+            Name → tensor, with codes and scales for each quantized weight, and key → text of the metadata.
 
         Raises:
             ValueError: the file is to be a pickle.
