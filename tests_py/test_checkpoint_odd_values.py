@@ -32,9 +32,9 @@ def odd_weights() -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
-    for name in ("all", "finite"):
+    for name in ("all", "small"):
         made[name] = tmp_path_factory.mktemp(name)
-        arrays = {key: array for key, array in odd_weights().items() if name == "all" or np.isfinite(array).all()}
+        arrays = {key: array for key, array in odd_weights().items() if name == "all" or np.abs(array).max() < 1}
         save_arrays(arrays, made[name] / "model.safetensors")
         (made[name] / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return made
@@ -42,7 +42,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_every_target_takes_them(to: str, sources: dict[str, Path], tmp_path: Path) -> None:
-    source = sources["finite" if to.endswith("_k") else "all"]  # K-quants say which tensor is not finite
+    source = sources["small" if to.endswith("_k") else "all"]  # K-quants have scales of float16
     out, back = (tmp_path / f"{name}{'.gguf' if to.startswith('gguf') else ''}" for name in ("out", "back"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -52,5 +52,5 @@ def test_every_target_takes_them(to: str, sources: dict[str, Path], tmp_path: Pa
             assert len(str(error).splitlines()) == 1
             pytest.skip(f"refused: {error}")
         verify(source, out)
-        assert inspect(out)["total"]["tensors"] == (4 if to.endswith("_k") else 5)
+        assert inspect(out)["total"]["tensors"] == (2 if to.endswith("_k") else 5)
         convert(out, back.with_suffix(".safetensors") if out.is_file() else back, "bf16")
