@@ -129,7 +129,7 @@ def main() -> int:
         source = Path(place) / "wide" / "in"
         save("llama", source, hidden_size=256, intermediate_size=512, head_dim=64)
         for kind in KINDS:
-            rows.append(row("llama", kind, source, source.parent))
+            rows.append(row("llama, wider", kind, source, source.parent))
             print(rows[-1], flush=True)
     versions = {name: version(name).partition("+")[0] for name in ("gguf", "llama-cpp-python", "torch", "transformers")}
     if options.json:

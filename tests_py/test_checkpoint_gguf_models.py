@@ -17,6 +17,8 @@ import pytest
 from breccia.bridges import Found
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, finish, plan, save_arrays, verify
 from breccia.checkpoint.files import gguf_models, gguf_rope
+from breccia.checkpoint.files.gguf_file import GgufFile
+from breccia.checkpoint.gguf_folder import config_of
 from breccia.checkpoint.rows import rows_of
 from breccia.checkpoint.targets import parse_target, wanted
 from breccia.checkpoint.verify import values
@@ -79,7 +81,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "deepseek-v2": ("DeepseekV2", DEEPSEEK, "deepseek2"),
     "deepseek-v3": ("DeepseekV3", {**DEEPSEEK, "n_group": 2, "rope_parameters": LATENT_YARN}, "deepseek2"),
     "phi3": ("Phi3", {"sliding_window": 16}, "phi3"),
-    "phi3-long": ("Phi3", {"sliding_window": 16, "rope_parameters": LONG}, "phi3"),
+    "phi3-long": (
+        "Phi3",
+        {"sliding_window": 16, "original_max_position_embeddings": 16, "rope_parameters": LONG},
+        "phi3",
+    ),
     "gemma2": ("Gemma2", {**GEMMA, "final_logit_softcapping": 20.0, "attn_logit_softcapping": 40.0}, "gemma2"),
     "gemma3": ("Gemma3", {**GEMMA, "num_hidden_layers": 6, "rope_parameters": LOCAL}, "gemma3"),
 }
@@ -159,9 +165,11 @@ def test_there_and_back(name: str, to: str, models: dict[str, Path], tmp_path: P
     assert verify(tmp_path / "a.gguf", tmp_path / "out", min_sqnr_db=1e9)["ok"]
     (source,) = models[name].glob("*.safetensors")
     config, wanted = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "out", models[name]))
-    if name != "phi3-long":  # which says by what attention is multiplied
-        wanted["rope_parameters"].pop("partial_rotary_factor", None)  # 1.0
-        assert config["rope_parameters"] == wanted["rope_parameters"]
+    wanted["rope_parameters"].pop("partial_rotary_factor", None)  # 1.0
+    if name == "phi3-long":
+        assert config["original_max_position_embeddings"] == wanted["original_max_position_embeddings"] == 16
+        wanted["rope_parameters"]["attention_factor"] = pytest.approx(math.sqrt(1.5))  # 1 + ln(64 / 16) / ln 16
+    assert config["rope_parameters"] == wanted["rope_parameters"]
     written = SafetensorsFile(tmp_path / "out" / "model.safetensors")
     assert set(written) == set(SafetensorsFile(source))
     shutil.copytree(models[name], tmp_path / "wanted")
@@ -289,29 +297,83 @@ def test_attention_of_yarn_is_that_of_transformers() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("rope.scaling.type", (8, "dynamic"), "llama.rope.scaling.type must be 'linear' or 'yarn', it is 'dynamic'"),
-        ("rope.scaling.factor", (6, float("nan")), "llama.rope.scaling.factor must be a number above 0, it is 'nan'"),
-        ("rope.freq_base", (8, "x"), "llama.rope.freq_base must be a number above 0, it is 'x'"),
-        ("rope.scaling.original_context_length", (4, 0), "original_context_length must be a number above 0, it is '0'"),
+        ("scaling.type", (8, "dynamic"), "scaling.type must be 'linear', 'yarn' or 'longrope', it is 'dynamic'"),
+        ("scaling.factor", (6, float("nan")), "scaling.factor must be a finite number of at least 0, it is nan"),
+        ("freq_base", (8, "x"), "freq_base must be a finite number of at least 0, it is 'x'"),
+        ("freq_base", (9, [1.0]), "freq_base must be a finite number of at least 0, it is an array"),
+        ("scaling.original_context_length", (6, 0.5), "must be a whole number from 0 to 2^32 - 1, it is 0.5"),
+        ("dimension_count", (4, 17), "dimension_count must be from 1 to the 16 numbers of a head, it is 17"),
     ],
 )
 def test_odd_fields_of_rope_are_refused(key: str, value: tuple[int, Any], reason: str) -> None:
     config = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64}
-    fields = {
-        f"llama.{name}": said
-        for name, said in gguf_rope.rope_fields({**config, "rope_parameters": YARN}, "llama").items()
-    }
+    own = gguf_rope.rope_fields({**config, "rope_parameters": YARN}, "llama")
+    fields = {f"llama.{name}": said for name, said in own.items()}
     with pytest.raises(ValueError, match=re.escape(reason)):
-        gguf_rope.rope_of_fields({**fields, f"llama.{key}": value}, "llama", config)
+        gguf_rope.rope_of_fields({**fields, f"llama.rope.{key}": value}, "llama", config)
+
+
+def test_fields_of_rope_of_other_writers() -> None:
+    """A factor without a type is linear, as in llama.cpp, by either of its names; 0 says nothing."""
+    config = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64, "rope_theta": 5e5}
+    for fields, scaling in (
+        ({"llama.rope.scaling.factor": (6, 4.0)}, {"rope_type": "linear", "factor": 4.0}),
+        ({"llama.rope.scale_linear": (6, 2.0)}, {"rope_type": "linear", "factor": 2.0}),
+        ({"llama.rope.scaling.factor": (6, 0.0)}, {"rope_type": "default"}),
+        ({"llama.rope.scaling.type": (8, "none"), "llama.rope.scaling.factor": (6, 4.0)}, {"rope_type": "default"}),
+    ):
+        assert gguf_rope.rope_of_fields(fields, "llama", config) == {"rope_theta": 5e5, **scaling}
+
+
+def test_a_part_of_a_head_that_is_turned_comes_back() -> None:
+    for width in (64, 80, 88, 92, 96, 100, 110, 128, 192, 256):
+        config = {"head_dim": width, "max_position_embeddings": 64}
+        for turned in range(2, width + 1, 2):
+            fields = {"phi3.rope.dimension_count": (4, turned)}
+            rope = gguf_rope.rope_of_fields(fields, "phi3", config)
+            assert (
+                gguf_rope.rope_fields({**config, "rope_parameters": rope}, "phi3")["rope.dimension_count"][1] == turned
+            )
 
 
 def test_longrope_without_one_of_its_parts_is_refused() -> None:
-    tensors = {"rope_factors_long.weight": np.ones(4, np.float32)}
-    with pytest.raises(ValueError, match=r"rope_factors_short\.weight must be there, as rope_factors_long\.weight is"):
-        gguf_rope.longrope_of(tensors, {}, "phi3", {})
-    tensors["rope_factors_short.weight"] = np.ones(4, np.float32)
-    with pytest.raises(ValueError, match=r"phi3\.rope\.scaling\.original_context_length must be there"):
-        gguf_rope.longrope_of(tensors, {}, "phi3", {})
+    config = {"head_dim": 8}
+    fields = {"phi3.rope.scaling.original_context_length": (4, 16), "phi3.rope.scaling.attn_factor": (6, 1.5)}
+    names = ("rope_factors_long.weight", "rope_factors_short.weight")
+    tensors = {name: np.ones(4, np.float32) for name in names}
+    assert gguf_rope.longrope_of(tensors, fields, "phi3", config, {})["rope_type"] == "longrope"
+    for missing in (*names, *fields):
+        left, said = ({k: v for k, v in each.items() if k != missing} for each in (tensors, fields))
+        with pytest.raises(ValueError, match=f"{re.escape(missing)} must be there: the model's RoPE is LongRoPE"):
+            gguf_rope.longrope_of(left, said, "phi3", config, {})
+    for odd in (np.ones(3), np.zeros(4), np.full(4, np.nan)):
+        with pytest.raises(ValueError, match=r"rope_factors_short\.weight must have 4 numbers above 0, it has"):
+            gguf_rope.longrope_of({**tensors, names[1]: odd.astype(np.float32)}, fields, "phi3", config, {})
+    with pytest.raises(ValueError, match=r"rope_factors_long\.weight must be absent in architecture 'llama'"):
+        gguf_rope.longrope_of(tensors, fields, "llama", config, {})
+
+
+ODD = ((8, "x"), (9, (4, [])), (6, float("nan")), (6, float("inf")), (4, 0), (4, 2**32 - 1), (7, True), (6, 0.5), None)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama3", "llama-yarn", "mixtral", "qwen3-moe", "gpt-oss", "deepseek-v3", "phi3-long", "gemma3"]
+)
+def test_any_field_may_be_odd(name: str, models: dict[str, Path], tmp_path: Path) -> None:
+    """A config that JSON can say, or one sentence that names the file."""
+    convert(models[name], tmp_path / "a.gguf", "gguf:f16")
+    file = GgufFile(tmp_path / "a.gguf")
+    own, refused = dict(file.fields), 0
+    for key in (key for key in own if key.startswith(f"{MODELS[name][2]}.")):
+        for value in ODD:
+            file.fields = {other: said for other, said in own.items() if other != key} | ({key: value} if value else {})
+            try:
+                json.dumps(config_of(file), allow_nan=False)
+            except ValueError as error:
+                refused += 1
+                assert str(error).startswith(f"{file.path}: "), error
+                assert len(str(error).splitlines()) == 1
+    assert refused > 20
 
 
 @pytest.mark.parametrize(

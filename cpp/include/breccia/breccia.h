@@ -3,9 +3,10 @@
  * The verbs in C, for other languages: plain pointers, no allocation of results, no exceptions. Functions, names and
  * the layout of what stands here do not change before version 1 but by addition.
  *
- * Matrices are C-contiguous, (rows, columns). Memory is the caller's, at a multiple of the size of what it holds; nothing
- * is kept after a call but a recipe, which is immutable and may be used by any threads at once. Every function that returns breccia_status gives BRECCIA_OK, or
- * the class of the mistake, whose sentence breccia_last_message() then has.
+ * Matrices are C-contiguous, (rows, columns). Memory is the caller's, at a multiple of the size of what it holds;
+ * nothing is kept after a call but a recipe, which is immutable and may be used by any threads at once. Every function
+ * that returns breccia_status gives BRECCIA_OK, or the class of the mistake, whose sentence breccia_last_message() then
+ * has.
  */
 #ifndef BRECCIA_C_H
 #define BRECCIA_C_H

@@ -15,6 +15,7 @@ from breccia.checkpoint import disk
 from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.gguf_parameters import OWN, config_fields, gemma_scale
 from breccia.checkpoint.files.gguf_rope import ROPE_FACTORS, ROPE_TENSORS, llama3_of, longrope_of, rope_of_fields
+from breccia.checkpoint.files.gguf_types import number, whole
 from breccia.peers import require
 
 __all__ = ["config_of", "write_tokenizer"]
@@ -27,24 +28,35 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
     Raises:
         ImportError: transformers or gguf is not installed; the message names the extra.
-        ValueError: transformers does not know the model.
+        ValueError: transformers does not know the model, or a field is not what it must be.
     """
+    try:
+        made = _config(file)
+        json.dumps(made, allow_nan=False)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ValueError(f"{file.path}: {error}") from error
+    return made
+
+
+def _config(file: GgufFile) -> dict[str, Any]:
     transformers = _transformers()
     architecture = str(file.fields.get("general.architecture", (0, ""))[1])
+    at = f"{architecture}.attention"
+    layers = whole(file.fields, f"{architecture}.block_count", 0)
+    if layers > len(file.entries):  # of each of which transformers makes a list
+        raise ValueError(
+            f"{architecture}.block_count must be at most {len(file.entries)}, as many tensors as there are"
+        )
     if architecture in OWN:
-        config = _read(lambda: _own(file, architecture), file.path, "model")
+        config = _own(file, architecture)
     else:
-        config = _read(lambda: transformers.AutoConfig.from_pretrained(**_of(file.path)), file.path, "model")
+        config = _read(lambda: transformers.AutoConfig.from_pretrained(**_of(file.path)), "model")
     made: dict[str, Any] = json.loads(config.to_json_string())
     made = {key: value for key, value in made.items() if key not in _OWN}
-    width = file.fields.get(f"{architecture}.attention.key_length")
-    if (
-        width is not None and "head_dim" in made and architecture not in OWN
-    ):  # which transformers takes for some models alone
-        made["head_dim"] = width[1]
-    window = file.fields.get(f"{architecture}.attention.sliding_window")
-    if window is not None and "sliding_window" in made:
-        made["sliding_window"] = window[1]
+    if "head_dim" in made and architecture not in OWN:  # which transformers takes for some models alone
+        made["head_dim"] = whole(file.fields, f"{at}.key_length", made["head_dim"])
+    if "sliding_window" in made and f"{at}.sliding_window" in file.fields:
+        made["sliding_window"] = whole(file.fields, f"{at}.sliding_window")
     if isinstance(made.get("pad_token_id"), int) and made["pad_token_id"] >= made["vocab_size"]:
         made["pad_token_id"] = None  # a default of the model's class, for its own vocabulary
     if architecture.startswith("gemma"):
@@ -60,26 +72,25 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 def _of_gemma(made: dict[str, Any], file: GgufFile, architecture: str) -> dict[str, Any]:
     """What transformers has defaults for instead: caps of logits and the scale of attention."""
-    said = {key.removeprefix(f"{architecture}."): value for key, (_, value) in file.fields.items()}
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        made[key] = said.get(key)
+        made[key] = number(file.fields, f"{architecture}.{key}")
     made["query_pre_attn_scalar"] = gemma_scale(architecture, made)
     return made
 
 
 def _with_experts(made: dict[str, Any], file: GgufFile, architecture: str) -> dict[str, Any]:
     """What transformers does not take: the size of an expert, and that a Llama with experts is a Mixtral."""
-    inner = file.fields.get(f"{architecture}.expert_feed_forward_length")
-    if inner is not None and "moe_intermediate_size" in made:
-        made["moe_intermediate_size"] = inner[1]
-    count = file.fields.get(f"{architecture}.expert_count")
-    if architecture != "llama" or count is None or not count[1]:
+    if "moe_intermediate_size" in made:
+        inner = whole(file.fields, f"{architecture}.expert_feed_forward_length", made["moe_intermediate_size"])
+        made["moe_intermediate_size"] = inner
+    count = whole(file.fields, f"{architecture}.expert_count")
+    if architecture != "llama" or count is None:
         return made
-    used = file.fields.get(f"{architecture}.expert_used_count", (0, 2))
-    more = {"num_local_experts": count[1], "num_experts_per_tok": used[1]}
+    more = {"num_local_experts": count}
+    more["num_experts_per_tok"] = whole(file.fields, f"{architecture}.expert_used_count", 2)
     own = {key: value for key, value in made.items() if key not in ("model_type", "architectures")}
-    mixtral = json.loads(_transformers().MixtralConfig(**own, **more).to_json_string())
-    return {key: value for key, value in mixtral.items() if key not in _OWN}
+    config = _read(lambda: _transformers().MixtralConfig(**own, **more), "model")
+    return {key: value for key, value in json.loads(config.to_json_string()).items() if key not in _OWN}
 
 
 def _with_rope(made: dict[str, Any], file: GgufFile, architecture: str) -> dict[str, Any]:
@@ -87,16 +98,13 @@ def _with_rope(made: dict[str, Any], file: GgufFile, architecture: str) -> dict[
     tensors = {}
     for name in sorted(ROPE_TENSORS & file.entries.keys()):
         if file.kinds[name] != "F32":
-            raise ValueError(f"{file.path}: {name} must be F32, it is {file.kinds[name]}")
+            raise ValueError(f"{name} must be F32, it is {file.kinds[name]}")
         tensors[name] = file.raw(name).view("<f4")
-    try:
-        rope = rope_of_fields(file.fields, architecture, made)
-        if ROPE_FACTORS in tensors:
-            rope = llama3_of(tensors[ROPE_FACTORS], {**made, "rope_parameters": rope})
-        elif tensors:
-            rope = longrope_of(tensors, file.fields, architecture, rope)
-    except ValueError as error:
-        raise ValueError(f"{file.path}: {error}") from None
+    rope = rope_of_fields(file.fields, architecture, made)
+    if ROPE_FACTORS in tensors:
+        rope = llama3_of(tensors[ROPE_FACTORS], {**made, "rope_parameters": rope})
+    elif tensors or file.fields.get(f"{architecture}.rope.scaling.type", (0, ""))[1] == "longrope":
+        rope = longrope_of(tensors, file.fields, architecture, made, rope)
     if architecture == "gpt-oss" and rope["rope_type"] == "yarn":
         rope["truncate"] = False  # for which GGUF has no field: the model's own
     if "original_max_position_embeddings" in made and "original_max_position_embeddings" in rope:
@@ -111,9 +119,12 @@ def _own(file: GgufFile, architecture: str) -> Any:
     kind, said = config_fields(file.fields, architecture)
     for name in ("bos", "eos"):
         said[f"{name}_token_id"] = file.fields.get(f"tokenizer.ggml.{name}_token_id", (0, None))[1]
-    said["vocab_size"] = file.shapes["token_embd.weight"][0]
+    embeddings = file.shapes.get("token_embd.weight", ())
+    if len(embeddings) != 2:
+        raise ValueError("tensor 'token_embd.weight' must be there, with 2 axes")
+    said["vocab_size"] = embeddings[0]
     said["tie_word_embeddings"] = "output.weight" not in file.shapes
-    return getattr(_transformers(), kind)(**said)
+    return _read(lambda: getattr(_transformers(), kind)(**said), "model")
 
 
 def write_tokenizer(path: Path, folder: Path) -> str:
@@ -123,9 +134,9 @@ def write_tokenizer(path: Path, folder: Path) -> str:
         Why there are none, empty where there are.
     """
     try:
-        made = _read(lambda: _transformers().AutoTokenizer.from_pretrained(**_of(path)), path, "tokenizer")
+        made = _read(lambda: _transformers().AutoTokenizer.from_pretrained(**_of(path)), "tokenizer")
     except ValueError as error:
-        return f"there are no files of a tokenizer: {error}"
+        return f"there are no files of a tokenizer: {path}: {error}"
     with tempfile.TemporaryDirectory() as place:
         made.save_pretrained(place)
         for file in sorted(Path(place).iterdir()):
@@ -142,7 +153,7 @@ def _of(path: Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
 
 
-def _read(read: Callable[[], Any], path: Path, what: str) -> Any:
+def _read(read: Callable[[], Any], what: str) -> Any:
     """What transformers makes of the file; its errors and those of its readers as ValueErrors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -150,4 +161,4 @@ def _read(read: Callable[[], Any], path: Path, what: str) -> Any:
             return read()
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{path}: transformers makes no {what} of it: {first}") from error
+            raise ValueError(f"transformers makes no {what} of it: {first}") from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from breccia.checkpoint.files.gguf_rope import check_rope, head_width, rope_fields, rope_of
-from breccia.checkpoint.files.gguf_types import BOOL, FLOAT32, STRING, UINT32, Fields
+from breccia.checkpoint.files.gguf_types import BOOL, FLOAT32, STRING, UINT32, Fields, number, whole
 
 __all__ = [
     "OWN",
@@ -241,8 +241,6 @@ _DEEPSEEK = {
     "intermediate_size": "feed_forward_length",
     "moe_intermediate_size": "expert_feed_forward_length",
     "n_shared_experts": "expert_shared_count",
-    "routed_scaling_factor": "expert_weights_scale",
-    "norm_topk_prob": "expert_weights_norm",
     "kv_lora_rank": "attention.kv_lora_rank",
     "v_head_dim": "attention.value_length_mla",
     "qk_rope_head_dim": "rope.dimension_count",
@@ -255,31 +253,36 @@ def config_fields(fields: Fields, architecture: str) -> tuple[str, dict[str, Any
     """transformers' class of a model's config, and what a file of one of `OWN` says of it.
 
     Raises:
-        ValueError: the file does not say it.
+        ValueError: the file does not say it, or a field is not what it must be.
     """
     names = _GPT_OSS if architecture == "gpt-oss" else _DEEPSEEK
-    missing = [key for key in names.values() if f"{architecture}.{key}" not in fields]
-    if missing:
-        raise ValueError(f"{architecture}.{missing[0]} must be there")
-    said = {name: fields[f"{architecture}.{key}"][1] for name, key in names.items()}
+    said = {name: _there(fields, f"{architecture}.{key}", name) for name, key in names.items()}
     return ("GptOssConfig", said) if architecture == "gpt-oss" else _deepseek(fields, said)
 
 
+def _there(fields: Fields, key: str, name: str) -> Any:
+    value = number(fields, key) if name == "rms_norm_eps" else whole(fields, key)
+    if value is None:
+        raise ValueError(f"{key} must be there, above 0")
+    return value
+
+
 def _deepseek(fields: Fields, said: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    heads, keys, _ = latent_of_fields(fields)
-    if not heads:
-        raise ValueError("deepseek2.attention.key_length_mla must be there, above the numbers that RoPE turns")
-
-    def field(key: str, other: Any) -> Any:
-        return fields.get(f"deepseek2.{key}", (UINT32, other))[1]
-
-    third = field("expert_gating_func", _SOFTMAX) == _SIGMOID
+    heads_and_rope = _there(fields, "deepseek2.attention.key_length_mla", "")
+    if heads_and_rope <= said["qk_rope_head_dim"]:
+        raise ValueError("deepseek2.attention.key_length_mla must be above deepseek2.rope.dimension_count")
+    third = whole(fields, "deepseek2.expert_gating_func", _SOFTMAX) == _SIGMOID
     said |= {
-        "num_key_value_heads": heads,
-        "qk_nope_head_dim": keys,
-        "q_lora_rank": field("attention.q_lora_rank", None),
-        "first_k_dense_replace": field("leading_dense_block_count", 0),
+        "num_key_value_heads": said["num_attention_heads"],
+        "qk_nope_head_dim": heads_and_rope - said["qk_rope_head_dim"],
+        "q_lora_rank": whole(fields, "deepseek2.attention.q_lora_rank"),
+        "first_k_dense_replace": whole(fields, "deepseek2.leading_dense_block_count", 0),
+        "routed_scaling_factor": number(fields, "deepseek2.expert_weights_scale", 1.0),
+        "norm_topk_prob": fields.get("deepseek2.expert_weights_norm", (BOOL, False))[1] is True,
     }
     if third:
-        said |= {"n_group": field("expert_group_count", 1), "topk_group": field("expert_group_used_count", 1)}
+        groups = ("expert_group_count", "expert_group_used_count")
+        said |= dict(
+            zip(("n_group", "topk_group"), (whole(fields, f"deepseek2.{key}", 1) for key in groups), strict=True)
+        )
     return ("DeepseekV3Config" if third else "DeepseekV2Config"), said

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia.checkpoint.files.gguf_types import FLOAT32, STRING, UINT32, Fields
+from breccia.checkpoint.files.gguf_types import FLOAT32, STRING, UINT32, Fields, number, whole
 
 __all__ = [
     "ROPE_FACTORS",
@@ -36,14 +36,24 @@ _LONG = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factor
 ROPE_TENSORS = frozenset({ROPE_FACTORS, *_LONG.values()})
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _ORIGINAL = "original_max_position_embeddings"
+_WIDEST = 2**16
+_LONG_KNOWN = ("phi3",)
 # Scalings that some architectures' programs know besides linear and YaRN.
-_KNOWN = {"llama": ("llama3",), "phi3": ("longrope",)}
+_KNOWN = {"llama": ("llama3",), **dict.fromkeys(_LONG_KNOWN, ("longrope",))}
 
 Array = np.ndarray[Any, Any]
 
 
 def head_width(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    """Numbers of a head.
+
+    Raises:
+        KeyError, TypeError, ValueError, ArithmeticError: config.json does not say it, or says what cannot be.
+    """
+    width = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    if not 0 < width <= _WIDEST:
+        raise ValueError(f"a head must have from 1 to {_WIDEST} numbers, it has {width}")
+    return width
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,11 +82,8 @@ def check_rope(config: Mapping[str, Any], architecture: str) -> str:
     kind = rope["rope_type"]
     if kind not in ("default", "linear", "yarn", *_KNOWN.get(architecture, ())):
         return f"rope_type {kind!r} has no GGUF form here"
-    for name, factors in rope_tensors(config).items():
-        wanted = _turned(rope, config) // 2
-        if factors.shape != (wanted,) or not (np.isfinite(factors) & (factors > 0)).all():
-            return f"{name} must have {wanted} numbers above 0, it has {factors.size}"
-    return ""
+    rope_tensors(config)  # raises where something is not said
+    return _odd_factors(rope, config) if kind == "longrope" else ""
 
 
 def rope_fields(config: Mapping[str, Any], architecture: str) -> Fields:
@@ -123,59 +130,67 @@ def rope_tensors(config: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def rope_of_fields(fields: Fields, architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """``rope_parameters`` of what a file's metadata says; of what it leaves out, the sizes of ``config``.
+    """``rope_parameters`` of what a file's metadata says, without what only tensors tell; of what it leaves out, the
+    sizes of ``config``.
 
     Raises:
-        ValueError: a number is none, or the scaling is one that only its tensors tell.
+        ValueError: a field is not what it must be.
     """
-
-    def said(key: str, other: Any) -> float:
-        value = fields.get(f"{architecture}.rope.{key}", (FLOAT32, other))[1]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise ValueError(f"{architecture}.rope.{key} must be a number above 0, it is {str(value)[:80]!r}")
-        return value
-
-    rope: dict[str, Any] = {"rope_theta": said("freq_base", rope_of(config)["rope_theta"]), "rope_type": "default"}
+    at = f"{architecture}.rope"
     # DeepSeek has what is turned apart from the rest of a head.
-    width = said("dimension_count", 1) if architecture == "deepseek2" else head_width(config)
-    turned = said("dimension_count", width)
+    width = whole(fields, f"{at}.dimension_count", 1) if architecture == "deepseek2" else head_width(config)
+    turned = whole(fields, f"{at}.dimension_count", width)
+    if not 0 < turned <= width:
+        raise ValueError(f"{at}.dimension_count must be from 1 to the {width} numbers of a head, it is {turned}")
+    rope: dict[str, Any] = {
+        "rope_theta": number(fields, f"{at}.freq_base", rope_of(config)["rope_theta"]),
+        "rope_type": "default",
+    }
     if turned != width:
-        rope["partial_rotary_factor"] = turned / width
-    kind = fields.get(f"{architecture}.rope.scaling.type", (STRING, "none"))[1]
+        rope["partial_rotary_factor"] = _part(turned, width)
+    factor = number(fields, f"{at}.scaling.factor", number(fields, f"{at}.scale_linear", 1.0))
+    kind = fields.get(f"{at}.scaling.type", (STRING, "linear" if factor != 1 else "none"))[1]
     if kind not in ("none", "linear", "yarn", "longrope"):
-        raise ValueError(f"{architecture}.rope.scaling.type must be 'linear' or 'yarn', it is {str(kind)[:80]!r}")
+        shown = repr(kind)[:80] if isinstance(kind, str) else "no text"
+        raise ValueError(f"{at}.scaling.type must be 'linear', 'yarn' or 'longrope', it is {shown}")
     if kind in ("linear", "yarn"):
-        rope |= {"rope_type": kind, "factor": said("scaling.factor", 1.0)}
+        rope |= {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        rope[_ORIGINAL] = int(said("scaling.original_context_length", config["max_position_embeddings"]))
+        rope[_ORIGINAL] = whole(fields, f"{at}.scaling.original_context_length", config["max_position_embeddings"])
         for key in ("beta_fast", "beta_slow"):
-            if f"{architecture}.rope.scaling.yarn_{key}" in fields:
-                rope[key] = said(f"scaling.yarn_{key}", 1.0)
-        more = said("scaling.attn_factor", 1.0)
+            if (beta := number(fields, f"{at}.scaling.yarn_{key}")) is not None:
+                rope[key] = beta
+        more = number(fields, f"{at}.scaling.attn_factor", 1.0)
         if architecture == "deepseek2":
-            scale = said("scaling.yarn_log_multiplier", 0.1) / 0.1
-            rope |= {"mscale": round(scale, 6), "mscale_all_dim": round(scale, 6)}
+            scale = round(number(fields, f"{at}.scaling.yarn_log_multiplier", 0.1) / 0.1, 6)
+            rope |= {"mscale": scale, "mscale_all_dim": scale}
         elif more != 1:
-            rope["attention_factor"] = round(more * _usual_of_yarn(rope["factor"]), 6)  # of float32
+            rope["attention_factor"] = round(more * _usual_of_yarn(factor), 6)  # of float32
     return rope
 
 
 def longrope_of(
-    tensors: Mapping[str, Array], fields: Fields, architecture: str, rope: dict[str, Any]
+    tensors: Mapping[str, Array], fields: Fields, architecture: str, config: Mapping[str, Any], rope: dict[str, Any]
 ) -> dict[str, Any]:
     """The parameters of LongRoPE, of its tensors and fields.
 
     Raises:
-        ValueError: a part of it is missing.
+        ValueError: a part of it is missing, or not what it must be.
     """
-    keys = {f"{architecture}.rope.scaling.{key}": key for key in ("original_context_length", "attn_factor")}
+    if architecture not in _LONG_KNOWN:
+        raise ValueError(f"{sorted(tensors)[0]} must be absent in architecture {architecture!r}")
+    at = f"{architecture}.rope.scaling"
     missing = [name for name in _LONG.values() if name not in tensors]
-    missing += [key for key in keys if not isinstance(fields.get(key, (0, None))[1], (int, float))]
-    if missing:
-        raise ValueError(f"{missing[0]} must be there, as {next(iter(tensors))} is")
-    original, attention = (fields[key][1] for key in keys)
+    original = whole(fields, f"{at}.original_context_length")
+    attention = number(fields, f"{at}.attn_factor")
+    if missing or not original or not attention:
+        first = [*missing, f"{at}.{'attn_factor' if original else 'original_context_length'}"][0]
+        raise ValueError(f"{first} must be there: the model's RoPE is LongRoPE")
     said = {key: [float(value) for value in tensors[name]] for key, name in _LONG.items()}
-    return {**rope, "rope_type": "longrope", **said, _ORIGINAL: int(original), "attention_factor": float(attention)}
+    made = {**rope, "rope_type": "longrope", **said, _ORIGINAL: original, "attention_factor": attention}
+    if why := _odd_factors(made, config):
+        raise ValueError(why)
+    return made
 
 
 def llama3_of(factors: Array, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +201,7 @@ def llama3_of(factors: Array, config: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: no parameters give the tensor.
     """
     rope, width = rope_of(config), head_width(config)
-    wide = factors.astype(np.float64)
+    wide = factors.astype(np.float64) if np.isfinite(factors).all() else np.zeros(0)
     periods = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, width, 2) / width)
     factor = float(wide.max(initial=1.0))
     between = np.flatnonzero((wide > 1) & (wide < factor)) if len(wide) == len(periods) else np.arange(0)
@@ -208,6 +223,24 @@ def llama3_of(factors: Array, config: Mapping[str, Any]) -> dict[str, Any]:
 def _turned(rope: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     """How many numbers of a head are turned."""
     return int(head_width(config) * float(rope.get("partial_rotary_factor") or 1))
+
+
+def _part(turned: int, width: int) -> float:
+    """The number by which a width gives what is turned of it, rounded down as transformers does."""
+    factor = turned / width
+    while int(width * factor) < turned:
+        factor = math.nextafter(factor, 1)
+    return factor
+
+
+def _odd_factors(rope: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """What is wrong with the numbers of LongRoPE; "" where nothing is."""
+    wanted = _turned(rope, config) // 2
+    for key, name in _LONG.items():
+        factors = np.asarray(rope[key], np.float32)
+        if factors.shape != (wanted,) or not (np.isfinite(factors) & (factors > 0)).all():
+            return f"{name} must have {wanted} numbers above 0, it has {factors.size}"
+    return ""
 
 
 def _llama3_factors(rope: Mapping[str, Any], config: Mapping[str, Any]) -> Array:
