@@ -25,9 +25,9 @@ protected:
     ~Grouped() override { set_num_threads(1); }
 
     [[nodiscard]] Array rows_of(std::int64_t begin, std::int64_t end) const {
-        return Array::borrow(std::span(x).subspan(static_cast<std::size_t>(begin * k),
-                                                  static_cast<std::size_t>((end - begin) * k)),
-                             {end - begin, k});
+        return Array::borrow(
+            std::span(x).subspan(static_cast<std::size_t>(begin * k), static_cast<std::size_t>((end - begin) * k)),
+            {end - begin, k});
     }
     [[nodiscard]] Array weight_of(std::int64_t e) const {
         return Array::borrow(std::span(weights).subspan(static_cast<std::size_t>(e * n * k), n * k), {n, k});

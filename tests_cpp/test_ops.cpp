@@ -224,6 +224,25 @@ TEST(Matmul, OperandsWithoutElementsMayBeNull) {
     }
 }
 
+TEST(Matmul, BatchesWithoutElementsMayBeNull) {
+    // Strides of an array without elements need not be zero.
+    const Array a(nullptr, DType::float32, {2, 2, 0}, {64, 32, 4}), b(nullptr, DType::float32, {2, 0, 3}, {64, 12, 4});
+    EXPECT_EQ(to_vector(matmul(a, b)), std::vector<float>(12, 0.0F));
+    for (const Recipe& recipe : all_recipes()) {
+        SCOPED_TRACE(describe(recipe));
+        const ScaledTensor made = cast(Array::borrow(nullptr, DType::float32, {2, 3, 0}), recipe);
+        Array data = made.data();
+        data.data = nullptr;
+        data.strides = {64, 32, 1};
+        const Extras extras{
+            .zero_point = made.zero_point(), .global_scale = made.global_scale(), .shape = Shape{2, 3, 0}};
+        const ScaledTensor w(data, made.scale(), recipe, recipe.layout, extras);
+        EXPECT_EQ(to_vector(matmul(a, w.transposed())), std::vector<float>(12, 0.0F));
+        EXPECT_EQ(dequantize(w).shape, (Shape{2, 3, 0}));
+        EXPECT_EQ(requantize(w, recipe).shape(), (Shape{2, 3, 0}));
+    }
+}
+
 TEST(Outputs, AreChecked) {
     std::vector<float> x(128 * 128, 1.0F);
     const ScaledTensor scaled = cast(array_of(x, {128, 128}), make_recipe("Float8BlockScaling"));

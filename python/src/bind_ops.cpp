@@ -262,14 +262,14 @@ void register_ops(py::module_& m) {
         return array;
     });
 
-    m.def("grouped_matmul_into", [](py::handle x, const ScaledTensor& w_stack,
-                                    const std::vector<std::int64_t>& offsets, py::handle out) {
-        const PyOperand activations(x, "x");
-        const Operand rows = activations.get();
-        const Array view = to_output(out, "out");
-        const Released release;
-        grouped_matmul_into(rows, w_stack, offsets, view);
-    });
+    m.def("grouped_matmul_into",
+          [](py::handle x, const ScaledTensor& w_stack, const std::vector<std::int64_t>& offsets, py::handle out) {
+              const PyOperand activations(x, "x");
+              const Operand rows = activations.get();
+              const Array view = to_output(out, "out");
+              const Released release;
+              grouped_matmul_into(rows, w_stack, offsets, view);
+          });
 }
 
 }  // namespace breccia::python

@@ -10,6 +10,12 @@ FORMATS = range(11)
 RECIPES = range(10)
 FLOATS = bytes.fromhex("0000000000000080000080bf0000c07f0000807f000080ff0000803f00000001ffff7f7f0000e043")
 
+# Inputs that broke a target once: a batch of tensors without elements, whose memory is null.
+BROKE_TENSORS = (
+    "01085b5861072a28a185efaf5a0bdd79ac30c664635e897a8214edc6a735c4ffffffffffffff4fe6b4dec1964686bbe38258"
+    "1cae1230b3b158d6f5789d3388b1534044f633acac72a1ba",
+)
+
 
 def codecs() -> list[bytes]:
     """A format, then every code or numbers at the edges of formats."""
@@ -18,7 +24,7 @@ def codecs() -> list[bytes]:
 
 def tensors() -> list[bytes]:
     """From numbers (0) or parts (1), a recipe, then anything."""
-    return _recipes(random.Random(0), (8, 64, 256))
+    return [*_recipes(random.Random(0), (8, 64, 256)), *map(bytes.fromhex, BROKE_TENSORS)]
 
 
 def c_abi() -> list[bytes]:

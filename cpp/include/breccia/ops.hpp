@@ -118,10 +118,10 @@ BRECCIA_API void linear_into(const Operand& x, const Operand& w, const Array* bi
 BRECCIA_API Array linear(const Operand& x, const Operand& w, const Array* bias = nullptr,
                          DType out_dtype = DType::float32, Precision precision = Precision::exact);
 
-/// Rows offsets[e] to offsets[e + 1] of x (T, K) @ transpose of w_stack (E, N, K)[e]: the layer of a mixture of experts,
-/// whose rows are sorted by expert. `offsets` has E + 1 numbers that do not fall, from 0 to at most T; rows of `out`
-/// (T, N) past the last are zero. A ScaledTensor `x` must be scaled along its rows, each by itself. Bytes and errors of
-/// each row are those of matmul; `out` must not overlap what is read.
+/// Rows offsets[e] to offsets[e + 1] of x (T, K) @ transpose of w_stack (E, N, K)[e]: the layer of a mixture of
+/// experts, whose rows are sorted by expert. `offsets` has E + 1 numbers that do not fall, from 0 to at most T; rows of
+/// `out` (T, N) past the last are zero. A ScaledTensor `x` must be scaled along its rows, each by itself. Bytes and
+/// errors of each row are those of matmul; `out` must not overlap what is read.
 BRECCIA_API void grouped_matmul_into(const Operand& x, const ScaledTensor& w_stack,
                                      std::span<const std::int64_t> offsets, const Array& out,
                                      Precision precision = Precision::exact);

@@ -38,8 +38,7 @@ ScaledTensor part_of(const ScaledTensor& whole, const Shape& shape, Cut cut) {
     const auto part = [&](const Array& array) { return array.rank() == 0 ? array : cut(array); };
     Extras extras{.shape = shape, .original_dtype = whole.original_dtype()};
     if (whole.zero_point()) extras.zero_point = part(*whole.zero_point());
-    if (const auto& global = whole.global_scale())
-        extras.global_scale = global->size() == 1 ? *global : part(*global);
+    if (const auto& global = whole.global_scale()) extras.global_scale = global->size() == 1 ? *global : part(*global);
     return {cut(whole.data()), part(whole.scale()), whole.recipe(), whole.layout(), std::move(extras)};
 }
 

@@ -67,6 +67,7 @@ const std::byte* grid_data(const Array& array, const Layout& layout, std::size_t
 Shape batch_shape(const Shape& shape) { return shape.size() <= 2 ? Shape{} : Shape(shape.begin(), shape.end() - 2); }
 
 std::int64_t batch_offset(const Array& array, const Shape& extents, std::int64_t index) {
+    if (array.data == nullptr) return 0;  // there are no elements, and nothing can be added to null
     std::int64_t offset = 0;
     const std::size_t leading = array.rank() < 2 ? 0 : array.rank() - 2;
     for (std::size_t i = extents.size(); i-- > 0;) {
