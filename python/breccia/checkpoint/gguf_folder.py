@@ -105,8 +105,6 @@ def _with_rope(made: dict[str, Any], file: GgufFile, architecture: str) -> dict[
         rope = llama3_of(tensors[ROPE_FACTORS], {**made, "rope_parameters": rope})
     elif tensors or file.fields.get(f"{architecture}.rope.scaling.type", (0, ""))[1] == "longrope":
         rope = longrope_of(tensors, file.fields, architecture, made, rope)
-    if architecture == "gpt-oss" and rope["rope_type"] == "yarn":
-        rope["truncate"] = False  # for which GGUF has no field: the model's own
     if "original_max_position_embeddings" in made and "original_max_position_embeddings" in rope:
         made = {**made, "original_max_position_embeddings": rope["original_max_position_embeddings"]}
     if architecture == "gemma3":  # whose layers that see a window have their own

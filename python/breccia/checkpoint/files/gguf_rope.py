@@ -164,7 +164,9 @@ def rope_of_fields(fields: Fields, architecture: str, config: Mapping[str, Any])
         if architecture == "deepseek2":
             scale = round(number(fields, f"{at}.scaling.yarn_log_multiplier", 0.1) / 0.1, 6)
             rope |= {"mscale": scale, "mscale_all_dim": scale}
-        elif more != 1:
+        elif architecture == "gpt-oss":
+            rope["truncate"] = False  # for which GGUF has no field: the model's own
+        if more != 1 and architecture != "deepseek2":
             rope["attention_factor"] = round(more * _usual_of_yarn(factor), 6)  # of float32
     return rope
 
