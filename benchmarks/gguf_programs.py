@@ -44,23 +44,13 @@ def models() -> dict[str, tuple[str, dict[str, Any]]]:
 
 def save(name: str, folder: Path, **sizes: int) -> None:
     """A model with random weights and a tokenizer."""
-    import torch
-    import transformers
-    from tiny_models import SIZES
+    from tiny_models import random_model
 
     kind, more = models()[name]
-    said = copy.deepcopy({**SIZES, **more, **WITHOUT.get(name, {}), **sizes, "vocab_size": VOCABULARY})
+    said = copy.deepcopy({**more, **WITHOUT.get(name, {}), **sizes, "vocab_size": VOCABULARY})
     if "truncate" in said:
         said["rope_parameters"]["truncate"] = said.pop("truncate")
-    if kind.startswith(("Phi", "Deepseek")):
-        said.pop("head_dim")
-    own = getattr(transformers, f"{kind}TextConfig", None) or getattr(transformers, f"{kind}Config")
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}ForCausalLM")(own(**said))
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            parameter.normal_(1 if "norm" in key else 0, 0.08)
-    model.to(torch.bfloat16).save_pretrained(folder)
+    random_model(kind, said, norms=1).save_pretrained(folder)
     pieces = json.loads((ROOT / "tests_py" / "data" / "sentencepiece.json").read_text())["model"]
     (folder / "tokenizer.model").write_bytes(base64.b64decode(pieces))
     (folder / "tokenizer_config.json").write_text('{"add_bos_token": false}')

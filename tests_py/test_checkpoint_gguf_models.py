@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of further architectures as GGUF, both ways: RoPE of Llama 3, experts, fused projections."""
 
-import copy
 import dataclasses
 import json
 import math
@@ -24,7 +23,7 @@ from breccia.checkpoint.targets import parse_target, wanted
 from breccia.checkpoint.verify import values
 from checkpoints import weight
 from fault_runner import tree
-from tiny_models import SIZES, logits, transformers
+from tiny_models import SIZES, logits, random_model, transformers
 
 torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
@@ -101,17 +100,8 @@ OF_TWO = ("gpt-oss", "deepseek-v2", "deepseek-v3")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for name, (kind, more, _) in MODELS.items():
-        torch.manual_seed(0)
-        sizes = copy.deepcopy({**SIZES, **more})  # Phi3Config writes to what it is given
-        if name.startswith(("phi3", "deepseek")):
-            sizes.pop("head_dim")
-        own = getattr(transformers(), f"{kind}TextConfig", None) or getattr(transformers(), f"{kind}Config")
-        model = getattr(transformers(), f"{kind}ForCausalLM")(own(**sizes))
-        with torch.no_grad():
-            for key, parameter in model.named_parameters():
-                parameter.normal_(1 if "norm" in key else 0, 0.08)
         made[name] = tmp_path_factory.mktemp(name)
-        model.to(torch.bfloat16).save_pretrained(made[name])
+        random_model(kind, more, norms=1).save_pretrained(made[name])
     return made
 
 

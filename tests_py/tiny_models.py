@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models as people have them, tiny and with random weights, saved by transformers."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -65,20 +66,33 @@ def transformers() -> Any:
         return pytest.importorskip("transformers")
 
 
-def tiny(name: str, path: Path) -> Path:
-    """A model's directory, in bfloat16."""
+def random_model(family: str, more: dict[str, Any], norms: float | None = None) -> Any:
+    """A causal model of transformers' class `family` with random weights, in bfloat16.
+
+    Args:
+        more: What its config has beside `SIZES`, or instead of them.
+        norms: The mean of the norms' weights, which are random then; None leaves them as the class makes them.
+    """
     import torch
 
-    family, more = {**MODELS, **FUSED, **WIDE}[name]
+    sizes = copy.deepcopy({**SIZES, **more})  # Phi3Config writes to what it is given
+    if family.startswith(("Phi", "Deepseek")):  # whose heads have widths of their own
+        sizes.pop("head_dim")
     torch.manual_seed(0)
     own = getattr(transformers(), f"{family}TextConfig", None) or getattr(transformers(), f"{family}Config")
-    config = own(**{**SIZES, **more})
-    model = getattr(transformers(), f"{family}ForCausalLM")(config).to(torch.bfloat16)
+    model = getattr(transformers(), f"{family}ForCausalLM")(own(**sizes)).to(torch.bfloat16)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "norm" not in key:
                 parameter.normal_(0, 0.08)
-    model.save_pretrained(path)
+            elif norms is not None:
+                parameter.normal_(norms, 0.08)
+    return model
+
+
+def tiny(name: str, path: Path) -> Path:
+    """A model's directory, in bfloat16."""
+    random_model(*{**MODELS, **FUSED, **WIDE}[name]).save_pretrained(path)
     return path
 
 

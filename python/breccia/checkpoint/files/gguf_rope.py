@@ -202,9 +202,9 @@ def llama3_of(factors: Array, config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: no parameters give the tensor.
     """
-    rope, width = rope_of(config), head_width(config)
+    rope = rope_of(config)
     wide = factors.astype(np.float64) if np.isfinite(factors).all() else np.zeros(0)
-    periods = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, width, 2) / width)
+    periods = _periods(rope, config)
     factor = float(wide.max(initial=1.0))
     between = np.flatnonzero((wide > 1) & (wide < factor)) if len(wide) == len(periods) else np.arange(0)
     if len(between) > 1:
@@ -225,6 +225,13 @@ def llama3_of(factors: Array, config: Mapping[str, Any]) -> dict[str, Any]:
 def _turned(rope: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     """How many numbers of a head are turned."""
     return int(head_width(config) * float(rope.get("partial_rotary_factor") or 1))
+
+
+def _periods(rope: Mapping[str, Any], config: Mapping[str, Any]) -> Array:
+    """After how many tokens each frequency of a head has turned once."""
+    width = head_width(config)
+    periods: Array = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, width, 2) / width)
+    return periods
 
 
 def _part(turned: int, width: int) -> float:
@@ -248,10 +255,8 @@ def _odd_factors(rope: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 def _llama3_factors(rope: Mapping[str, Any], config: Mapping[str, Any]) -> Array:
     """What Llama 3's scaling divides each frequency by."""
     factor, low, high, original = (float(rope[key]) for key in _LLAMA3)
-    width = head_width(config)
-    periods = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, width, 2) / width)
     # Frequencies that turn rarely in the original context are divided, those that turn often are not.
-    share = np.clip((original / periods - low) / (high - low), 0, 1)
+    share = np.clip((original / _periods(rope, config) - low) / (high - low), 0, 1)
     factors: Array = (1 / ((1 - share) / factor + share)).astype(np.float32)
     return factors
 
