@@ -116,6 +116,52 @@ class BackendScope:
     def __enter__(self) -> None: ...
     def __exit__(self, *args: object) -> None: ...
 
+class Launch:
+    def __init__(
+        self,
+        *,
+        function: int,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_memory: int,
+        attributes: list[tuple[int, list[int]]],
+        parameters: list[bytes],
+        pointers: list[tuple[int, int, int]],
+        maps: list[tuple[int, int, int, Any]],
+    ) -> None: ...
+
+class LaunchPlan:
+    def __init__(
+        self,
+        *,
+        launch: int,
+        allocate: Any,
+        stream: Any,
+        bind: Any,
+        explain: Any,
+        device: Any,
+        results: list[tuple[Any, ...]],
+        scratch: tuple[Any, ...] | None,
+        offsets: list[int],
+        launches: list[Launch],
+        kept: list[Any],
+    ) -> None: ...
+    def run(self, operands: list[Any]) -> list[Any] | None: ...
+
+class RepeatedCall:
+    def __init__(
+        self,
+        *,
+        plan: LaunchPlan,
+        like: Any,
+        parts: dict[str, Any],
+        names: tuple[str, ...],
+        unless: tuple[Any, ...],
+        wrapped: Any,
+        current_device: Any,
+    ) -> None: ...
+    def run(self, x: Any) -> Any: ...
+
 def catalogue() -> list[tuple[str, str, dict[str, _Field]]]: ...
 def plan_cast(shape: Sequence[int], recipe: Recipe) -> CastPlan: ...
 def cast(

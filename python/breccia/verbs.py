@@ -147,7 +147,7 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, pre
     y = _directly(x, w, out_dtype, precision)
     if y is None:
         y = _linear(x, w, out_dtype, precision)
-    return y if bias is None else _plus(y, bias)
+    return y if bias is None else plus(y, bias)
 
 
 def _check_dtype(operand: Any, name: str) -> None:
@@ -160,7 +160,7 @@ def _check_dtype(operand: Any, name: str) -> None:
         raise TypeError(f"{name} must be a {wanted}, got dtype {kind}")
 
 
-def _plus(y: Any, bias: Any) -> Any:
+def plus(y: Any, bias: Any) -> Any:
     """The sum, in the dtype of y whatever that of the bias is."""
     total = y + bias
     if total.dtype == y.dtype:

@@ -15,6 +15,7 @@ void register_formats(py::module_& m);
 void register_word_layouts(py::module_& m);
 void register_cpu(py::module_& m);
 void register_prepared(py::module_& m);
+void register_launches(py::module_& m);
 
 #ifdef BRECCIA_XLA
 void register_xla(py::module_& m);

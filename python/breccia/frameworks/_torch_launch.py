@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from breccia import _core
 from breccia.frameworks import _torch_tensors
 from breccia.kernels import triton
 from breccia.scaled_tensor import ScaledTensor
@@ -141,21 +142,39 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor | None:
     return made
 
 
+def repeated_linear(x: torch.Tensor, w: ScaledTensor, parts: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """`linear` of w, whose parts are those of a dict under `names`, and floats of the form of x, in their dtype: what
+    repeats it in less time than a plan takes to find, or None where there is no plan."""
+    if not quiet(x) or not quiet(w.data):
+        return None
+    plan = _plans.get(("linear", _form(w), x.dtype, x.shape, x.stride(), x.dtype), 0)
+    if isinstance(plan, int):
+        return None
+    return _core.RepeatedCall(
+        plan=plan,
+        like=x,
+        parts=parts,
+        names=names,
+        unless=(torch._C._len_torch_dispatch_stack, _plan_module().hooked),
+        wrapped=torch._C._functorch.is_functorch_wrapped_tensor,
+        current_device=torch._C._cuda_getDevice,
+    )
+
+
 def _run(key: tuple[Any, ...], operands: list[Any], call: Any) -> list[torch.Tensor]:
     """`call()`, by its plan if it has one."""
     plan = _plans.get(key, 0)
-    addresses = [tensor.data_ptr() for tensor in operands]
-    together = 0
-    for address in addresses:
-        together |= address
-    # Kernels are compiled for addresses that are multiples of 16, or that are not: plans are for the former.
-    if plan == _MAX_TRIES or together & 15 or operands[0].get_device() != torch._C._cuda_getDevice():
+    if plan == _MAX_TRIES or operands[0].get_device() != torch._C._cuda_getDevice():
         return call()  # type: ignore[no-any-return]
     plans = _plan_module()
     if plans.hooked():
         return call()  # type: ignore[no-any-return]
     if not isinstance(plan, int):
-        return plan(addresses)  # type: ignore[no-any-return]
+        repeated = plan.run(operands)
+        return call() if repeated is None else repeated  # type: ignore[no-any-return]
+    # Kernels are compiled for addresses that are multiples of 16, or that are not: plans are for the former.
+    if any(tensor.data_ptr() % 16 for tensor in operands):
+        return call()  # type: ignore[no-any-return]
     made, recorded, why = plans.record(call, operands)
     if len(_plans) >= _MAX_PLANS:
         _plans.clear()

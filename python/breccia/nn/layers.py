@@ -14,7 +14,7 @@ from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
 from breccia.display import brief
 from breccia.form import PARTS, Form
-from breccia.frameworks import _torch_bytes
+from breccia.frameworks import _torch_bytes, _torch_launch
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -23,6 +23,7 @@ __all__ = ["QuantizedLinear", "ScaledLinear", "quantize_"]
 
 _ROLES = ("x", "w", "grad")
 _PARTS = ("weight_data", "weight_scale", "weight_zero_point", "weight_global_scale")
+_MAX_REPEATS = 16
 
 
 class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
@@ -160,6 +161,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         self.activations = None if activations is None else resolve(activations, "activations")
         self.exact_rows = exact_rows
         self._made: ScaledTensor | None = None
+        self._repeats: dict[Any, Any] = {}  # products by their inputs' shapes, see `_torch_launch.repeated_linear`
         self._dtypes: dict[str, torch.dtype] = {}  # of the parts that are parameters of bytes
 
     def make_shardable_(self) -> QuantizedLinear:
@@ -177,6 +179,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             del self._buffers[name]
             self.register_parameter(name, _torch_bytes.parameter_of(_as_bytes(part)))
         self._made = None
+        self._repeats.clear()
         return self
 
     def _viewed(self) -> dict[str, Any]:
@@ -244,6 +247,27 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         """
         if isinstance(input, ScaledTensor):
             return verbs.linear(input, self.weight, self.bias, input.original_dtype)
+        if not torch.compiler.is_dynamo_compiling() and type(input) is torch.Tensor and input.is_cuda:
+            return self._on_gpu(input)
+        return self._product(input)
+
+    def _on_gpu(self, x: Any) -> Any:
+        """`_product` where torch traces nothing: again what was done for such an input, if that is certain."""
+        repeat = self._repeats.get(x.shape)
+        y = None if repeat is None else repeat.run(x)
+        if y is not None:
+            return y if self.bias is None else verbs.plus(y, self.bias)
+        self._repeats.pop(x.shape, None)
+        y = self._product(x)
+        if self.activations is None and not self._dtypes:
+            if len(self._repeats) >= _MAX_REPEATS:
+                self._repeats.clear()
+            repeat = _torch_launch.repeated_linear(x, self.weight, self._buffers, _PARTS)
+            if repeat is not None:
+                self._repeats[x.shape] = repeat
+        return y
+
+    def _product(self, input: Any) -> Any:  # noqa: A002
         x = input
         if self.activations is not None and input.numel() > self.exact_rows * self.in_features:
             x = verbs.cast(input, self.activations)
@@ -254,10 +278,11 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         return text if self.activations is None else f"{text}, activations={brief(self.activations)}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": None}
+        return {**self.__dict__, "_made": None, "_repeats": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.__dict__.setdefault("_repeats", {})
         if not isinstance(self._form, Form):  # older pickles hold packing, dtype and layout
             packing, dtype, layout = self._form
             parts = tuple(part for part in PARTS if getattr(self, f"weight_{part}") is not None)
@@ -267,6 +292,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         # Codes look like floats to torch: as bytes they move between devices and nothing else happens to them.
         buffers = dict(self._buffers)
         self._buffers.clear()
+        self._repeats.clear()
         super()._apply(lambda tensor: _torch_bytes.applied(fn, tensor), recurse)
         for name, buffer in buffers.items():
             if buffer is not None:

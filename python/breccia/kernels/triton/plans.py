@@ -3,8 +3,8 @@
 
 A verb allocates its results, launches a few kernels and returns. Which kernels, with which grids and constants, follows
 from shapes, strides, dtypes and alignment, never from values. `record` runs such a call and writes down its steps; a
-`Plan` repeats them. A repeated call costs its allocations and its launches: no dispatch, no derivation of shapes, no
-binding of a kernel's arguments.
+`_core.LaunchPlan` repeats them. A repeated call costs its allocations and its launches: no dispatch, no derivation of
+shapes, no binding of a kernel's arguments.
 
 A call has no plan if it does anything else: another operator of torch, memory shared between operands, a kernel with
 memory of its own. It then runs in full every time.
@@ -12,21 +12,29 @@ memory of its own. It then runs in full every time.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import inspect
-import threading
+import struct
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime import driver
 
+from breccia import _core
 from breccia.kernels.triton import runtime
 
-_HEADER = 13  # arguments of Triton's launcher before the kernel's own
-_STREAM = 3
 _ALIGNMENT = 512  # of what torch allocates on a GPU
-_MAX_MAPS = 64
+_NUMBERS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I",
+            "u64": "Q", "fp32": "f", "fp64": "d"}  # fmt: skip
+_POINTER = bytes(8)
+_MAP = bytes(128)  # a CUtensorMap
+# Attributes of a launch (CUlaunchAttributeID), and a value of the policy's.
+_COOPERATIVE, _CLUSTER, _CLUSTER_POLICY, _OVERLAPS = 2, 4, 5, 6
+_SPREAD = 1
+_MAX_CLUSTER = 8  # what every GPU with clusters has
+_L2_128_BYTES, _NAN = 2, 1  # CUtensorMapL2promotion, CUtensorMapFloatOOBfill
 
 
 class Unplannable(Exception):  # noqa: N818 (no error: the call has run)
@@ -47,79 +55,16 @@ class _Memory(NamedTuple):
     end: int
 
 
-class _Threads(threading.local):
-    """On which devices a thread has a context, which encoding a descriptor wants and a thread's first call may lack."""
-
-    def __init__(self) -> None:
-        self.devices: set[int] = set()
-
-    def bind(self, device: int) -> None:
-        if device not in self.devices:
-            torch.cuda.mem_get_info(device)
-            self.devices.add(device)
-
-
-_threads = _Threads()
-
-
-class _TensorMap:
-    """A TMA descriptor of an operand or result, encoded again when the address is a new one."""
-
-    def __init__(self, at: int, place: _Place, encoding: tuple[Any, ...]) -> None:
-        self.at, self.place, self.encoding = at, place, encoding
-        self.known: dict[int, Any] = {}
-
-    def of(self, address: int) -> Any:
-        made = self.known.get(address)
-        if made is None:
-            if len(self.known) >= _MAX_MAPS:
-                self.known.clear()
-            _threads.bind(torch._C._cuda_getDevice())
-            made = self.known[address] = driver.active.utils.fill_tma_descriptor(address, *self.encoding)
-        return made
-
-
 class _Launch(NamedTuple):
-    launcher: Any
-    arguments: list[Any]
-    pointers: list[tuple[int, int, int]]  # argument, slot, offset
-    maps: list[_TensorMap]
-    kept: list[Any]  # tensors whose addresses are constants of the launch
+    """What `_core.Launch` wants of a kernel's parameters, and the tensors whose addresses are constants of it."""
+
+    parameters: list[bytes]
+    pointers: list[tuple[int, int, int]]  # parameter, slot, offset
+    maps: list[tuple[int, int, int, Any]]  # the same, and what encodes an address
+    kept: list[Any]
 
 
-class Plan:
-    """A recorded call. `results` are those of its allocations that it returns, in order."""
-
-    def __init__(
-        self, device: int, results: list[tuple[Any, ...]], scratch: int, offsets: list[int], launches: list[_Launch]
-    ) -> None:
-        self.device = torch.device("cuda", device)
-        self.results, self.scratch, self.offsets, self.launches = results, scratch, offsets, launches
-
-    def __call__(self, addresses: list[int]) -> list[torch.Tensor]:
-        """Repeats the call. `addresses`: those of the operands, multiples of 16, in the order they were recorded in;
-        the list is used up."""
-        device = self.device
-        made = [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype in self.results]
-        addresses += [result.data_ptr() for result in made]
-        if self.scratch:
-            scratch = torch.empty_strided((self.scratch,), (1,), dtype=torch.uint8, device=device)
-            start = scratch.data_ptr()
-            addresses += [start + offset for offset in self.offsets]
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-        for launcher, arguments, pointers, maps, _ in self.launches:
-            filled = arguments.copy()
-            filled[_STREAM] = stream
-            for at, slot, offset in pointers:
-                filled[at] = addresses[slot] + offset
-            for tensor_map in maps:
-                slot, offset = tensor_map.place
-                filled[tensor_map.at] = tensor_map.of(addresses[slot] + offset)
-            launcher(*filled)
-        return made
-
-
-# The launcher that plans call past Triton's own is that of these versions.
+# The parameters that kernels of these versions have are known.
 _KNOWN_VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)
 
 
@@ -131,7 +76,7 @@ def hooked() -> bool:
     return bool(knobs.launch_enter_hook.calls or knobs.launch_exit_hook.calls)
 
 
-def record(call: Any, operands: list[torch.Tensor]) -> tuple[list[torch.Tensor], Plan | None, str]:
+def record(call: Any, operands: list[torch.Tensor]) -> tuple[list[torch.Tensor], _core.LaunchPlan | None, str]:
     """Runs `call`, which returns a list of tensors: (those, its plan or None, why there is none)."""
     recorder = _Recorder(operands)
     with recorder:
@@ -181,7 +126,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _launched(self, kernel: Any, compiled: Any, grid: tuple[int, ...], args: Any, options: Any) -> None:
         self.launched.append((kernel, compiled, grid, args, options))
 
-    def plan(self, made: list[torch.Tensor]) -> Plan:
+    def plan(self, made: list[torch.Tensor]) -> _core.LaunchPlan:
         """The plan of the call that returned `made`."""
         if self.problem:
             raise Unplannable(self.problem)
@@ -197,50 +142,76 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         rest = [m for m in self.allocations if not any(m is other for other in order) and m.end > m.start]
         self.slots = [*self.operands, *order, *rest]
         self.used: set[int] = set()
-        launches = [self._launch(*launched) for launched in self.launched]
+        kept: list[Any] = []
+        launches = [self._launch(kept, *launched) for launched in self.launched if 0 not in launched[2]]
         offsets, size = [], 0
         for slot, memory in enumerate(rest, len(self.operands) + len(order)):
             offsets.append(size)
             if slot in self.used:
                 size += -(-(memory.end - memory.base) // _ALIGNMENT) * _ALIGNMENT
-        return Plan(made[0].device.index, results, size, offsets, launches)
+        return _core.LaunchPlan(
+            launch=_driver().address,
+            allocate=torch.empty_strided,
+            stream=torch._C._cuda_getCurrentRawStream,
+            bind=_driver().bind,
+            explain=_driver().explain,
+            device=made[0].device,
+            results=results,
+            scratch=((size,), (1,), torch.uint8) if size else None,
+            offsets=offsets if size else [0] * len(offsets),
+            launches=launches,
+            kept=kept,
+        )
 
-    def _launch(self, kernel: Any, compiled: Any, grid: tuple[int, ...], args: Any, options: Any) -> _Launch:
-        run = compiled.run
+    def _launch(
+        self, kept: list[Any], kernel: Any, compiled: Any, grid: tuple[int, ...], args: Any, options: Any
+    ) -> _core.Launch:
+        run, metadata = compiled.run, compiled.metadata
         if run.global_scratch_size or run.profile_scratch_size:
             raise Unplannable(f"{compiled.name} has memory of its own")
         named = {name: value for name, value in options.items() if name in kernel.arg_names}
         bound = inspect.signature(kernel.fn).bind(*args, **named)
         bound.apply_defaults()
-        arguments: list[Any] = [*(*grid, 1, 1)[:3], None, compiled.function, run.launch_cooperative_grid]
-        arguments += [run.launch_pdl, None, None, compiled.packed_metadata, None, None, None]
-        launch = _Launch(_raw_launcher(run.launch), arguments, [], [], [])
-        metadata = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
+        launch = _Launch([], [], [], kept)
+        maps = iter(getattr(metadata, "tensordesc_meta", None) or ())
         for value, kind in zip(bound.arguments.values(), compiled.src.signature.values(), strict=True):
-            self._argument(launch, value, kind, metadata)
-        return launch
+            self._argument(launch, value, kind, maps)
+        launch.parameters.extend([_POINTER, _POINTER])  # memory of its own and of a profiler
+        width, height, depth = (*grid, 1, 1)[:3]
+        return _core.Launch(
+            function=compiled.function,
+            grid=(width * metadata.num_ctas, height, depth),
+            threads=32 * metadata.num_warps,
+            shared_memory=metadata.shared,
+            attributes=_attributes(run, metadata.num_ctas),
+            parameters=launch.parameters,
+            pointers=launch.pointers,
+            maps=launch.maps,
+        )
 
-    def _argument(self, launch: _Launch, value: Any, kind: Any, metadata: Any) -> None:
-        at = len(launch.arguments)
+    def _argument(self, launch: _Launch, value: Any, kind: Any, maps: Any) -> None:
+        at = len(launch.parameters)
         if not isinstance(kind, str):
             raise Unplannable("a kernel takes a tuple")
         if kind == "constexpr":
-            launch.arguments.append(None)
-        elif kind.startswith("*"):
+            return
+        if kind.startswith("*"):
             place = self._place(value, launch)
-            launch.arguments.append(place.offset)
+            launch.parameters.append(place.offset.to_bytes(8, "little"))
             if place.slot >= 0:
                 launch.pointers.append((at, *place))
         elif kind.startswith("tensordesc"):
-            encoding = _encoding(value, next(metadata, None))
-            tensor_map = _TensorMap(at, self._place(value.base, launch), encoding)
-            fixed = tensor_map.place.slot < 0
-            launch.arguments.append(tensor_map.of(tensor_map.place.offset) if fixed else None)
-            launch.arguments.extend([*value.shape, *value.strides])
-            if not fixed:
-                launch.maps.append(tensor_map)
+            encode: Any = functools.partial(_driver().encode, *_encoding(value, next(maps, None)))
+            place = self._place(value.base, launch)
+            launch.parameters.append(_MAP if place.slot >= 0 else encode(place.offset))
+            if place.slot >= 0:
+                launch.maps.append((at, *place, encode))
+            launch.parameters.extend(struct.pack("<i", size) for size in value.shape)
+            launch.parameters.extend(struct.pack("<q", stride) for stride in value.strides)
+        elif kind in _NUMBERS:
+            launch.parameters.append(struct.pack(f"<{_NUMBERS[kind]}", value))
         else:
-            launch.arguments.append(value)
+            raise Unplannable(f"a kernel takes a number of type {kind}")
 
     def _place(self, tensor: torch.Tensor, launch: _Launch) -> _Place:
         address = tensor.data_ptr()
@@ -264,22 +235,85 @@ def _extent(tensor: torch.Tensor) -> int:
     return tensor.element_size() * (1 + sum(steps)) if tensor.numel() else 0
 
 
+def _attributes(run: Any, ctas: int) -> list[tuple[int, list[int]]]:
+    """What Triton asks of a launch beside its sizes."""
+    asked = []
+    if run.launch_pdl:
+        asked.append((_OVERLAPS, [1]))
+    if run.launch_cooperative_grid:
+        asked.append((_COOPERATIVE, [1]))
+    if ctas != 1:
+        asked += [(_CLUSTER, [ctas, 1, 1]), (_CLUSTER_POLICY, [_SPREAD])]
+    if ctas > _MAX_CLUSTER:
+        raise Unplannable(f"a kernel has clusters of more than {_MAX_CLUSTER} programs")
+    return asked
+
+
 def _encoding(descriptor: Any, metadata: Any) -> tuple[Any, ...]:
-    """What Triton's own launcher hands to the encoder of a descriptor, but for the address."""
+    """What a TMA descriptor consists of, but for the address: see `_Driver.encode`."""
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     if metadata is None or metadata["fp4_padded"]:
         raise Unplannable("a kernel reads a descriptor without TMA")
     kind = TMA_DTYPE_DEVICE_TO_HOST[metadata["elem_type"]]
     sizes = (metadata["block_size"], list(descriptor.shape), list(descriptor.strides))
-    return metadata["swizzle"], metadata["elem_size"], kind, *sizes, int(descriptor.padding == "nan")
+    return kind, metadata["elem_size"], metadata["swizzle"], *sizes, descriptor.padding == "nan"
 
 
-def _raw_launcher(launch: Any) -> Any:
-    """The compiled launcher inside the function that Triton wraps around it to encode descriptors."""
-    code = getattr(launch, "__code__", None)
-    if code is None:
-        return launch
-    if "launcher" not in code.co_freevars:
-        raise Unplannable("this version of Triton launches in another way")
-    return launch.__closure__[code.co_freevars.index("launcher")].cell_contents
+class _Driver:
+    """The functions of NVIDIA's driver that plans need."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        self.address = ctypes.cast(self.library.cuLaunchKernelEx, ctypes.c_void_p).value or 0
+
+    def bind(self, device: int) -> None:
+        """Give a thread that has no context, as its first call may find it, that of a device."""
+        context = ctypes.c_void_p()
+        self.library.cuCtxGetCurrent(ctypes.byref(context))
+        if context.value is None:
+            torch.cuda.mem_get_info(device)
+
+    def explain(self, code: int) -> str:
+        text = ctypes.c_char_p()
+        self.library.cuGetErrorString(code, ctypes.byref(text))
+        return f"CUDA error {code}: {(text.value or b'unknown').decode()}"
+
+    def encode(
+        self,
+        kind: int,
+        size: int,
+        swizzle: int,
+        block: list[int],
+        shape: list[int],
+        strides: list[int],
+        nan: bool,
+        address: int,
+    ) -> bytes:
+        """The TMA descriptor (CUtensorMap) of a tensor: elements of `size` bytes, read in blocks; sizes in elements,
+        the innermost axis last."""
+        rank = len(block)
+        memory = ctypes.create_string_buffer(len(_MAP) + 64)
+        start = -(-ctypes.addressof(memory) // 64) * 64  # the driver wants it so aligned
+        code = self.library.cuTensorMapEncodeTiled(
+            ctypes.c_void_p(start),
+            ctypes.c_int(kind),
+            ctypes.c_uint32(rank),
+            ctypes.c_void_p(address),
+            (ctypes.c_uint64 * rank)(*reversed(shape)),
+            (ctypes.c_uint64 * rank)(*(stride * size for stride in reversed(strides[:-1]))),
+            (ctypes.c_uint32 * rank)(*reversed(block)),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            ctypes.c_int(0),
+            ctypes.c_int(swizzle),
+            ctypes.c_int(_L2_128_BYTES),
+            ctypes.c_int(_NAN if nan else 0),
+        )
+        if code:
+            raise RuntimeError(self.explain(code))
+        return ctypes.string_at(start, len(_MAP))
+
+
+@functools.cache
+def _driver() -> _Driver:
+    return _Driver()
