@@ -36,7 +36,9 @@ TAKEN: list[tuple[int, Any, Any, tuple[int, int], str]] = [
     (4, torch.bfloat16, NVFP4, HOPPER, "Gluon, codes decode in registers for mma.sync"),
     (8, torch.bfloat16, INT4, HOPPER, "Gluon, codes decode in registers for mma.sync"),
     (9, torch.bfloat16, MXFP4, HOPPER, GLUON),
-    (2, torch.bfloat16, MXFP8, HOPPER, GLUON),
+    (1, torch.bfloat16, ROW, HOPPER, "Triton, by rows"),
+    (2, torch.bfloat16, MXFP8, HOPPER, "Triton, by rows"),
+    (3, torch.bfloat16, MXFP8, HOPPER, GLUON),
     (1024, torch.bfloat16, FP8, HOPPER, GLUON),
     (1025, torch.bfloat16, FP8, HOPPER, DECODED),
     (4, torch.float16, NVFP4, HOPPER, DECODED),
@@ -80,6 +82,24 @@ def test_what_takes_a_product(
     w = breccia.cast(torch.from_numpy(cases.normal((128, 256), 1)), right)
     with pytest.raises(Reached):
         dispatch.linear(x, w, out_dtype="bfloat16")
+    assert paths.find(seen[0]).name == name
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "name"),
+    [
+        (1, 128, 384, GLUON),  # `gemv8` wants multiples of 256
+        (1, 4224, 256, "Triton, by rows"),
+        (1, 5120, 256, GLUON),
+        (1, 8448, 256, "Triton, by rows"),
+        (2, 4224, 256, GLUON),
+    ],
+)
+def test_few_rows_by_8_bits(rows: int, n: int, k: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = on(monkeypatch, HOPPER)
+    w = breccia.cast(torch.zeros(n, k), ROW)
+    with pytest.raises(Reached):
+        dispatch.linear(torch.zeros(rows, k).bfloat16(), w, out_dtype="bfloat16")
     assert paths.find(seen[0]).name == name
 
 

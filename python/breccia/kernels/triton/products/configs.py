@@ -131,10 +131,17 @@ def prefers_cublas(m: int, n: int, k: int, mode: str) -> bool:
     return min(m, n, k) >= 8192 or (mode == "precise" and min(m, n) >= 2048 and k >= 4096)
 
 
+_ONE_WAVE, _MANY = 4224, 8192
+
+
 def weight_only(m: int, n: int, k: int, element: str) -> str:
     """How a 16-bit float product by a quantized weight runs: rows (kernels for a few, bound by reading the weights),
     fused, or decode (to 16-bit floats, then cuBLAS)."""
     if m <= 8 and element in ("e2m1", "int4"):
+        return "rows"
+    # Programs have two rows of 8 bits: more than 4224 are a second wave, which is worth it for many (sweep of 15 shapes
+    # on an H100, docs/design/0006-gpu-kernel-log.md).
+    if element not in ("e2m1", "int4") and (m * n <= _ONE_WAVE or (m == 1 and n > _MANY)):
         return "rows"
     return "fused" if m <= 1024 else "decode"
 

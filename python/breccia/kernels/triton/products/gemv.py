@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from breccia.kernels.triton.device.codecs import HW, decode_element, decode_scale
 from breccia.kernels.triton.device.elements import ELEMENTS, Form
@@ -135,10 +136,12 @@ def gemv8_kernel(
     out_stride,
     FORM: tl.constexpr,
     BIAS: tl.constexpr,
+    EARLY: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """8-bit codes: the same loop without the unpacking. SN rows share a scale (0: all of them)."""
+    """8-bit codes: the same loop without the unpacking. SN rows share a scale (0: all of them).
+    EARLY: the kernel begins before the one before it has ended."""
     ELEMENT: tl.constexpr = FORM.element
     SCALE: tl.constexpr = FORM.scale
     SN: tl.constexpr = FORM.rows
@@ -154,11 +157,14 @@ def gemv8_kernel(
         + tl.arange(0, BK // G)[None, :] * s_col
     )
     acc = tl.zeros([BN, BK // G], tl.float32)
-    code = tl.load(w_at, mask=live, other=0)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    code = tl.load(w_at, mask=live, other=0, eviction_policy="evict_first")
     for k0 in range(0, K, BK):
         x = tl.load(x_ptr + m * x_stride + k0 + cols).to(tl.float32)
         sraw = tl.load(s_at + (k0 // G) * s_col, mask=live, other=0)
-        after = tl.load(w_at + k0 + BK, mask=live & (k0 + BK < K), other=0)
+        after = tl.load(w_at + k0 + BK, mask=live & (k0 + BK < K), other=0, eviction_policy="evict_first")
         p = decode_element(code, ELEMENT) * x[None, :]
         acc += tl.sum(tl.reshape(p, [BN, BK // G, G]), axis=2) * decode_scale(sraw, SCALE)
         code = after
@@ -177,10 +183,13 @@ def gemv8(
     block: tuple[int, int],
     out_dtype: torch.dtype,
     bias: torch.Tensor | None = None,
-    rows_per_program: int = 8,
-    chunk: int = 512,
+    rows_per_program: int = 2,
+    chunk: int = 1024,
+    warps: int = 2,
+    early: bool = False,
 ) -> torch.Tensor:
-    """x (M, K) by 8-bit weights (N, K) with a scale per `block` = (rows, group), 0 for all; K is a multiple of 256."""
+    """x (M, K) by 8-bit weights (N, K) with a scale per `block` = (rows, group), 0 for all; K is a multiple of 256.
+    `early`: on a GPU that can, the kernel begins before the one before it has ended."""
     (m, k), n = x.shape, w.shape[0]
     out = torch.empty((m, n), dtype=out_dtype, device=x.device)
     if out.numel() == 0:
@@ -208,9 +217,11 @@ def gemv8(
         out.stride(0),
         FORM=Form(ELEMENTS[fmt], sfmt, rows=block[0], cols=min(block[1] or 256, chunk)),
         BIAS=bias is not None,
+        EARLY=early,
         BN=rows_per_program,
         BK=chunk,
-        num_warps=4,
+        num_warps=warps,
+        **({"launch_pdl": True} if early else {}),
     )
     return out
 
