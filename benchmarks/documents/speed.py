@@ -101,6 +101,7 @@ _WORDS = {
     "nvfp4": "NVFP4",
     "mxfp8": "MXFP8",
     "mxfp4": "MXFP4",
+    "int4": "INT4",
     "block": "FP8 1 × 128",
     "g128": "groups of 128",
     "1x128": "1 × 128",
@@ -115,11 +116,14 @@ def _told(name: str) -> str:
 
 def gpu_layers() -> str:
     rows = [
-        [_told(r["name"]), r["tokens"], f"{r['ms']:.2f} ms", f"{r['bf16_ms']:.2f} ms", times(r["times_bf16"])]
+        [
+            _told(r["name"]), how, r["tokens"], f"{r['ms']:.2f} ms", f"{r['bf16_ms']:.2f} ms", times(r["times_bf16"])
+        ]
+        for how in ("eager", "compiled")
         for r in load("gpu_eager_h100")["results"]
-        if r["group"] == "compiled decoder"
-    ]
-    return table(["weights", "tokens", "breccia", "bf16", "as fast"], rows, "lrrrr")
+        if r["group"] == f"{how} decoder"
+    ]  # fmt: skip
+    return table(["weights", "", "tokens", "breccia", "bf16", "as fast"], rows, "llrrrr")
 
 
 def gpu_peers() -> str:
