@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support.hpp"
+#include "tensor/matrix_view.hpp"
 
 namespace breccia {
 namespace {
@@ -227,6 +228,7 @@ TEST(Matmul, OperandsWithoutElementsMayBeNull) {
 TEST(Matmul, BatchesWithoutElementsMayBeNull) {
     // Strides of an array without elements need not be zero.
     const Array a(nullptr, DType::float32, {2, 2, 0}, {64, 32, 4}), b(nullptr, DType::float32, {2, 0, 3}, {64, 12, 4});
+    EXPECT_EQ(number_matrix(a, -1, {2}, 1).data, nullptr);
     EXPECT_EQ(to_vector(matmul(a, b)), std::vector<float>(12, 0.0F));
     for (const Recipe& recipe : all_recipes()) {
         SCOPED_TRACE(describe(recipe));
@@ -237,6 +239,7 @@ TEST(Matmul, BatchesWithoutElementsMayBeNull) {
         const Extras extras{
             .zero_point = made.zero_point(), .global_scale = made.global_scale(), .shape = Shape{2, 3, 0}};
         const ScaledTensor w(data, made.scale(), recipe, recipe.layout, extras);
+        EXPECT_EQ(scaled_matrix(w, {2}, 1).data, nullptr);
         EXPECT_EQ(to_vector(matmul(a, w.transposed())), std::vector<float>(12, 0.0F));
         EXPECT_EQ(dequantize(w).shape, (Shape{2, 3, 0}));
         EXPECT_EQ(requantize(w, recipe).shape(), (Shape{2, 3, 0}));

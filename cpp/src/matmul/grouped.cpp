@@ -102,11 +102,7 @@ void grouped_matmul_into(const Operand& x, const ScaledTensor& w_stack, std::spa
             matmul_into(activations, weight, its_rows(out), precision);
         }
     };
-    // Many experts are shared out whole (what is parallel inside then runs on its thread); a few, one by one.
-    const std::int64_t grain = experts >= 4 * num_threads() ? 1 : experts;
-    parallel_for(experts, grain, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t expert = begin; expert < end; ++expert) multiply(expert);
-    });
+    for_each_large(experts, multiply);
 }
 
 Array grouped_matmul(const Operand& x, const ScaledTensor& w_stack, std::span<const std::int64_t> offsets,

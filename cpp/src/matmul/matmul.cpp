@@ -84,11 +84,7 @@ void for_each_product(const Operand& a, const Operand& b, const Array& out, Prec
         return product;
     };
     if (element_count(batch_shape(b.shape())) == 1) return multiply_one(product_of(0, members), Rows(b, -2, batch, 0));
-    // Many small matrices are shared out whole (what is parallel inside then runs on its thread); a few, one by one.
-    const std::int64_t grain = members >= 4 * num_threads() ? 1 : members;
-    parallel_for(members, grain, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) multiply_one(product_of(i, i + 1), Rows(b, -2, batch, i));
-    });
+    for_each_large(members, [&](std::int64_t i) { multiply_one(product_of(i, i + 1), Rows(b, -2, batch, i)); });
 }
 
 }  // namespace

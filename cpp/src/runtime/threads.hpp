@@ -12,6 +12,10 @@ namespace breccia::inline v0_3 {
 /// there are do the work.
 void parallel_for(std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
 
+/// Calls body(i) for i in [0, count), each work that is parallel inside: many are shared out whole, and what is
+/// parallel inside then runs on its thread; a few come one by one.
+void for_each_large(std::int64_t count, const std::function<void(std::int64_t)>& body);
+
 /// Calls what set_interrupt_check() was given, unless it did so within the last 50 ms. parallel_for does between
 /// ranges.
 void check_interrupt();
