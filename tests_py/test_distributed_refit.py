@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of models that train, as engines load them: the bytes that `breccia convert` writes of the saved model."""
 
+import collections
 import json
 
 import breccia
@@ -139,6 +140,56 @@ def gathers_scaled_parameters(rank, world, folder):
 
 def test_parameters_that_are_gathered_as_codes(converted):
     distributed_ranks.run(2, gathers_scaled_parameters, converted)
+
+
+class Gathered(torch.utils._python_dispatch.TorchDispatchMode):
+    """The dtypes that are gathered, and the bytes that this rank sends of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace in ("c10d", "_c10d_functional") and "gather" in func._schema.name:
+            sent = args[1] if func.namespace == "c10d" else args[0]
+            for tensor in sent if isinstance(sent, list) else [sent]:
+                self.bytes[tensor.dtype] += tensor.nbytes
+        return func(*args, **(kwargs or {}))
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        for name, rows in (("q_proj", 512), ("k_proj", 256), ("v_proj", 384)):
+            setattr(self, name, torch.nn.Linear(256, rows, bias=False))
+        with torch.no_grad():
+            self.v_proj.weight[-1, -1] = 3.0  # the last rank has the largest magnitude of the three
+
+
+# Of the bytes of bf16: codes and scales.
+SHARES = {"vllm-fp8": 0.53, "modelopt:fp8": 0.51, "deepseek:block": 1.0, "modelopt:mxfp8": 0.53, "vllm-nvfp4": 0.29}
+
+
+def gathers_codes(rank, world):
+    for to, share in SHARES.items():
+        expected = dict(distributed.refit(Attention().bfloat16(), to, config=CONFIG))
+        model = fully_shard(Attention(), mesh=init_device_mesh("cpu", (world,)))
+        weights = distributed.refit(model, to, config=CONFIG, dtype=torch.bfloat16)
+        with Gathered() as gathered:
+            given = dict(weights)
+        assert given.keys() == expected.keys()
+        for name, tensor in given.items():
+            same = [one.contiguous().reshape(-1).view(torch.uint8) for one in (tensor, expected[name])]
+            assert torch.equal(*same), (to, name)
+        large = {dtype: count for dtype, count in gathered.bytes.items() if count > 1024}
+        if to == "deepseek:block":  # ranks hold half a tile of v_proj, whose floats are gathered: 384 rows of 256
+            assert large.pop(torch.bfloat16) == 384 * 256 * 2 // world
+        assert large.keys() == {torch.uint8} and large[torch.uint8] <= share * 2 * 1152 * 256 // world, (to, large)
+
+
+def test_ranks_cast_their_rows_and_codes_are_gathered():
+    distributed_ranks.run(2, gathers_codes)
 
 
 def test_what_an_engine_did_not_write_is_named():

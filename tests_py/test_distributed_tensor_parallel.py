@@ -128,6 +128,55 @@ def test_casts_of_dtensors_have_the_bytes_of_the_whole():
     distributed_ranks.run(2, casts_as_one_process)
 
 
+def converts_as_one_process(rank, world):
+    mesh = init_device_mesh("cpu", (world,))
+    x = torch.from_numpy(cases.normal((256, 512)))
+    x[-1, -1] = 1e4
+    targets = ("mxfp8", breccia.Float8BlockScaling(), "fp8-block", "fp8", "fp8-row", "nvfp4", "int8")
+    for recipe in ("nvfp4", "mxfp8", "fp8", "fp8-row", "int4:asym:32"):
+        for dim in (0, 1):
+            made = breccia.cast(distribute_tensor(x, mesh, [Shard(dim)]), recipe)
+            for to in (one for one in targets if one != recipe):
+                expected = breccia.requantize(breccia.cast(x, recipe), to)
+                with Sent() as sent:
+                    got = breccia.requantize(made, to)
+                what = (recipe, to, dim)
+                stays = to not in ("fp8", "nvfp4") and (dim == 0 or to not in ("fp8-row", "int8"))
+                assert bool(sent.seen) != stays, (what, sent.seen)
+                assert got.data.placements == (Shard(dim),), (what, got.data.placements)
+                for name in got._form.parts:
+                    full = getattr(got, name)
+                    bits = full.to_local().view(torch.uint8) if full.ndim else full.to_local()
+                    wanted = getattr(expected, name)
+                    if full.placements == (Shard(dim),):
+                        wanted = wanted.chunk(world, dim)[rank]
+                    wanted = wanted.contiguous().view(torch.uint8) if wanted.ndim else wanted
+                    assert torch.equal(bits, wanted), (what, name)
+
+
+def test_conversions_of_dtensors_have_the_bytes_of_the_whole():
+    distributed_ranks.run(2, converts_as_one_process)
+
+
+def refuses_no_cut(rank, world):
+    """Parts that are no whole blocks of the target: every rank has all."""
+    mesh = init_device_mesh("cpu", (world,))
+    x = torch.from_numpy(cases.normal((192, 256)))
+    made = breccia.requantize(breccia.cast(distribute_tensor(x, mesh, [Shard(0)]), "mxfp8"), "fp8-block")
+    assert made.data.placements == (Replicate(),)
+    expected = breccia.requantize(breccia.cast(x, "mxfp8"), "fp8-block")
+    assert torch.equal(made.data.to_local().view(torch.uint8), expected.data.view(torch.uint8))
+    assert torch.equal(breccia.dequantize(made).to_local(), breccia.dequantize(expected))
+    turned = breccia.requantize(breccia.cast(distribute_tensor(x, mesh, [Shard(1)]), "mxfp8").mT, "mxfp8")
+    assert turned.shape == (256, 192) and turned.data.placements == (Shard(0),)
+    expected = breccia.requantize(breccia.cast(x, "mxfp8").mT, "mxfp8")
+    assert torch.equal(breccia.dequantize(turned).full_tensor(), breccia.dequantize(expected))
+
+
+def test_conversions_to_blocks_that_two_ranks_hold():
+    distributed_ranks.run(2, refuses_no_cut)
+
+
 def sends_sums_alone(rank, world):
     mesh = init_device_mesh("cpu", (world,))
     model = parallelize_module(model_of("nvfp4"), mesh, PLAN)

@@ -121,17 +121,21 @@ def explicit_axes():
                     assert back.sharding.is_equivalent_to(placed.sharding, 2), (name, back.sharding)
 
 
-def explicit_axes_of_what_is_not_split():
+def explicit_axes_of_conversions_and_batches():
     x = cases.normal((4, 64, 128))
     recipe = cases.RECIPES["mxfp8"]
     q, w = breccia.cast(jnp.asarray(x), recipe), breccia.cast(jnp.asarray(cases.normal((64, 128), seed=3)), recipe)
     product, single = jax.jit(breccia.matmul)(q, q.mT), jax.jit(breccia.linear)(x, w)
-    again = breccia.requantize(q, cases.RECIPES["nvfp4"])
     with jax.set_mesh(mesh(AxisType.Explicit)):
         placed = jax.jit(lambda x: breccia.cast(x, recipe))(jax.device_put(x, P("d")))
         same(placed, q, "batch")
-        same(jax.jit(lambda q: breccia.requantize(q, cases.RECIPES["nvfp4"]))(placed), again, "requantize")
-        assert np.asarray(jax.jit(breccia.matmul)(placed, placed.mT)).tobytes() == np.asarray(product).tobytes()
+        for to in ("nvfp4", "block", "int8"):
+            made = jax.jit(lambda q, to=to: breccia.requantize(q, cases.RECIPES[to]))(placed)
+            same(made, breccia.requantize(q, cases.RECIPES[to]), to)
+            assert made.data.sharding.spec == (P(None, None, None) if to == "nvfp4" else P("d", None, None)), to
+        batch = jax.jit(breccia.matmul)(placed, placed.mT)
+        assert np.asarray(batch).tobytes() == np.asarray(product).tobytes()
+        assert batch.sharding.spec == P("d", None, None), batch.sharding
         for spec in (P("d"), P(None, "d"), P(None, None, "d")):  # whole tokens, or features, which are gathered
             made = jax.jit(breccia.linear)(jax.device_put(x, spec), jax.device_put(w, P()))
             assert np.asarray(made).tobytes() == np.asarray(single).tobytes(), spec
@@ -209,6 +213,67 @@ def products_gather_codes():
             assert {dtype for _, dtype, _ in large} <= {"u8", "s8"}, (name, x_spec, w_spec, moved(compiled))
             assert bool(large) == fsdp, (name, x_spec, w_spec, moved(compiled))
             assert not made.sharding.is_fully_replicated
+
+
+def conversions_stay_where_codes_are():
+    x = values((512, 512))
+    for name in FEW:
+        tensor = breccia.cast(jnp.asarray(x), cases.RECIPES[name])
+        for to in ("mxfp8", "block-128x128", "int4-asymmetric", "current-row", "nvfp4", "current"):
+            recipe = cases.RECIPES[to]
+            reference = breccia.requantize(tensor, recipe)
+            for spec in SPECS[:4]:
+                if to == name or not legal(x.shape, spec, tensor):
+                    continue
+                placed = jax.device_put(tensor, sharding.shardings(tensor, NamedSharding(mesh(), spec)))
+                compiled = jax.jit(lambda q, recipe=recipe: breccia.requantize(q, recipe)).lower(placed).compile()
+                made = compiled(placed)
+                what = (name, to, spec)
+                same(made, reference, what)
+                searched = to in ("nvfp4", "current") or (to == "current-row" and spec in (SPECS[1], SPECS[3]))
+                if legal(x.shape, spec, reference) and not searched:
+                    assert not moved(compiled), (what, moved(compiled))
+                    wanted = sharding.shardings(reference, NamedSharding(mesh(), spec))
+                    assert made.data.sharding.is_equivalent_to(wanted.data, 2), (what, made.data.sharding)
+                large = {dtype for _, dtype, n in moved(compiled) if n >= 512 * 512 // 32}
+                assert large <= {"u8", "s8"}, (what, moved(compiled))
+    turned = jax.jit(lambda q: breccia.requantize(q.mT, "mxfp8")).lower(placed).compile()
+    same(turned(placed), breccia.requantize(tensor.mT, "mxfp8"), "turned")
+    assert {dtype for _, dtype, n in moved(turned) if n > 512} <= {"s8"}, moved(turned)
+
+
+def products_of_batches_stay_split():
+    a, b = cases.normal((4, 64, 256)), cases.normal((4, 128, 256), seed=3)
+    for name in ("current", "mxfp8", "nvfp4", "int8"):
+        q, w = (breccia.cast(jnp.asarray(x), cases.RECIPES[name]) for x in (a, b))
+        reference = np.asarray(breccia.matmul(q, w.mT))
+        for q_spec, w_spec, out, travels in (
+            (P("d"), P("d"), P("d"), False),  # members
+            (P(("a", "d")), P(), P(("a", "d")), False),
+            (P(None, "d"), P(), P(None, "d"), False),  # rows
+            (P("a", "d"), P("a"), P("a", "d"), False),
+            (P("a"), P("a", "d"), P("a", None, "d"), False),  # columns
+            (P("d"), P(None, "d"), None, True),  # one axis of the mesh for two of the result
+            (P(None, None, "d"), P(None, None, "d"), P(None), True),  # what is summed over
+        ):
+            placed = [
+                jax.device_put(one, sharding.shardings(one, NamedSharding(mesh(), spec)))
+                for one, spec in ((q, q_spec), (w, w_spec))
+            ]
+            compiled = jax.jit(lambda a, b: breccia.matmul(a, b.mT)).lower(*placed).compile()
+            made = compiled(*placed)
+            what = (name, q_spec, w_spec)
+            assert np.asarray(made).tobytes() == reference.tobytes(), what
+            there = made.sharding.is_equivalent_to(NamedSharding(mesh(), out), 3) if out else made.sharding.spec
+            assert there, (what, made.sharding)
+            assert bool(moved(compiled)) == travels, (what, moved(compiled))
+            assert {dtype for _, dtype, n in moved(compiled) if n > 1024} <= {"u8", "s8"}, (what, moved(compiled))
+    one = breccia.cast(jnp.asarray(b[:1]), "mxfp8")  # a weight for all members
+    placed = jax.device_put(a, NamedSharding(mesh(), P("d"))), jax.device_put(one, NamedSharding(mesh(), P()))
+    compiled = jax.jit(lambda x, w: breccia.matmul(x, w.mT)).lower(*placed).compile()
+    made = compiled(*placed)
+    assert np.asarray(made).tobytes() == np.asarray(breccia.matmul(jnp.asarray(a), one.mT)).tobytes()
+    assert made.sharding.is_equivalent_to(NamedSharding(mesh(), P("d")), 3) and not moved(compiled)
 
 
 def gradients_and_vmap():

@@ -114,7 +114,7 @@ def cast_for(target: Target, values: Any, recipe: ScalingRecipe, **options: Any)
         scale_search=recipe.scale_search,
     )
     made = verbs.cast(rows, block, **options)
-    scale = float32(made.scale)
+    scale = made.scale.float() if hasattr(made.scale, "float") else float32(made.scale)  # torch's, or NumPy's
     if recipe.granularity == "row":
         return ScaledTensor(made.data, scale, recipe, PerChannel())
     return ScaledTensor(made.data.reshape(shape), scale.reshape(()), recipe, PerTensor())

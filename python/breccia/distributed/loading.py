@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,12 +12,15 @@ import torch.distributed.checkpoint as dcp
 
 from breccia.bridges._parts import Found
 from breccia.bridges._written import same_grid
+from breccia.distributed.filling import Codes, Floats, resting_in
 from breccia.distributed.names import stored_name, stored_state
 from breccia.distributed.reader import CheckpointReader
 from breccia.form import PARTS
 from breccia.nn import QuantizedLinear
 
 __all__ = ["load", "quantize_as_"]
+
+_AT_A_TIME = 1 << 30  # values, of all ranks together, from which codes at rest are made
 
 
 def load(
@@ -28,7 +31,8 @@ def load(
     process_group: Any = None,
 ) -> torch.nn.Module:
     """Fill a model from a checkpoint of any format: float parameters with the values, quantized layers with the codes
-    as they are. Each rank reads, and dequantizes, its own rows.
+    as they are. Each rank reads, and dequantizes, its own rows. A `ScaledParameter` of ``at_rest="codes"`` gets codes
+    of its recipe as they are, and has other values quantized as the whole weight would be.
 
     Args:
         model: filled in place; under ``fully_shard``, with DTensors, or whole. All ranks must call.
@@ -55,8 +59,46 @@ def load(
                 held = state.get(name)
                 if isinstance(held, torch.Tensor) and held.ndim and held.dtype != torch.uint8:
                     state[name] = held.view(torch.uint8)  # the same memory
-    dcp.load(state, storage_reader=reader, process_group=process_group)
+    resting = {name: held for name, held in state.items() if resting_in(held) is not None}
+    rest = {name: held for name, held in state.items() if name not in resting}
+    dcp.load(rest, storage_reader=reader, process_group=process_group)
+    for some in _at_a_time(resting):
+        fillers = {name: _filler(held, found.get(name)) for name, held in some.items()}
+        parts = {name + end: part for name, one in fillers.items() for end, part in one.state.items()}
+        dcp.load(parts, storage_reader=reader, process_group=process_group)
+        with torch.no_grad():
+            for one in fillers.values():
+                one.finish()
     return model
+
+
+def _filler(parameter: torch.Tensor, found: Found | None) -> Codes | Floats:
+    """What fills a weight of codes at rest from a checkpoint's tensor: codes as they are where both have the same."""
+    weight = resting_in(parameter)
+    assert weight is not None
+    packing = weight._packing
+    if found is None or found.recipe is None or packing.square_blocks or found.layout != packing.form.layout:
+        return Floats(parameter)
+    stored = found.ghost().to("torch")
+    alike = (
+        same_grid(found.recipe, packing.form.recipe)
+        and tuple(found.shape) == packing.shape
+        and stored._form.parts == packing.form.parts
+        and all(getattr(stored, name).dtype == dtype for name, _, dtype in packing.parts)
+    )
+    return Codes(parameter) if alike else Floats(parameter)
+
+
+def _at_a_time(state: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """Tensors whose values may be in memory together, on all ranks the same."""
+    some: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        if some and sum(one.numel() for one in some.values()) + tensor.numel() > _AT_A_TIME:
+            yield some
+            some = {}
+        some[name] = tensor
+    if some:
+        yield some
 
 
 def quantize_as_(

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from breccia.distributed import filling
 from breccia.distributed.parameters import ScaledParameter
+from breccia.distributed.resting import RestingWeight
 from breccia.frameworks._torch_weights import LinearWeight
 from breccia.nn import QuantizedLinear, ScaledLinear
 
@@ -24,6 +26,8 @@ def make_shardable_(model: torch.nn.Module, *, at_rest: str = "bf16") -> torch.n
       same; they load on any number of ranks.
     - `breccia.nn.ScaledLinear`, which trains: the weight becomes a `ScaledParameter`; the ranks hold floats, and so do
       checkpoints. A weight that a module of another kind uses too, an embedding say, stays as it is.
+    - With ``at_rest="codes"`` its checkpoints hold codes; its ``load_state_dict`` takes these as they are, and
+      quantizes floats as the whole weight would be.
 
     Args:
         model: changed in place; call it before ``fully_shard``, after ``parallelize_module``.
@@ -57,6 +61,8 @@ def make_shardable_(model: torch.nn.Module, *, at_rest: str = "bf16") -> torch.n
     for layer in layers.values():
         if isinstance(layer, ScaledLinear):
             layer.weight = made[id(layer.weight)]
+            if isinstance(layer.weight, RestingWeight):
+                layer.register_load_state_dict_pre_hook(filling.before_load)
     return model
 
 

@@ -79,7 +79,8 @@ class ScaledParameter(LinearWeight):
             gives one, whose scales are those of the whole weight.
         recipe: what to gather, or its name.
         at_rest: "bf16": the shards keep the floats of ``w`` in their own dtype, for an optimizer. "codes": they hold
-            codes and scales, which cannot be written to; gradients pass to the layer's input alone.
+            codes and scales, which checkpoints hold and ``copy_`` alone writes to, and gradients pass to the layer's
+            input alone.
         square_blocks: as of `breccia.cast`.
 
     Raises:
@@ -243,7 +244,7 @@ def precompute_amax_(model: torch.nn.Module) -> torch.nn.Module:
     for parameter in model.parameters():
         local = getattr(parameter, "_local_tensor", None)
         if isinstance(local, ScaledParameter):
-            shard = local._shard(_sharding_mesh(parameter))
+            shard = local._shard(shards.mesh_of(parameter))
             groups.setdefault((shard.group, local._about.peers), []).append((local, shard))
     with torch.no_grad():
         for held in groups.values():
@@ -279,16 +280,6 @@ def _dealt(w: DTensor, recipe: ScalingRecipe, at_rest: str, square_blocks: bool)
     part = _made(local, about, Clock())
     whole = DTensor.from_local(part, w.device_mesh, w.placements, run_check=False, shape=w.shape, stride=w.stride())
     return torch.nn.Parameter(whole, requires_grad=w.requires_grad)
-
-
-def _sharding_mesh(parameter: Any) -> Any:
-    """The axis of a parameter's mesh along which FSDP2 shards it: the first that does, for it comes before those of
-    tensor parallelism."""
-    mesh = parameter.device_mesh
-    if mesh.ndim == 1:
-        return mesh
-    axis = next(i for i, placement in enumerate(parameter.placements) if not placement.is_replicate())
-    return mesh[mesh.mesh_dim_names[axis]]
 
 
 def _made(tensor: Any, about: About, clock: Clock) -> ScaledParameter:

@@ -18,16 +18,23 @@ from breccia.bridges._parts import Found
 from breccia.checkpoint import outputs
 from breccia.checkpoint.convert import Job
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of
-from breccia.checkpoint.execute import execute
+from breccia.checkpoint.execute import cast_for, execute
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.logical import Plain, in_order
+from breccia.checkpoint.repack import repack
 from breccia.checkpoint.source import Checkpoint
-from breccia.checkpoint.targets import Target, parse_target
+from breccia.checkpoint.targets import Choice, Target, parse_target
 from breccia.checkpoint.workers import Workers
+from breccia.distributed import collectives, statistics
 from breccia.distributed.names import stored_state
+from breccia.distributed.sharding import Plan, deal, plan
 from breccia.distributed.taking import header_dtype, stored_dtype
+from breccia.frameworks._torch_weights import LinearWeight
+from breccia.layouts import PerTensor
 from breccia.nn import QuantizedLinear
+from breccia.recipes import ScalingRecipe, choices
+from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["Refit", "refit"]
 
@@ -79,7 +86,8 @@ def refit(
 
 class Refit:
     """Names and tensors, in the order of the model's state dict. All ranks must iterate it alike: a sharded parameter
-    is gathered when its turn comes, and let go of before the next.
+    is gathered when its turn comes, and let go of before the next. Where each rank holds whole blocks of what the
+    target quantizes it to, it is cast there, and codes are gathered; otherwise its own numbers are.
 
     Attributes:
         expected: dtype and shape of every tensor, by name, known before any is made.
@@ -104,9 +112,13 @@ class Refit:
         self._given = {}
         with contextlib.closing(Workers(self._threads)) as workers:
             for choice in self._choices:
-                self._live.hold(choice.found)
                 memory = _Memory(choice.outputs)
-                execute(self._live, choice, self._target, memory, workers, lambda _: None)
+                scaled = self._live.codes(choice, self._target)
+                if scaled is None:
+                    self._live.hold(choice.found)
+                    execute(self._live, choice, self._target, memory, workers, lambda _: None)
+                else:
+                    repack(scaled, choice, self._target, memory, workers, lambda _: None)
                 for name, tensor in memory.tensors():
                     self._given[name] = _digest(tensor)
                     yield name, tensor
@@ -214,11 +226,48 @@ class _Live(Checkpoint):
         for name in found.parts.values():
             self._whole(name)
 
+    def codes(self, choice: Choice, target: Target) -> ScaledTensor | None:
+        """What a parameter is cast to, of which each rank casts its rows; None where its floats must be gathered."""
+        recipe = choice.recipe
+        if choice.action != "cast" or recipe is None or choice.turned or not _may_be_cut(recipe, target):
+            return None
+        members = [choice.found] if choice.shared is None else [choice.found, *choice.shared.parts]
+        dealt = [self._dealt(found, recipe) for found in members]
+        if dealt[0] is None or any(one is None or one[1] != dealt[0][1] for one in dealt):
+            return None
+        dealt_out, group = dealt[0]
+        parts = [self._part(found) for found in members]
+        found = [one for one in statistics.amax(parts, recipe, group) if one is not None]
+        made = cast_for(target, parts[0], recipe, amax=torch.stack(found).amax() if found else None)
+        gathered: ScaledTensor = collectives.all_gather(made, group, plan=dealt_out)
+        return gathered.map(torch.Tensor.cpu).to("numpy")
+
+    def _dealt(self, found: Found, recipe: ScalingRecipe) -> tuple[Plan, Any] | None:
+        """How a parameter's rows are dealt out, and the ranks; None where a block is, or it is cut in another way."""
+        tensor = None if found.options else self._tensors[found.parts["weight"]]
+        if not isinstance(tensor, DTensor) or tensor.ndim != 2:
+            return None
+        cuts = [axis for axis, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+        if len(cuts) != 1 or not tensor.placements[cuts[0]].is_shard(0):
+            return None
+        group = tensor.device_mesh.get_group(cuts[0])
+        world, shape = tensor.device_mesh.size(cuts[0]), tuple(tensor.shape)
+        dealt = plan(shape, recipe, world)
+        return (dealt, group) if dealt.ranges == deal(shape[0], 1, world) else None
+
+    def _part(self, found: Found) -> torch.Tensor:
+        """This rank's rows, as `breccia.checkpoint` reads them."""
+        local = self._tensors[found.parts["weight"]].detach().to_local()
+        local = local.mul(1) if isinstance(local, LinearWeight) else local  # the numbers alone
+        local = local.to(self._rounded(local.dtype))
+        return local.float() if local.dtype == torch.bfloat16 else local
+
     def _whole(self, name: str) -> np.ndarray[Any, Any]:
         if name not in self._held:
             tensor = self._tensors[name].detach()
+            tensor = tensor.to(self._rounded(tensor.dtype))  # before it travels
             tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            tensor = tensor.to("cpu", self._rounded(tensor.dtype)).contiguous()
+            tensor = tensor.cpu().contiguous()
             self._held[name] = tensor.reshape(-1).view(torch.uint8).numpy()
         return self._held[name]
 
@@ -236,6 +285,13 @@ class _Live(Checkpoint):
 
     def close(self) -> None:
         self._held.clear()
+
+
+def _may_be_cut(recipe: ScalingRecipe, target: Target) -> bool:
+    """Whether rows may be cast on several ranks; not where one scale is looked for, or rounded, for all of them."""
+    if not isinstance(recipe.layout, PerTensor):
+        return True
+    return not (choices(recipe).searches or target.bridge.bfloat16_scales or not getattr(recipe, "symmetric", True))
 
 
 class _NoFile:

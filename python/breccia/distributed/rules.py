@@ -7,7 +7,7 @@ columns of the result, columns of both operands give sums that are still to be a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -15,7 +15,8 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from breccia import verbs
 from breccia.cast_options import CastOptions
-from breccia.distributed import statistics
+from breccia.distributed import collectives, statistics
+from breccia.distributed.sharding import plan
 from breccia.form import cast_form
 from breccia.frameworks import _torch_tensors
 from breccia.frameworks import torch as verbs_of_torch
@@ -93,6 +94,44 @@ def cast(x: DTensor, recipe: ScalingRecipe, options: CastOptions) -> ScaledTenso
     return _wrapped(made, x)
 
 
+class _Whole(NamedTuple):
+    """What `_wrapped` asks of a DTensor."""
+
+    shape: tuple[int, ...]
+    device_mesh: Any
+    placements: tuple[Any, ...]
+
+
+def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
+    """`breccia.requantize` of a tensor of DTensors, with the bytes of the whole: where it lies, or of the gathered
+    codes where a scale follows from more than one rank holds. Then ranks keep their parts if these are whole blocks.
+
+    Raises:
+        ValueError: more than one axis of the mesh cuts it.
+    """
+    shape, mesh, placements = tuple(scaled.shape), scaled.data.device_mesh, list(scaled.data.placements)
+    cuts = [i for i, placement in enumerate(placements) if placement.is_shard()]
+    if len(cuts) > 1:
+        raise ValueError(f"scaled must be cut along one axis of its mesh, got the placements {tuple(placements)}")
+    form = scaled._form
+    parts = [getattr(scaled, name).to_local() for name in form.parts]
+    local = ScaledTensor._of(form, *form.place(parts))
+    if not cuts:
+        return _wrapped(verbs.requantize(local, recipe), _Whole(shape, mesh, tuple(placements)))
+    dim, group, world = placements[cuts[0]].dim, mesh.get_group(cuts[0]), mesh.size(cuts[0])
+    whole_blocks = True
+    try:
+        check_cut(shape, recipe.layout, recipe, dim, world, "scaled")
+    except ValueError:
+        whole_blocks, placements[cuts[0]] = False, Replicate()
+    if whole_blocks and not statistics.crosses(recipe, dim, len(shape)):
+        made = verbs.requantize(local, recipe)
+    else:
+        made = verbs.requantize(collectives.all_gather(local, group, dim), recipe)
+        made = plan(shape, recipe, world, dim).cut(made, mesh.get_local_rank(cuts[0])) if whole_blocks else made
+    return _wrapped(made, _Whole(shape, mesh, tuple(placements)))
+
+
 def weight(w: DTensor) -> MadeWeight | None:
     """The codes of a weight whose local part is a `LinearWeight`, dealt out as it is; None for one of floats."""
     local = w._local_tensor
@@ -102,7 +141,7 @@ def weight(w: DTensor) -> MadeWeight | None:
     return MadeWeight(_wrapped(made.scaled, w), made.square_blocks)
 
 
-def _wrapped(made: ScaledTensor, x: DTensor) -> ScaledTensor:
+def _wrapped(made: ScaledTensor, x: DTensor | _Whole) -> ScaledTensor:
     """The ScaledTensor of a DTensor's shape whose local parts are those of ``made``."""
     cuts = [i for i, placement in enumerate(x.placements) if placement.is_shard()]
     key = recipe_key(made.recipe)
@@ -113,7 +152,7 @@ def _wrapped(made: ScaledTensor, x: DTensor) -> ScaledTensor:
     return ScaledTensor._of(form, *form.place(wrapped))
 
 
-def _dealt(part: Any, x: DTensor, shape: Any, stride: Any, cuts: list[int]) -> DTensor:
+def _dealt(part: Any, x: DTensor | _Whole, shape: Any, stride: Any, cuts: list[int]) -> DTensor:
     placements: list[Any] = [Replicate()] * x.device_mesh.ndim
     for cut in cuts:
         dim = x.placements[cut].dim
@@ -148,4 +187,5 @@ def check_cut(
 
 
 verbs_of_torch.casts_of_subclasses[DTensor] = cast
+verbs_of_torch.conversions_of_subclasses[DTensor] = requantize
 verbs_of_torch.weights_of_subclasses[DTensor] = weight

@@ -245,6 +245,16 @@ def _with_rows(part: torch.Tensor, rows: int) -> torch.Tensor:
     return torch.nn.functional.pad(bits, (0, 0, 0, short)) if short else bits
 
 
+def mesh_of(parameter: Any) -> Any:
+    """The axis of a parameter's mesh along which FSDP2 shards it: the first that does, for it comes before those of
+    tensor parallelism."""
+    mesh = parameter.device_mesh
+    if mesh.ndim == 1:
+        return mesh
+    axis = next(i for i, placement in enumerate(parameter.placements) if not placement.is_replicate())
+    return mesh[mesh.mesh_dim_names[axis]]
+
+
 def reduced(statistics: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
     """The maxima over the ranks of a group, by one all-reduce for all of them; by none where there is nothing."""
     sizes = [found.numel() for found in statistics]

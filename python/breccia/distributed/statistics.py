@@ -44,7 +44,7 @@ def amax(
     """
     recipe = resolve(recipe)
     check_group(group)
-    needed = [_crosses(recipe, dim, x.ndim) for x in tensors]
+    needed = [crosses(recipe, dim, x.ndim) for x in tensors]
     if not any(needed):
         return [None] * len(tensors)
     by_rows = isinstance(recipe.layout, layouts.PerChannel)
@@ -107,7 +107,7 @@ def cast(
     return verbs.cast(x, recipe, amax=found, **options)
 
 
-def _crosses(recipe: ScalingRecipe, dim: int, ndim: int) -> bool:
+def crosses(recipe: ScalingRecipe, dim: int, ndim: int) -> bool:
     """Whether a scale follows from both sides of a cut."""
     if not -ndim <= dim < ndim:
         raise ValueError(f"dim must be from {-ndim} to {ndim - 1}, got {dim}")

@@ -19,7 +19,7 @@ from breccia.frameworks._jax_sharding import Axes
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["cast", "dequantize", "gathered", "matmul"]
+__all__ = ["cast", "dequantize", "matmul", "requantize"]
 
 Call = Callable[..., Any]
 Split = Callable[[Any, list[Axes], list[Axes]], tuple[list[Axes], list[Axes]]]
@@ -101,9 +101,52 @@ def dequantize(whole: Call, inside: Call, scaled: ScaledTensor) -> Any:
     return _run(one, lambda mesh, axes: here, split, rule, parts, made)[0]
 
 
+def requantize(whole: Call, inside: Call, scaled: ScaledTensor, recipe: ScalingRecipe) -> tuple[Any, ...]:
+    """The parts of a tensor in another recipe. Axes stay split where each part has whole blocks of both recipes; others
+    are gathered as codes, for scales of the whole are found by a search.
+
+    Args:
+        whole: makes them of a ScaledTensor.
+        inside: the same in code that the compiler splits.
+        scaled: the tensor.
+        recipe: the other.
+    """
+    parts, rebuild = _taken(scaled)
+    if _alone(parts):
+        return tuple(whole(scaled))
+    turned = scaled.layout.axis == -2
+    upright = scaled.mT if turned else scaled
+    blocks = cuts.blocks_of(upright.layout, upright.is_packed, scaled.ndim)
+
+    def split(mesh: Any, given: list[Axes], wanted: list[Axes]) -> tuple[list[Axes], list[Axes]]:
+        axes = _swapped(cuts.whole_blocks(upright.shape, given[0], mesh, blocks), turned)
+        axes = cuts.of_requantize(scaled.shape, axes, mesh, recipe)
+        return [cuts.of_part(one.shape, _swapped(axes, turned)) for one in parts], [
+            cuts.of_part(one.shape, axes) for one in made
+        ]
+
+    def one(*parts: Any) -> tuple[Any, ...]:
+        return tuple(whole(rebuild(*parts)))
+
+    def here(*parts: Any) -> tuple[Any, ...]:
+        return tuple(inside(rebuild(*parts)))
+
+    made = jax.eval_shape(one, *map(_shape, parts))
+    shapes = [_swapped(part.shape, turned) if part.ndim == scaled.ndim else part.shape for part in parts]
+    axes = cuts.common_axes(scaled.shape, [*shapes, *(part.shape for part in made)])
+    operands = [(part.shape, _swapped(axes, turned)) for part in parts]
+    rule = cuts.rule(operands, [(part.shape, axes) for part in made])
+    return tuple(_run(one, lambda mesh, axes: here, split, rule, parts, made))
+
+
+def _swapped(axes: Sequence[Any], turned: bool) -> tuple[Any, ...]:
+    """With the last two exchanged where a tensor is stored transposed."""
+    return (*axes[:-2], axes[-1], axes[-2]) if turned else tuple(axes)
+
+
 def matmul(whole: Call, inside: Call, a: Any, b: Any) -> Any:
-    """The product of two operands of which ``b`` has two axes: rows of ``a`` and columns of ``b`` may be split, what
-    is summed over is not, so that every device computes the whole's own numbers.
+    """The product of two operands: members of a batch, rows of ``a`` and columns of ``b`` may be split, what is summed
+    over is not, so that every device computes the whole's own numbers.
 
     Args:
         whole: multiplies arrays or ScaledTensors.
@@ -111,13 +154,11 @@ def matmul(whole: Call, inside: Call, a: Any, b: Any) -> Any:
         a: an array or a ScaledTensor.
         b: the same.
     """
-    if len(b.shape) != 2:
+    if len(b.shape) < 2 or len(a.shape) < min(len(b.shape), 2):
         return gathered(whole, a, b)
     (left, rebuild_a), (right, rebuild_b) = _taken(a), _taken(b)
     if _alone((*left, *right)):
         return whole(a, b)
-    rows = _Kept(a, "m", lead=True)
-    columns = _Kept(b, "n", lead=False)
 
     def one(*parts: Any) -> tuple[Any]:
         return (whole(rebuild_a(*parts[: len(left)]), rebuild_b(*parts[len(left) :])),)
@@ -126,24 +167,52 @@ def matmul(whole: Call, inside: Call, a: Any, b: Any) -> Any:
         return (inside(rebuild_a(*parts[: len(left)]), rebuild_b(*parts[len(left) :])),)
 
     (out,) = made = jax.eval_shape(one, *map(_shape, (*left, *right)))
+    kept = [_Kept(operand, axes) for operand, axes in zip((a, b), _kept_axes(a, b, out), strict=True)]
+    blocks = [max(one.blocks.get(axis, 1) for one in kept) for axis in range(len(out.shape))]
 
     def split(mesh: Any, given: list[Axes], wanted: list[Axes]) -> tuple[list[Axes], list[Axes]]:
-        if wanted:  # what the compiler has chosen
-            *lead, last = wanted[0]
-        else:
-            lead = [given[0][axis] for axis in rows.places]
-            last = given[len(left)][columns.places[0]]
-            last = () if set(last) & {name for names in lead for name in names} else last
-        lead = list(cuts.whole_blocks(out.shape[:-1], tuple(lead), mesh, rows.blocks))
-        (last,) = cuts.whole_blocks(out.shape[-1:], (last,), mesh, columns.blocks)
-        inputs = [rows.of(part.shape, lead) for part in left] + [columns.of(part.shape, [last]) for part in right]
-        return inputs, [(*lead, last)]
+        asked = (
+            wanted[0] if wanted else _asked(len(out.shape), list(zip(kept, (given[0], given[len(left)]), strict=True)))
+        )
+        axes = cuts.whole_blocks(out.shape, asked, mesh, blocks)
+        return [one.of(part.shape, axes) for one, parts in zip(kept, (left, right), strict=True) for part in parts], [
+            axes
+        ]
 
-    operands = [(part.shape, rows.factors_of(part.shape)) for part in left]
-    operands += [(part.shape, columns.factors_of(part.shape)) for part in right]
-    axes = [*rows.factors, *columns.factors]
+    operands = [
+        (part.shape, one.factors_of(part.shape))
+        for one, parts in zip(kept, (left, right), strict=True)
+        for part in parts
+    ]
+    axes = [next((one.factors[axis] for one in kept if axis in one.factors), None) for axis in range(len(out.shape))]
     rule = cuts.rule(operands, [(out.shape, axes)])
     return _run(one, lambda mesh, axes: here, split, rule, (*left, *right), made)[0]
+
+
+def _kept_axes(a: Any, b: Any, out: Any) -> tuple[dict[int, int], dict[int, int]]:
+    """Of the operands of a product, the axes that the result has too, and which of its axes they are; those of one
+    element are repeated along it."""
+    ndim = len(out.shape)
+    if len(b.shape) == 2:
+        return {axis: axis for axis in range(len(a.shape) - 1)}, {1: ndim - 1}
+    found = []
+    for operand, own in ((a, -2), (b, -1)):
+        shape = operand.shape
+        first = ndim - len(shape)
+        batch = {axis: first + axis for axis in range(len(shape) - 2) if shape[axis] == out.shape[first + axis]}
+        found.append({**batch, len(shape) + own: ndim + own})
+    return found[0], found[1]
+
+
+def _asked(ndim: int, given: list[tuple[_Kept, Axes]]) -> Axes:
+    """How operands that are split so split the result: by the first that splits an axis, over each axis of the mesh
+    once."""
+    axes: list[tuple[str, ...]] = []
+    for axis in range(ndim):
+        used = {name for names in axes for name in names}
+        found = (names for one, split in given for names in [one.names(split, axis)] if names and not used & {*names})
+        axes.append(next(found, ()))
+    return tuple(axes)
 
 
 def gathered(whole: Call, *operands: Any) -> Any:
@@ -161,7 +230,7 @@ def gathered(whole: Call, *operands: Any) -> Any:
 
 
 class _Kept:
-    """The axes of an operand that a product keeps: all but the last of the first, the last of the second.
+    """The axes of an operand that a product keeps, by the axes of the result.
 
     Attributes:
         places: where they are in the stored arrays.
@@ -169,31 +238,35 @@ class _Kept:
         factors: of each, for the rule.
     """
 
-    def __init__(self, operand: Any, letter: str, *, lead: bool) -> None:
+    def __init__(self, operand: Any, axes: dict[int, int]) -> None:
+        """``axes``: of the operand, and those of the result that they are."""
         ndim = len(operand.shape)
         scaled = operand if isinstance(operand, ScaledTensor) else None
         turned = scaled is not None and scaled.layout.axis == -2
-        axes = list(range(ndim - 1)) if lead else [ndim - 1]
         swapped = {ndim - 1: ndim - 2, ndim - 2: ndim - 1} if turned else {}
-        self.places = [swapped.get(axis, axis) for axis in axes]
         blocks, packed = [1] * ndim, 1
         if scaled is not None:
             upright = scaled.mT if turned else scaled
             blocks, packed = cuts.blocks_of(upright.layout, upright.is_packed, ndim), 1 + upright.is_packed
-        self.blocks = [blocks[place] for place in self.places]
-        self.factors = [
-            cuts.factors(f"{letter}{i}x", operand.shape[axis], blocks[place], packed if place == ndim - 1 else 1)
-            for i, (axis, place) in enumerate(zip(axes, self.places, strict=True))
-        ]
+        self.places = {out: swapped.get(axis, axis) for axis, out in axes.items()}
+        self.blocks = {out: blocks[place] for out, place in self.places.items()}
+        self.factors = {
+            out: cuts.factors(f"m{out}x", operand.shape[axis], self.blocks[out], packed if place == ndim - 1 else 1)
+            for (axis, out), place in zip(axes.items(), self.places.values(), strict=True)
+        }
+
+    def names(self, split: Axes, out: int) -> tuple[str, ...]:
+        """Over what an axis of the result is split where the stored arrays are split so."""
+        return split[self.places[out]] if out in self.places else ()
 
     def of(self, shape: Sequence[int], split: Sequence[tuple[str, ...]]) -> Axes:
-        """How a stored array is split where the kept axes are split so."""
-        by_place = dict(zip(self.places, split, strict=True))
+        """How a stored array is split where the result is split so."""
+        by_place = {place: split[out] for out, place in self.places.items()}
         return tuple(by_place.get(i, ()) if extent > 1 else () for i, extent in enumerate(shape))
 
     def factors_of(self, shape: Sequence[int]) -> list[Any]:
         """Of each axis of a stored array; None of one that is never split."""
-        by_place = dict(zip(self.places, self.factors, strict=True))
+        by_place = {place: self.factors[out] for out, place in self.places.items()}
         return [by_place.get(i) for i in range(len(shape))]
 
 

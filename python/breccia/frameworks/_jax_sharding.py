@@ -7,6 +7,7 @@ which no backend widens on the way.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -27,11 +28,13 @@ __all__ = [
     "Factors",
     "axes_of",
     "blocks_of",
+    "common_axes",
     "crossing_amax",
     "factors",
     "names_of",
     "of_cast",
     "of_part",
+    "of_requantize",
     "offset",
     "rule",
     "spec_of",
@@ -108,6 +111,13 @@ def of_cast(
     return tuple(kept)
 
 
+def of_requantize(shape: Sequence[int], axes: Axes, mesh: Any, recipe: ScalingRecipe) -> Axes:
+    """Over which axes a conversion to a recipe may leave its input split, of those that cut no block of the input."""
+    ndim = len(shape)
+    axes = whole_blocks(shape, axes, mesh, blocks_of(recipe.layout, finfo(recipe.element).bits == 4, ndim))
+    return tuple(() if _crosses(recipe, axis - ndim) else names for axis, names in enumerate(axes))
+
+
 def crossing_amax(x: Any, axes: Axes, recipe: ScalingRecipe) -> Any:
     """``amax=`` for one device's part of a tensor that is split over the axes; None where no scale follows from both
     sides of a cut."""
@@ -175,6 +185,19 @@ def factors(letter: str, extent: int, block: int, packed: int = 1) -> Factors:
         return Factors(extent, ())
     pairs = ((letter, extent // block), (letter + "u", block // packed), (letter + "p", packed))
     return Factors(extent, tuple((name, size) for name, size in pairs if size > 1))
+
+
+def common_axes(shape: Sequence[int], parts: Sequence[Sequence[int]]) -> list[Factors]:
+    """The axes of a tensor whose parts, of several recipes, have these shapes; no factors where one's blocks are no
+    whole number of another's."""
+    found = []
+    for i, extent in enumerate(shape):
+        sizes = sorted({part[i] for part in parts if len(part) == len(shape) and part[i] > 1} | {extent})
+        steps = [after // before for before, after in itertools.pairwise([1, *sizes])]
+        whole = all(after % before == 0 for before, after in itertools.pairwise(sizes))
+        named = tuple((f"{chr(ord('a') + i)}{'u' * n}", step) for n, step in enumerate(steps) if step > 1)
+        found.append(Factors(extent, named if whole and sizes[-1] == extent else ()))
+    return found
 
 
 def rule(operands: Sequence[Any], results: Sequence[Any]) -> SdyShardingRule:

@@ -216,14 +216,14 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
-    def whole(scaled: ScaledTensor) -> Any:
-        return jax.lax.platform_dependent(
-            scaled,
-            cpu=functools.partial(compiled.requantize, recipe=recipe),
-            default=lambda scaled: as_outputs(whole_array.requantize(namespace, scaled, recipe, raw), recipe),
-        )
+    def plain(scaled: ScaledTensor) -> Any:
+        return as_outputs(whole_array.requantize(namespace, scaled, recipe, raw), recipe)
 
-    return partition.gathered(whole, scaled)
+    def whole(scaled: ScaledTensor) -> Any:
+        by_core = functools.partial(compiled.requantize, recipe=recipe)
+        return jax.lax.platform_dependent(scaled, cpu=by_core, default=plain)
+
+    return partition.requantize(whole, _inside(whole, plain), scaled, recipe)
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:

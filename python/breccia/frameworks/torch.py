@@ -97,6 +97,8 @@ def to_device(array: Any, device: Any) -> Any:
 
 # Casts of tensors that other modules know more about, by type: (x, recipe, options).
 casts_of_subclasses: dict[type, Any] = {}
+# The same of conversions: (scaled, recipe), by the type of its data.
+conversions_of_subclasses: dict[type, Any] = {}
 # The same for weights: what `LinearWeight._quantize` gives, or None for one of floats.
 weights_of_subclasses: dict[type, Any] = {}
 
@@ -184,6 +186,8 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
+    if type(scaled.data) in conversions_of_subclasses:
+        return conversions_of_subclasses[type(scaled.data)](scaled, recipe)  # type: ignore[no-any-return]
     if not _is_plain(scaled.data):
         made = torch.ops.breccia.requantize(*flatten(scaled), recipe_key(recipe))
         return parts_to_tensor(made, scaled.shape, recipe, scaled.original_dtype)
