@@ -248,7 +248,7 @@ public:
             const int code = each->run(reinterpret_cast<LaunchKernel>(machine_.launch), stream, addresses.data());
             if (code != 0) throw std::runtime_error(machine_.explain(code).cast<std::string>());
         }
-        return std::move(made);
+        return made;
     }
 
 private:
