@@ -22,6 +22,7 @@ from test_merge_lora import base
 
 CASES = hostile.every()
 SECONDS = 2.0  # of processor time, a command
+DEFECTS = ("Traceback", "a defect", "argument types", "object has no attribute", "unexpected keyword", " at 0x")
 MEMORY = 256 << 20  # bytes, over the input's
 
 
@@ -53,7 +54,7 @@ def run(capsys: Any, command: str, path: str, *rest: str, before: tuple[str, ...
         assert lines[0].startswith(f"breccia {command}: "), lines
         assert len(lines[0]) < 2200
         assert lines[0].isprintable()
-        for word in ("Traceback", "a defect", "argument types", "object has no attribute", "unexpected keyword"):
+        for word in DEFECTS:
             assert word not in lines[0]
     return code, said.err
 
