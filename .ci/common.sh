@@ -63,3 +63,17 @@ debian_packages() {
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
 }
+
+# What the tests compare with, beside frameworks.
+oracles=(ml_dtypes gfloat safetensors matplotlib)
+
+# bare_python FOLDER PACKAGE...: a Python at FOLDER with NumPy, what runs tests, and these packages at their pinned
+# versions. It has no framework, and its bin no compiler.
+bare_python() {
+    local folder=$1 names
+    shift
+    names=$(IFS='|' && echo "numpy|pytest|pytest-xdist|hypothesis${1:+|$*}")
+    python -m venv --clear "$folder"
+    grep -E "^($names)==" .ci/requirements-test.txt >"$folder/requirements.txt"
+    "$folder/bin/pip" install --quiet --only-binary :all: -r "$folder/requirements.txt"
+}

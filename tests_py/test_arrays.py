@@ -7,12 +7,13 @@ import breccia
 import cases
 import hypothesis
 import hypothesis.strategies as st
-import ml_dtypes
 import numpy as np
 import oracles
 import pytest
 from breccia import PerTensor, cast, dequantize, matmul
 from test_scaled_tensor import assert_same_value
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
 @pytest.fixture(params=cases.RECIPES.values(), ids=cases.RECIPES.keys())

@@ -11,6 +11,8 @@ import breccia
 import pytest
 from archive import needs_documents
 
+pytest.importorskip("ml_dtypes")  # of backend_digest.py, too
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 

@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from breccia.bridges import Found
@@ -24,6 +23,8 @@ from breccia.checkpoint.verify import values
 from checkpoints import weight
 from fault_runner import tree
 from tiny_models import SIZES, logits, random_model, transformers
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")

@@ -121,6 +121,9 @@ if reader == "safetensors":
     import safetensors, numpy
     def read():
         with safetensors.safe_open(path, "numpy") as file: return len(file.keys())
+elif reader == "open":
+    import breccia, breccia.checkpoint.source
+    def read(): return len(breccia.open(path))
 else:
     import contextlib, io
     from breccia.cli import main
@@ -137,10 +140,9 @@ print(json.dumps([time.process_time() - begin, most() - before]))
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="measures memory by /proc")
 def test_a_header_of_very_many_tensors(tmp_path: Path) -> None:
-    """Within four times the processor time of the format's own library, which has the advantage at such sizes: at a
-    million tensors it is twice. And in 4 bytes of memory a byte of header."""
+    """Within twice the processor time of the format's own library, and in 4 bytes of memory a byte of header."""
     pytest.importorskip("safetensors")
-    count = 200_000
+    count = 300_000
     entries = (
         f'"model.layers.{i // 100}.mlp.experts.{i % 100}.weight":'
         f'{{"dtype":"F32","shape":[1],"data_offsets":[{4 * i},{4 * i + 4}]}}'
@@ -149,11 +151,12 @@ def test_a_header_of_very_many_tensors(tmp_path: Path) -> None:
     header = ("{" + ",".join(entries) + "}").encode()
     path = tmp_path / "many.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * count))
-    seconds: dict[str, list[float]] = {"safetensors": [], "breccia": []}
+    seconds: dict[str, list[float]] = {"safetensors": [], "inspect": [], "open": []}
     for _ in range(3):  # the least of three: others use the machine, too
         for reader, times in seconds.items():
             command = [sys.executable, "-c", HEADER, str(path), reader]
             took, memory = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
             times.append(took)
             assert reader == "safetensors" or memory <= 4 * len(header) + (32 << 20), memory / len(header)
-    assert min(seconds["breccia"]) <= 4 * min(seconds["safetensors"]), seconds
+    for reader in ("inspect", "open"):
+        assert min(seconds[reader]) <= 2 * min(seconds["safetensors"]), seconds

@@ -6,11 +6,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays, verify
 from checkpoints import weight
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 ALONE = [
     "model.embed_tokens.weight",

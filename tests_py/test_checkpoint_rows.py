@@ -4,7 +4,6 @@
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from breccia import bridges
@@ -13,6 +12,8 @@ from breccia.checkpoint.files.input_file import InputFile
 from breccia.checkpoint.rows import rows_of, stored_shape, together
 from breccia.checkpoint.targets import parse_target
 from checkpoints import MAKERS, weight, write_shards
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 TARGETS = [name for name in target_names() if ":" in name and not parse_target(name).quantizes_nothing]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import breccia
-import ml_dtypes
 import numpy as np
 import pytest
 from breccia.bridges import _common
@@ -40,6 +39,7 @@ def test_inspect_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_inspect_finds_what_looks_wrong(tmp_path: Path) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
     fp8 = weight(64, 64).astype(ml_dtypes.float8_e4m3fn)
     save_arrays({"a.weight": fp8, "b.weight": np.zeros((128, 64), np.int8)}, tmp_path / "a.safetensors")
     findings = " ".join(inspect(tmp_path / "a.safetensors")["findings"])
@@ -131,7 +131,7 @@ print(status("VmHWM") - before, file=sys.stderr)
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="measures memory by /proc")
-@pytest.mark.parametrize("options", [[], ["--json"], ["--summary"]], ids=str)
+@pytest.mark.parametrize("options", [[], ["--all"], ["--json"], ["--summary"]], ids=str)
 def test_inspect_takes_four_bytes_of_memory_a_byte_of_header(
     many_tensors: Path, tmp_path: Path, options: list[str]
 ) -> None:

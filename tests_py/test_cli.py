@@ -13,9 +13,8 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.checkpoint import save_arrays
+from breccia.checkpoint import SafetensorsFile, save_arrays
 from breccia.cli import main
-from safetensors.numpy import load_file
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def test_version_and_module() -> None:
     assert out.stdout.strip() == f"breccia {breccia.__version__}"
 
 
-def test_convert_verify_inspect_plot(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_verify_inspect(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run("convert", model, tmp_path / "q", "--to", "modelopt:nvfp4", capsys=capsys)
     assert code == 0
     assert "2 cast" in out
@@ -52,6 +51,11 @@ def test_convert_verify_inspect_plot(model: Path, tmp_path: Path, capsys: pytest
     assert "modelopt nvfp4" in out
     code, out, _ = run("inspect", tmp_path / "q", "--json", capsys=capsys)
     assert json.loads(out)["total"]["formats"] == {"modelopt nvfp4": 2}
+
+
+def test_plot(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    run("convert", model, tmp_path / "q", "--to", "modelopt:nvfp4", capsys=capsys)
     page = tmp_path / "p.html"
     code, out, _ = run("plot", tmp_path / "q", "--reference", model, "--out", page, "--json", capsys=capsys)
     assert code == 0
@@ -71,6 +75,7 @@ def test_convert_verify_inspect_plot(model: Path, tmp_path: Path, capsys: pytest
 
 def test_json_is_that_of_the_standard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A tensor that nothing is lost of has an infinite ratio of signal to noise, for which JSON has no number."""
+    pytest.importorskip("matplotlib")
     source = tmp_path / "model.safetensors"
     rng = np.random.default_rng(0)
     arrays = {"exact.weight": rng.choice([0.0, 1.0, 2.0], (128, 256)), "zeros.weight": np.zeros((128, 256))}
@@ -109,6 +114,8 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("command", ["inspect", "plot"])
 def test_errors_are_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if command == "plot":
+        pytest.importorskip("matplotlib")
     (tmp_path / "bad.safetensors").write_bytes(b"\xff" * 20)
     code, out, err = run(command, tmp_path / "bad.safetensors", "--json", capsys=capsys)
     assert code == 2
@@ -198,7 +205,7 @@ def test_screens_fit_80_columns(
 
 def broken(path: Path, to: Path) -> None:
     """A checkpoint of which one tensor is missing, one is zero, one is not a number and one is half of itself."""
-    arrays = {name: value.copy() for name, value in load_file(path).items()}
+    arrays = {name: value.copy() for name, value in SafetensorsFile(path).items()}
     missing, zero, bad, half = sorted(arrays)[:4]
     del arrays[missing]
     arrays[zero] *= 0
@@ -333,7 +340,7 @@ def test_notes_leave_room_on_the_screen(
     many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """24 tensors that do not fit, and one that does."""
-    arrays = {name: np.ascontiguousarray(value[:, :40]) for name, value in load_file(many).items()}
+    arrays = {name: np.ascontiguousarray(value[:, :40]) for name, value in SafetensorsFile(many).items()}
     arrays["fits.weight"] = np.ones((32, 64), np.float32)
     save_arrays(arrays, tmp_path / "odd.safetensors")
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ml_dtypes")
+pytest.importorskip("comparison")  # a source archive has no benchmarks
 from comparison import converting, products, torch_convert
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks/compare_cpu.py"

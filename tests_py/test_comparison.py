@@ -5,12 +5,13 @@ import dataclasses
 import math
 
 import breccia
-import ml_dtypes
 import numpy as np
 import pytest
 from breccia import _core, comparison
 from breccia.checkpoint.plot import _errors, _scales, scales_of
 from cases import ALL, normal, shape_for
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 BACKENDS = breccia.cpu_info()["supported"]

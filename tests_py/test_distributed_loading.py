@@ -4,7 +4,6 @@
 from pathlib import Path
 
 import breccia
-import ml_dtypes
 import numpy as np
 import pytest
 from breccia import bridges
@@ -12,6 +11,8 @@ from breccia.autograd import LinearRecipes
 from breccia.bridges import _common
 from breccia.checkpoint import Checkpoint, convert, target_names
 from checkpoints import MAKERS, weight, write_shards
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 torch = pytest.importorskip("torch")
 import distributed_ranks  # noqa: E402

@@ -5,10 +5,11 @@ import collections
 import json
 
 import breccia
-import ml_dtypes
 import numpy as np
 import pytest
 from breccia.checkpoint import SafetensorsFile, convert, save_arrays, target_names
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 torch = pytest.importorskip("torch")
 import distributed_ranks  # noqa: E402

@@ -4,11 +4,12 @@
 import functools
 
 import breccia
-import ml_dtypes
 import numpy as np
 import oracles
 import pytest
 from breccia import formats
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 NAMES = list(formats.names())
 FLOATS = [name for name in NAMES if name not in oracles.INTEGERS]

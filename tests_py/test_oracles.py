@@ -6,11 +6,12 @@ Where breccia departs on purpose, the departure has its own test, here or in tes
 
 import breccia
 import cases
-import ml_dtypes
 import numpy as np
 import oracles
 import pytest
 from breccia import cast, dequantize
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 SHAPE = (256, 384)
 DATA = pytest.mark.parametrize("kind", cases.DATA)

@@ -8,7 +8,6 @@ import pickle
 
 import breccia
 import cases
-import ml_dtypes
 import numpy as np
 import oracles
 import pytest
@@ -24,6 +23,8 @@ from breccia import (
 )
 from breccia.form import PARTS, cast_form
 from test_ops import check
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
 def assert_same_value(a, b):

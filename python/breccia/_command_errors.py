@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Terminated", "one_line", "said", "terminable"]
+__all__ = ["Terminated", "lines_of", "one_line", "said", "terminable"]
 
 _LONGEST = 2000
 
@@ -43,6 +43,13 @@ def one_line(text: str) -> str:
     words = " ".join(text.split("\n"))
     clean = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in words)
     return clean if len(clean) <= _LONGEST else f"{clean[:_LONGEST]} …"
+
+
+def lines_of(texts: list[str]) -> list[str]:
+    """`one_line` of each: all are looked at together, since nearly all stay as they are."""
+    if "".join(texts).isprintable() and max(map(len, texts), default=0) <= _LONGEST:
+        return texts
+    return [one_line(text) for text in texts]
 
 
 def said(error: BaseException) -> str:

@@ -189,8 +189,16 @@ def _print(args: argparse.Namespace, report: Any, text: str) -> None:
         print(_encoded(report, 2))
 
 
+_JSON = json.JSONEncoder(default=str, allow_nan=False)
+
+
 def _encoded(value: Any, indent: int | None = None) -> str:
     """JSON, which has no infinity and no NaN: they are written as text."""
+    if indent is None:
+        try:
+            return _JSON.encode(value)
+        except ValueError:
+            pass  # nearly no value has one: it is looked for afterwards
     return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
 
 
@@ -295,14 +303,15 @@ def _merge_lora(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from breccia.checkpoint.inspect import describe, render
+    from breccia.checkpoint.inspect import describe, lines
     from breccia.checkpoint.source import without_collection
 
     with without_collection():
         if args.json:
             _print_json(describe(args.path))
         else:
-            print(render(describe(args.path), summary=args.summary, every=args.all))
+            for line in lines(args.path, summary=args.summary, every=args.all):
+                print(line)
     return 0
 
 

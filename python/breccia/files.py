@@ -73,7 +73,7 @@ class OpenCheckpoint:
 
         frameworks.named(framework)
         self._checkpoint = Checkpoint(path)
-        self._found = {found.name: found for found in self._checkpoint.found}
+        self._found = self._checkpoint.found.by_name()
         self._framework, self._progress = framework, progress
 
     def keys(self) -> list[str]:

@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "register.hpp"
+#include "given_arrays.hpp"
 
 namespace breccia::python {
 namespace {
 
-using Floats = py::array_t<float, py::array::c_style>;
-using Bytes = py::array_t<std::uint8_t, py::array::c_style>;
+using Floats = Given<float>;
+using Bytes = Given<std::uint8_t>;
 
-template <class T>
-std::span<const T> span_of(const py::array_t<T, py::array::c_style>& array) {
-    return {array.data(), static_cast<std::size_t>(array.size())};
-}
-template <class T>
-std::span<T> mutable_span(py::array_t<T, py::array::c_style>& array) {
-    return {array.mutable_data(), static_cast<std::size_t>(array.size())};
-}
 template <class To, class From>
-py::array_t<To, py::array::c_style> empty_like(const From& array) {
-    return py::array_t<To, py::array::c_style>(std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()));
+Given<To> empty_like(const From& array) {
+    return Given<To>(std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()));
 }
 
 Format to_format(py::handle name) { return parse_format(to_text(name, "format")); }
@@ -46,8 +38,8 @@ void register_formats(py::module_& m) {
     m.def("encode", [](const Floats& x, py::handle name) {
         const Format format = to_format(name);
         auto codes = empty_like<std::uint8_t>(x);
-        const auto from = span_of(x);
-        const auto to = mutable_span(codes);
+        const auto from = read(x);
+        const auto to = write(codes);
         const Released release;
         encode(from, format, to);
         return codes;
@@ -55,15 +47,15 @@ void register_formats(py::module_& m) {
     m.def("decode", [](const Bytes& codes, py::handle name) {
         const Format format = to_format(name);
         auto x = empty_like<float>(codes);
-        const auto from = span_of(codes);
-        const auto to = mutable_span(x);
+        const auto from = read(codes);
+        const auto to = write(x);
         const Released release;
         decode(from, format, to);
         return x;
     });
     m.def("pack", [](const Bytes& codes) {
         Bytes packed((codes.size() + 1) / 2);
-        pack(span_of(codes), mutable_span(packed));
+        pack(read(codes), write(packed));
         return packed;
     });
     m.def("unpack", [](const Bytes& packed, py::handle count) {
@@ -72,7 +64,7 @@ void register_formats(py::module_& m) {
             throw_value("n must be the number of codes in " + std::to_string(packed.size()) + " packed bytes, got " +
                         std::to_string(n));
         Bytes codes(n);
-        unpack(span_of(packed), mutable_span(codes));
+        unpack(read(packed), write(codes));
         return codes;
     });
 }

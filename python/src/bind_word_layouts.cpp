@@ -1,27 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "breccia/word_layouts.hpp"
-#include "register.hpp"
+#include "given_arrays.hpp"
 
 namespace breccia::python {
 namespace {
 
-template <class T>
-using Matrix = py::array_t<T, py::array::c_style>;
-using Words = Matrix<std::uint32_t>;
-using Bytes = Matrix<std::uint8_t>;
-using Order = Matrix<std::int64_t>;
+using Words = Given<std::uint32_t>;
+using Bytes = Given<std::uint8_t>;
+using Order = Given<std::int64_t>;
 
 template <class T>
-std::span<const T> read(const Matrix<T>& array) {
-    return {array.data(), static_cast<std::size_t>(array.size())};
-}
-template <class T>
-std::span<T> write(Matrix<T>& array) {
-    return {array.mutable_data(), static_cast<std::size_t>(array.size())};
-}
-
-template <class T>
-std::pair<std::int64_t, std::int64_t> extents(const Matrix<T>& array, const char* name) {
+std::pair<std::int64_t, std::int64_t> extents(const Given<T>& array, const char* name) {
     if (array.ndim() != 2)
         throw_value(std::string(name) + " must be a matrix, got " + std::to_string(array.ndim()) + " axes");
     return {array.shape(0), array.shape(1)};

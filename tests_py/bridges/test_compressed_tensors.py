@@ -4,12 +4,13 @@
 from typing import Any
 
 import breccia
-import ml_dtypes
 import numpy as np
 import pytest
 from breccia.bridges import _common, _parts, from_compressed_tensors, to_compressed_tensors
 from breccia.bridges import compressed_tensors as bridge
 from breccia.bridges._written import Written
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("compressed_tensors")

@@ -14,6 +14,8 @@ from breccia import bridges
 from breccia.bridges import OutsideTensor, _common, _parts
 from cases import RECIPES
 
+pytest.importorskip("ml_dtypes")  # arrays say by it what their bytes are
+
 MODULES = bridges.modules()
 CHECKPOINT = {name: m for name, m in MODULES.items() if hasattr(m, "lay_out")}
 CARRIED = [(name, key) for name, m in CHECKPOINT.items() for key, recipe in RECIPES.items() if m.carries(recipe)]

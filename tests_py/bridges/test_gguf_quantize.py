@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """K-quants made of values: gguf-py reads them, and they are no worse than ggml's own."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 from breccia.bridges import dequantize_gguf, quantize_gguf
 from breccia.bridges.gguf import KINDS, TYPES
 from breccia.checkpoint import SafetensorsFile
 from checkpoints import minilm
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 K_QUANTS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 # The error of ggml's quantize_row_*_ref on `weights`, as a part of the norm: the library in the wheel of gpt4all 2.8.2.

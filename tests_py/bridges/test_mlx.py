@@ -4,12 +4,13 @@
 from typing import Any
 
 import breccia
-import ml_dtypes
 import numpy as np
 import pytest
 from breccia.bridges import OutsideTensor, _parts, from_mlx
 from breccia.bridges import mlx as bridge
 from breccia.bridges._written import Written
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 mx = pytest.importorskip("mlx.core")
 

@@ -109,3 +109,23 @@ def test_messages():
         _core.codes_to_awq(data[:7], 32, 0)
     with pytest.raises(ValueError, match="words must be a matrix, got 1 axes"):
         _core.codes_from_awq(words[0], 0)
+
+
+def unaligned(array):
+    """A copy that begins at an odd address, as tensors of a mapped file can."""
+    memory = np.zeros(array.nbytes + 1, np.uint8)
+    moved = np.frombuffer(memory, array.dtype, array.size, 1 - memory.ctypes.data % 2).reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
+def test_words_at_an_odd_address():
+    """Under the sanitizers (.ci/asan_python) a load of a word that is not where words may be is an error."""
+    words, order = random_words((16, 64)), np.arange(128, dtype=np.int64)[::-1].copy()
+    moved, moved_order = unaligned(words), unaligned(order)
+    codes = _core.codes_from_gptq(words, 4, order, 0)
+    np.testing.assert_array_equal(_core.codes_from_gptq(moved, 4, moved_order, 0), codes)
+    np.testing.assert_array_equal(_core.codes_to_gptq(codes, 4, moved_order, 0), words)
+    np.testing.assert_array_equal(_core.codes_from_awq(moved, 0), _core.codes_from_awq(words, 0))
+    numbers = unaligned(np.full((4, 32), 1.5, np.float32))
+    assert (_core.encode(numbers, "int8") == 2).all()

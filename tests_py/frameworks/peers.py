@@ -3,9 +3,10 @@
 
 import importlib.util
 
-import ml_dtypes
 import numpy as np
 import pytest
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
 class NumPy:

@@ -7,11 +7,12 @@ import tracemalloc
 
 import breccia
 import cases
-import ml_dtypes
 import numpy as np
 import peers
 import pytest
 from breccia import cast, dequantize, linear, matmul, requantize
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 K = 256
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import cases
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -15,6 +14,8 @@ from breccia.kernels.triton.casts import cast_block, cast_tensor
 from breccia.kernels.triton.conversions import dequant
 from breccia.kernels.triton.device.elements import BY_FORMAT, ELEMENTS, Element
 from breccia.kernels.triton.products import gemm, gemv
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 SHAPE = (20, 512)
 

@@ -4,7 +4,6 @@
 import tempfile
 
 import breccia
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -14,6 +13,8 @@ from breccia import distributed
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 SHAPES = {"q_proj": (384, 256), "o_proj": (328, 512)}
 TARGETS = ("modelopt:nvfp4", "compressed-tensors:fp8", "deepseek:block", "gptq:int4", "mlx:mxfp8")

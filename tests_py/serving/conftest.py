@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from breccia import checkpoint
-from serving import vllm_layers
 from serving.programs import files_of
 
 NOT_COMPILED = ("zmq", "cbor2", "aiohttp", "openai", "openai_harmony", "pybase64", "uvloop", "cpuinfo")
@@ -46,6 +45,8 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from functools import cache
 
     folder = tmp_path_factory.mktemp("converted")
+    from serving import vllm_layers
+
     model = vllm_layers.write_block(tmp_path_factory.mktemp("models") / "llama")
 
     @cache

@@ -7,8 +7,11 @@ from typing import Any, get_args
 
 import breccia
 import numpy as np
-import torch
-from safetensors.torch import load_file, save_file
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 HIDDEN, INTER, HEADS, KV, WIDTH = 256, 512, 8, 4, 32
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}

@@ -7,18 +7,18 @@ import math
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from breccia._command_errors import one_line
+from breccia._command_errors import lines_of
 from breccia._terminal import fitted, wrapped
-from breccia.bridges._parts import Found
+from breccia.checkpoint.logical import Batch, Said
 from breccia.checkpoint.source import Checkpoint, without_collection
 
-__all__ = ["describe", "inspect", "render"]
+__all__ = ["describe", "inspect", "lines"]
 
-_ALIKE = 4096  # sizes of tensors whose bits per weight are kept
-_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
+_NUMBERS = re.compile(r"\.\d+(?=\.)")
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -55,19 +55,33 @@ def describe(path: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
     checkpoint.close()
 
 
+@dataclass(eq=False, slots=True)
+class _Figures:
+    """What is listed of a tensor, but its name; plain ones that are alike share one."""
+
+    said: Said
+    format: str
+    nbytes: int
+    weights: int
+    bits: float  # per weight
+
+
 class _Totals:
     def __init__(self) -> None:
         self.tensors = self.weights = self.nbytes = 0
         self.kinds: Counter[tuple[str, str]] = Counter()
         self.findings: list[str] = []
 
-    def add(self, tensor: dict[str, Any], count: int) -> None:
-        self.tensors += 1
-        self.weights += count
-        self.nbytes += tensor["nbytes"]
-        self.kinds[tensor["format"], tensor["kind"]] += 1
-        if tensor["findings"]:
-            self.findings += [f"{tensor['name']}: {text}" for text in tensor["findings"]]
+    def add(self, batch: Batch, figures: list[_Figures]) -> None:
+        counts = Counter(figures)
+        for one, count in counts.items():
+            self.tensors += count
+            self.weights += count * one.weights
+            self.nbytes += count * one.nbytes
+            self.kinds[one.format, one.said.kind] += count
+        if any(one.said.findings for one in counts):
+            for name, said in zip(batch.names, batch.said, strict=True):
+                self.findings += [f"{name}: {text}" for text in said.findings]
 
     def report(self) -> dict[str, Any]:
         return {
@@ -79,79 +93,100 @@ class _Totals:
         }
 
 
-def _tensors(checkpoint: Checkpoint, totals: _Totals) -> Iterator[dict[str, Any]]:
-    entries = checkpoint.entries
-    bits: dict[tuple[int, int], float] = {}  # per weight, by bytes and weights: most tensors are alike
-    for said, stored in checkpoint.found.said():
-        found = said if isinstance(said, Found) else None
-        nbytes = checkpoint.nbytes(found) if found else entries[stored].nbytes
-        count, scales = math.prod(said.shape), None
-        size = (nbytes, count)
-        per_weight = bits.get(size)
-        if per_weight is None:
-            per_weight = round(8 * nbytes / count, 3) if count else 0.0
-            if len(bits) < _ALIKE:
-                bits[size] = per_weight
-        if found and found.layout is not None:
-            scales = {"layout": repr(found.layout), "shape": list(found.layout.scale_shape(found.shape))}
-        tensor = {
-            "name": said.name,
-            "format": found.format if found else "plain",
-            "kind": said.kind,
-            "shape": list(said.shape),
-            "nbytes": nbytes,
-            "bits_per_weight": per_weight,
-            "recipe": None if found is None or found.recipe is None else found.recipe.to_dict(),
-            "scales": scales,
-            "parts": found.parts if found else {"weight": stored},
-            "findings": list(said.findings),
+def _batches(checkpoint: Checkpoint, totals: _Totals) -> Iterator[tuple[Batch, list[_Figures]]]:
+    """All tensors, and the figures of each, which are added to the totals."""
+
+    def made(said: Said, stored: str) -> _Figures:
+        nbytes = checkpoint.entries[stored].nbytes if said.found is None else checkpoint.nbytes(said.found)
+        weights = math.prod(said.shape)
+        bits = round(8 * nbytes / weights, 3) if weights else 0.0
+        return _Figures(said, "plain" if said.found is None else said.found.format, nbytes, weights, bits)
+
+    for batch in checkpoint.found.batches():
+        figures = {
+            said: made(said, stored) for said, stored in dict(zip(batch.said, batch.stored, strict=True)).items()
         }
-        totals.add(tensor, count)
-        yield tensor
+        every = [figures[said] for said in batch.said]
+        totals.add(batch, every)
+        yield batch, every
 
 
-def render(report: Mapping[str, Any] | Iterable[tuple[str, Any]], *, summary: bool = False, every: bool = False) -> str:
-    """The report as a table of at most 80 columns.
+def _tensors(checkpoint: Checkpoint, totals: _Totals) -> Iterator[dict[str, Any]]:
+    for batch, figures in _batches(checkpoint, totals):
+        for name, stored, one in zip(batch.names, batch.stored, figures, strict=True):
+            said, found = one.said, one.said.found
+            scales = None
+            if found and found.layout is not None:
+                scales = {"layout": repr(found.layout), "shape": list(found.layout.scale_shape(found.shape))}
+            yield {
+                "name": name,
+                "format": one.format,
+                "kind": said.kind,
+                "shape": list(said.shape),
+                "nbytes": one.nbytes,
+                "bits_per_weight": one.bits,
+                "recipe": None if found is None or found.recipe is None else found.recipe.to_dict(),
+                "scales": scales,
+                "parts": found.parts if found else {"weight": stored},
+                "findings": list(said.findings),
+            }
+
+
+def lines(path: str | os.PathLike[str], *, summary: bool = False, every: bool = False) -> Iterator[str]:
+    """What `describe` says as a table of at most 80 columns.
 
     Args:
-        report: what `inspect` returns, or `describe` yields.
+        path: a safetensors file, a directory of them, or a GGUF file.
         summary: totals and findings only.
         every: one line per tensor; else layers that differ by a number alone share a line.
+
+    Returns:
+        An iterator of the lines, made as they are asked for.
+
+    Raises:
+        ValueError: the checkpoint is not valid.
     """
-    pairs = report.items() if isinstance(report, Mapping) else report
-    lines: list[str] = []
-    said: dict[str, Any] = {}
-    for key, value in pairs:
-        if key != "tensors":
-            said[key] = value
-        elif summary:
-            deque(value, 0)
-        else:
-            lines += _table(value, every)
-    total = said["total"]
-    files = f"{said['files']} file" + ("s" if said["files"] != 1 else "")
-    lines += [
-        f"{total['tensors']:,} tensors in {files}: {total['weights']:,} weights,",
-        f"{total['nbytes']:,} bytes, {total['bits_per_weight']:.3f} bits per weight",
-    ]
-    lines += [f"{count:>8,} × {kind}" for kind, count in total["formats"].items()]
-    for text in said["findings"]:
-        lines += wrapped(f"! {text}")
-    return "\n".join(lines)
+    checkpoint, totals = Checkpoint(path), _Totals()
+    batches = _batches(checkpoint, totals)
+    if summary:
+        deque(batches, 0)
+    else:
+        yield f"{'count':>5}  {'shape':<14} {'bits':>6}  {'format':<22} name"
+        yield from _each(batches) if every else _groups(batches)
+        yield ""
+    total, files = totals.report(), len(checkpoint.files)
+    yield f"{total['tensors']:,} tensors in {files} file{'s' if files != 1 else ''}: {total['weights']:,} weights,"
+    yield f"{total['nbytes']:,} bytes, {total['bits_per_weight']:.3f} bits per weight"
+    yield from (f"{count:>8,} × {kind}" for kind, count in total["formats"].items())
+    for text in totals.findings:
+        yield from wrapped(f"! {text}")
+    checkpoint.close()
 
 
-def _table(tensors: Iterable[dict[str, Any]], every: bool) -> list[str]:
-    groups: dict[tuple[Any, ...], tuple[int, str]] = {}  # how many, and the first one's name
-    for t in tensors:
-        full = one_line(t["name"])
-        name = full if every else _NUMBERS.sub("*", full)
-        key = (name, tuple(t["shape"]), t["bits_per_weight"], t["format"], t["kind"])
-        count, first = groups.get(key, (0, full))
-        groups[key] = (count + 1, first)
-    lines = [f"{'count':>5}  {'shape':<14} {'bits':>6}  {'format':<22} name"]
-    for (name, axes, bits, bridge, kind), (count, first) in groups.items():
-        shape = "×".join(map(str, axes)) or "scalar"
-        what = kind if bridge == "plain" else f"{bridge} {kind}"
-        shown = name if count > 1 else first
-        lines += fitted(f"{count:>5}  {shape:<14} {bits:>6.3f}  {what:<21}", shown)
-    return [*lines, ""]
+def _each(batches: Iterator[tuple[Batch, list[_Figures]]]) -> Iterator[str]:
+    for batch, figures in batches:
+        starts = {one: _start(1, one.said.shape, one.bits, one.format, one.said.kind) for one in set(figures)}
+        for name, one in zip(lines_of(batch.names), figures, strict=True):
+            yield from fitted(starts[one], name)
+
+
+def _groups(batches: Iterator[tuple[Batch, list[_Figures]]]) -> Iterator[str]:
+    groups: dict[tuple[Any, ...], tuple[int, str]] = {}  # how many, and the name where it is one
+    for batch, figures in batches:
+        names = lines_of(batch.names)
+        rows = list(zip(_NUMBERS.sub(".*", "\n".join(names)).split("\n"), figures, strict=True))
+        counts = Counter(rows)
+        alone = dict(zip(rows, names, strict=True)) if 1 in counts.values() else {}
+        for row, count in counts.items():
+            label, one = row
+            key = (label, one.said.shape, one.bits, one.format, one.said.kind)
+            before, first = groups.get(key, (0, alone.get(row, label)))
+            groups[key] = (before + count, first)
+    for (label, *figure), (count, first) in groups.items():
+        yield from fitted(_start(count, *figure), label if count > 1 else first)
+
+
+def _start(count: int, axes: tuple[int, ...], bits: float, bridge: str, kind: str) -> str:
+    shape = "×".join(map(str, axes)) or "scalar"
+    what = kind if bridge == "plain" else f"{bridge} {kind}"
+    return f"{count:>5}  {shape:<14} {bits:>6.3f}  {what:<21}"

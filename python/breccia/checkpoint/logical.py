@@ -4,8 +4,8 @@ all of some checkpoints, are described when they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
 from breccia.bridges._parts import Found
@@ -13,21 +13,34 @@ from breccia.checkpoint.experts import apart
 from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
 from breccia.checkpoint.halves import wholes
-from breccia.checkpoint.models import is_stored_turned, models_name
+from breccia.checkpoint.models import is_stored_turned, models_name, turns
 
-__all__ = ["Logical", "Plain", "blocks_of", "in_order", "spelled"]
+__all__ = ["Batch", "Logical", "Plain", "Said", "blocks_of", "in_order", "spelled"]
 
 
 _ALIKE = 4096  # kinds of tensors that are looked at once
+_BATCH = 4096  # tensors
 
 
-class PlainSaid(NamedTuple):
-    """What a header says of a plain tensor: see `Found`."""
+@dataclass(eq=False, slots=True)
+class Said:
+    """What a header says of a tensor that a bridge found, or of a plain one: see `Found`. Plain tensors that differ by
+    their name alone share one, whose ``name`` is None."""
 
-    name: str
+    name: str | None
     kind: str
     shape: tuple[int, ...]
     findings: tuple[str, ...]
+    found: Found | None = None
+
+
+class Batch(NamedTuple):
+    """Tensors that follow one another: their names, what is said of each, and the names that plain ones are stored
+    under."""
+
+    names: list[str]
+    said: list[Said]
+    stored: list[str]
 
 
 class Plain:
@@ -49,16 +62,27 @@ class Plain:
     ) -> None:
         self.entries, self.home, self.config, self.troubles = entries, home, config, troubles
         self._alike: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[str, ...]]] = {}  # kind and findings
+        self._turns = turns(config)
+        self.names_stay = GgufFile not in set(map(type, home.values()))  # every tensor has the name it is stored under
 
-    def __call__(self, name: str) -> Found:
-        (outside, kind, shape, findings), options = self.said(name)
-        dtype = "F32" if "offset" in options else self.entries[name].dtype
-        return Found(outside, "plain", kind, {"weight": name}, shape, dtype=dtype, options=options, findings=findings)
+    def __call__(self, entry: Entry) -> Found:
+        name, kind, shape, findings, options = self._of(entry)
+        dtype, parts = "F32" if "offset" in options else entry.dtype, {"weight": entry.name}
+        return Found(name, "plain", kind, parts, shape, dtype=dtype, options=options, findings=findings)
 
-    def said(self, name: str) -> tuple[PlainSaid, dict[str, Any]]:
-        """The same without a `Found`, which takes most of the time, and that one's options."""
-        entry = self.entries[name]
-        shape, home = entry.shape, self.home[name]
+    def said(self, entries: list[Entry]) -> list[Said]:
+        """What is said of each of some stored tensors: no `Found` is made, which takes most of the time."""
+        if not self.names_stay or self._turns or self.troubles:
+            return [Said(*self._of(entry)[:4]) for entry in entries]
+        forms = [entry[1:3] for entry in entries]  # dtype and shape, which say all but the name
+        firsts = dict(zip(forms, entries, strict=True))
+        alike = {form: Said(None, *self._of(entry)[1:4]) for form, entry in firsts.items()}
+        return [alike[form] for form in forms]
+
+    def _of(self, entry: Entry) -> tuple[str, str, tuple[int, ...], tuple[str, ...], dict[str, Any]]:
+        """The model's own name of a stored tensor, its kind, shape, findings and options."""
+        name, shape = entry.name, entry.shape
+        home = self.home[name]
         told = self._alike.get((entry.dtype, shape))
         if told is None:
             kind = "fp8" if entry.dtype in ("F8_E4M3", "F8_E5M2") else entry.dtype.lower()
@@ -74,28 +98,44 @@ class Plain:
             outside, options = spelled(name, home, shape)
             if home.model is not None and outside != name and home.model.offset(outside):
                 options = {**options, "offset": home.model.offset(outside)}
-        if self.config and is_stored_turned(name, shape, self.config):
+        if self._turns and is_stored_turned(name, shape, self.config):
             shape, options = (*shape[:-2], shape[-1], shape[-2]), {**options, "turned": True}
-        return PlainSaid(outside, kind, shape, findings), options
+        return outside, kind, shape, findings, options
 
 
 class Logical(Sequence[Found]):
-    """Logical tensors; a name stands for the plain tensor that is stored under it."""
+    """Logical tensors; an entry stands for the plain tensor that is stored there."""
 
-    def __init__(self, items: list[Found | str], plain: Plain) -> None:
+    def __init__(self, items: list[Found | Entry], plain: Plain) -> None:
         self._items, self._plain = items, plain
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def said(self) -> Iterator[tuple[Found | PlainSaid, str]]:
-        """Each tensor, or what is said of a plain one, and the name that a plain one is stored under."""
-        for item in self._items:
-            yield (item, "") if isinstance(item, Found) else (self._plain.said(item)[0], item)
+    def batches(self) -> Iterator[Batch]:
+        """What is said of all tensors, some thousands at a time."""
+        for at in range(0, len(self._items), _BATCH):
+            items = self._items[at : at + _BATCH]
+            plain = iter(self._plain.said([item for item in items if isinstance(item, Entry)]))
+            said = [
+                next(plain) if isinstance(one, Entry) else Said(one.name, one.kind, one.shape, one.findings, one)
+                for one in items
+            ]
+            stored = [item.name if isinstance(item, Entry) else "" for item in items]
+            names = [name if one.name is None else one.name for one, name in zip(said, stored, strict=True)]
+            yield Batch(names, said, stored)
+
+    def by_name(self) -> ByName:
+        """The tensors by the model's own names."""
+        stay = self._plain.names_stay
+        names = (one.name if stay else self._made(one).name for one in self._items)
+        return ByName(dict(zip(names, self._items, strict=True)), self._made)
 
     def __iter__(self) -> Iterator[Found]:
-        for item in self._items:
-            yield item if isinstance(item, Found) else self._plain(item)
+        return map(self._made, self._items)
+
+    def _made(self, item: Found | Entry) -> Found:
+        return self._plain(item) if isinstance(item, Entry) else item
 
     @overload
     def __getitem__(self, index: int) -> Found: ...
@@ -104,8 +144,26 @@ class Logical(Sequence[Found]):
     def __getitem__(self, index: int | slice) -> Found | Logical:
         if isinstance(index, slice):
             return Logical(self._items[index], self._plain)
-        item = self._items[index]
-        return item if isinstance(item, Found) else self._plain(item)
+        return self._made(self._items[index])
+
+
+class ByName(Mapping[str, Found]):
+    """Logical tensors by name, each made when it is asked for."""
+
+    def __init__(self, items: dict[str, Found | Entry], made: Callable[[Found | Entry], Found]) -> None:
+        self._items, self._made = items, made
+
+    def __getitem__(self, name: str) -> Found:
+        return self._made(self._items[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
 
 
 def in_order(found: Iterable[Found], taken: set[str], plain: Plain) -> Logical:
@@ -115,7 +173,7 @@ def in_order(found: Iterable[Found], taken: set[str], plain: Plain) -> Logical:
     for i, one in enumerate(listed):
         for part in dict.fromkeys(one.parts.values()):
             owners.setdefault(part, []).append(i)
-    items: list[Found | str] = []
+    items: list[Found | Entry] = []
     placed: set[int] = set()
     for name, entry in plain.entries.items():
         if name in taken:
@@ -123,19 +181,19 @@ def in_order(found: Iterable[Found], taken: set[str], plain: Plain) -> Logical:
             placed.update(new)
             items += [listed[i] for i in new]
         elif len(entry.shape) == 3:  # experts, maybe
-            items += apart([_named(plain(name))])
+            items += apart([_named(plain(entry))])
         else:
-            items.append(name)
+            items.append(entry)
     return Logical(_of_halves(items, plain), plain)
 
 
-def _of_halves(items: list[Found | str], plain: Plain) -> list[Found | str]:
+def _of_halves(items: list[Found | Entry], plain: Plain) -> list[Found | Entry]:
     """Tensors that a GGUF file keeps as two, put together; others as they are."""
     home = next(iter(plain.home.values()), None)  # a GGUF file is a checkpoint of its own
     known = home.model if isinstance(home, GgufFile) else None
     if known is None or not known.has_cuts:
         return items
-    return list(wholes((plain(item) if isinstance(item, str) else item for item in items), known))
+    return list(wholes((plain(item) if isinstance(item, Entry) else item for item in items), known))
 
 
 def _named(found: Found) -> Found:

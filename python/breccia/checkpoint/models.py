@@ -8,7 +8,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["is_embedding", "is_one_expert", "is_stored_turned", "is_turned", "models_name", "tied", "tied_heads"]
+__all__ = [
+    "is_embedding",
+    "is_one_expert",
+    "is_stored_turned",
+    "is_turned",
+    "models_name",
+    "tied",
+    "tied_heads",
+    "turns",
+]
 
 # Where a model keeps its input embeddings → the module that computes with the same weight and has none in the files.
 _TIED = (
@@ -55,9 +64,18 @@ _CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 _CONV1D_WEIGHTS = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|q_attn)\.weight")
 
 
+def turns(config: Mapping[str, Any]) -> bool:
+    """Whether a model's float checkpoints keep some tensors transposed."""
+    return bool(_kinds(config) & (_CONV1D | _TURNED))
+
+
+def _kinds(config: Mapping[str, Any]) -> set[str]:
+    return {str(place.get("model_type")) for place in _places(config)}
+
+
 def is_turned(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bool:
     """Whether a model's float checkpoints keep this tensor transposed: inputs before outputs."""
-    kinds = {str(place.get("model_type")) for place in _places(config)}
+    kinds = _kinds(config)
     if len(shape) == 2:
         return bool(kinds & _CONV1D) and _CONV1D_WEIGHTS.fullmatch(name) is not None
     return len(shape) == 3 and bool(kinds & _TURNED) and _FUSED_EXPERTS.fullmatch(name) is not None

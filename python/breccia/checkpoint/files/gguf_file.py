@@ -43,6 +43,9 @@ class TypedArray(Sequence[Any]):
     def __len__(self) -> int:
         return self.length
 
+    def __repr__(self) -> str:
+        return f"an array of {self.length}"
+
     def __iter__(self) -> Iterator[Any]:
         if self.inner in _SCALARS:
             return iter(value for (value,) in struct.iter_unpack(_SCALARS[self.inner], self.raw))

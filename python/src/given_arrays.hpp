@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "register.hpp"
+
+namespace breccia::python {
+
+inline constexpr int rows_and_aligned =
+    static_cast<int>(py::array::c_style) | static_cast<int>(py::detail::npy_api::NPY_ARRAY_ALIGNED_);
+
+/// An array of a caller, in rows without gaps that begin where its type may. Others are copied: tensors of a mapped
+/// file begin at any byte.
+template <class T>
+using Given = py::array_t<T, rows_and_aligned>;
+
+template <class T>
+std::span<const T> read(const Given<T>& array) {
+    return {array.data(), static_cast<std::size_t>(array.size())};
+}
+template <class T>
+std::span<T> write(Given<T>& array) {
+    return {array.mutable_data(), static_cast<std::size_t>(array.size())};
+}
+
+}  // namespace breccia::python
