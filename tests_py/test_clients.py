@@ -2,6 +2,7 @@
 """Whole models, written by `convert` and opened by the loader that people use: the logits are those of the same model
 with the quantized weights' values in bfloat16."""
 
+import ast
 import json
 import re
 import warnings
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 from breccia.bridges import modules
 from breccia.checkpoint import Checkpoint, convert, verify
-from tiny_models import MODELS, logits, made_once, transformers
+from breccia.checkpoint.models import tied
+from tiny_models import HEADS, MODELS, logits, made_once, transformers
 
 torch = pytest.importorskip("torch")
 BOUND = 1e-2  # of the logits' norm: bfloat16 activations through two layers, rounded in another order
@@ -141,6 +143,27 @@ def test_shared_output_layers_are_in_the_lists_of_what_is_left_alone(to: str, mo
     if to.startswith("modelopt"):
         own = json.loads((tmp_path / "q" / "hf_quant_config.json").read_text())["quantization"]
         assert "lm_head" in own["exclude_modules"]
+
+
+@pytest.mark.parametrize("model", HEADS)
+def test_output_layers_by_other_names_stay(model: str, models: Any, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    check(models(model), tmp_path / "q", "compressed-tensors:fp8")
+
+
+def test_output_layers_of_every_language_model_are_known() -> None:
+    """What transformers' classes for text say of weights that two modules share."""
+    shared = set()
+    for file in (Path(transformers().__file__).parent / "models").glob("*/modeling_*.py"):
+        for kind in (each for each in ast.parse(file.read_text()).body if isinstance(each, ast.ClassDef)):
+            said = [s.value for s in kind.body if isinstance(s, ast.Assign) and ast.unparse(s).startswith("_tied_w")]
+            if kind.name.endswith("ForCausalLM") and isinstance((said or [None])[0], ast.Dict):
+                shared |= set(ast.literal_eval(said[0]).items())
+    assert len(shared) > 20
+    odd = {("model.local_encoder.embed_tokens.weight", "lm_head.weight")}  # which has a tensor in the files
+    odd |= {(one, other) for one, other in shared if one.startswith(("prophetnet", "output.")) or "prophet" in other}
+    found = {pair for pair in shared if pair[0].removesuffix("weight").removesuffix(".") in tied([pair[1]])}
+    assert {pair for pair in shared - found - odd if pair[0].endswith(".weight")} == set()
 
 
 def test_gptqs_exclusions_name_what_servers_fuse(models: Any, tmp_path: Path) -> None:

@@ -53,8 +53,19 @@ FUSED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite-moe": ("GraniteMoe", EXPERTS),
 }
-# With rows of whole super-blocks of GGUF.
-WIDE = {"llama-wide": ("Llama", {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64})}
+# Models whose embeddings and output layer, of one weight or not, have names of their own.
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("Bloom", {}),
+    "falcon": ("Falcon", {}),
+    "gpt-neox": ("GPTNeoX", {"tie_word_embeddings": False}),
+    "gpt-neox-tied": ("GPTNeoX", {"tie_word_embeddings": True}),
+    "mamba": ("Mamba", {}),
+}
+# With rows of whole super-blocks of GGUF; with experts of which two processes may have halves.
+WIDE = {
+    "llama-wide": ("Llama", {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}),
+    "qwen3-moe-wide": ("Qwen3Moe", {**MODELS["qwen3-moe"][1], "moe_intermediate_size": 256}),
+}
 
 
 @cache
@@ -69,10 +80,13 @@ def tiny(name: str, path: Path) -> Path:
     """A model's directory, in bfloat16."""
     import torch
 
-    family, more = {**MODELS, **FUSED, **WIDE}[name]
+    family, more = {**MODELS, **FUSED, **HEADS, **WIDE}[name]
     torch.manual_seed(0)
     own = getattr(transformers(), f"{family}TextConfig", None) or getattr(transformers(), f"{family}Config")
-    config = own(**{**SIZES, **more})
+    sizes = {**SIZES, **more}
+    if family == "Falcon":
+        sizes.pop("head_dim")  # which it reckons
+    config = own(**sizes)
     model = getattr(transformers(), f"{family}ForCausalLM")(config).to(torch.bfloat16)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
