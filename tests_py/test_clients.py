@@ -232,6 +232,18 @@ def test_fused_experts_without_a_form_stay_and_are_said(to: str, models: Any, tm
     assert len([note for note in report["notes"] if "experts of a layer in one tensor have no form" in note]) == 4
 
 
+def test_what_transformers_does_wrong_with_experts_is_said(models: Any, tmp_path: Path) -> None:
+    """docs/formats.md has the row; a dense model, and experts in other recipes, are read right."""
+
+    def notes(model: str, to: str) -> list[str]:
+        return convert(models(model), tmp_path / f"{model}-{to.replace(':', '-')}", to)["notes"]
+
+    said = "experts in nvfp4: transformers leaves out their second scales: read them by vLLM or SGLang"
+    assert notes("qwen3-moe", "compressed-tensors:nvfp4") == [said]
+    assert notes("llama", "compressed-tensors:nvfp4") == notes("qwen3-moe", "compressed-tensors:mxfp4") == []
+    assert notes("qwen3-moe", "modelopt:nvfp4") == []
+
+
 def test_a_repack_leaves_alone_what_the_source_left_alone(models: Any, tmp_path: Path) -> None:
     convert(models("llama"), tmp_path / "a", "modelopt:nvfp4", exclude=["*.o_proj.weight", "*.layers.1.*"])
     report = convert(tmp_path / "a", tmp_path / "b", "compressed-tensors")
