@@ -8,7 +8,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["is_embedding", "is_one_expert", "is_stored_turned", "is_turned", "models_name", "tied", "tied_heads"]
+__all__ = [
+    "is_embedding",
+    "is_one_expert",
+    "is_stored_turned",
+    "is_turned",
+    "models_name",
+    "other_names",
+    "tied",
+    "tied_heads",
+]
 
 # Where a model keeps its input embeddings → modules that may compute with the same weight and have none in the files.
 _TIED = (
@@ -53,6 +62,28 @@ def tied(names: Iterable[str]) -> dict[str, str]:
             modules = [head.format(**match.groupdict()) for head in heads]
             shared |= {module: name for module in modules if f"{module}.weight" not in there}
     return shared
+
+
+# Modules of models with eyes or ears, by the files' names → by those that transformers 5 has of them.
+_MOVED = (
+    (re.compile(r"language_model\.lm_head"), "lm_head"),
+    (re.compile(r"language_model\.model\.(.*)"), r"model.language_model.\1"),
+    (re.compile(r"vision_tower\.vision_model\.(.*)"), r"model.vision_tower.\1"),
+    (
+        re.compile(r"((visual|vision_tower|vision_model|audio_tower|\w*mm_projector|multi_modal_projector)\..*)"),
+        r"model.\1",
+    ),
+)
+
+
+def other_names(modules: Iterable[str]) -> set[str]:
+    """What else a program may call these modules: models with eyes or ears have a second layout of names."""
+    given = set(modules)
+    found = {pattern.sub(to, name) for name in given for pattern, to in _MOVED if pattern.fullmatch(name)}
+    if any(name.startswith("visual.") for name in given):
+        layers = (name.removeprefix("model.") for name in given if name.startswith("model.layers."))
+        found |= {f"model.language_model.{name}" for name in layers}
+    return found
 
 
 # Models whose float checkpoints keep all experts of a layer in one tensor (E, IN, OUT); quantized tensors are always
