@@ -2,7 +2,7 @@
 """One decode step of a random Llama through transformers on a CPU: bfloat16 against breccia's layers, and the memory
 that loading takes: a table of docs/serving.md.
 
-    python benchmarks/decode_step.py [--hidden 2048] [--layers 16] [--rounds 8] [recipe …]
+    python benchmarks/decode_step.py [--size 1b] [--layers 16] [--rounds 8] [recipe …]
     python benchmarks/decode_step.py --json FILE    # what benchmarks/make_docs.py makes it from
 
 Each model is loaded by from_pretrained in a process of its own, from a directory made for the run.
@@ -20,6 +20,7 @@ import warnings
 from pathlib import Path
 
 RECIPES = ["nvfp4", "int4", "mxfp8"]
+SIZES = {"0.1b": 512, "0.3b": 1024, "1b": 2048}  # parameters → width, of 16 layers
 
 
 def make(path, hidden, layers):
@@ -78,7 +79,7 @@ def measure(path, rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", default=RECIPES)
-    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--size", choices=SIZES, default="1b")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--json", type=Path)
@@ -94,7 +95,7 @@ def main():
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        count = make(f"{folder}/bf16", options.hidden, options.layers)
+        count = make(f"{folder}/bf16", SIZES[options.size], options.layers)
         print(f"{count / 1e6:.0f} million parameters, {len(os.sched_getaffinity(0))} cores", flush=True)
         first = None
         for name in ["bf16", *options.recipes]:

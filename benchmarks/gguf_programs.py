@@ -3,9 +3,10 @@
 
     python benchmarks/gguf_programs.py --json benchmarks/results/gguf_programs.json   # needs llama-cpp-python
 
-Tiny models with random weights of every architecture, written as `gguf:f16`, and one wider model in every kind. A token
-is a row of logits; its error is a part of the norm. The median token tells whether the model is right: where experts
-are chosen, one token may get another expert of nearly the same score.
+Tiny models with random weights of every decoder architecture, written as `gguf:f16`, and one wider model in every kind.
+A token is a row of logits; its error is a part of the norm. The median token tells whether the model is right: where
+experts are chosen, one token may get another expert of nearly the same score. BERT is a real MiniLM, of which a
+sentence's vector is compared; transformers makes no model of its file.
 
 "transformers" compares the model in float32 with the directory that `breccia convert model.gguf out/ --to fp32` makes;
 "llama.cpp" compares that directory with llama.cpp, which rounds activations to 8 bits for quantized kinds.
@@ -32,6 +33,7 @@ WITHOUT: dict[str, dict[str, Any]] = {"phi3": {"sliding_window": None}, "phi3-lo
 # It rounds the ends of YaRN's ramp, as transformers does where a config asks for it; gpt-oss' own does not.
 WITHOUT["gpt-oss"] = {"truncate": True}
 VOCABULARY = 500  # of the tokenizer
+SENTENCE = "A breccia is a rock of broken fragments, cemented together by a fine-grained matrix."
 
 
 def models() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -72,6 +74,30 @@ def of_llama_cpp(file: Path) -> Any:
     model = llama_cpp.Llama(str(file), n_ctx=64, logits_all=True, verbose=False, n_threads=2)
     model.eval(TOKENS)
     return np.array(model.scores[: len(TOKENS)])
+
+
+def sentence_row(folder: Path) -> dict[str, Any]:
+    """MiniLM, a real BERT: llama.cpp's vector of a sentence and that of the same 16-bit values in transformers."""
+    import llama_cpp
+    import numpy as np
+    import torch
+    import transformers
+    from breccia.checkpoint import convert
+    from checkpoints import minilm
+
+    convert(minilm(), folder / "tiny-f16.gguf", "gguf:f16")
+    convert(minilm(), folder / "values", "fp16")
+    sizes = {"n_ctx": 128, "n_batch": 128, "n_ubatch": 128, "n_threads": 2}
+    model = llama_cpp.Llama(str(folder / "tiny-f16.gguf"), embedding=True, verbose=False, **sizes)
+    tokens = torch.tensor([transformers.AutoTokenizer.from_pretrained(folder / "values")(SENTENCE)["input_ids"]])
+    theirs = transformers.AutoModel.from_pretrained(folder / "values", dtype=torch.float32).eval()
+    with torch.no_grad():
+        wanted = theirs(tokens).last_hidden_state[0].mean(0).numpy()
+    return {
+        "model": "bert (MiniLM)",
+        "kind": "f16",
+        "llama.cpp": errors(np.array([model.embed(SENTENCE)]), wanted[None]),
+    }
 
 
 def errors(found: Any, wanted: Any) -> dict[str, float]:
@@ -116,6 +142,9 @@ def main() -> int:
             save(name, source)
             rows.append(row(name, "f16", source, source.parent))
             print(rows[-1], flush=True)
+        (Path(place) / "bert").mkdir()
+        rows.append(sentence_row(Path(place) / "bert"))
+        print(rows[-1], flush=True)
         source = Path(place) / "wide" / "in"
         save("llama", source, hidden_size=256, intermediate_size=512, head_dim=64)
         for kind in KINDS:

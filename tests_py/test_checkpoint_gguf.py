@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import gguf_programs
 import numpy as np
 import pytest
 from breccia.checkpoint import (
@@ -335,6 +336,24 @@ def test_the_type_of_a_file_is_that_of_its_matrices(
     assert reader_module.GGUFReader(tmp_path / "a.gguf").fields["general.file_type"].contents() == number
     convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "gguf:q8_0")
     assert reader_module.GGUFReader(tmp_path / "b.gguf").fields["general.file_type"].contents() == 7
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0", "mxfp4", "q4_k"])
+def test_llama_cpp_adds_embeddings_of_bert_as_they_are(kind: str, dtype: str, tmp_path: Path) -> None:
+    """It ends the process where positions or kinds of text are no float32, and asks how many kinds there are."""
+    reader = pytest.importorskip("gguf.gguf_reader")
+    convert(minilm(), tmp_path / "model", dtype)
+    convert(tmp_path / "model", tmp_path / "out.gguf", f"gguf:{kind}")
+    found = reader.GGUFReader(tmp_path / "out.gguf")
+    added = {t.name: t.tensor_type.name for t in found.tensors if t.name.startswith(("position", "token_types"))}
+    assert added == {"position_embd.weight": "F32", "token_types.weight": "F32"}
+    assert found.fields["tokenizer.ggml.token_type_count"].contents() == 2
+
+
+def test_llama_cpp_computes_minilms_vectors(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    assert gguf_programs.sentence_row(tmp_path)["llama.cpp"]["median"] <= 5e-3
 
 
 def test_minilm_is_a_whole_model(tmp_path: Path) -> None:

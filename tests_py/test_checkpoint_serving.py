@@ -53,7 +53,7 @@ def scales(path: Path) -> dict[str, float]:
 def test_parts_of_a_fused_layer_share_their_global_scale(to: str, search: str | None, tmp_path: Path) -> None:
     source = decoder(tmp_path / "in")
     report = convert(source, tmp_path / "q", to, scale_search=search)
-    assert not report["notes"]
+    assert not [note for note in report["notes"] if not note.startswith("experts in nvfp4: transformers")]
     found = scales(tmp_path / "q")
     assert found.keys() == {*sum(FUSED, ()), *ALONE}
     weights = SafetensorsFile(source / "model.safetensors").items()

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import breccia
+import ml_dtypes
 import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, convert, save_arrays
@@ -44,6 +46,59 @@ def test_what_is_not_read_is_refused(kind: str, to: str, tmp_path: Path) -> None
         convert(source, tmp_path / "out", to)
     assert said.get("quant_method", "") in str(caught.value)
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+def quark(kind: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """A weight, its tensors as AMD's Quark names and packs them, and what it says of them in config.json."""
+    scaled = breccia.cast(weight(64, 128), kind)
+    data, scale = np.asarray(scaled.data), np.asarray(scaled.scale)
+    said = {"mxfp4": "fp4", "nvfp4": "fp4", "mxfp6": "fp6_e2m3"}.get(kind, "fp8_e4m3")
+    if "fp8" in kind:
+        data = data.view(ml_dtypes.float8_e4m3fn)
+    if kind == "mxfp6":
+        four = data.reshape(64, 32, 4).astype(np.uint32)
+        word = four[..., 0] | four[..., 1] << 6 | four[..., 2] << 12 | four[..., 3] << 18
+        data = np.stack([word & 255, word >> 8 & 255, word >> 16], -1).astype(np.uint8).reshape(64, 96)
+    more = {}
+    if kind == "nvfp4":
+        scale, more = scale.view(ml_dtypes.float8_e4m3fn), {"a.weight_scale_2": np.asarray(scaled.global_scale)}
+    if kind.startswith("mx"):
+        scale = scale.view(np.uint8)
+    scale = scale.reshape(-1) if kind == "fp8-row" else scale
+    config = {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": said}}, "exclude": ["lm_head"]}
+    return scaled, {"a.weight": data, "a.weight_scale": scale, **more}, config
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp8-row", "mxfp8", "mxfp6", "mxfp4", "nvfp4"])
+def test_quark(kind: str, tmp_path: Path) -> None:
+    scaled, arrays, said = quark(kind)
+    source = checkpoint(tmp_path / "in", arrays, said)
+    found = Checkpoint(source)
+    one = next(each for each in found.found if each.format != "plain")
+    np.testing.assert_array_equal(breccia.dequantize(found.load(one)), breccia.dequantize(scaled))
+    report = convert(source, tmp_path / "out", "breccia")
+    assert report["tensors"]["repack"] == 1
+    written = Checkpoint(tmp_path / "out")
+    one = next(each for each in written.found if each.format != "plain")
+    np.testing.assert_array_equal(breccia.dequantize(written.load(one)), breccia.dequantize(scaled))
+
+
+def test_quark_of_another_kind_is_refused(tmp_path: Path) -> None:
+    _, arrays, said = quark("mxfp6")
+    said["global_quant_config"]["weight"]["dtype"] = "fp6_e3m2"
+    with pytest.raises(ValueError, match=r"not, quant_method 'quark' in config.json: 'a\.weight'"):
+        convert(checkpoint(tmp_path / "in", arrays, said), tmp_path / "out", "bf16")
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
+def test_fnuz_is_named(kind: str, tmp_path: Path) -> None:
+    """Its codes mean half of what those of the same bits without fnuz do: a scale beside them does not help."""
+    codes = weight(64, 128).astype(getattr(ml_dtypes, f"float8_{kind}fnuz"))
+    arrays = {"a.weight": codes, "a.weight_scale": np.ones(1, np.float32)}
+    with pytest.raises(
+        ValueError, match=rf"'a\.weight' \[64, 128\]: F8_{kind.upper()}FNUZ codes, AMD's fnuz: no format"
+    ):
+        convert(checkpoint(tmp_path / "in", arrays, {"quant_method": "fp8"}), tmp_path / "out", "bf16")
 
 
 @pytest.mark.parametrize("quantized", [True, False])

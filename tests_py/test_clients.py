@@ -2,6 +2,7 @@
 """Whole models, written by `convert` and opened by the loader that people use: the logits are those of the same model
 with the quantized weights' values in bfloat16."""
 
+import ast
 import json
 import re
 import warnings
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 from breccia.bridges import modules
 from breccia.checkpoint import Checkpoint, convert, verify
-from tiny_models import MODELS, logits, made_once, transformers
+from breccia.checkpoint.models import tied
+from tiny_models import HEADS, MODELS, logits, made_once, transformers
 
 torch = pytest.importorskip("torch")
 BOUND = 1e-2  # of the logits' norm: bfloat16 activations through two layers, rounded in another order
@@ -143,6 +145,27 @@ def test_shared_output_layers_are_in_the_lists_of_what_is_left_alone(to: str, mo
         assert "lm_head" in own["exclude_modules"]
 
 
+@pytest.mark.parametrize("model", HEADS)
+def test_output_layers_by_other_names_stay(model: str, models: Any, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    check(models(model), tmp_path / "q", "compressed-tensors:fp8")
+
+
+def test_output_layers_of_every_language_model_are_known() -> None:
+    """What transformers' classes for text say of weights that two modules share."""
+    shared = set()
+    for file in (Path(transformers().__file__).parent / "models").glob("*/modeling_*.py"):
+        for kind in (each for each in ast.parse(file.read_text()).body if isinstance(each, ast.ClassDef)):
+            said = [s.value for s in kind.body if isinstance(s, ast.Assign) and ast.unparse(s).startswith("_tied_w")]
+            if kind.name.endswith("ForCausalLM") and isinstance((said or [None])[0], ast.Dict):
+                shared |= set(ast.literal_eval(said[0]).items())
+    assert len(shared) > 20
+    odd = {("model.local_encoder.embed_tokens.weight", "lm_head.weight")}  # which has a tensor in the files
+    odd |= {(one, other) for one, other in shared if one.startswith(("prophetnet", "output.")) or "prophet" in other}
+    found = {pair for pair in shared if pair[0].removesuffix("weight").removesuffix(".") in tied([pair[1]])}
+    assert {pair for pair in shared - found - odd if pair[0].endswith(".weight")} == set()
+
+
 def test_gptqs_exclusions_name_what_servers_fuse(models: Any, tmp_path: Path) -> None:
     """GPTQModel looks for a module's own name, servers for that of the layer they make of several."""
     alone = ["*.layers.0.self_attn.*", "*.layers.1.mlp.up_proj.weight"]
@@ -207,6 +230,18 @@ def test_gpt_oss_keeps_its_experts_in_its_own_form(models: Any, tmp_path: Path) 
 def test_fused_experts_without_a_form_stay_and_are_said(to: str, models: Any, tmp_path: Path) -> None:
     report = check(models("gpt-oss"), tmp_path / "q", to, bound=0.05)  # a router may choose another expert
     assert len([note for note in report["notes"] if "experts of a layer in one tensor have no form" in note]) == 4
+
+
+def test_what_transformers_does_wrong_with_experts_is_said(models: Any, tmp_path: Path) -> None:
+    """docs/formats.md has the row; a dense model, and experts in other recipes, are read right."""
+
+    def notes(model: str, to: str) -> list[str]:
+        return convert(models(model), tmp_path / f"{model}-{to.replace(':', '-')}", to)["notes"]
+
+    said = "experts in nvfp4: transformers leaves out their second scales: read them by vLLM or SGLang"
+    assert notes("qwen3-moe", "compressed-tensors:nvfp4") == [said]
+    assert notes("llama", "compressed-tensors:nvfp4") == notes("qwen3-moe", "compressed-tensors:mxfp4") == []
+    assert notes("qwen3-moe", "modelopt:nvfp4") == []
 
 
 def test_a_repack_leaves_alone_what_the_source_left_alone(models: Any, tmp_path: Path) -> None:

@@ -117,3 +117,14 @@ def test_programs_find_the_entry_point(group: str, module: str) -> None:
     section = text.partition(f'[project.entry-points."{group}"]\n')[2]
     assert section.startswith(f'breccia = "breccia.{module}:register"\n')
     assert callable(importlib.import_module(f"breccia.{module}").register)
+
+
+def test_what_programs_must_say_is_abstract() -> None:
+    """A class for a further program that leaves it out is refused where it is made, not where a model runs."""
+    from breccia.served.experts import ExpertsMethod
+    from breccia.served.linear import LinearMethod
+
+    assert LinearMethod.__abstractmethods__ == {"say_block"}
+    assert ExpertsMethod.__abstractmethods__ == {"place"}
+    with pytest.raises(TypeError, match="say_block"):
+        LinearMethod(breccia.NVFP4BlockScaling(), None, {})  # type: ignore[abstract]

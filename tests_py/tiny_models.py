@@ -54,8 +54,19 @@ FUSED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite-moe": ("GraniteMoe", EXPERTS),
 }
-# With rows of whole super-blocks of GGUF.
-WIDE = {"llama-wide": ("Llama", {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64})}
+# Models whose embeddings and output layer, of one weight or not, have names of their own.
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("Bloom", {}),
+    "falcon": ("Falcon", {}),
+    "gpt-neox": ("GPTNeoX", {"tie_word_embeddings": False}),
+    "gpt-neox-tied": ("GPTNeoX", {"tie_word_embeddings": True}),
+    "mamba": ("Mamba", {}),
+}
+# With rows of whole super-blocks of GGUF; with experts of which two processes may have halves.
+WIDE = {
+    "llama-wide": ("Llama", {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}),
+    "qwen3-moe-wide": ("Qwen3Moe", {**MODELS["qwen3-moe"][1], "moe_intermediate_size": 256}),
+}
 
 
 @cache
@@ -76,7 +87,7 @@ def random_model(family: str, more: dict[str, Any], norms: float | None = None) 
     import torch
 
     sizes = copy.deepcopy({**SIZES, **more})  # Phi3Config writes to what it is given
-    if family.startswith(("Phi", "Deepseek")):  # whose heads have widths of their own
+    if family.startswith(("Phi", "Deepseek", "Falcon")):  # whose heads have widths of their own
         sizes.pop("head_dim")
     torch.manual_seed(0)
     own = getattr(transformers(), f"{family}TextConfig", None) or getattr(transformers(), f"{family}Config")
@@ -92,7 +103,7 @@ def random_model(family: str, more: dict[str, Any], norms: float | None = None) 
 
 def tiny(name: str, path: Path) -> Path:
     """A model's directory, in bfloat16."""
-    random_model(*{**MODELS, **FUSED, **WIDE}[name]).save_pretrained(path)
+    random_model(*{**MODELS, **FUSED, **HEADS, **WIDE}[name]).save_pretrained(path)
     return path
 
 

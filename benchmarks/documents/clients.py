@@ -15,7 +15,7 @@ def matrix() -> str:
     """Targets, the programs that open them, and how far their logits are from those of the quantized values."""
     found = load("clients")
     rows: list[list[Any]] = [
-        [_target(row["target"]), row["client"], "yes" if "error" in row else "no", _logits(row)]
+        [_target(row["target"]), row["client"], "yes" if {"error", "wrong"} & row.keys() else "no", _logits(row)]
         for row in found["rows"]
     ]
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
@@ -33,6 +33,8 @@ def _logits(row: dict[str, Any]) -> str:
         return f"`convert` refuses: {row['refused']}"
     if "fails" in row:
         return f"its message: `{row['fails']}`"
+    if "wrong" in row:
+        return f"**other ones**: {row['wrong']}"
     if row["error"] is None:
         return "NaN"
     return "equal" if row["error"] < EXACT else f"within {100 * row['error']:.1f} %"
@@ -44,7 +46,7 @@ def gguf_programs() -> str:
     rows: list[list[Any]] = []
     for row in found["rows"]:
         theirs = _percent(row["llama.cpp"]) if "llama.cpp" in row else f"its message: `{row['fails']}`"
-        back = _percent(row["transformers"]) if row["kind"] == "f16" else ""
+        back = _percent(row["transformers"]) if row["kind"] == "f16" and "transformers" in row else ""
         rows.append([row["model"], f"`gguf:{row['kind']}`", back, theirs])
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     header = ["model", "`--to`", "converted back, in transformers", "in llama.cpp"]

@@ -348,11 +348,14 @@ def frameworks_table(results: dict[str, Any]) -> str:
 
 
 def decode_step() -> str:
+    found = load("decode_step")
     rows = [
         [row["weights"], f"{row['stored_mb']} MB", f"{row['ms']:.0f} ms", times(row["times_bf16"])]
-        for row in load("decode_step")["rows"]
+        for row in found["rows"]
     ]
-    return table(["weights", "files", "a token", "as fast"], rows, "lrrr")
+    about = f"{found['parameters'] / 1e6:.0f} million parameters, {found['machine']['cores']} cores of an "
+    about += f"{found['machine']['cpu']}:\n\n"
+    return about + table(["weights", "files", "a token", "as fast"], rows, "lrrr")
 
 
 def convert() -> str:

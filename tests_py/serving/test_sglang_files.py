@@ -1,42 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`breccia.sglang` in SGLang's own classes: its list of formats, its parallel layers and their weight loaders."""
+"""`breccia.sglang` in SGLang's own classes: its list of formats, its parallel layers, its output layer and their weight
+loaders."""
 
-import importlib
 import json
-import os
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import breccia
 import pytest
+from breccia import checkpoint
 from serving import vllm_layers
-from serving.programs import files_of, needs_files
+from serving.programs import needs_files
 
 pytestmark = [needs_files, pytest.mark.filterwarnings("ignore")]
 torch = pytest.importorskip("torch")
-NOT_COMPILED = ("zmq", "orjson", "pybase64", "starlette", "IPython", "aiohttp", "tvm_ffi", "torchvision")
-NOT_COMPILED += ("sentencepiece", "sgl_kernel", "partial_json_parser", "openai")
 RECIPES = ["nvfp4", "mxfp4", "mxfp6", "mxfp8", "int4", "int8", "fp8", "fp8-row", "block"]
-
-
-@pytest.fixture(scope="module")
-def sglang() -> Iterator[Any]:
-    """SGLang's modules on its CPU platform, after `breccia.sglang.register`."""
-    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
-    before = torch.get_default_dtype()
-    # transformers asks for the version of torchvision: it must have looked for the package before.
-    importlib.import_module("transformers.models.auto.image_processing_auto")
-    importlib.import_module("transformers.utils.import_utils").is_torchvision_available()
-    with files_of(*NOT_COMPILED):
-        import breccia.sglang
-        from sglang.srt.layers import linear, quantization
-
-        breccia.sglang.register()
-        breccia.sglang.register()
-        torch.set_default_dtype(torch.bfloat16)
-        yield SimpleNamespace(linear=linear, quantization=quantization)
-        torch.set_default_dtype(before)
 
 
 def made(sglang: Any, folder: Any, name: str, patch: pytest.MonkeyPatch, rank: int = 0, ranks: int = 1) -> Any:
@@ -91,3 +69,46 @@ def test_own_format(recipe: str, name: str, sglang: Any, converted: Any, monkeyp
         return
     first, second = (one.quant_method.apply(one, x).split(one.logical_widths, -1) for one in halves)
     assert torch.cat([part for pair in zip(first, second, strict=True) for part in pair], -1).equal(wanted)
+
+
+def test_what_sglang_takes_apart_stays(sglang: Any, converted: Any) -> None:
+    said = json.loads((converted("nvfp4") / "config.json").read_text())["quantization_config"]
+    config = sglang.quantization.get_quantization_config("breccia").from_config(said)
+    prefix = f"{vllm_layers.BLOCK}self_attn.kv_b_proj"
+    with pytest.raises(ValueError, match=r"kv_b_proj must stay in high precision, .* --exclude '\*.kv_b_proj.\*'"):
+        sglang.linear.ColumnParallelLinear(256, 256, quant_config=config, prefix=prefix)
+    config.ignore = [prefix]
+    sglang.linear.ColumnParallelLinear(256, 256, quant_config=config, prefix=prefix)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_output_layer(recipe: str, sglang: Any, tmp_path: Any) -> None:
+    """A quantized output layer, whose rows SGLang fills up, computes with the stored values; tiles are refused."""
+    source = vllm_layers.write_block(tmp_path / "model")
+    checkpoint.convert(source, tmp_path / "out", to=recipe, include=["lm_head.weight"])
+    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    config = sglang.quantization.get_quantization_config(said["quant_method"]).from_config(said)
+    x = torch.randn(3, vllm_layers.HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    wanted = breccia.linear(x, breccia.open(tmp_path / "out")["lm_head.weight"].to("torch"), None, x.dtype)
+
+    def of_rank(rank: int, ranks: int) -> Any:
+        with sglang.ranks(rank, ranks):
+            head = sglang.embedding.ParallelLMHead(
+                vllm_layers.VOCABULARY, vllm_layers.HIDDEN, quant_config=config, prefix="lm_head", padding_size=96
+            )
+        parameters = dict(head.named_parameters())
+        tensors = {k: v for k, v in vllm_layers.stored(tmp_path / "out").items() if k.startswith("lm_head.")}
+        assert {name.removeprefix("lm_head.") for name in tensors} == set(parameters)
+        for name, value in tensors.items():
+            parameter = parameters[name.removeprefix("lm_head.")]
+            parameter.weight_loader(parameter, value)
+        head.quant_method.process_weights_after_loading(head)
+        assert sglang.logits.should_apply_lm_head_quant_method(head, head.quant_method)
+        return head.quant_method.apply(head, x, None)
+
+    if recipe == "block":
+        with pytest.raises(ValueError, match=r"lm_head must have scales of one row each .* --exclude 'lm_head.\*'"):
+            of_rank(0, 1)
+        return
+    assert of_rank(0, 1)[:, : vllm_layers.VOCABULARY].equal(wanted)
+    assert torch.cat([of_rank(0, 2), of_rank(1, 2)], -1)[:, : vllm_layers.VOCABULARY].equal(wanted)

@@ -6,6 +6,7 @@ from typing import Any
 
 import breccia
 import pytest
+from breccia import checkpoint
 from serving import vllm_layers
 from serving.programs import needs_files
 
@@ -196,10 +197,32 @@ def test_own_format_refuses(vllm: Any, converted: Any) -> None:
     with pytest.raises(ValueError, match="quantization_config must have a recipe, as breccia writes it"):
         type(said).from_config({"quant_method": "breccia"})
     assert said.recipe == recipe
+
+
+@pytest.mark.parametrize("recipe", OWN)
+def test_output_layer(recipe: str, vllm: Any, tmp_path: Any) -> None:
+    """A quantized output layer, whose rows vLLM fills up, computes with the stored values; tiles are refused."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-    with pytest.raises(ValueError, match=r"in high precision for vLLM: convert with --exclude 'head\.\*'"):
-        ParallelLMHead(64, 128, quant_config=said, prefix="head")
+    source = vllm_layers.write_block(tmp_path / "model")
+    checkpoint.convert(source, tmp_path / "out", to=recipe, include=["lm_head.weight"])
+    said, tensors, mapper = own(tmp_path / "out")
+    sizes = (vllm_layers.VOCABULARY, vllm_layers.HIDDEN)
+    if "block" in recipe:
+        with pytest.raises(ValueError, match=r"lm_head must have scales of one row each .* --exclude 'lm_head.\*'"):
+            ParallelLMHead(*sizes, quant_config=said, prefix="lm_head")
+        return
+    head = ParallelLMHead(*sizes, quant_config=said, prefix="lm_head", padding_size=96)
+    parameters = dict(head.named_parameters())
+    mine = {name: value for name, value in tensors.items() if name.startswith("lm_head.")}
+    assert len(mine) == len(parameters)
+    for name, value in mapper.apply(mine.items()):
+        parameter = parameters[name.removeprefix("lm_head.")]
+        parameter.weight_loader(parameter, value)
+    head.quant_method.process_weights_after_loading(head)
+    x = torch.randn(3, vllm_layers.HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    wanted = breccia.linear(x, breccia.open(tmp_path / "out")["lm_head.weight"].to("torch"), None, x.dtype)
+    assert head.quant_method.apply(head, x)[:, : vllm_layers.VOCABULARY].equal(wanted)
 
 
 @pytest.mark.parametrize("target", ["compressed-tensors:nvfp4", "modelopt:nvfp4"])

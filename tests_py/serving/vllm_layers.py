@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 HIDDEN, INTER, HEADS, KV, WIDTH = 256, 512, 8, 4, 32
+VOCABULARY = 64
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 # vLLM's layer → its parts in the checkpoint, with the shard that its loader is told
 PARTS: dict[str, dict[str, Any]] = {
@@ -36,12 +37,12 @@ def write_block(folder: Path) -> Path:
         last = part.rpartition(".")[2]
         values = torch.randn(rows[last], columns.get(last, HIDDEN), generator=made) * 0.05
         tensors[f"{BLOCK}{part}.weight"] = values.bfloat16()
-    tensors["lm_head.weight"] = torch.randn(64, HIDDEN, generator=made).bfloat16()
+    tensors["lm_head.weight"] = torch.randn(VOCABULARY, HIDDEN, generator=made).bfloat16()
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     said = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN}
     said |= {"intermediate_size": INTER, "num_attention_heads": HEADS, "num_key_value_heads": KV, "head_dim": WIDTH}
-    (folder / "config.json").write_text(json.dumps(said | {"num_hidden_layers": 1, "vocab_size": 64}))
+    (folder / "config.json").write_text(json.dumps(said | {"num_hidden_layers": 1, "vocab_size": VOCABULARY}))
     return folder
 
 

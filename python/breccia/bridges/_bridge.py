@@ -126,6 +126,10 @@ class Bridge(Protocol):
         """Whether readers know experts in tensors of their own."""
 
     @property
+    def misread_experts(self) -> Mapping[str, str]:
+        """What a program of many users does wrong with experts in tensors of their own, by the recipe's name."""
+
+    @property
     def turned_weights(self) -> bool:
         """Whether readers know matrices with inputs before outputs, which are written transposed."""
 
@@ -368,6 +372,7 @@ class FileFormat:
     experts_together: bool = False
     fused_experts: bool = False
     single_experts: bool = True
+    misread_experts: Mapping[str, str] = field(default_factory=dict)
     turned_weights: bool = False
     embeddings: bool = False
     row_axis: int | None = None

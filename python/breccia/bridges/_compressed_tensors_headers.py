@@ -40,15 +40,20 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     weight = packed or entries.get(prefix + "weight")
     if weight is None or prefix + "weight_scale_2" in entries:
         return None
-    if not packed and (context.get("quantization_config") or {}).get("quant_method") == "modelopt":
+    said = context.get("quantization_config") or {}
+    if not packed and said.get("quant_method") == "modelopt":
         return None
+    if said.get("quant_method") == "quark" and weight.dtype == "U8" and scale.dtype in ("U8", "F8_E8M0"):
+        if "fp6_e3m2" in str(said):
+            return None
+        packed = weight  # Quark packs codes of 4 and 6 bits alike, under the name of others
     check_axes(1, weight)
     parts = {"weight_packed" if packed else "weight": weight.name, "weight_scale": name}
     for role in ("weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx"):
         if prefix + role in entries:
             parts[role] = prefix + role
     findings: list[str] = []
-    bits = _bits(context.get("quantization_config") or {})
+    bits = _bits(said)
     found = _find_packed(prefix, parts, weight, scale, bits, findings) if packed else _find_plain(parts, weight, scale)
     if found is None:
         return None

@@ -28,6 +28,7 @@ from breccia.checkpoint.files.gguf_rope import ROPE_TENSORS
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.identity import identity_of
+from breccia.checkpoint.models import is_one_expert
 from breccia.checkpoint.naming import naming
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shared_scales import share
@@ -175,6 +176,7 @@ class Job:
         self._check_group_size()
         self.notes += self._note_nothing()
         self.notes += self._note_levels()
+        self.notes += self._note_experts()
         if self.from_gguf and not self.into_directory and not target.bridge.own_files:
             self.notes.append(f"there is no config.json: {destination}/ instead makes a directory that has one")
         self._check_names()
@@ -262,6 +264,12 @@ class Job:
         if names is None or not any(has_one_level(found, self.target) for found in nvfp4):
             return []
         return [f"NVFP4 has one level: programs do not apply all second scales of a {names.architecture} model"]
+
+    def _note_experts(self) -> list[str]:
+        """What programs do wrong with experts that are written."""
+        said = self.target.bridge.misread_experts
+        names = {c.recipe.name for c in self.choices if c.recipe is not None and is_one_expert(c.found.name)}
+        return [f"experts in {name}: {said[name]}" for name in sorted(names & said.keys())]
 
     def _kept(self) -> dict[str, Any] | None:
         """The weights that stay as they were beside quantized ones: their bytes, and the largest of them."""

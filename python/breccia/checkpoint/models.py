@@ -14,24 +14,37 @@ __all__ = [
     "is_stored_turned",
     "is_turned",
     "models_name",
+    "other_names",
     "tied",
     "tied_heads",
     "turns",
 ]
 
-# Where a model keeps its input embeddings → the module that computes with the same weight and has none in the files.
+# Where a model keeps its input embeddings → modules that may compute with the same weight and have none in the files.
 _TIED = (
     (
-        re.compile(
-            r"(?P<at>.*?)(model\.(language_model\.|decoder\.)?|transformer\.|decoder\.)?(embed_tokens|wte)\.weight"
-        ),
+        r"(?P<at>.*?)(model\.(language_model\.|text_model\.|decoder\.)?|transformer\.|decoder\.)?(embed_tokens|wte)",
         "{at}lm_head",
     ),
-    (re.compile(r"(?P<at>)shared\.weight"), "lm_head"),
-    (re.compile(r"(?P<at>)(gpt_neox\.)?embed_in\.weight"), "embed_out"),
-    (re.compile(r"(?P<at>)bert\.embeddings\.word_embeddings\.weight"), "cls.predictions.decoder"),
-    (re.compile(r"(?P<at>)roberta\.embeddings\.word_embeddings\.weight"), "lm_head.decoder"),
+    (r"(?P<at>.*?)(transformer\.(tokens_embed|word_embeddings|w)|backbone\.embeddings)", "{at}lm_head"),
+    (r"(model\.)?decoder\.embed_tokens", "proj_out output_projection lm_head.out_proj"),
+    (r"(model\.(language_model\.)?|led\.)?shared", "lm_head"),
+    # transformers 5 calls GPT-NeoX's output layer otherwise than the files do.
+    (r"(gpt_neox(_japanese)?\.)?embed_in", "embed_out lm_head"),
+    (r"embed_out", "lm_head"),
+    (
+        r"(?!albert|electra|convbert|distilbert)(\w+\.)?embeddings\.word_embeddings",
+        "cls.predictions.decoder lm_head.decoder",
+    ),
+    (r"albert\.embeddings\.word_embeddings", "predictions.decoder"),
+    (r"(electra|convbert)\.embeddings\.word_embeddings", "generator_lm_head"),
+    (r"distilbert\.embeddings\.word_embeddings", "vocab_projector"),
+    (r"model\.embeddings\.tok_embeddings", "decoder"),
+    (r"biogpt\.embed_tokens", "output_projection"),
+    (r"rwkv\.embeddings", "head"),
+    (r"transformer\.word_embedding", "lm_loss"),
 )
+_TIED_PATTERNS = [(re.compile(rf"{place}\.weight"), heads.split()) for place, heads in _TIED]
 
 
 def tied_heads(names: Iterable[str]) -> set[str]:
@@ -42,13 +55,36 @@ def tied_heads(names: Iterable[str]) -> set[str]:
 def tied(names: Iterable[str]) -> dict[str, str]:
     """Those layers, and the name of the weight that each shares."""
     there = set(names)
-    heads = {}
+    shared: dict[str, str] = {}
     for name in there:
-        for pattern, head in _TIED:
-            match = pattern.fullmatch(name)
-            if match is not None and f"{(module := head.format(at=match['at']))}.weight" not in there:
-                heads[module] = name
-    return heads
+        for pattern, heads in _TIED_PATTERNS:
+            if (match := pattern.fullmatch(name)) is None:
+                continue
+            modules = [head.format(**match.groupdict()) for head in heads]
+            shared |= {module: name for module in modules if f"{module}.weight" not in there}
+    return shared
+
+
+# Modules of models with eyes or ears, by the files' names → by those that transformers 5 has of them.
+_MOVED = (
+    (re.compile(r"language_model\.lm_head"), "lm_head"),
+    (re.compile(r"language_model\.model\.(.*)"), r"model.language_model.\1"),
+    (re.compile(r"vision_tower\.vision_model\.(.*)"), r"model.vision_tower.\1"),
+    (
+        re.compile(r"((visual|vision_tower|vision_model|audio_tower|\w*mm_projector|multi_modal_projector)\..*)"),
+        r"model.\1",
+    ),
+)
+
+
+def other_names(modules: Iterable[str]) -> set[str]:
+    """What else a program may call these modules: models with eyes or ears have a second layout of names."""
+    given = set(modules)
+    found = {pattern.sub(to, name) for name in given for pattern, to in _MOVED if pattern.fullmatch(name)}
+    if any(name.startswith("visual.") for name in given):
+        layers = (name.removeprefix("model.") for name in given if name.startswith("model.layers."))
+        found |= {f"model.language_model.{name}" for name in layers}
+    return found
 
 
 # Models whose float checkpoints keep all experts of a layer in one tensor (E, IN, OUT); quantized tensors are always

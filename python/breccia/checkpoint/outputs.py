@@ -22,7 +22,7 @@ from breccia.checkpoint.files.gguf_types import ARRAY, STRING, UINT32, Fields
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.files.sentencepiece_model import sentencepiece_fields
 from breccia.checkpoint.folder import MAX_JSON, config_files, read_json
-from breccia.checkpoint.models import tied_heads
+from breccia.checkpoint.models import other_names, tied_heads
 from breccia.checkpoint.source import LEFT_OUT, Checkpoint
 from breccia.checkpoint.targets import Choice, Target
 from breccia.recipes import ScalingRecipe
@@ -144,7 +144,8 @@ def _ignored(checkpoint: Checkpoint, choices: list[Choice]) -> list[str]:
     plain = [c for c in choices if c.action in ("copy", "float") or (c.action == "merge" and c.recipe is None)]
     kept = [c.found.name for c in plain if c.found.name.endswith(".weight")]
     names = {_module(name) for name in kept if not name.endswith("norm.weight")}
-    return sorted(names | tied_heads(found.name for found in checkpoint.found))
+    names |= tied_heads(found.name for found in checkpoint.found)
+    return sorted(names | other_names(names))
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

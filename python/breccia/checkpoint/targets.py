@@ -39,6 +39,7 @@ EXCLUDED = (
     "*wte.weight",
     "*wpe.weight",
     "shared.weight",
+    "*.shared.weight",
     "*relative_attention_bias*",
     "*position*",
     "token_embd*",

@@ -4,6 +4,7 @@ and slices of tensor parallelism, too."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ _KINDS = {
 }
 
 
-class LinearMethod:
+class LinearMethod(ABC):
     """Makes, fills and multiplies by one layer's weight; a base of programs' own classes for that.
 
     Args:
@@ -42,9 +43,9 @@ class LinearMethod:
         """The module that has the parameters."""
         return layer
 
+    @abstractmethod
     def say_block(self, layer: torch.nn.Module, block: list[int]) -> None:
         """Tell the program's loaders which rows and columns share a scale."""
-        raise NotImplementedError
 
     def create_weights(
         self,

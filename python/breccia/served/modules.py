@@ -103,3 +103,33 @@ class Modules:
                 f"{found[odd]}: convert them alike"
             )
         return kinds[0]
+
+    def recipe_of_head(self, prefix: str) -> ScalingRecipe | None:
+        """The recipe of an output layer, None where it stayed in high precision.
+
+        Raises:
+            ValueError: rows of it share scales, which its program's loader cannot cut.
+        """
+        recipe = self.recipe_of(prefix, [prefix])
+        if recipe is not None and getattr(recipe.layout, "block_m", 1) > 1:
+            raise ValueError(
+                f"{prefix} must have scales of one row each to be served, it has {recipe.layout}: convert with "
+                f"--exclude '{prefix}.*'"
+            )
+        return recipe
+
+    def recipe_of_experts(self, prefix: str, number: int, names: tuple[tuple[str, ...], ...]) -> ScalingRecipe | None:
+        """The recipe of a layer's experts, None where they stayed in high precision.
+
+        Args:
+            prefix: of the layer.
+            number: how many experts the checkpoint has.
+            names: what the linear layers of one expert may be called, by kinds of models; the first is taken where
+                none is named.
+
+        Raises:
+            ValueError: they differ.
+        """
+        every = [[f"{prefix}.{i}.{name}" for i in range(number) for name in kind] for kind in names]
+        named = {*self.ignore, *self.modules}
+        return self.recipe_of(prefix, next((kind for kind in every if named & set(kind)), every[0]))

@@ -11,7 +11,16 @@ from breccia.recipes import ScalingRecipe
 from breccia.served.linear import LinearMethod
 from breccia.served.slices import ROLES
 
-__all__ = ["BrecciaLinearMethod"]
+__all__ = ["BrecciaLinearMethod", "Stored"]
+
+
+class Stored(torch.nn.Module):  # type: ignore[misc]
+    """The stored tensors of a weight, in the place where SGLang has a weight in one."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the codes, which SGLang asks for to see what it may pack."""
+        return next(iter(self.parameters())).dtype
 
 
 class BrecciaLinearMethod(LinearMethod, LinearMethodBase):  # type: ignore[misc]
@@ -28,7 +37,7 @@ class BrecciaLinearMethod(LinearMethod, LinearMethodBase):  # type: ignore[misc]
     def home(self, layer: torch.nn.Module) -> torch.nn.Module:
         """The module "weight" of the layer."""
         if "weight" not in layer._modules:
-            layer.weight = torch.nn.Module()
+            layer.weight = Stored()
         return layer._modules["weight"]
 
     def say_block(self, layer: torch.nn.Module, block: list[int]) -> None:

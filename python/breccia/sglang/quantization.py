@@ -12,9 +12,12 @@ import torch
 from sglang.srt.layers import quantization
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
 
+from breccia.recipes import ScalingRecipe
 from breccia.served.modules import Modules
 
 __all__ = ["BrecciaConfig"]
+
+_EXPERT = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 
 
 class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
@@ -28,7 +31,7 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
         """What makes and fills a layer's weight; None where SGLang's own does.
 
         Raises:
-            ValueError: the layer is quantized and must not be here.
+            ValueError: the layer is quantized in a way that does not go together with what SGLang makes of it.
         """
         from sglang.srt.layers.linear import LinearBase
         from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
@@ -39,18 +42,27 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
             recipe = self.recipe_of(prefix, self.parts(prefix))
             if recipe is None:
                 return UnquantizedLinearMethod()
-            from breccia.sglang.linear import BrecciaLinearMethod
+            if prefix.endswith("kv_b_proj"):
+                raise ValueError(
+                    f"{prefix} must stay in high precision, for SGLang cuts its values into two weights: convert with "
+                    f"--exclude '*.kv_b_proj.*'"
+                )
+            return self._linear(recipe)
+        if isinstance(layer, FusedMoE):
+            recipe = self.recipe_of_experts(prefix, layer.num_global_routed_experts, _EXPERT)
+            if recipe is None:
+                return None
+            from breccia.sglang.experts import BrecciaExpertsMethod
 
-            return BrecciaLinearMethod(recipe, self.activations)
-        if isinstance(layer, FusedMoE) and not self._is_alone(prefix):
-            raise ValueError(f"{prefix} must stay in high precision for SGLang: convert with --exclude '*.experts.*'")
-        if isinstance(layer, ParallelLMHead) and self.recipe_of(prefix, [prefix]) is not None:
-            raise ValueError(f"{prefix} must stay in high precision for SGLang: convert with --exclude '{prefix}.*'")
+            return BrecciaExpertsMethod(recipe, self.activations, layer)
+        if isinstance(layer, ParallelLMHead) and (recipe := self.recipe_of_head(prefix)) is not None:
+            return self._linear(recipe)
         return None
 
-    def _is_alone(self, prefix: str) -> bool:
-        """Whether modules below a prefix stayed in high precision."""
-        return any(name == prefix or name.startswith(f"{prefix}.") for name in self.ignore)
+    def _linear(self, recipe: ScalingRecipe) -> Any:
+        from breccia.sglang.linear import BrecciaLinearMethod
+
+        return BrecciaLinearMethod(recipe, self.activations)
 
 
 for _methods in (

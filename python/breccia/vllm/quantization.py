@@ -79,17 +79,16 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
 
             return BrecciaLinearMethod(recipe, self.activations, self.names)
         if isinstance(layer, RoutedExperts):
-            recipe = self.recipe_of(prefix, self._experts(layer, prefix))
+            names = [layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name]
+            kind, path = tuple(name for name in names if name), prefix.removesuffix(".routed_experts")
+            recipe = self.recipe_of_experts(path, layer.moe_config.num_logical_experts, (kind,))
             if recipe is None:
                 return None
             from breccia.vllm.experts import BrecciaExpertsMethod
 
             return BrecciaExpertsMethod(recipe, self.activations, self.names, layer.moe_config)
-        if isinstance(layer, ParallelLMHead) and self.recipe_of(prefix, [prefix]) is not None:
-            raise ValueError(f"{prefix} must stay in high precision for vLLM: convert with --exclude '{prefix}.*'")
-        return None
+        if isinstance(layer, ParallelLMHead) and (recipe := self.recipe_of_head(prefix)) is not None:
+            from breccia.vllm.linear import BrecciaLinearMethod
 
-    def _experts(self, layer: Any, prefix: str) -> list[str]:
-        names = [layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name]
-        path = prefix.removesuffix(".routed_experts")
-        return [f"{path}.{i}.{name}" for i in range(layer.moe_config.num_logical_experts) for name in names if name]
+            return BrecciaLinearMethod(recipe, self.activations, self.names)
+        return None

@@ -116,6 +116,8 @@ _ENCODER = {
     "encoder.layer.{}.output.dense": "blk.{}.ffn_down",
     "encoder.layer.{}.output.LayerNorm": "blk.{}.layer_output_norm",
 }
+# Biases of all experts, and BERT's embeddings of positions and kinds of text, are added as they are.
+_WIDE = (".ffn_gate_inp.weight", "_exps.bias", "position_embd.weight", "token_types.weight")
 _TABLES = {
     "llama": {**_DECODER, **_MIXTRAL},
     "qwen2": _DECODER,
@@ -249,8 +251,8 @@ class ModelMap:
         return self.experts and _ONE_EXPERT.fullmatch(name) is not None
 
     def wide(self, name: str) -> bool:
-        """Whether programs want a matrix in float32: what chooses among experts, and biases of all experts."""
-        return (self.inside(name) or "").endswith((".ffn_gate_inp.weight", "_exps.bias"))
+        """Whether programs want a matrix in float32: what chooses among experts, and what they add to others."""
+        return (self.inside(name) or "").endswith(_WIDE)
 
     def row_order(self, name: str, rows: int) -> np.ndarray[Any, Any] | None:
         """Which row of the model's own tensor each row of GGUF's is; None where they are the same.

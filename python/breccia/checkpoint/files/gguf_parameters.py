@@ -60,7 +60,10 @@ def hyperparameters(config: Mapping[str, Any], architecture: str) -> Fields:
         said["attention.layer_norm_epsilon"] = (FLOAT32, float(config["layer_norm_eps"]))
     else:
         said |= _decoder(config, architecture)
-    return {f"{architecture}.{key}": value for key, value in said.items()}
+    fields = {f"{architecture}.{key}": value for key, value in said.items()}
+    if architecture == "bert":
+        fields["tokenizer.ggml.token_type_count"] = (UINT32, int(config.get("type_vocab_size", 2)))
+    return fields
 
 
 def _decoder(config: Mapping[str, Any], architecture: str) -> Fields:
