@@ -53,6 +53,28 @@ def test_convert_verify_inspect(model: Path, tmp_path: Path, capsys: pytest.Capt
     assert json.loads(out)["total"]["formats"] == {"modelopt nvfp4": 2}
 
 
+def test_convert_says_what_requantizing_lost(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def convert(source: str, made: str, to: str) -> tuple[str, Any]:
+        code, out, _ = run("convert", tmp_path / source, tmp_path / made, "--to", to, capsys=capsys)
+        assert code == 0
+        _, told, _ = run("convert", tmp_path / source, tmp_path / f"{made}2", "--to", to, "--json", capsys=capsys)
+        return out, json.loads(told)["requantized"]
+
+    out, lost = convert("model.safetensors", "mxfp4", "mxfp4")
+    assert lost is None
+    assert "requantize" not in out
+    out, lost = convert("mxfp4", "nvfp4", "compressed-tensors:nvfp4")
+    assert "requantize: lossless, 2 tensors hold every value that they held" in out
+    assert lost == {"tensors": 2, "lossless": 2, "sqnr_db": None}
+    out, lost = convert("mxfp4", "int4", "int4")
+    assert lost["lossless"] == 0
+    a, b = (breccia.open(tmp_path / name) for name in ("mxfp4", "int4"))
+    old, new = (np.concatenate([breccia.dequantize(one[f"layers.{i}.weight"]) for i in range(2)]) for one in (a, b))
+    old, new = old.astype(np.float64), new.astype(np.float64)
+    assert lost["sqnr_db"] == round(10 * np.log10((old**2).sum() / ((old - new) ** 2).sum()), 2)
+    assert f"requantize: 0 of 2 tensors lossless, SQNR of the others {lost['sqnr_db']:.1f} dB" in out
+
+
 def test_plot(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     run("convert", model, tmp_path / "q", "--to", "modelopt:nvfp4", capsys=capsys)

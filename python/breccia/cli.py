@@ -259,6 +259,7 @@ def _convert(args: argparse.Namespace) -> int:
     lines = _notes(report)
     done = f"{report['bytes_written']:,} bytes from {report['bytes_read']:,} in {report['seconds']} s ({tensors})"
     lines += after(f"{report['destination']}:", done)
+    lines += _lost(report["requantized"])
     kept = report["kept"]
     if kept and not args.include and kept["bytes"] > 0.1 * report["bytes_written"]:
         share = kept["bytes"] / report["bytes_written"]
@@ -269,6 +270,17 @@ def _convert(args: argparse.Namespace) -> int:
         )
     _print(args, report, "\n".join(lines))
     return 0
+
+
+def _lost(requantized: dict[str, Any] | None) -> list[str]:
+    """What requantizing changed, for people."""
+    if requantized is None:
+        return []
+    count, lossless, sqnr = (requantized[key] for key in ("tensors", "lossless", "sqnr_db"))
+    if lossless == count:
+        return [f"requantize: lossless, {count} tensors hold every value that they held"]
+    noise = "not finite" if sqnr is None else f"{sqnr:.1f} dB"
+    return [f"requantize: {lossless} of {count} tensors lossless, SQNR of the others {noise}"]
 
 
 def _convert_part(args: argparse.Namespace, options: dict[str, Any], progress: bool) -> int:

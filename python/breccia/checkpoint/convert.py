@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ from breccia.checkpoint.targets import LEFT, QUANTIZED, Choice, Target, choose, 
 from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Work, check_replaceable, partial_of
 from breccia.checkpoint.workers import Workers
+from breccia.comparison import Comparison
 
 __all__ = ["Job", "check_destination", "convert", "nbytes_of_choice"]
 
@@ -164,6 +166,7 @@ class Job:
         _check_patterns(found, target)
         self.notes: list[str] = []
         self.left_out: list[str] = []
+        self.requantized: list[Comparison] = []
         self._quantized = {one.name for one in found if one.format != "plain"}
         self._folds = not target.bridge.pre_scales
         self.target = self._settled(target, found)
@@ -249,7 +252,9 @@ class Job:
             self.notes += [trouble] if trouble else []
 
     def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers) -> None:
-        execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add)
+        compared = execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add)
+        if compared is not None:
+            self.requantized.append(compared)
 
     def _note_model(self, names: ModelMap | None, reason: str) -> None:
         if names is None:
@@ -280,6 +285,19 @@ class Job:
             "tensors": len(kept),
             "bytes": sum(nbytes_of_choice(c) for c in kept),
             "largest": max(kept, key=nbytes_of_choice).found.name if kept else None,
+        }
+
+    def _lost(self) -> dict[str, Any] | None:
+        """What requantizing changed, of tensors that this run made: how many there are, how many hold every value that
+        they held, and the signal to noise of the others."""
+        if not self.requantized:
+            return None
+        others = [one for one in self.requantized if not one.equal]
+        signal, noise = sum(one.signal for one in others), sum(one.noise for one in others)
+        return {
+            "tensors": len(self.requantized),
+            "lossless": len(self.requantized) - len(others),
+            "sqnr_db": round(10 * math.log10(signal / noise), 2) if signal > 0 and 0 < noise < math.inf else None,
         }
 
     def _dropped(self, name: str) -> bool:
@@ -425,6 +443,7 @@ class Job:
             "bytes_written": self.progress.total,
             "seconds": round(seconds, 3),
             "kept": self._kept(),
+            "requantized": self._lost(),
             "notes": [*self.notes, *(f"{c.found.name}: {c.note}" for c in self.choices if c.note)],
         }
 

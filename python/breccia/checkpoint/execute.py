@@ -21,6 +21,7 @@ from breccia.checkpoint.shared_scales import cast_shared
 from breccia.checkpoint.source import MADE, Checkpoint
 from breccia.checkpoint.targets import Choice, Target
 from breccia.checkpoint.workers import PIECE, Workers
+from breccia.comparison import Comparison, compare
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -37,8 +38,11 @@ Read = Callable[[int, int], Array]
 
 def execute(
     checkpoint: Checkpoint, choice: Choice, target: Target, writer: PlannedWriter, workers: Workers, done: Done
-) -> None:
+) -> Comparison | None:
     """Write one tensor.
+
+    Returns:
+        How far the new codes of a requantized tensor are from the old ones; None of others.
 
     Raises:
         ValueError: its bytes do not fit its format; the message names it.
@@ -82,6 +86,8 @@ def execute(
             else:
                 made = verbs.requantize(scaled, choice.recipe)
             repack(made, choice, target, writer, workers, done)
+            checkpoint.release(found)
+            return compare(scaled, made)
         case "cast":
             assert choice.recipe is not None
             values = checkpoint.load(found)
@@ -91,6 +97,7 @@ def execute(
                 made = cast_for(target, values, choice.recipe)
             repack(made, choice, target, writer, workers, done)
     checkpoint.release(found)
+    return None
 
 
 def cast_for(target: Target, values: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
