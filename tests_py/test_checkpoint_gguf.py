@@ -457,7 +457,7 @@ def test_keys_and_types_are_ggufs_own() -> None:
     kinds = constants.GGUFValueType
     for name in ("UINT32", "INT32", "FLOAT32", "BOOL", "STRING", "ARRAY"):
         assert getattr(gguf_types, name) == getattr(kinds, name)
-    groups = (constants.Keys.LLM, constants.Keys.Attention, constants.Keys.Rope)
+    groups = (constants.Keys.LLM, constants.Keys.Attention, constants.Keys.Rope, constants.Keys.Tokenizer)
     known = {value for group in groups for value in vars(group).values() if isinstance(value, str)}
     decoder = {
         "max_position_embeddings": 512, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128,

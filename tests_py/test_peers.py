@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 # Not required: what no index has for the machines of continuous integration, or what would bring in much else.
-OPTIONAL = {"comfy_kitchen.tensor", "peft", *(("tomllib",) if sys.version_info < (3, 11) else ())}
+OPTIONAL = {"comfy_kitchen.tensor", "llama_cpp", "peft", *(("tomllib",) if sys.version_info < (3, 11) else ())}
 ASKED = re.compile(r"importorskip\(\s*\"([\w.]+)\"")
 
 
