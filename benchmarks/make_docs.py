@@ -48,6 +48,7 @@ TABLES = {
     "convert": speed.convert,
     "first calls": speed.first_calls,
     "large header": speed.large_header,
+    "fuzzing": speed.fuzzing,
     "import time": speed.import_time,
     "model size": speed.model_size,
     "short": speed.short,

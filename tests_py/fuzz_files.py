@@ -28,7 +28,7 @@ from breccia.bridges import OutsideTensor
 from breccia.checkpoint import Checkpoint, convert, target_names
 from breccia.checkpoint.complete import complete
 from breccia.checkpoint.dtypes import DTYPES, nbytes_of
-from breccia.checkpoint.inspect import describe, render
+from breccia.checkpoint.inspect import inspect, lines
 from breccia.scaled_tensor import ScaledTensor
 from checkpoints import weight, write_shards
 from pace import import_peers
@@ -203,7 +203,8 @@ def read(path: Path, out: Path, *, whole: bool) -> int:
                 pass
     finally:
         checkpoint.close()
-    render(describe(path))
+    inspect(path)
+    list(lines(path))
     if whole:
         for step in (lambda: complete(path), lambda: convert(path, out, "bf16", threads=1)):
             with contextlib.suppress(REFUSED):

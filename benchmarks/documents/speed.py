@@ -397,6 +397,16 @@ def large_header_table(results: dict[str, Any]) -> str:
     return table([said, "processor time", "peak memory"], rows, "lrr")
 
 
+def fuzzing() -> str:
+    told = {"codecs": "codecs", "tensors": "ScaledTensors and verbs", "c_abi": "C functions", "files": "checkpoints"}
+    rows = []
+    for name, one in load("fuzzing").items():
+        rows.append(
+            [told[name], f"{one['executions']:,}", f"{one['seconds'] / 60:.0f} min", f"{one['reached']:,}"]
+        )  # fmt: skip
+    return table(["", "executions", "time", "branches reached"], rows, "lrrr")
+
+
 def import_time() -> str:
     """A sentence."""
     found = load("import_time")
