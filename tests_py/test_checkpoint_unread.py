@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import breccia
-import ml_dtypes
 import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, convert, save_arrays
 from breccia.checkpoint.verify import values
 from checkpoints import weight
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
 def checkpoint(path: Path, arrays: dict[str, Any], said: dict[str, Any]) -> Path:
