@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from typing import Any
 from breccia.bridges._parts import Found
 from breccia.checkpoint import gguf_folder, outputs
 from breccia.checkpoint.arguments import path_of
-from breccia.checkpoint.execute import execute
+from breccia.checkpoint.execute import execute, lost
 from breccia.checkpoint.experts import gathered
 from breccia.checkpoint.files.gguf_file import GgufFile, GgufWriter, block_type
 from breccia.checkpoint.files.gguf_models import ModelMap
@@ -252,9 +251,7 @@ class Job:
             self.notes += [trouble] if trouble else []
 
     def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers) -> None:
-        compared = execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add)
-        if compared is not None:
-            self.requantized.append(compared)
+        execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add, self.requantized)
 
     def _note_model(self, names: ModelMap | None, reason: str) -> None:
         if names is None:
@@ -285,19 +282,6 @@ class Job:
             "tensors": len(kept),
             "bytes": sum(nbytes_of_choice(c) for c in kept),
             "largest": max(kept, key=nbytes_of_choice).found.name if kept else None,
-        }
-
-    def _lost(self) -> dict[str, Any] | None:
-        """What requantizing changed, of tensors that this run made: how many there are, how many hold every value that
-        they held, and the signal to noise of the others."""
-        if not self.requantized:
-            return None
-        others = [one for one in self.requantized if not one.equal]
-        signal, noise = sum(one.signal for one in others), sum(one.noise for one in others)
-        return {
-            "tensors": len(self.requantized),
-            "lossless": len(self.requantized) - len(others),
-            "sqnr_db": round(10 * math.log10(signal / noise), 2) if signal > 0 and 0 < noise < math.inf else None,
         }
 
     def _dropped(self, name: str) -> bool:
@@ -443,7 +427,7 @@ class Job:
             "bytes_written": self.progress.total,
             "seconds": round(seconds, 3),
             "kept": self._kept(),
-            "requantized": self._lost(),
+            "requantized": lost(self.requantized),
             "notes": [*self.notes, *(f"{c.found.name}: {c.note}" for c in self.choices if c.note)],
         }
 

@@ -5,7 +5,7 @@ bytes as they are where they are kept."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["cast_for", "execute"]
+__all__ = ["cast_for", "execute", "lost"]
 
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
@@ -37,12 +37,15 @@ Read = Callable[[int, int], Array]
 
 
 def execute(
-    checkpoint: Checkpoint, choice: Choice, target: Target, writer: PlannedWriter, workers: Workers, done: Done
-) -> Comparison | None:
-    """Write one tensor.
-
-    Returns:
-        How far the new codes of a requantized tensor are from the old ones; None of others.
+    checkpoint: Checkpoint,
+    choice: Choice,
+    target: Target,
+    writer: PlannedWriter,
+    workers: Workers,
+    done: Done,
+    requantized: list[Comparison] | None = None,
+) -> None:
+    """Write one tensor, and add to a list how far the new codes of a requantized one are from the old ones.
 
     Raises:
         ValueError: its bytes do not fit its format; the message names it.
@@ -86,8 +89,8 @@ def execute(
             else:
                 made = verbs.requantize(scaled, choice.recipe)
             repack(made, choice, target, writer, workers, done)
-            checkpoint.release(found)
-            return compare(scaled, made)
+            if requantized is not None:
+                requantized.append(compare(scaled, made))
         case "cast":
             assert choice.recipe is not None
             values = checkpoint.load(found)
@@ -97,7 +100,20 @@ def execute(
                 made = cast_for(target, values, choice.recipe)
             repack(made, choice, target, writer, workers, done)
     checkpoint.release(found)
-    return None
+
+
+def lost(requantized: Sequence[Comparison]) -> dict[str, Any] | None:
+    """What requantizing changed: how many tensors there are, how many hold every value that they held, and the signal
+    to noise of the others, None where it is no number. None of no tensors."""
+    if not requantized:
+        return None
+    others = [one for one in requantized if not one.equal]
+    signal, noise = sum(one.signal for one in others), sum(one.noise for one in others)
+    return {
+        "tensors": len(requantized),
+        "lossless": len(requantized) - len(others),
+        "sqnr_db": round(10 * math.log10(signal / noise), 2) if signal > 0 and 0 < noise < math.inf else None,
+    }
 
 
 def cast_for(target: Target, values: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:

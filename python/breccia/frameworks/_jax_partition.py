@@ -168,6 +168,7 @@ def matmul(whole: Call, inside: Call, a: Any, b: Any) -> Any:
 
     (out,) = made = jax.eval_shape(one, *map(_shape, (*left, *right)))
     kept = [_Kept(operand, axes) for operand, axes in zip((a, b), _kept_axes(a, b, out), strict=True)]
+    parts = [(part.shape, one) for one, own in zip(kept, (left, right), strict=True) for part in own]
     blocks = [max(one.blocks.get(axis, 1) for one in kept) for axis in range(len(out.shape))]
 
     def split(mesh: Any, given: list[Axes], wanted: list[Axes]) -> tuple[list[Axes], list[Axes]]:
@@ -175,15 +176,9 @@ def matmul(whole: Call, inside: Call, a: Any, b: Any) -> Any:
             wanted[0] if wanted else _asked(len(out.shape), list(zip(kept, (given[0], given[len(left)]), strict=True)))
         )
         axes = cuts.whole_blocks(out.shape, asked, mesh, blocks)
-        return [one.of(part.shape, axes) for one, parts in zip(kept, (left, right), strict=True) for part in parts], [
-            axes
-        ]
+        return [one.of(shape, axes) for shape, one in parts], [axes]
 
-    operands = [
-        (part.shape, one.factors_of(part.shape))
-        for one, parts in zip(kept, (left, right), strict=True)
-        for part in parts
-    ]
+    operands = [(shape, one.factors_of(shape)) for shape, one in parts]
     axes = [next((one.factors[axis] for one in kept if axis in one.factors), None) for axis in range(len(out.shape))]
     rule = cuts.rule(operands, [(out.shape, axes)])
     return _run(one, lambda mesh, axes: here, split, rule, (*left, *right), made)[0]

@@ -132,7 +132,7 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor | None:
         if not x.is_cuda or torch._C._functorch.is_functorch_wrapped_tensor(x):
             return None
         data = x
-        key = ("linear", _form(w), x.dtype, x.shape, x.stride(), kind)
+        key = _key_of_linear(x, w, kind)
         operands = [x, *_parts(w)]
     else:
         return None
@@ -142,12 +142,17 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor | None:
     return made
 
 
+def _key_of_linear(x: torch.Tensor, w: ScaledTensor, kind: torch.dtype) -> tuple[Any, ...]:
+    """Of floats by a weight."""
+    return ("linear", _form(w), x.dtype, x.shape, x.stride(), kind)
+
+
 def repeated_linear(x: torch.Tensor, w: ScaledTensor, parts: dict[str, Any], names: tuple[str, ...]) -> Any:
     """`linear` of w, whose parts are those of a dict under `names`, and floats of the form of x, in their dtype: what
     repeats it in less time than a plan takes to find, or None where there is no plan."""
     if not quiet(x) or not quiet(w.data):
         return None
-    plan = _plans.get(("linear", _form(w), x.dtype, x.shape, x.stride(), x.dtype), 0)
+    plan = _plans.get(_key_of_linear(x, w, x.dtype), 0)
     if isinstance(plan, int):
         return None
     return _core.RepeatedCall(

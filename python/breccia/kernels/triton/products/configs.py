@@ -137,11 +137,10 @@ _ONE_WAVE, _MANY = 4224, 8192
 def weight_only(m: int, n: int, k: int, element: str) -> str:
     """How a 16-bit float product by a quantized weight runs: rows (kernels for a few, bound by reading the weights),
     fused, or decode (to 16-bit floats, then cuBLAS)."""
-    if m <= 8 and element in ("e2m1", "int4"):
-        return "rows"
     # Programs have two rows of 8 bits: more than 4224 are a second wave, which is worth it for many (sweep of 15 shapes
     # on an H100, docs/design/0006-gpu-kernel-log.md).
-    if element not in ("e2m1", "int4") and (m * n <= _ONE_WAVE or (m == 1 and n > _MANY)):
+    few_bytes = m * n <= _ONE_WAVE or (m == 1 and n > _MANY)
+    if m <= 8 if element in ("e2m1", "int4") else few_bytes:
         return "rows"
     return "fused" if m <= 1024 else "decode"
 
