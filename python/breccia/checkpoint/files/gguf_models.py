@@ -260,7 +260,7 @@ class ModelMap:
         Llama's rotary embedding takes neighbours in GGUF and halves of a head in its own checkpoints.
         """
         heads = self.heads.get(name.split(".")[-2] if "." in name else "")
-        if not heads or rows % (2 * heads):
+        if not (heads and rows) or rows % (2 * heads):
             return None
         return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
 
