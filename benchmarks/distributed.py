@@ -5,7 +5,9 @@
 
 Each rank holds a part of a weight and wants the whole. "bf16" gathers it as it is; "bytes" gathers as many bytes as the
 quantized part has, which is the limit; "gather" gathers a quantized part; "cast + gather" quantizes the part first, the
-work of one step. Eager calls of the public functions, which take turns; a time is the median, of the slowest rank.
+work of one step. "bf16 of four" and "four" do the same for four weights one after the other with ``async_op=True``, as
+a model's layers are gathered: a weight travels while the next one is quantized; times are those of one weight. Eager
+calls of the public functions, which take turns; a time is the median, of the slowest rank.
 Without GPUs, `--quick` runs it over gloo.
 """
 
@@ -33,7 +35,8 @@ RECIPES = {
     "MXFP4": "mxfp4",
 }
 COLUMNS = 4096
-CALLS, ROUNDS = 10, 5
+CALLS, ROUNDS = 10, 11
+WEIGHTS = 4
 gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # of torch 2.13, and before
 
 
@@ -62,11 +65,26 @@ def measure(name: str, recipe: Any, rows: int, device: torch.device) -> dict[str
     everyone = x.new_empty(rows * world, COLUMNS)
     gather(everyone, x)
     same = bool(whole == breccia.cast(everyone, recipe))
-    sent = torch.empty(part.nbytes, dtype=torch.uint8, device=device)
-    received = torch.empty(part.nbytes * world, dtype=torch.uint8, device=device)
+    size = -(-part.nbytes // 16) * 16  # NCCL is slower where addresses are not multiples of 16
+    sent = torch.empty(size, dtype=torch.uint8, device=device)
+    received = torch.empty(size * world, dtype=torch.uint8, device=device)
 
     def both() -> None:
         breccia.distributed.all_gather(breccia.distributed.cast(x, recipe, plan=dealt), plan=dealt)
+
+    wholes = [torch.empty_like(everyone) for _ in range(WEIGHTS)]
+
+    def floats_of_four() -> None:
+        for work in [gather(into, x, async_op=True) for into in wholes]:
+            work.wait()
+
+    def four() -> None:
+        handles = []
+        for _ in range(WEIGHTS):
+            scaled = breccia.distributed.cast(x, recipe, plan=dealt)
+            handles.append(breccia.distributed.all_gather(scaled, plan=dealt, async_op=True))
+        for handle in handles:
+            handle.wait()
 
     calls: dict[str, Callable[[], Any]] = {
         "bf16": lambda: gather(everyone, x),
@@ -74,17 +92,21 @@ def measure(name: str, recipe: Any, rows: int, device: torch.device) -> dict[str
         "cast": lambda: breccia.distributed.cast(x, recipe, plan=dealt),
         "gather": lambda: breccia.distributed.all_gather(part, plan=dealt),
         "cast + gather": both,
+        "bf16 of four": floats_of_four,
+        "four": four,
     }
     times: dict[str, list[float]] = {key: [] for key in calls}
     for _ in range(ROUNDS):
         for key, call in calls.items():
             times[key].append(timed(call, device))
-    us = {key: round(statistics.median(found), 1) for key, found in times.items()}
+    weights = {"bf16 of four": WEIGHTS, "four": WEIGHTS}
+    us = {key: round(statistics.median(found) / weights.get(key, 1), 1) for key, found in times.items()}
     return {
         "recipe": name,
         "mib_a_rank": x.nbytes / 2**20,
         "us": us,
         "of_bf16": round(us["cast + gather"] / us["bf16"], 3),
+        "four_of_bf16": round(us["four"] / us["bf16 of four"], 3),
         "over_bytes": round(us["cast + gather"] / us["bytes"], 3),
         "same_bytes_as_one_process": same,
     }

@@ -2,6 +2,7 @@
 """breccia.distributed over gloo: what the ranks make together is byte for byte what one process makes."""
 
 import hashlib
+from functools import partial
 
 import breccia
 import cases
@@ -81,6 +82,33 @@ def tells_once(rank, world):
     with Collectives() as second:
         distributed.all_gather(part, plan=distributed.plan(x.shape, "mxfp8", world))
     assert (first.count, second.count) == (2, 1)
+
+
+def repeats(rank, world):
+    """Gathers by one plan: of other values, of scales that the ranks did not make together, of another form."""
+    together = 0
+    for recipe, shape, dim in possible():
+        if dim or shape[0] % (128 * world):
+            continue
+        dealt = distributed.plan(shape, recipe, world)
+        for seed in range(3):
+            x = tensor(shape, seed)
+            part = distributed.cast(dealt.cut(x, rank), recipe, plan=dealt)
+            assert digest(distributed.all_gather(part, plan=dealt)) == digest(breccia.cast(x, recipe)), (recipe, seed)
+        if crosses(recipe, dim):
+            together += 1
+            own = breccia.cast(dealt.cut(x, rank), recipe)
+            says(ValueError, "for the whole has only one", partial(distributed.all_gather, own, plan=dealt))
+    assert together > 3
+    dealt = distributed.plan((256, 256), "mxfp8", world)
+    half = breccia.cast(tensor((128, 256)).bfloat16(), "mxfp8")
+    assert distributed.all_gather(half, plan=dealt).original_dtype == "bfloat16"
+    wide = breccia.cast(tensor((128, 512)), "mxfp8")
+    says(ValueError, "scaled must be the part that the plan gives", partial(distributed.all_gather, wide, plan=dealt))
+
+
+def test_gathers_by_one_plan():
+    distributed_ranks.run(2, repeats)
 
 
 class Collectives(torch.utils._python_dispatch.TorchDispatchMode):

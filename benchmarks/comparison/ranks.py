@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,18 @@ def show(result: dict[str, Any]) -> None:
         print(json.dumps(result), flush=True)
 
 
+def _arguments() -> list[str]:
+    """Those of this program, but for where its results go."""
+    given = sys.argv
+    at = given.index("--out") if "--out" in given else len(given)
+    return given[:at] + given[at + 2 :]
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def end(out: Path | None, device: torch.device, results: list[dict[str, Any]], **about: Any) -> None:
     """Writes the results with the machine they are of, if a file was named, and leaves the other ranks."""
     if out and dist.get_rank() == 0:
@@ -37,6 +52,8 @@ def end(out: Path | None, device: torch.device, results: list[dict[str, Any]], *
             "device": torch.cuda.get_device_name() if cuda else "cpu",
             "ranks": dist.get_world_size(),
             **about,
+            "command": f"torchrun --nproc-per-node {dist.get_world_size()} {shlex.join(_arguments())}",
+            "driver": _driver() if cuda else None,
             "torch": torch.__version__,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
             "breccia": breccia.__version__,

@@ -163,12 +163,15 @@ def distributed() -> str:
             f"{us['gather']:.0f}",
             f"{us['cast + gather']:.0f}",
             f"{100 * r['of_bf16']:.0f} %",
+            f"{us['four']:.0f}",
+            f"{100 * r['four_of_bf16']:.0f} %",
         ]
         for r in load("distributed_h100")["results"]
         if r["mib_a_rank"] == 256
         for us in [r["us"]]
     ]
-    return table(["recipe", "bf16, µs", "gather", "cast and gather", "of bf16"], rows, "lrrrr")
+    head = ["recipe", "bf16, µs", "gather", "cast and gather", "of bf16", "each of four", "of bf16"]
+    return table(head, rows, "lrrrrrr")
 
 
 def training_step() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from breccia.distributed.groups import called, gather_into, place
+from breccia.distributed.groups import called, gather_into, members_of, place
 from breccia.distributed.sharding import Plan
 from breccia.frameworks._torch_meta import flatten
 from breccia.scaled_tensor import ScaledTensor
@@ -47,8 +47,7 @@ def planned(scaled: ScaledTensor, axis: int, dealt: Plan, group: Any) -> list[in
     Raises:
         ValueError: a rank holds another part, or one of another form.
     """
-    members = dist.group.WORLD if group is None else group
-    known = _agreed.setdefault(members, set())
+    known = _agreed.setdefault(members_of(group), set())
     rest = [n for i, n in enumerate(scaled.shape) if i - scaled.ndim != axis]
     key = (scaled._form, tuple(rest), axis, scaled.data.dtype, scaled.scale.dtype, dealt)
     lengths = [end - begin for begin, end in dealt.ranges]
@@ -68,6 +67,16 @@ def planned(scaled: ScaledTensor, axis: int, dealt: Plan, group: Any) -> list[in
         )
     known.add(key)
     return lengths
+
+
+def note_one_scale(scaled: ScaledTensor, group: Any) -> None:
+    """Note that the ranks of the group made the scale of this part together, so that nobody need compare it."""
+    scaled.__dict__["_one_scale"] = members_of(group).group_name
+
+
+def has_one_scale(scaled: ScaledTensor, group: Any) -> bool:
+    """Whether `note_one_scale` noted so."""
+    return bool(scaled.__dict__.get("_one_scale") == members_of(group).group_name)
 
 
 def _form(scaled: ScaledTensor, axis: int) -> int:

@@ -51,6 +51,8 @@ def all_gather(
             tensor can have only one (`amax` makes it).
     """
     scaled = _checked(scaled, "scaled", group)
+    if plan is not None and (gathering := in_place.known(scaled, dim, plan, group)) is not None:
+        return _result(gathering.start(scaled), async_op)
     if scaled.layout.axis == -2:
         made = all_gather(scaled.mT, group, _swapped(dim, scaled.ndim), plan=_turned(plan), async_op=True)
         return _result(made.then(lambda whole: whole.mT), async_op)
@@ -59,7 +61,10 @@ def all_gather(
     extents = agreement.extents(scaled, axis, group) if plan is None else agreement.planned(scaled, axis, plan, group)
     _check_cuts(scaled, axis, extents)
     if in_place.suits(scaled, axis, extents):
-        return _result(in_place.gather(scaled, group), async_op)
+        gathering = in_place.Gathering.of(scaled, group)
+        if plan is not None:
+            in_place.keep(gathering, scaled, dim, plan)
+        return _result(gathering.start(scaled), async_op)
     wires = [Wire(scaled, axis, extent) for extent in extents]
     size = max(wire.bytes for wire in wires)
     mine = _buffer(scaled, size)

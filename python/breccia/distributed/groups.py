@@ -17,6 +17,11 @@ def check_group(group: Any) -> None:
         raise ValueError(f"group must have this process, rank {dist.get_rank()}, among its ranks")
 
 
+def members_of(group: Any) -> Any:
+    """The process group itself, where None stands for that of all ranks."""
+    return dist.group.WORLD if group is None else group
+
+
 def place(group: Any) -> str:
     """This process, for messages: "rank 1 of 4"."""
     return f"rank {dist.get_rank(group)} of {dist.get_world_size(group)}"
@@ -24,7 +29,7 @@ def place(group: Any) -> str:
 
 def called(group: Any) -> str:
     """The group, for messages: "group 'default_pg' of the ranks 0, 1"."""
-    members = dist.group.WORLD if group is None else group
+    members = members_of(group)
     ranks = ", ".join(map(str, dist.get_process_group_ranks(members)))
     return f"group {members.group_name!r} of the ranks {ranks}"
 

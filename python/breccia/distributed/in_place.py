@@ -9,14 +9,19 @@ They travel in one operation.
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from breccia.distributed.buffers import Wire, bytes_of
+from breccia.distributed.agreement import has_one_scale
+from breccia.distributed.buffers import Slot, Wire, bytes_of
+from breccia.distributed.groups import members_of
 from breccia.distributed.handle import Handle
-from breccia.form import PARTS
+from breccia.distributed.sharding import Plan
+from breccia.form import PARTS, Form
+from breccia.frameworks._torch_launch import form_number
 from breccia.scaled_tensor import ScaledTensor
 
 
@@ -25,39 +30,66 @@ def suits(scaled: ScaledTensor, axis: int, extents: list[int]) -> bool:
     return scaled.ndim > 1 and axis == -scaled.ndim and len(set(extents)) == 1 and extents[0] > 0
 
 
-def gather(scaled: ScaledTensor, group: Any) -> Handle:
-    """A handle whose result is the whole, of parts that `suits` told to be equal.
+class Gathering(NamedTuple):
+    """Where the parts of all ranks' tensors go, for tensors of one form."""
 
-    Raises:
-        ValueError: from ``wait()``, where the ranks have different scales and the whole can have only one.
-    """
-    world = dist.get_world_size(group)
-    whole = Wire(scaled, -scaled.ndim, scaled.shape[0] * world)
-    made: dict[str, torch.Tensor] = {}
-    shared: dict[str, torch.Tensor] = {}
-    pairs = []
-    for name, slot in zip(PARTS, whole.slots, strict=True):
-        if slot is None:
-            continue
-        part = getattr(scaled, name)
-        sent = bytes_of(part)
-        everyone = sent.new_empty(world * sent.numel())
-        pairs.append((everyone, sent))
-        if slot.shape == tuple(part.shape):
-            shared[name] = everyone.reshape(world, -1)
-            made[name] = part
-        else:
-            made[name] = everyone.view(slot.dtype).reshape(slot.shape)
-    members = dist.group.WORLD if group is None else group
-    work = members.allgather_into_tensor_coalesced([into for into, _ in pairs], [sent for _, sent in pairs])
+    group: Any
+    world: int
+    form: Form
+    slots: dict[str, Slot]  # of the whole, for each part that there is
+    single: tuple[str, ...]  # the parts of which the whole has no more than a rank
 
-    def finish() -> ScaledTensor:
-        for name, everyone in shared.items():
-            if not bool((everyone == everyone[:1]).all()):
-                raise ValueError(
-                    f"ranks must hold parts with one {name}, for the whole has only one: cast with "
-                    f"amax=breccia.distributed.amax(...)"
-                )
-        return whole.of(made)
+    @classmethod
+    def of(cls, scaled: ScaledTensor, group: Any) -> Gathering:
+        """For tensors like ``scaled`` along their first axis."""
+        world = dist.get_world_size(group)
+        whole = Wire(scaled, -scaled.ndim, scaled.shape[0] * world)
+        slots = {name: slot for name, slot in zip(PARTS, whole.slots, strict=True) if slot is not None}
+        single = tuple(name for name, slot in slots.items() if slot.shape == tuple(getattr(scaled, name).shape))
+        return cls(members_of(group), world, scaled._form, slots, single)
 
-    return Handle(work, finish)
+    def start(self, scaled: ScaledTensor) -> Handle:
+        """A handle whose result is the whole.
+
+        Raises:
+            ValueError: from ``wait()``, where the ranks have different scales and the whole can have only one.
+        """
+        sent = [bytes_of(getattr(scaled, name)) for name in self.slots]
+        everyone = [part.new_empty(self.world * part.numel()) for part in sent]
+        work = self.group.allgather_into_tensor_coalesced(everyone, sent)
+
+        def finish() -> ScaledTensor:
+            made = {}
+            for (name, slot), gathered in zip(self.slots.items(), everyone, strict=True):
+                if name not in self.single:
+                    made[name] = gathered.view(slot.dtype).view(slot.shape)
+                    continue
+                made[name] = getattr(scaled, name)
+                if not has_one_scale(scaled, self.group):
+                    _check_equal(gathered.view(self.world, -1), name)
+            return ScaledTensor._of(self.form, **made)
+
+        return Handle(work, finish)
+
+
+def _check_equal(everyone: torch.Tensor, name: str) -> None:
+    if not bool((everyone == everyone[:1]).all()):
+        raise ValueError(
+            f"ranks must hold parts with one {name}, for the whole has only one: cast with "
+            f"amax=breccia.distributed.amax(...)"
+        )
+
+
+# By group: what repeats a gather by a plan, for tensors of a form.
+_known: weakref.WeakKeyDictionary[Any, dict[Any, Gathering]] = weakref.WeakKeyDictionary()
+
+
+def known(scaled: ScaledTensor, dim: int, dealt: Plan, group: Any) -> Gathering | None:
+    """What `keep` kept for tensors of this form."""
+    gatherings = _known.get(members_of(group))
+    return None if gatherings is None else gatherings.get((form_number(scaled), dim, dealt))
+
+
+def keep(gathering: Gathering, scaled: ScaledTensor, dim: int, dealt: Plan) -> None:
+    """Gather tensors of the form of ``scaled`` so by this plan from now on, which all ranks have agreed upon."""
+    _known.setdefault(gathering.group, {})[form_number(scaled), dim, dealt] = gathering

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from breccia import layouts, verbs
+from breccia.distributed import agreement
 from breccia.distributed.groups import check_group
 from breccia.distributed.sharding import Plan
 from breccia.formats import finfo
@@ -52,6 +53,9 @@ def amax(
     flags = []
     if by_rows and not finfo(recipe.element).has_nan:  # one NaN makes the scale of the whole row NaN
         flags = [torch.isnan(x).any(-1).float() for x, wanted in zip(tensors, needed, strict=True) if wanted]
+    if len(found) == 1 and not flags:
+        dist.all_reduce(found[0], dist.ReduceOp.MAX, group=group)
+        return [found[0] if wanted else None for wanted in needed]
     packed = torch.cat([x.reshape(-1) for x in (*found, *flags)])
     dist.all_reduce(packed, dist.ReduceOp.MAX, group=group)
     reduced = [
@@ -93,6 +97,7 @@ def cast(
         ValueError: ``x`` is not the part that the plan gives this rank, or stochastic rounding has no plan.
     """
     check_group(group)
+    recipe = resolve(recipe)
     rank = dist.get_rank(group)
     dim = dim if plan is None else plan.dim
     found = amax([x], recipe, group, dim)[0]  # before any check: the other ranks wait for it
@@ -104,7 +109,14 @@ def cast(
         options["offset"] = plan.offset(rank) if rounding == "stochastic" else 0
     elif rounding == "stochastic":
         raise ValueError("plan is required for rounding='stochastic', which draws on positions in the whole tensor")
-    return verbs.cast(x, recipe, amax=found, **options)
+    if found is None:
+        return verbs.cast(x, recipe, **options)
+    if rounding == "nearest" and seed is None and _torch_launch.takes_amax(x, recipe, found):
+        made = _torch_launch.cast_with_amax(x, recipe, found)
+    else:
+        made = verbs.cast(x, recipe, amax=found, **options)
+    agreement.note_one_scale(made, group)
+    return made
 
 
 def crosses(recipe: ScalingRecipe, dim: int, ndim: int) -> bool:

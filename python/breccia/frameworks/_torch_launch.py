@@ -110,7 +110,7 @@ def contiguous(x: torch.Tensor) -> torch.Tensor:
 
 def dequantize(scaled: ScaledTensor, kind: torch.dtype) -> torch.Tensor:
     """`breccia.dequantize` of a value for whose data `quiet` holds."""
-    key = ("dequantize", _form(scaled), kind)
+    key = ("dequantize", form_number(scaled), kind)
     made: torch.Tensor = _run(key, _parts(scaled), lambda: [_ops().dequantize(scaled, kind).contiguous()])[0]
     return made
 
@@ -124,7 +124,7 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor | None:
         data = x.data
         if not quiet(data) or data.ndim < 2:
             return None
-        key: tuple[Any, ...] = ("linear", _form(w), _form(x), kind)
+        key: tuple[Any, ...] = ("linear", form_number(w), form_number(x), kind)
         operands = _parts(x) + _parts(w)
     elif type(x) is torch.Tensor and x.dtype in _FLOATS and not (x.requires_grad and torch.is_grad_enabled()):
         if x.ndim < 2 or x.layout is not torch.strided or x.is_nested:
@@ -144,7 +144,7 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor | None:
 
 def _key_of_linear(x: torch.Tensor, w: ScaledTensor, kind: torch.dtype) -> tuple[Any, ...]:
     """Of floats by a weight."""
-    return ("linear", _form(w), x.dtype, x.shape, x.stride(), kind)
+    return ("linear", form_number(w), x.dtype, x.shape, x.stride(), kind)
 
 
 def repeated_linear(x: torch.Tensor, w: ScaledTensor, parts: dict[str, Any], names: tuple[str, ...]) -> Any:
@@ -201,7 +201,7 @@ def _parts(scaled: ScaledTensor) -> list[Any]:
     return parts
 
 
-def _form(scaled: ScaledTensor) -> int:
+def form_number(scaled: ScaledTensor) -> int:
     """A number for all that a plan takes from a value, which keeps it: it is immutable."""
     made = scaled.__dict__
     form: int | None = made.get("_torch_form")
