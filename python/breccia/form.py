@@ -28,7 +28,7 @@ def logical_shape(stored: Any, layout: Any, packing: str) -> tuple[int, ...]:
     shape = list(stored)
     if packing != "one":
         axis = axis_of(layout)
-        shape[axis] = 2 * shape[axis] - (packing == "odd")
+        shape[axis] = 2 * shape[axis] - (1 if packing == "odd" else 0)
     return tuple(shape)
 
 

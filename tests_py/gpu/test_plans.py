@@ -259,6 +259,27 @@ def test_activations_of_layers() -> None:
     same(compiled(randn(300, 512) * 0 + 1), layer(randn(300, 512) * 0 + 1))
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8-block", "nvfp4"])
+def test_operators_of_compiled_code_are_repeated(recipe: str, mode: str) -> None:
+    """Each call with other values, by a plan where code is not captured in a graph."""
+    torch._dynamo.reset()
+    w = breccia.cast(randn(256, 512), recipe)
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        scaled = breccia.cast(x, recipe)
+        return breccia.linear(scaled, w, out_dtype=BF16) + breccia.linear(breccia.dequantize(scaled, BF16), w)
+
+    launches._plans.clear()
+    compiled = torch.compile(layer, fullgraph=True, mode=mode)
+    for _ in range(6):
+        x = randn(128, 512)
+        made = compiled(x).clone()
+        torch.testing.assert_close(made, layer(x), rtol=0, atol=0)
+    planned = {key[1] for key, plan in launches._plans.items() if key[0] == "operator" and plan not in (1, 2)}
+    assert {"cast", "matmul", "dequantize"} <= planned, launches.refusals
+
+
 @pytest.mark.parametrize("shape", [(1, 512), (16, 512), (3, 5, 256), (300, 384)])
 def test_scales_of_one_row_blocks_lie_as_products_read_them(shape: tuple[int, ...]) -> None:
     """Compiled code relies on the strides that the operator announces, empty and turned inputs included."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs on CUDA tensors where nothing traces and nothing needs a gradient: repeated calls by launch plans
-(`breccia.kernels.triton.plans`), without torch's dispatcher.
+"""The verbs on CUDA tensors: repeated calls by launch plans (`breccia.kernels.triton.plans`), without torch's
+dispatcher where nothing traces and nothing needs a gradient.
 
 A plan is found by the verb and by all that decides its steps: the form of each operand (`_form`) and what is asked for.
 Here a microsecond counts: a whole call takes about twenty.
@@ -164,6 +164,13 @@ def repeated_linear(x: torch.Tensor, w: ScaledTensor, parts: dict[str, Any], nam
         wrapped=torch._C._functorch.is_functorch_wrapped_tensor,
         current_device=torch._C._cuda_getDevice,
     )
+
+
+def repeated(what: tuple[Any, ...], operands: list[torch.Tensor], call: Any) -> list[torch.Tensor]:
+    """`call()`, the CUDA code of an operator of ``torch.ops.breccia``, which compiled code calls: by a plan, where
+    ``what`` and the form of the operands have one."""
+    forms = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in operands]
+    return _run(("operator", *what, *forms, operands[0].get_device()), operands, call)
 
 
 def _run(key: tuple[Any, ...], operands: list[Any], call: Any) -> list[torch.Tensor]:

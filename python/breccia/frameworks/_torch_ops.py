@@ -10,6 +10,7 @@ import torch
 
 from breccia import _core
 from breccia.cast_options import CastOptions
+from breccia.frameworks import _torch_launch
 from breccia.frameworks._torch_meta import flatten, recipe_of, unflatten
 from breccia.frameworks._torch_tensors import (
     NAMESPACE,
@@ -55,7 +56,7 @@ def _cast_cuda(x: Any, recipe: str) -> list[Any]:
         return _cast_anywhere(x, recipe)
     from breccia.kernels.triton import ops
 
-    return ops.cast_parts(x, recipe_of(recipe))
+    return _torch_launch.repeated(("cast", recipe), [x], lambda: ops.cast_parts(x, recipe_of(recipe)))
 
 
 def _cast_fake(x: Any, recipe: str) -> list[Any]:
@@ -90,7 +91,9 @@ def _silu_mul_cuda(gate: Any, up: Any, recipe: str) -> list[Any]:
         return _silu_mul_anywhere(gate, up, recipe)
     from breccia.kernels.triton import ops
 
-    return ops.silu_mul_parts(gate, up, recipe_of(recipe))
+    return _torch_launch.repeated(
+        ("silu mul", recipe), [gate, up], lambda: ops.silu_mul_parts(gate, up, recipe_of(recipe))
+    )
 
 
 def _silu_mul_fake(gate: Any, up: Any, recipe: str) -> list[Any]:
@@ -108,7 +111,10 @@ def _rms_norm_cuda(x: Any, residual: Any, weight: Any, eps: float, recipe: str) 
         return _rms_norm_anywhere(x, residual, weight, eps, recipe)
     from breccia.kernels.triton import ops
 
-    return ops.rms_norm_parts(x, residual, weight, eps, recipe_of(recipe))
+    operands = [x, weight] if residual is None else [x, weight, residual]
+    return _torch_launch.repeated(
+        ("rms norm", recipe, eps), operands, lambda: ops.rms_norm_parts(x, residual, weight, eps, recipe_of(recipe))
+    )
 
 
 def _rms_norm_fake(x: Any, residual: Any, weight: Any, eps: float, recipe: str) -> list[Any]:
@@ -132,7 +138,10 @@ def _dequantize_anywhere(parts: list[Any], key: str, dtype: Any) -> Any:
 def _dequantize_cuda(parts: list[Any], key: str, dtype: Any) -> Any:
     if not triton.TRITON_AVAILABLE:
         return _dequantize_anywhere(parts, key, dtype)
-    return triton.dequantize(unflatten(parts, key), dtype).contiguous()
+    made = _torch_launch.repeated(
+        ("dequantize", key, dtype), parts, lambda: [triton.dequantize(unflatten(parts, key), dtype).contiguous()]
+    )
+    return made[0]
 
 
 def _dequantize_fake(parts: list[Any], key: str, dtype: Any) -> Any:
@@ -192,7 +201,12 @@ def _matmul_anywhere(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dty
 def _matmul_cuda(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
     if not triton.TRITON_AVAILABLE:
         return _matmul_anywhere(a, a_key, b, b_key, out_dtype, precision)
-    return triton.matmul(unflatten(a, a_key), unflatten(b, b_key), out_dtype).contiguous()
+    made = _torch_launch.repeated(
+        ("matmul", a_key, len(a), b_key, out_dtype),
+        [*a, *b],
+        lambda: [triton.matmul(unflatten(a, a_key), unflatten(b, b_key), out_dtype).contiguous()],
+    )
+    return made[0]
 
 
 def _matmul_fake(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
