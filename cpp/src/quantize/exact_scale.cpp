@@ -95,6 +95,14 @@ bool has_few_bits(float x, Format format) {
     return (magnitude & (0x007F'FFFFU >> info(format).mantissa_bits)) == 0;
 }
 
+bool is_too_small(const float* x, std::int64_t n, float power, Format format) {
+    const float unit = info(format).smallest;
+    return std::any_of(x, x + n, [&](float value) {
+        const bool is_normal = (bits_of(value) & f32_abs_mask) >= 0x0080'0000U;
+        return is_normal && has_few_bits(value, format) && distance_to_integer(abs(value) / power / unit) != 0;
+    });
+}
+
 bool set_zero_point(BlockScale& s, const BlockStats& stats, Format format) {
     const float ends[] = {stats.min / s.decoded, stats.max / s.decoded};
     const float low = (std::min(ends[0], ends[1]) + integer_magic) - integer_magic;
@@ -104,7 +112,7 @@ bool set_zero_point(BlockScale& s, const BlockStats& stats, Format format) {
     return high - low <= codes.max - codes.lowest;
 }
 
-CommonScale::CommonScale(float amax, const Recipe& recipe)
+CommonScale::CommonScale(float amax, const Recipe& recipe, bool has_too_small)
     : amax_(amax),
       format_(info(recipe.element)),
       type_(recipe.scale),
@@ -113,6 +121,20 @@ CommonScale::CommonScale(float amax, const Recipe& recipe)
     significands_ = integers_ ? 0 : (1U << (2U << format_.mantissa_bits)) - (1U << (1U << format_.mantissa_bits));
     const float largest = format_.lowest < 0 ? -format_.lowest : format_.max;
     limit_ = static_cast<std::int32_t>(asymmetric_ ? format_.max - format_.lowest : largest);
+    if (has_too_small && type_ != ScaleType::e4m3) leave_out_power();
+}
+
+// The p for which amax / p is the power of two has amax's own significand. A value that is too small for it is so for
+// those after it, too: their odd parts are larger, and so their powers of two are no larger.
+void CommonScale::leave_out_power() {
+    const std::uint32_t bits = bits_of(amax_);
+    if (bits < 0x0080'0000U) return;
+    const std::uint32_t own = (bits & 0x007F'FFFFU | 0x0080'0000U) >> (23 - format_.mantissa_bits);
+    bool left_out = false;
+    for (const std::uint32_t m : significands_of(format_.mantissa_bits)) {
+        left_out |= m == own;
+        if (left_out) significands_ &= ~(1U << m);
+    }
 }
 
 bool CommonScale::see(const float* x, std::int64_t n) {
@@ -131,8 +153,20 @@ void CommonScale::see_magnitudes(const float* x, std::int64_t n) {
     }
 }
 
+// Whether a ratio is near none of k / n with n up to the largest code, of formats that have few of them.
+bool CommonScale::is_no_fraction(float ratio) const {
+    constexpr std::int32_t few = 16;
+    if (limit_ >= few) return false;
+    float least = 1;
+    for (std::int32_t n = 1; n <= limit_; ++n)
+        least = std::min(least, distance_to_integer(ratio * static_cast<float>(n)));
+    return least > tolerance;
+}
+
 bool CommonScale::see_fractions(const float* x, std::int64_t n) {
     constexpr std::int64_t run = 16;
+    for (std::int64_t i = 0; i < std::min(run, n); ++i)
+        if (is_no_fraction(abs(x[i]) / amax_)) return false;
     const auto denominator = static_cast<float>(denominator_);
     for (std::int64_t begin = 0; begin < n; begin += run) {
         for (std::int64_t i = begin; i < std::min(begin + run, n); ++i) {

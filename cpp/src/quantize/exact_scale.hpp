@@ -22,13 +22,18 @@ std::optional<float> power_of_two_for(float amax, Format format);
 /// Whether a number has no more significant bits than a format's codes: else no power of two makes it one.
 bool has_few_bits(float x, Format format);
 
+/// Whether one of the values has few enough significant bits for a format, but is no multiple of its smallest code under
+/// this power of two.
+bool is_too_small(const float* x, std::int64_t n, float power, Format format);
+
 /// Sets the zero point that lets codes reach the block's least and greatest value. Returns whether there is one.
 bool set_zero_point(BlockScale& s, const BlockStats& stats, Format format);
 
 /// Finds the scale amax / p of a block from its values, which come in any number of runs and passes.
 class CommonScale {
 public:
-    CommonScale(float amax, const Recipe& recipe);
+    /// `has_too_small`: a value `is_too_small` under the scale of `power_of_two_for`.
+    CommonScale(float amax, const Recipe& recipe, bool has_too_small);
 
     /// Takes a run of the block's values in another pass. Returns whether there may still be such a scale.
     bool see(const float* x, std::int64_t n);
@@ -41,6 +46,8 @@ public:
 private:
     void see_magnitudes(const float* x, std::int64_t n);
     bool see_fractions(const float* x, std::int64_t n);
+    void leave_out_power();
+    [[nodiscard]] bool is_no_fraction(float ratio) const;
     [[nodiscard]] std::int32_t next_denominator() const;
     [[nodiscard]] std::optional<float> float_scale() const;
     [[nodiscard]] std::optional<float> integer_scale() const;

@@ -2,7 +2,11 @@
 #include "quantize/exact_two_level.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cmath>
+#include <limits>
+#include <span>
 
 #include "quantize/exact_scale.hpp"
 #include "runtime/threads.hpp"
@@ -11,26 +15,23 @@ namespace breccia::inline v0_3 {
 namespace {
 
 constexpr float magnitudes[] = {6, 4, 3, 2, 1.5F, 1, 0.5F};
-constexpr std::size_t own_scale = std::size(magnitudes);  // the option after amax over each of them
+constexpr std::uint8_t own_scale = std::size(magnitudes);  // the option after amax over each of them
 constexpr float significands[] = {8, 12, 10, 14, 9, 11, 13, 15};
 
-// What a block's scale may be.
-struct Options {
-    float amax = 0, own = 0;
-    std::uint8_t kept = 0;  // a bit for each option under which no value is lost
-    bool has_nan = false;
-
-    [[nodiscard]] bool is_free() const { return has_nan || amax == 0; }  // whatever the global scale
-    [[nodiscard]] float scale(std::size_t option) const {
-        return option == own_scale ? own : amax / magnitudes[option];
-    }
-    [[nodiscard]] bool keeps(std::size_t option) const { return (kept >> option & 1U) != 0; }
-};
+using Options = TwoLevels::Options;
+using Chosen = TwoLevels::Chosen;
 
 class Search {
 public:
     Search(const RowSource& source, const BlockGrid& grid, std::int64_t matrices, const Recipe& recipe)
-        : source_(source), grid_(grid), rows_(matrices * grid.rows), recipe_(recipe), kernels_(kernels()) {}
+        : source_(source),
+          grid_(grid),
+          rows_(matrices * grid.rows),
+          count_(rows_ * grid.grid_cols()),
+          recipe_(recipe),
+          kernels_(kernels()),
+          blocks_(count_),
+          chosen_(count_) {}
 
     std::optional<TwoLevels> run() {
         // The source's own scales are tried before any other, and are nearly always the ones: of all blocks first.
@@ -48,7 +49,7 @@ private:
     std::optional<TwoLevels> any_scales() {
         if (!read_blocks(false)) return std::nullopt;
         float amax = 0;
-        for (const Options& block : blocks_)
+        for (const Options& block : blocks())
             if (!block.is_free()) amax = std::max(amax, block.amax);
         if (amax == 0) return std::nullopt;
         if (const auto global = source_.own_global_scale())
@@ -68,9 +69,13 @@ private:
         return std::nullopt;
     }
 
+    [[nodiscard]] std::span<const Options> blocks() const {
+        return {blocks_.data(), static_cast<std::size_t>(count_)};
+    }
+
     [[nodiscard]] float largest_own() const {
         float own = 0;
-        for (const Options& block : blocks_)
+        for (const Options& block : blocks())
             if (!block.is_free() && block.keeps(own_scale)) own = std::max(own, block.own);
         return own;
     }
@@ -79,7 +84,6 @@ private:
     bool read_blocks(bool only_own) {
         const std::int64_t columns = grid_.grid_cols();
         const std::int64_t step = std::max<std::int64_t>(1, piece_cols / grid_.block_cols);
-        blocks_.assign(static_cast<std::size_t>(rows_ * columns), {});
         std::atomic<bool> possible = true;
         const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid_.cols, 1));
         parallel_for(rows_, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -96,25 +100,39 @@ private:
     bool read_run(std::int64_t row, std::int64_t first, std::int64_t count, bool only_own, Scratch& scratch) {
         const std::int64_t size = grid_.block_cols, matrix = row / grid_.rows, in_matrix = row % grid_.rows;
         const float* x = source_.read(matrix, in_matrix, first * size, count * size, scratch);
-        for (std::int64_t i = first; i < first + count; ++i, x += size)
-            if (!read_block(blocks_[static_cast<std::size_t>(row * grid_.grid_cols() + i)], x,
-                            {matrix, in_matrix, in_matrix + 1, i * size, (i + 1) * size, 1}, only_own))
-                return false;
+        std::array<float, piece_cols> own;
+        std::array<std::int32_t, piece_cols / amax_lanes> amax;
+        source_.own_scales({matrix, in_matrix, in_matrix + 1, first * size, (first + 1) * size, 1}, count, own.data());
+        const bool finite =
+            size % amax_lanes == 0 &&
+            static_cast<std::uint32_t>(kernels_.quantize.block_amax(x, count, size, amax.data())) < f32_infinity_bits;
+        const bool same_codes = source_.own_codes(recipe_.element, matrix, in_matrix) != nullptr;
+        Options* block = blocks_.data() + row * grid_.grid_cols() + first;
+        for (std::int64_t i = 0; i < count; ++i, ++block, x += size) {
+            const auto at = static_cast<std::size_t>(i);
+            const BlockStats stats = finite ? BlockStats{.amax_bits = static_cast<std::uint32_t>(amax[at])}
+                                            : kernels_.quantize.stats(x, size, false);
+            if (stats.has_infinity) return false;
+            *block = {.amax = float_from_bits(stats.amax_bits),
+                      .own = abs(own[at]),
+                      .kept = 0,
+                      .has_nan = stats.has_nan,
+                      .turned = std::signbit(own[at])};
+            if (!block->is_free() && !find_options(*block, x, only_own, same_codes)) return false;
+        }
         return true;
     }
 
-    bool read_block(Options& block, const float* x, const BlockRange& range, bool only_own) {
-        const std::int64_t size = grid_.block_cols;
-        const BlockStats stats = kernels_.quantize.stats(x, size, false);
-        block.has_nan = stats.has_nan;
-        block.amax = float_from_bits(stats.amax_bits);
-        block.own = abs(source_.own_scale(range).value_or(0.0F));
-        if (stats.has_infinity) return false;
-        if (block.is_free()) return true;
+    // `same_codes`: the values are the products of the block's own scale and codes of this format.
+    bool find_options(Options& block, const float* x, bool only_own, bool same_codes) const {
+        constexpr float products_are_normal = 0x1p-100F;
         for (std::size_t option = only_own ? own_scale : 0; option <= own_scale; ++option) {
-            const auto s = stored_exactly(block.scale(option), ScaleType::float32, stats.amax_bits);
-            if (s && kernels_[recipe_.element].keeps(x, size, *s))
-                block.kept |= static_cast<std::uint8_t>(1U << option);
+            bool kept = same_codes && option == own_scale && block.own >= products_are_normal && is_finite(block.own);
+            if (!kept) {
+                const auto s = stored_exactly(block.scale(option), ScaleType::float32, bits_of(block.amax));
+                kept = s && kernels_[recipe_.element].keeps(x, grid_.block_cols, *s);
+            }
+            if (kept) block.kept |= static_cast<std::uint8_t>(1U << option);
         }
         return block.kept != 0;
     }
@@ -139,73 +157,82 @@ private:
         return (recipe_.global_divides ? stored / global : stored * global) == scale ? code : std::uint8_t{0};
     }
 
-    // The option by which the block's scale is a product of the global one and an E4M3 code, and that code; code 0
-    // where every such option loses something.
-    struct Chosen {
-        std::size_t option = 0;
-        std::uint8_t code = 0;
-    };
-
     [[nodiscard]] Chosen choice_under(const Options& block, float global) const {
-        constexpr std::size_t order[] = {own_scale, 0, 1, 2, 3, 4, 5, 6};
-        for (const std::size_t option : order) {
+        constexpr std::uint8_t order[] = {own_scale, 0, 1, 2, 3, 4, 5, 6};
+        for (const std::uint8_t option : order) {
             if (!block.keeps(option)) continue;
             if (const std::uint8_t code = code_of(block.scale(option), global); code != 0) return {option, code};
         }
-        return {};
+        return {0, 0};
     }
 
     // Whether each block has a scale under the global one: then `chosen_` holds them.
     [[nodiscard]] bool fits(float global) {
         if (!(global > 0) || !is_finite(global)) return false;
-        chosen_.resize(blocks_.size());
-        for (std::size_t i = 0; i < blocks_.size(); ++i) {
-            if (blocks_[i].is_free()) continue;
-            chosen_[i] = choice_under(blocks_[i], global);
-            if (chosen_[i].code == 0) return false;
+        float known = 0;  // the last block's own scale, and its code
+        std::uint8_t code = 0;
+        for (std::int64_t i = 0; i < count_; ++i) {
+            const Options& block = blocks_.data()[i];
+            if (block.is_free()) continue;
+            if (block.own != known) code = code_of(block.own, global);
+            known = block.own;
+            Chosen& chosen = chosen_.data()[i];
+            chosen = block.keeps(own_scale) && code != 0 ? Chosen{own_scale, code} : choice_under(block, global);
+            if (chosen.code == 0) return false;
         }
         return true;
     }
 
-    [[nodiscard]] TwoLevels levels(float global) const {
-        TwoLevels result{.global_scale = global, .scales = {}};
-        result.scales.reserve(blocks_.size());
-        for (std::size_t i = 0; i < blocks_.size(); ++i)
-            result.scales.push_back(blocks_[i].is_free() ? free(blocks_[i]) : kept(blocks_[i], chosen_[i]));
-        return result;
-    }
-
-    static BlockScale kept(const Options& block, Chosen chosen) {
-        const float scale = block.scale(chosen.option);
-        BlockScale s = stored_exactly(scale, ScaleType::float32, bits_of(block.amax)).value_or(BlockScale{});
-        s.stored = chosen.code;
-        return s;
-    }
-
-    // Of a block of zeros, as the recipe's rule has it, or one with a NaN.
-    [[nodiscard]] BlockScale free(const Options& block) const {
-        BlockScale s;
-        if (block.has_nan) {
-            s.poisoned = true;
-            s.stored = Float8E4M3FN::nan_code;
-            s.decoded = s.factor = std::numeric_limits<float>::quiet_NaN();
-        } else {
-            s.stored = recipe_.rule == ScaleRule::nvfp4_torchao ? 8 : 0;
-            s.multiply = s.all_finite = true;
-        }
-        return s;
+    [[nodiscard]] TwoLevels levels(float global) {
+        return {global, recipe_.rule, std::move(blocks_), std::move(chosen_)};
     }
 
     const RowSource& source_;
     const BlockGrid& grid_;
-    std::int64_t rows_;
+    std::int64_t rows_, count_;
     const Recipe& recipe_;
     const KernelTable& kernels_;
-    std::vector<Options> blocks_;
-    std::vector<Chosen> chosen_;
+    WorkBuffer<Options> blocks_;
+    WorkBuffer<Chosen> chosen_;
 };
 
 }  // namespace
+
+float TwoLevels::Options::scale(std::size_t option) const {
+    return option == own_scale ? own : amax / magnitudes[option];
+}
+
+// Of a block of zeros, as the recipe's rule has it, or one with a NaN, whatever the global scale.
+static BlockScale free_scale(bool has_nan, ScaleRule rule) {
+    BlockScale s;
+    if (has_nan) {
+        s.poisoned = true;
+        s.stored = Float8E4M3FN::nan_code;
+        s.decoded = s.factor = std::numeric_limits<float>::quiet_NaN();
+    } else {
+        s.stored = rule == ScaleRule::nvfp4_torchao ? 8 : 0;
+        s.multiply = s.all_finite = true;
+    }
+    return s;
+}
+
+BlockScale TwoLevels::scale(std::int64_t block) const {
+    const Options& options = blocks_.data()[block];
+    if (options.is_free()) return free_scale(options.has_nan, rule_);
+    const Chosen chosen = chosen_.data()[block];
+    const float scale = options.scale(chosen.option);
+    BlockScale s = stored_exactly(scale, ScaleType::float32, bits_of(options.amax)).value_or(BlockScale{});
+    s.stored = chosen.code;
+    return s;
+}
+
+bool TwoLevels::keep_own(std::int64_t first, std::int64_t count) const {
+    for (std::int64_t i = first; i < first + count; ++i) {
+        const Options& options = blocks_.data()[i];
+        if (options.is_free() || options.turned || chosen_.data()[i].option != own_scale) return false;
+    }
+    return true;
+}
 
 std::optional<TwoLevels> exact_two_levels(const RowSource& source, const BlockGrid& grid, std::int64_t matrices,
                                           const Recipe& recipe) {

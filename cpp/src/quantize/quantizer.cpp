@@ -235,14 +235,27 @@ private:
                               .zero_points = zero_point_at(index)});
     }
 
+    // Blocks that keep the source's scales and codes are copied.
     void keep_all(const TwoLevels& levels) const {
-        if (out_.global_scale) *out_.global_scale->as<float>() = levels.global_scale;
-        for_each_run([&](const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) {
-            for (std::int64_t j = block; j < block + count; ++j, x += grid_.block_cols) {
-                const std::int64_t index = block_index(row.matrix, row.begin_row) + j;
-                const BlockScale& s = levels.scales[static_cast<std::size_t>(index)];
-                write_scale(index, s);
-                encode_run(x, grid_.block_cols, s, row.matrix, row.begin_row, j * grid_.block_cols);
+        *out_.global_scale->as<float>() = levels.global_scale();
+        const std::int64_t blocks = grid_.grid_cols(), size = grid_.block_cols;
+        const std::int64_t step = std::max<std::int64_t>(1, piece_cols / size);
+        for_each_row([&](const BlockRange& row, Scratch& scratch) {
+            const std::uint8_t* own = source_.own_codes(recipe_.element, row.matrix, row.begin_row);
+            for (std::int64_t first = 0; first < blocks; first += step) {
+                const std::int64_t count = std::min(step, blocks - first), col = first * size;
+                const std::int64_t index = block_index(row.matrix, row.begin_row) + first;
+                if (own != nullptr && levels.keep_own(index, count)) {
+                    std::copy_n(own + col / 2, count * size / 2, row_codes(row.matrix, row.begin_row) + col / 2);
+                    for (std::int64_t i = index; i < index + count; ++i) write_scale(i, {.stored = levels.code(i)});
+                    continue;
+                }
+                const float* x = source_.read(row.matrix, row.begin_row, col, count * size, scratch);
+                for (std::int64_t j = 0; j < count; ++j) {
+                    const BlockScale s = levels.scale(index + j);
+                    write_scale(index + j, s);
+                    encode_run(x + j * size, size, s, row.matrix, row.begin_row, col + j * size);
+                }
             }
         });
     }

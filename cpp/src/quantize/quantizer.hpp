@@ -47,6 +47,20 @@ public:
     [[nodiscard]] virtual bool may_be_exact() const { return false; }
     /// The scale of the one source block that holds the whole block, if one does.
     [[nodiscard]] virtual std::optional<float> own_scale(const BlockRange& /*block*/) const { return {}; }
+    /// The same of `count` blocks side by side, of which `first` is one, 0 where there is none.
+    virtual void own_scales(const BlockRange& first, std::int64_t count, float* scales) const {
+        BlockRange b = first;
+        for (std::int64_t i = 0; i < count; ++i) {
+            scales[i] = own_scale(b).value_or(0.0F);
+            const std::int64_t columns = b.end_col - b.begin_col;
+            b.begin_col += columns, b.end_col += columns;
+        }
+    }
+    /// A row's codes, where the source has just such codes as `format` has, packed, and zeros for zero points; or null.
+    [[nodiscard]] virtual const std::uint8_t* own_codes(Format /*format*/, std::int64_t /*matrix*/,
+                                                        std::int64_t /*row*/) const {
+        return nullptr;
+    }
     /// The tensor's one global scale, if the source has one, in the form that the recipe stores.
     [[nodiscard]] virtual std::optional<float> own_global_scale() const { return {}; }
 };

@@ -52,6 +52,27 @@ public:
         return inside ? std::optional(stored.scale_at(row, col)) : std::nullopt;
     }
 
+    void own_scales(const BlockRange& first, std::int64_t count, float* scales) const override {
+        const std::int64_t columns = first.end_col - first.begin_col;
+        const ScaledMatrix& stored = stored_[static_cast<std::size_t>(first.matrix)];
+        const bool whole = axis_ == -1 && stored.grid.block_cols % columns == 0 && stored.grid.block_rows == 1;
+        if (!whole) return RowSource::own_scales(first, count, scales);
+        std::int64_t known = -1;
+        float scale = 0;
+        for (std::int64_t i = 0; i < count; ++i) {
+            const std::int64_t block = (first.begin_col + i * columns) / stored.grid.block_cols;
+            if (block != known) scale = stored.scale_at(first.begin_row, block);
+            known = block;
+            scales[i] = scale;
+        }
+    }
+
+    [[nodiscard]] const std::uint8_t* own_codes(Format format, std::int64_t matrix, std::int64_t row) const override {
+        const ScaledMatrix& stored = stored_[static_cast<std::size_t>(matrix)];
+        const bool alike = axis_ == -1 && stored.element == format && stored.packed && stored.col_stride == 1;
+        return alike && stored.zero_point == nullptr ? stored.data + row * stored.row_stride : nullptr;
+    }
+
     [[nodiscard]] std::optional<float> own_global_scale() const override { return global_; }
 
 private:

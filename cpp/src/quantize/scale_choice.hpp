@@ -89,29 +89,42 @@ public:
     std::optional<BlockScale> exact_scale(const BlockRange& b, const BlockStats& stats, AllRuns all_runs) const {
         if (stats.has_nan || stats.has_infinity) return std::nullopt;
         const bool floats = info(recipe_.element).family == CodecFamily::minifloat;
-        const auto kept = [&](float scale) -> std::optional<BlockScale> {
+        const float amax = float_from_bits(stats.amax_bits);
+        const bool few_bits = floats && has_few_bits(amax, recipe_.element);
+        if (recipe_.scale == ScaleType::e8m0 && floats && !few_bits) return std::nullopt;
+        const auto kept = [&](float scale, auto lost) -> std::optional<BlockScale> {
             std::optional<BlockScale> s = stored_exactly(scale, recipe_.scale, stats.amax_bits);
             if (!s || (needs_range() && !set_zero_point(*s, stats, recipe_.element))) return std::nullopt;
-            return all_runs([&](const float* x, std::int64_t n) { return format_.keeps(x, n, *s); }) ? s : std::nullopt;
+            const bool all = all_runs([&](const float* x, std::int64_t n) {
+                if (format_.keeps(x, n, *s)) return true;
+                lost(x, n);
+                return false;
+            });
+            return all ? s : std::nullopt;
         };
+        const auto ignore = [](const float*, std::int64_t) {};
         if (const auto own = source_.own_scale(b))
-            if (const auto s = kept(floats ? abs(*own) : *own)) return s;
-        const float amax = float_from_bits(stats.amax_bits);
+            if (const auto s = kept(floats ? abs(*own) : *own, ignore)) return s;
         if (amax == 0) return std::nullopt;
-        if (floats && has_few_bits(amax, recipe_.element))
-            if (const auto power = power_of_two_for(amax, recipe_.element))
-                if (const auto s = kept(*power)) return s;
+        std::optional<float> power;
+        if (few_bits) power = power_of_two_for(amax, recipe_.element);
+        bool has_too_small = false;  // a value that the power of two keeps no code for
+        if (power)
+            if (const auto s = kept(*power, [&](const float* x, std::int64_t n) {
+                    has_too_small = is_too_small(x, n, *power, recipe_.element);
+                }))
+                return s;
         if (recipe_.scale == ScaleType::e8m0) return std::nullopt;
-        CommonScale common(amax, recipe_);
+        CommonScale common(amax, recipe_, has_too_small);
         do {
             if (!all_runs([&](const float* x, std::int64_t n) { return common.see(x, n); })) return std::nullopt;
         } while (common.end_pass());
         const std::optional<float> scale = common.scale();
         if (!scale) return std::nullopt;
-        if (const auto s = kept(*scale)) return s;
+        if (const auto s = kept(*scale, ignore)) return s;
         if (recipe_.scale != ScaleType::float32) return std::nullopt;
-        if (const auto s = kept(float_from_bits(bits_of(*scale) - 1))) return s;
-        return kept(float_from_bits(bits_of(*scale) + 1));
+        if (const auto s = kept(float_from_bits(bits_of(*scale) - 1), ignore)) return s;
+        return kept(float_from_bits(bits_of(*scale) + 1), ignore);
     }
 
     [[nodiscard]] bool needs_range() const { return params_.rule == ScaleRule::asymmetric; }
