@@ -158,3 +158,23 @@ def test_mxfp4_becomes_nvfp4_with_its_nibbles(spread, form):
     level = 2.0 ** (100 + spread - 127 - 8)
     assert again.global_scale == (level if form == "multiplier" else 1 / level)
     oracles.assert_same_bits(dequantize(again), dequantize(scaled))
+
+
+def test_rounded_products_are_kept_where_their_largest_is_a_power_of_two():
+    """Multiples of fl(1/13), of which the largest, 13 of them, is 1: no power of two is their scale, 1/416 is one."""
+    scales = np.array([1 / 13, 0.5 / 13], np.float32)  # of two blocks, which become one row
+    codes = np.concatenate([np.resize([13, 7, 5, 3, 1, 0, 11], 128), np.resize([13, 9, 5, 2, 8], 128)])
+    data = formats.encode(codes.astype(np.float32), "float8_e4m3fn")[None].view(ml_dtypes.float8_e4m3fn)
+    source = breccia.ScaledTensor(data, scales[None], breccia.Float8BlockScaling(), breccia.PerBlockK(128))
+    assert dequantize(source)[0, 0] == 1
+    kept = requantize(source, breccia.Float8CurrentScaling(granularity="row"))
+    np.testing.assert_array_equal(dequantize(kept), dequantize(source))
+
+
+def test_tiles_of_small_values_are_cast():
+    """A tile whose smallest values no scale keeps is quantized by the recipe's rule, as its values are."""
+    x = cases.heavy_tailed("normal", (256, 256), 3)
+    x[::7] *= 2.0**-12
+    source = breccia.cast(x, "mxfp8")
+    tiles = breccia.Float8BlockScaling(block_m=128)
+    assert requantize(source, tiles) == breccia.cast(dequantize(source), tiles)

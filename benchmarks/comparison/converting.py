@@ -35,6 +35,8 @@ REQUANTIZATIONS = [
     ("FP8 128×128", "FP8 per tensor"),
     ("FP8 128×128", "MXFP8"),
     ("MXFP4", "FP8 1×128"),
+    ("MXFP4", "NVFP4"),
+    ("MXFP8", "FP8 128×128"),
 ]
 HALVES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 FP8 = ml_dtypes.float8_e4m3fn

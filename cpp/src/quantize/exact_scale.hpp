@@ -22,8 +22,8 @@ std::optional<float> power_of_two_for(float amax, Format format);
 /// Whether a number has no more significant bits than a format's codes: else no power of two makes it one.
 bool has_few_bits(float x, Format format);
 
-/// Whether one of the values has few enough significant bits for a format, but is no multiple of its smallest code under
-/// this power of two.
+/// Whether one of the values has few enough significant bits for a format, but is no multiple of its smallest code
+/// under this power of two.
 bool is_too_small(const float* x, std::int64_t n, float power, Format format);
 
 /// Sets the zero point that lets codes reach the block's least and greatest value. Returns whether there is one.

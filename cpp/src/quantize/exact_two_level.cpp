@@ -69,9 +69,7 @@ private:
         return std::nullopt;
     }
 
-    [[nodiscard]] std::span<const Options> blocks() const {
-        return {blocks_.data(), static_cast<std::size_t>(count_)};
-    }
+    [[nodiscard]] std::span<const Options> blocks() const { return {blocks_.data(), static_cast<std::size_t>(count_)}; }
 
     [[nodiscard]] float largest_own() const {
         float own = 0;
@@ -103,9 +101,8 @@ private:
         std::array<float, piece_cols> own;
         std::array<std::int32_t, piece_cols / amax_lanes> amax;
         source_.own_scales({matrix, in_matrix, in_matrix + 1, first * size, (first + 1) * size, 1}, count, own.data());
-        const bool finite =
-            size % amax_lanes == 0 &&
-            static_cast<std::uint32_t>(kernels_.quantize.block_amax(x, count, size, amax.data())) < f32_infinity_bits;
+        const bool finite = size % amax_lanes == 0 && static_cast<std::uint32_t>(kernels_.quantize.block_amax(
+                                                          x, count, size, amax.data())) < f32_infinity_bits;
         const bool same_codes = source_.own_codes(recipe_.element, matrix, in_matrix) != nullptr;
         Options* block = blocks_.data() + row * grid_.grid_cols() + first;
         for (std::int64_t i = 0; i < count; ++i, ++block, x += size) {

@@ -17,8 +17,8 @@ class TwoLevels {
 public:
     /// What a block's scale may be: the source's own, or its amax over one of E2M1's magnitudes.
     struct Options {
-        float amax, own;     // own: without its sign
-        std::uint8_t kept;   // a bit for each option under which no value is lost
+        float amax, own;       // own: without its sign
+        std::uint8_t kept;     // a bit for each option under which no value is lost
         bool has_nan, turned;  // turned: the source's scale is negative
 
         [[nodiscard]] bool is_free() const { return has_nan || amax == 0; }  // whatever the global scale

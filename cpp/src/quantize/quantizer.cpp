@@ -247,7 +247,8 @@ private:
                 const std::int64_t index = block_index(row.matrix, row.begin_row) + first;
                 if (own != nullptr && levels.keep_own(index, count)) {
                     std::copy_n(own + col / 2, count * size / 2, row_codes(row.matrix, row.begin_row) + col / 2);
-                    for (std::int64_t i = index; i < index + count; ++i) write_scale(i, {.stored = levels.code(i)});
+                    auto* scales = reinterpret_cast<std::uint8_t*>(scale_at(index));
+                    for (std::int64_t i = 0; i < count; ++i) scales[i] = levels.code(index + i);
                     continue;
                 }
                 const float* x = source_.read(row.matrix, row.begin_row, col, count * size, scratch);

@@ -91,7 +91,8 @@ public:
         const bool floats = info(recipe_.element).family == CodecFamily::minifloat;
         const float amax = float_from_bits(stats.amax_bits);
         const bool few_bits = floats && has_few_bits(amax, recipe_.element);
-        if (recipe_.scale == ScaleType::e8m0 && floats && !few_bits) return std::nullopt;
+        if (recipe_.scale == ScaleType::e8m0 && floats && !few_bits)
+            return std::nullopt;  // amax is no power times a code
         const auto kept = [&](float scale, auto lost) -> std::optional<BlockScale> {
             std::optional<BlockScale> s = stored_exactly(scale, recipe_.scale, stats.amax_bits);
             if (!s || (needs_range() && !set_zero_point(*s, stats, recipe_.element))) return std::nullopt;
@@ -108,13 +109,14 @@ public:
         if (amax == 0) return std::nullopt;
         std::optional<float> power;
         if (few_bits) power = power_of_two_for(amax, recipe_.element);
+        const bool only_powers = recipe_.scale == ScaleType::e8m0;
         bool has_too_small = false;  // a value that the power of two keeps no code for
         if (power)
             if (const auto s = kept(*power, [&](const float* x, std::int64_t n) {
-                    has_too_small = is_too_small(x, n, *power, recipe_.element);
+                    has_too_small = !only_powers && is_too_small(x, n, *power, recipe_.element);
                 }))
                 return s;
-        if (recipe_.scale == ScaleType::e8m0) return std::nullopt;
+        if (only_powers) return std::nullopt;
         CommonScale common(amax, recipe_, has_too_small);
         do {
             if (!all_runs([&](const float* x, std::int64_t n) { return common.see(x, n); })) return std::nullopt;
