@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 OWN = "breccia"  # the format of recipes that are named without one
 _OTHERS = {
     "_bridge": ("Bridge", "FileFormat", "Kind", "Place"),
+    "_fnuz": ("from_fnuz", "to_fnuz"),
     "_outside": ("OutsideTensor",),
     "_parts": ("Found", "Part"),
     "_register": ("register", "unregister"),

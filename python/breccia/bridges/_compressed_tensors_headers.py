@@ -10,6 +10,7 @@ from typing import Any
 from breccia.bridges._checks import FLOATS, check_axes
 from breccia.bridges._common import FP8_DTYPES, fp8_recipe, group_size_of, row_blocks, scale_name
 from breccia.bridges._compressed_tensors_integers import NAME, int8_recipe, stored_shape
+from breccia.bridges._fnuz import FNUZ_DTYPES
 from breccia.bridges._parts import Found
 from breccia.bridges._written import Written
 from breccia.layouts import Layout, PerBlockMN
@@ -137,6 +138,9 @@ def _find_plain(parts: dict[str, str], weight: Any, scale: Any) -> _Kind | None:
     if weight.dtype == "I8":
         recipe, layout = int8_recipe(weight.shape, scale.shape, dtype, "weight_zero_point" not in parts)
         return "int8", weight.shape, recipe, layout, dtype
+    if weight.dtype in FNUZ_DTYPES:
+        fp8_recipe(FNUZ_DTYPES[weight.dtype], weight.shape, scale.shape, dtype)  # raises what is wrong with the scale
+        return "fp8-fnuz", weight.shape, None, None, dtype
     if weight.dtype in FP8_DTYPES:
         recipe, layout, _ = fp8_recipe(FP8_DTYPES[weight.dtype], weight.shape, scale.shape, dtype)
         return "fp8", weight.shape, recipe, layout, dtype

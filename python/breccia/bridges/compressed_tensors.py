@@ -27,6 +27,7 @@ from breccia.bridges._common import (
     packed_codes,
 )
 from breccia.bridges._compressed_tensors_integers import NAME, int8, pack_int4, pack_int8, packed_integers, store_int8
+from breccia.bridges._fnuz import fnuz_values
 from breccia.bridges._parts import Part, materialize, part, rows_only
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
@@ -208,6 +209,12 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 
 
+def _read(parts: Mapping[str, Any], kind: str, **options: Any) -> ScaledTensor | Array:
+    if kind == "fp8-fnuz":
+        return fnuz_values(get(parts, "weight", NAME, 1), get(parts, "weight_scale", NAME))
+    return from_compressed_tensors(parts, kind, **options)
+
+
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
     if isinstance(recipe, Float8BlockScaling):
@@ -239,7 +246,7 @@ BRIDGE = FileFormat(
     refine=_headers.refine,
     row_axis=0,
     shape_role="weight_shape",
-    read=from_compressed_tensors,
+    read=_read,
     carries=carries,
     lay_out=lambda scaled, place: lay_out(scaled),
     config=_headers.config,
