@@ -170,6 +170,39 @@ TEST(Requantize, EqualsCastOfDequantizedWhereNothingCanBeKept) {
     }
 }
 
+// Scales of tiles are under the global scale, too.
+TEST(Requantize, TwoLevelsOfTiles) {
+    std::vector<float> x(32 * 64);
+    constexpr float codes[] = {0.5F, -1, 1.5F, 2, -3, 4, 6, 0};
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = codes[i % std::size(codes)];
+    const ScaledTensor source = cast(array_of(x, {32, 64}), make_recipe("Float8CurrentScaling"));
+    Recipe tiles = make_recipe("NVFP4BlockScaling");
+    tiles.layout = Layout::per_block_mn(16, 16);
+    const ScaledTensor a = requantize(source, tiles), b = cast(dequantize(source), tiles);
+    EXPECT_TRUE(same_bytes(a.data(), b.data()));
+    EXPECT_TRUE(same_bytes(a.scale(), b.scale()));
+    EXPECT_TRUE(same_bytes(*a.global_scale(), *b.global_scale()));
+}
+
+// Whatever the bytes are: here a block with a NaN has not its own largest code.
+TEST(Requantize, ToTheSameRecipeCopies) {
+    for (const Recipe& recipe : all_recipes()) {
+        SCOPED_TRACE(describe(recipe));
+        if (recipe.layout.kind == LayoutKind::per_tensor) continue;
+        std::vector<float> x = heavy_tailed(128, 256);
+        ScaledTensor scaled = cast(array_of(x, {128, 256}), recipe);
+        auto* codes = scaled.data().as<std::uint8_t>();
+        const std::int64_t n = scaled.data().size();
+        for (std::int64_t i = 0; i < n; i += 3) codes[i] = static_cast<std::uint8_t>(codes[i] >> 2);
+        if (recipe.element == format_of<Float8E4M3FN>) codes[0] = Float8E4M3FN::nan_code;
+        const ScaledTensor same = requantize(scaled, recipe);
+        const CastOutput out = allocate(plan_cast(scaled.shape(), recipe));
+        requantize_into(scaled, recipe, out);
+        EXPECT_TRUE(same_bytes(out.data, same.data()));
+        EXPECT_TRUE(same_bytes(out.scale, same.scale()));
+    }
+}
+
 TEST(Matmul, EveryPairingIsWithinItsBound) {
     constexpr std::int64_t m = 5, n = 130, k = 384;
     std::vector<float> x = heavy_tailed(m, k, 2), w = heavy_tailed(n, k, 3);

@@ -62,8 +62,9 @@ BRECCIA_API void dequantize_into(const ScaledTensor& scaled, const Array& out);
 /// The same into a C-contiguous array of its own.
 BRECCIA_API Array dequantize(const ScaledTensor& scaled, DType dtype = DType::float32);
 
-/// Converts to another recipe, a block row at a time: no float copy of the whole tensor is made. Each target block
-/// keeps a scale that loses nothing when there is one; otherwise the bytes equal cast(dequantize(scaled), recipe).
+/// Converts to another recipe, a block row at a time: no float copy of the whole tensor is made. A target block gets a
+/// scale that loses nothing where one is found (docs/numerics.md says which are tried); otherwise the bytes equal
+/// cast(dequantize(scaled), recipe). To the tensor's own recipe and layout its parts are copied.
 BRECCIA_API void requantize_into(const ScaledTensor& scaled, const Recipe& recipe, const CastOutput& out);
 /// The same into memory of its own.
 BRECCIA_API ScaledTensor requantize(const ScaledTensor& scaled, const Recipe& recipe);

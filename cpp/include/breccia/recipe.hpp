@@ -8,7 +8,7 @@
 
 namespace breccia::inline v0_3 {
 
-/// How a block's scale follows from its statistics. Arithmetic: scale_rules.hpp.
+/// How a block's scale follows from its statistics. Arithmetic: kernels/scale_rules.inl.hpp, docs/scale-rules.md.
 enum class ScaleRule : std::uint8_t {
     divide,         ///< s = amax / max, codes = encode(x / s): torchao Float8Tensor, and the integer formats
     multiply,       ///< m = max / amax, codes = encode(x * m), stored 1 / m: TransformerEngine's FP8

@@ -95,7 +95,7 @@ bool has_few_bits(float x, Format format) {
     return (magnitude & (0x007F'FFFFU >> info(format).mantissa_bits)) == 0;
 }
 
-bool is_too_small(const float* x, std::int64_t n, float power, Format format) {
+bool any_too_small(const float* x, std::int64_t n, float power, Format format) {
     const float unit = info(format).smallest;
     return std::any_of(x, x + n, [&](float value) {
         const bool is_normal = (bits_of(value) & f32_abs_mask) >= 0x0080'0000U;
@@ -124,12 +124,12 @@ CommonScale::CommonScale(float amax, const Recipe& recipe, bool has_too_small)
     if (has_too_small && type_ != ScaleType::e4m3) leave_out_power();
 }
 
-// The p for which amax / p is the power of two has amax's own significand. A value that is too small for it is so for
-// those after it, too: their odd parts are larger, and so their powers of two are no larger.
+// A value below the smallest code under the power of two is below it under each p with a larger odd part, too. These
+// come after the p with amax's own significand, for which amax / p is that power.
 void CommonScale::leave_out_power() {
     const std::uint32_t bits = bits_of(amax_);
     if (bits < 0x0080'0000U) return;
-    const std::uint32_t own = (bits & 0x007F'FFFFU | 0x0080'0000U) >> (23 - format_.mantissa_bits);
+    const std::uint32_t own = ((bits & 0x007F'FFFFU) | 0x0080'0000U) >> (23 - format_.mantissa_bits);
     bool left_out = false;
     for (const std::uint32_t m : significands_of(format_.mantissa_bits)) {
         left_out |= m == own;

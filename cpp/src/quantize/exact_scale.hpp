@@ -2,9 +2,10 @@
 //
 // Scales under which the values of a tensor that is quantized already can be kept as they are.
 //
-// If a block's values are products of a scale and codes of a format, then so they are with the scale amax / p for some
-// magnitude p of the format. What the other values are to amax leaves few such p, of which the one of fewest
-// significant bits keeps whatever any other does: it leaves the most room below.
+// If a block's values are products of a scale and codes of a format, then they are so with the scale amax / p for some
+// magnitude p of the format. The ratios of the values to amax rule out most p. Of the rest the one with the fewest
+// significant bits is tried: it reaches the smallest values. Products that float32 rounded may have another scale
+// that is not found.
 #pragma once
 
 #include <optional>
@@ -16,7 +17,7 @@ namespace breccia::inline v0_3 {
 /// The scale that a type stores as exactly `scale`, if it can; `amax_bits` is of the block it is for.
 std::optional<BlockScale> stored_exactly(float scale, ScaleType type, std::uint32_t amax_bits);
 
-/// The smallest power of two by which a format reaches `amax`, if there is one.
+/// The smallest power of two by which a format reaches `amax`, if that is a normal number.
 std::optional<float> power_of_two_for(float amax, Format format);
 
 /// Whether a number has no more significant bits than a format's codes: else no power of two makes it one.
@@ -24,7 +25,7 @@ bool has_few_bits(float x, Format format);
 
 /// Whether one of the values has few enough significant bits for a format, but is no multiple of its smallest code
 /// under this power of two.
-bool is_too_small(const float* x, std::int64_t n, float power, Format format);
+bool any_too_small(const float* x, std::int64_t n, float power, Format format);
 
 /// Sets the zero point that lets codes reach the block's least and greatest value. Returns whether there is one.
 bool set_zero_point(BlockScale& s, const BlockStats& stats, Format format);
@@ -32,7 +33,7 @@ bool set_zero_point(BlockScale& s, const BlockStats& stats, Format format);
 /// Finds the scale amax / p of a block from its values, which come in any number of runs and passes.
 class CommonScale {
 public:
-    /// `has_too_small`: a value `is_too_small` under the scale of `power_of_two_for`.
+    /// `has_too_small`: of some values `any_too_small` under the scale of `power_of_two_for`.
     CommonScale(float amax, const Recipe& recipe, bool has_too_small);
 
     /// Takes a run of the block's values in another pass. Returns whether there may still be such a scale.

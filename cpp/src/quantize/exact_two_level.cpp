@@ -18,7 +18,7 @@ constexpr float magnitudes[] = {6, 4, 3, 2, 1.5F, 1, 0.5F};
 constexpr std::uint8_t own_scale = std::size(magnitudes);  // the option after amax over each of them
 constexpr float significands[] = {8, 12, 10, 14, 9, 11, 13, 15};
 
-using Options = TwoLevels::Options;
+using Block = TwoLevels::Block;
 using Chosen = TwoLevels::Chosen;
 
 class Search {
@@ -49,7 +49,7 @@ private:
     std::optional<TwoLevels> any_scales() {
         if (!read_blocks(false)) return std::nullopt;
         float amax = 0;
-        for (const Options& block : blocks())
+        for (const Block& block : blocks())
             if (!block.is_free()) amax = std::max(amax, block.amax);
         if (amax == 0) return std::nullopt;
         if (const auto global = source_.own_global_scale())
@@ -58,8 +58,8 @@ private:
             const float global = global_for(own, top_of(own));
             if (fits(global)) return levels(global);
         }
-        // The largest scale is a large E4M3 number, or there would be less room for the small ones; the block that has
-        // it need not be the one of the largest value.
+        // A large E4M3 number for the largest scale leaves the most numbers for the small ones. The block of the
+        // largest scale need not be that of the largest value.
         for (const float magnitude : {6.0F, 4.0F})
             for (const float significand : significands)
                 for (const float unit : {significand > 14 ? 16.0F : 32.0F, significand > 14 ? 8.0F : 16.0F}) {
@@ -69,11 +69,11 @@ private:
         return std::nullopt;
     }
 
-    [[nodiscard]] std::span<const Options> blocks() const { return {blocks_.data(), static_cast<std::size_t>(count_)}; }
+    [[nodiscard]] std::span<const Block> blocks() const { return {blocks_.data(), static_cast<std::size_t>(count_)}; }
 
     [[nodiscard]] float largest_own() const {
         float own = 0;
-        for (const Options& block : blocks())
+        for (const Block& block : blocks())
             if (!block.is_free() && block.keeps(own_scale)) own = std::max(own, block.own);
         return own;
     }
@@ -104,7 +104,7 @@ private:
         const bool finite = size % amax_lanes == 0 && static_cast<std::uint32_t>(kernels_.quantize.block_amax(
                                                           x, count, size, amax.data())) < f32_infinity_bits;
         const bool same_codes = source_.own_codes(recipe_.element, matrix, in_matrix) != nullptr;
-        Options* block = blocks_.data() + row * grid_.grid_cols() + first;
+        Block* block = blocks_.data() + row * grid_.grid_cols() + first;
         for (std::int64_t i = 0; i < count; ++i, ++block, x += size) {
             const auto at = static_cast<std::size_t>(i);
             const BlockStats stats = finite ? BlockStats{.amax_bits = static_cast<std::uint32_t>(amax[at])}
@@ -121,7 +121,7 @@ private:
     }
 
     // `same_codes`: the values are the products of the block's own scale and codes of this format.
-    bool find_options(Options& block, const float* x, bool only_own, bool same_codes) const {
+    bool find_options(Block& block, const float* x, bool only_own, bool same_codes) const {
         constexpr float products_are_normal = 0x1p-100F;
         for (std::size_t option = only_own ? own_scale : 0; option <= own_scale; ++option) {
             bool kept = same_codes && option == own_scale && block.own >= products_are_normal && is_finite(block.own);
@@ -154,7 +154,7 @@ private:
         return (recipe_.global_divides ? stored / global : stored * global) == scale ? code : std::uint8_t{0};
     }
 
-    [[nodiscard]] Chosen choice_under(const Options& block, float global) const {
+    [[nodiscard]] Chosen choice_under(const Block& block, float global) const {
         constexpr std::uint8_t order[] = {own_scale, 0, 1, 2, 3, 4, 5, 6};
         for (const std::uint8_t option : order) {
             if (!block.keeps(option)) continue;
@@ -169,7 +169,7 @@ private:
         float known = 0;  // the last block's own scale, and its code
         std::uint8_t code = 0;
         for (std::int64_t i = 0; i < count_; ++i) {
-            const Options& block = blocks_.data()[i];
+            const Block& block = blocks_.data()[i];
             if (block.is_free()) continue;
             if (block.own != known) code = code_of(block.own, global);
             known = block.own;
@@ -189,13 +189,13 @@ private:
     std::int64_t rows_, count_;
     const Recipe& recipe_;
     const KernelTable& kernels_;
-    WorkBuffer<Options> blocks_;
+    WorkBuffer<Block> blocks_;
     WorkBuffer<Chosen> chosen_;
 };
 
 }  // namespace
 
-float TwoLevels::Options::scale(std::size_t option) const {
+float TwoLevels::Block::scale(std::size_t option) const {
     return option == own_scale ? own : amax / magnitudes[option];
 }
 
@@ -214,19 +214,19 @@ static BlockScale free_scale(bool has_nan, ScaleRule rule) {
 }
 
 BlockScale TwoLevels::scale(std::int64_t block) const {
-    const Options& options = blocks_.data()[block];
-    if (options.is_free()) return free_scale(options.has_nan, rule_);
+    const Block& it = blocks_.data()[block];
+    if (it.is_free()) return free_scale(it.has_nan, rule_);
     const Chosen chosen = chosen_.data()[block];
-    const float scale = options.scale(chosen.option);
-    BlockScale s = stored_exactly(scale, ScaleType::float32, bits_of(options.amax)).value_or(BlockScale{});
+    const float scale = it.scale(chosen.option);
+    BlockScale s = stored_exactly(scale, ScaleType::float32, bits_of(it.amax)).value_or(BlockScale{});
     s.stored = chosen.code;
     return s;
 }
 
-bool TwoLevels::keep_own(std::int64_t first, std::int64_t count) const {
+bool TwoLevels::keeps_own(std::int64_t first, std::int64_t count) const {
     for (std::int64_t i = first; i < first + count; ++i) {
-        const Options& options = blocks_.data()[i];
-        if (options.is_free() || options.turned || chosen_.data()[i].option != own_scale) return false;
+        const Block& it = blocks_.data()[i];
+        if (it.is_free() || it.turned || chosen_.data()[i].option != own_scale) return false;
     }
     return true;
 }

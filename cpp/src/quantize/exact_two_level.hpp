@@ -15,8 +15,8 @@ namespace breccia::inline v0_3 {
 /// A global scale, and for each block of the grid, in order, the scale under it that keeps the block's values.
 class TwoLevels {
 public:
-    /// What a block's scale may be: the source's own, or its amax over one of E2M1's magnitudes.
-    struct Options {
+    /// A block, and what its scale may be: the source's own, or its amax over one of E2M1's magnitudes.
+    struct Block {
         float amax, own;       // own: without its sign
         std::uint8_t kept;     // a bit for each option under which no value is lost
         bool has_nan, turned;  // turned: the source's scale is negative
@@ -25,12 +25,12 @@ public:
         [[nodiscard]] float scale(std::size_t option) const;
         [[nodiscard]] bool keeps(std::size_t option) const { return (kept >> option & 1U) != 0; }
     };
-    /// An option, and the E4M3 code that makes it with the global scale; 0 where every option loses something.
+    /// An option, and the E4M3 code which times the global scale is it; code 0 where every option loses something.
     struct Chosen {
         std::uint8_t option, code;
     };
 
-    TwoLevels(float global_scale, ScaleRule rule, WorkBuffer<Options> blocks, WorkBuffer<Chosen> chosen)
+    TwoLevels(float global_scale, ScaleRule rule, WorkBuffer<Block> blocks, WorkBuffer<Chosen> chosen)
         : global_scale_(global_scale), rule_(rule), blocks_(std::move(blocks)), chosen_(std::move(chosen)) {}
 
     /// As the recipe stores it.
@@ -39,12 +39,12 @@ public:
     /// The stored scale, of blocks that keep their source's.
     [[nodiscard]] std::uint8_t code(std::int64_t block) const { return chosen_.data()[block].code; }
     /// Whether blocks keep their source's scales, and so codes of the same format.
-    [[nodiscard]] bool keep_own(std::int64_t first, std::int64_t count) const;
+    [[nodiscard]] bool keeps_own(std::int64_t first, std::int64_t count) const;
 
 private:
     float global_scale_;
     ScaleRule rule_;
-    WorkBuffer<Options> blocks_;
+    WorkBuffer<Block> blocks_;
     WorkBuffer<Chosen> chosen_;
 };
 

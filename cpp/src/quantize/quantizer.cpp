@@ -245,7 +245,7 @@ private:
             for (std::int64_t first = 0; first < blocks; first += step) {
                 const std::int64_t count = std::min(step, blocks - first), col = first * size;
                 const std::int64_t index = block_index(row.matrix, row.begin_row) + first;
-                if (own != nullptr && levels.keep_own(index, count)) {
+                if (own != nullptr && levels.keeps_own(index, count)) {
                     std::copy_n(own + col / 2, count * size / 2, row_codes(row.matrix, row.begin_row) + col / 2);
                     auto* scales = reinterpret_cast<std::uint8_t*>(scale_at(index));
                     for (std::int64_t i = 0; i < count; ++i) scales[i] = levels.code(index + i);

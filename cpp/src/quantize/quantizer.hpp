@@ -47,7 +47,7 @@ public:
     [[nodiscard]] virtual bool may_be_exact() const { return false; }
     /// The scale of the one source block that holds the whole block, if one does.
     [[nodiscard]] virtual std::optional<float> own_scale(const BlockRange& /*block*/) const { return {}; }
-    /// The same of `count` blocks side by side, of which `first` is one, 0 where there is none.
+    /// `own_scale` of `count` adjacent blocks, the first of which is `first`; 0 where there is none.
     virtual void own_scales(const BlockRange& first, std::int64_t count, float* scales) const {
         BlockRange b = first;
         for (std::int64_t i = 0; i < count; ++i) {

@@ -77,7 +77,8 @@ public:
 
     /// A scale under which nothing is lost, if the source may have one.
     std::optional<BlockScale> exact_scale(const BlockRange& b, const BlockStats& stats, Scratch& scratch) const {
-        if (!source_.may_be_exact()) return std::nullopt;
+        // Two levels are kept by exact_two_levels, or not: a block's scale alone says nothing.
+        if (!source_.may_be_exact() || recipe_.two_level) return std::nullopt;
         return exact_scale(b, stats, [&](auto body) {
             return source_.all_pieces(
                 b, scratch, [&](const float* x, std::int64_t, std::int64_t, std::int64_t n) { return body(x, n); });
@@ -113,7 +114,7 @@ public:
         bool has_too_small = false;  // a value that the power of two keeps no code for
         if (power)
             if (const auto s = kept(*power, [&](const float* x, std::int64_t n) {
-                    has_too_small = !only_powers && is_too_small(x, n, *power, recipe_.element);
+                    has_too_small = !only_powers && any_too_small(x, n, *power, recipe_.element);
                 }))
                 return s;
         if (only_powers) return std::nullopt;

@@ -71,7 +71,7 @@ struct QuantizeRow {
     std::int64_t blocks = 0;
     std::int64_t block = 0;  ///< elements per block; even where codes are packed
     ScaleParams params;
-    const std::int32_t* amax_bits = nullptr;  ///< of each block by KernelTable::block_amax, or null
+    const std::int32_t* amax_bits = nullptr;  ///< of each block by QuantizeKernels::block_amax, or null
     std::uint8_t* codes = nullptr;            ///< the first block's first code; on a byte boundary
     void* scales = nullptr;                   ///< consecutive, of params.type
     std::uint8_t* zero_points = nullptr;      ///< consecutive bytes, or null
