@@ -175,7 +175,7 @@ TEST(Requantize, TwoLevelsOfTiles) {
     std::vector<float> x(32 * 64);
     constexpr float codes[] = {0.5F, -1, 1.5F, 2, -3, 4, 6, 0};
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = codes[i % std::size(codes)];
-    const ScaledTensor source = cast(array_of(x, {32, 64}), make_recipe("Float8CurrentScaling"));
+    const ScaledTensor source = cast(array_of(x, {32, 64}), make_recipe("MXFP8BlockScaling"));
     Recipe tiles = make_recipe("NVFP4BlockScaling");
     tiles.layout = Layout::per_block_mn(16, 16);
     const ScaledTensor a = requantize(source, tiles), b = cast(dequantize(source), tiles);
