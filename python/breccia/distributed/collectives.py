@@ -52,7 +52,7 @@ def all_gather(
     """
     scaled = _checked(scaled, "scaled", group)
     if plan is not None and (gathering := in_place.known(scaled, dim, plan, group)) is not None:
-        return _result(gathering.start(scaled), async_op)
+        return _result(gathering.start(scaled, group), async_op)
     if scaled.layout.axis == -2:
         made = all_gather(scaled.mT, group, _swapped(dim, scaled.ndim), plan=_turned(plan), async_op=True)
         return _result(made.then(lambda whole: whole.mT), async_op)
@@ -63,8 +63,8 @@ def all_gather(
     if in_place.suits(scaled, axis, extents):
         gathering = in_place.Gathering.of(scaled, group)
         if plan is not None:
-            in_place.keep(gathering, scaled, dim, plan)
-        return _result(gathering.start(scaled), async_op)
+            in_place.keep(gathering, scaled, dim, plan, group)
+        return _result(gathering.start(scaled, group), async_op)
     wires = [Wire(scaled, axis, extent) for extent in extents]
     size = max(wire.bytes for wire in wires)
     mine = _buffer(scaled, size)

@@ -33,7 +33,6 @@ def suits(scaled: ScaledTensor, axis: int, extents: list[int]) -> bool:
 class Gathering(NamedTuple):
     """Where the parts of all ranks' tensors go, for tensors of one form."""
 
-    group: Any
     world: int
     form: Form
     slots: dict[str, Slot]  # of the whole, for each part that there is
@@ -46,9 +45,9 @@ class Gathering(NamedTuple):
         whole = Wire(scaled, -scaled.ndim, scaled.shape[0] * world)
         slots = {name: slot for name, slot in zip(PARTS, whole.slots, strict=True) if slot is not None}
         single = tuple(name for name, slot in slots.items() if slot.shape == tuple(getattr(scaled, name).shape))
-        return cls(members_of(group), world, scaled._form, slots, single)
+        return cls(world, scaled._form, slots, single)
 
-    def start(self, scaled: ScaledTensor) -> Handle:
+    def start(self, scaled: ScaledTensor, group: Any) -> Handle:
         """A handle whose result is the whole.
 
         Raises:
@@ -56,7 +55,7 @@ class Gathering(NamedTuple):
         """
         sent = [bytes_of(getattr(scaled, name)) for name in self.slots]
         everyone = [part.new_empty(self.world * part.numel()) for part in sent]
-        work = self.group.allgather_into_tensor_coalesced(everyone, sent)
+        work = members_of(group).allgather_into_tensor_coalesced(everyone, sent)
 
         def finish() -> ScaledTensor:
             made = {}
@@ -65,7 +64,7 @@ class Gathering(NamedTuple):
                     made[name] = gathered.view(slot.dtype).view(slot.shape)
                     continue
                 made[name] = getattr(scaled, name)
-                if not has_one_scale(scaled, self.group):
+                if not has_one_scale(scaled, group):
                     _check_equal(gathered.view(self.world, -1), name)
             return ScaledTensor._of(self.form, **made)
 
@@ -90,6 +89,6 @@ def known(scaled: ScaledTensor, dim: int, dealt: Plan, group: Any) -> Gathering 
     return None if gatherings is None else gatherings.get((form_number(scaled), dim, dealt))
 
 
-def keep(gathering: Gathering, scaled: ScaledTensor, dim: int, dealt: Plan) -> None:
+def keep(gathering: Gathering, scaled: ScaledTensor, dim: int, dealt: Plan, group: Any) -> None:
     """Gather tensors of the form of ``scaled`` so by this plan from now on, which all ranks have agreed upon."""
-    _known.setdefault(gathering.group, {})[form_number(scaled), dim, dealt] = gathering
+    _known.setdefault(members_of(group), {})[form_number(scaled), dim, dealt] = gathering
