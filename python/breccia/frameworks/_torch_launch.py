@@ -2,8 +2,8 @@
 """The verbs on CUDA tensors: repeated calls by launch plans (`breccia.kernels.triton.plans`), without torch's
 dispatcher where nothing traces and nothing needs a gradient.
 
-A plan is found by the verb and by all that decides its steps: the form of each operand (`_form`) and what is asked for.
-Here a microsecond counts: a whole call takes about twenty.
+A plan is found by the verb and by all that decides its steps: the form of each operand (`form_number`) and what is
+asked for. Here a microsecond counts: a whole call takes about twenty.
 """
 
 from __future__ import annotations
