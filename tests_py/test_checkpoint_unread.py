@@ -95,7 +95,9 @@ def test_quark_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_fnuz_is_named(kind: str, tmp_path: Path) -> None:
     """Without a scale beside it; with one it is read (bridges/test_fnuz.py)."""
     arrays = {"a.weight": weight(64, 128).astype(getattr(ml_dtypes, f"float8_{kind}fnuz"))}
-    with pytest.raises(ValueError, match=rf"'a\.weight' \[64, 128\]: F8_{kind.upper()}FNUZ codes, AMD's fnuz, without"):
+    with pytest.raises(
+        ValueError, match=rf"'a\.weight' \[64, 128\]: F8_{kind.upper()}FNUZ codes, AMD's fnuz, without a scale"
+    ):
         convert(checkpoint(tmp_path / "in", arrays, {"quant_method": "fp8"}), tmp_path / "out", "bf16")
 
 

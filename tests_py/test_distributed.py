@@ -94,6 +94,8 @@ def repeats(rank, world):
         for seed in range(3):
             x = tensor(shape, seed)
             part = distributed.cast(dealt.cut(x, rank), recipe, plan=dealt)
+            assert (distributed.in_place.known(part, 0, dealt, None) is not None) == bool(seed), recipe
+            assert distributed.agreement.has_one_scale(part, None) == crosses(recipe, dim), recipe
             assert digest(distributed.all_gather(part, plan=dealt)) == digest(breccia.cast(x, recipe)), (recipe, seed)
         if crosses(recipe, dim):
             together += 1

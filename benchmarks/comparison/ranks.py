@@ -34,14 +34,17 @@ def show(result: dict[str, Any]) -> None:
 
 def _arguments() -> list[str]:
     """Those of this program, but for where its results go."""
-    given = sys.argv
+    given = [part for part in sys.argv if not part.startswith("--out=")]
     at = given.index("--out") if "--out" in given else len(given)
     return given[:at] + given[at + 2 :]
 
 
-def _driver() -> str:
+def _driver() -> str | None:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def end(out: Path | None, device: torch.device, results: list[dict[str, Any]], **about: Any) -> None:

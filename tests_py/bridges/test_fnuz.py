@@ -10,7 +10,8 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import from_fnuz, to_fnuz
+from breccia.bridges import from_compressed_tensors, from_fnuz, to_fnuz
+from breccia.bridges._fnuz import fnuz_values
 from breccia.checkpoint import Checkpoint, convert, save_arrays
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -59,6 +60,15 @@ def test_there_and_back(name: str, kind: str) -> None:
     np.testing.assert_array_equal(codes.astype(np.float32), same / 2)
 
 
+def test_without_dtypes_for_them() -> None:
+    """Codes are bytes and bfloat16 scales words where there is no ml_dtypes: checkpoints are read all the same."""
+    one = np.array([0x3F80], np.uint16)
+    values = fnuz_values(np.full((4, 4), 0x38, np.uint8), one, "E4M3")
+    np.testing.assert_array_equal(values, np.full((4, 4), 0.5, np.float32))
+    with pytest.raises(TypeError, match="scale must be float32 or float16 where the package ml_dtypes is missing"):
+        from_fnuz(np.full((4, 4), 0x38, np.uint8), one, "E4M3")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_values(kind: str) -> None:
     x = np.array([[np.nan, -0.0, 0.0, 1.0]], np.float32)
@@ -77,6 +87,13 @@ def test_bad_input() -> None:
         from_fnuz(np.zeros((4, 4), np.uint8), np.ones(1, np.float32))
     with pytest.raises(ValueError, match=r"scale must stay exact when it is multiplied by 0\.5"):
         from_fnuz(np.zeros((4, 4), np.uint8), np.full(1, 1e-45, np.float32), "E4M3")
+    with pytest.raises(ValueError, match="scaled must not be a transposed view"):
+        to_fnuz(breccia.cast(weight(), "fp8").mT)
+    with pytest.raises(TypeError, match="scale must be float32, float16 or bfloat16, got uint8"):
+        from_fnuz(np.zeros((4, 4), np.uint8), np.full(1, 127, np.uint8), "E4M3")
+    fnuz = np.zeros((4, 4), dtype_of("E4M3"))
+    with pytest.raises(ValueError, match=r"got float8_e4m3fnuz: breccia\.bridges\.from_fnuz reads it"):
+        from_compressed_tensors({"weight": fnuz, "weight_scale": np.ones(1, np.float32)})
     with pytest.raises(TypeError, match="scaled must be FP8 with scales of 16 or 32 bits"):
         to_fnuz(breccia.cast(weight(), "mxfp8"))
 
@@ -84,7 +101,7 @@ def test_bad_input() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(1,), (256, 1), (2, 2)])
 def test_checkpoints(shape: tuple[int, ...], kind: str, tmp_path: Path) -> None:
-    """Every code has its value, the ones that `from_fnuz` refuses too; a conversion casts them."""
+    """Every code but NaN's has its value, those that `from_fnuz` refuses too; a conversion casts them."""
     codes = np.arange(65536, dtype=np.uint32).astype(np.uint8).reshape(256, 256)
     codes[codes == 0x80] = 0
     codes = codes.view(dtype_of(kind))

@@ -290,7 +290,13 @@ def group_size_of(columns: int, groups: int, argument: str) -> int:
 
 
 def fp8_format_of(weight: Array, said: str | None = None) -> str:
-    """The format of FP8 codes: what the header said, else what the array's dtype says (E4M3 where those are bytes)."""
+    """The format of FP8 codes: what the header said, else what the array's dtype says (E4M3 where those are bytes).
+
+    Raises:
+        ValueError: they are of AMD's fnuz, which means other numbers by the same bits.
+    """
+    if weight.dtype.name.endswith("fnuz"):
+        raise ValueError(f"weight must be of E4M3 or E5M2, got {weight.dtype}: breccia.bridges.from_fnuz reads it")
     return said or FP8_CODES.get(weight.dtype.name, "E4M3")
 
 

@@ -63,8 +63,8 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         recipe = layout = None
         findings.append("weight_g_idx: activation order is not supported in this format")
     options = {"kind": kind}
-    if weight.dtype in FP8_DTYPES:
-        options["fp8_format"] = FP8_DTYPES[weight.dtype]
+    if fp8_format := (FP8_DTYPES | FNUZ_DTYPES).get(weight.dtype):
+        options["fp8_format"] = fp8_format
     if "weight_global_scale" in parts:
         parts["global_scale"] = parts["weight_global_scale"]
     return Found(

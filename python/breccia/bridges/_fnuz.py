@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from breccia.bridges._common import Array, as_numpy, codes, fp8_recipe, made
+from breccia.bridges._common import (
+    STORED_SCALES,
+    Array,
+    as_numpy,
+    check_upright,
+    codes,
+    float32,
+    fp8_recipe,
+    made,
+)
 from breccia.formats import decode
 from breccia.scaled_tensor import ScaledTensor
 
@@ -23,12 +32,12 @@ FNUZ_DTYPES = {"F8_E4M3FNUZ": "E4M3", "F8_E5M2FNUZ": "E5M2"}
 
 
 class _Form(NamedTuple):
-    """A format with a fnuz sibling, and its codes from which on a magnitude is no finite number."""
+    """A format and its fnuz sibling."""
 
     element: str
     sibling: str
-    first_special: int
-    one: int
+    first_special: int  # the first code that is infinity or NaN in the format, and a number in its sibling
+    one: int  # the code of 1 in the format
 
 
 _FORMS = {
@@ -39,7 +48,7 @@ _NAN = 0x80
 
 
 def from_fnuz(data: Any, scale: Any, fp8_format: str | None = None) -> ScaledTensor:
-    """A weight of fnuz codes as one of E4M3 or E5M2, without loss: the same codes under half the scale.
+    """A weight of fnuz codes as one of E4M3 or E5M2: the same codes under half the scale, the same values.
 
     Args:
         data: codes (N, K), of a fnuz dtype or as uint8.
@@ -50,8 +59,9 @@ def from_fnuz(data: Any, scale: Any, fp8_format: str | None = None) -> ScaledTen
         A ScaledTensor in NumPy. NaN becomes the NaN of its format.
 
     Raises:
-        ValueError: a code has no sibling, as ±240 of E4M3 has none; half of a scale is no number of its dtype; the
-            shapes do not fit, or ``fp8_format`` is needed.
+        TypeError: ``scale`` has another dtype.
+        ValueError: a code has no sibling, as ±240 of E4M3 has none, which scales of amax / 240 always use; half of a
+            scale is no number of its dtype; the shapes do not fit, or ``fp8_format`` is needed.
     """
     name = _format_of(data, fp8_format)
     form, raw = _FORMS[name], codes(data, "data")
@@ -61,9 +71,9 @@ def from_fnuz(data: Any, scale: Any, fp8_format: str | None = None) -> ScaledTen
             f"data must not have codes of {form.sibling} from {form.first_special:#04x} on, for which {form.element} "
             f"has no number under half the scale, got {lost}"
         )
-    factors = as_numpy(scale, "scale")
+    factors = _factors(scale)
     recipe, layout, scale_shape = fp8_recipe(name, raw.shape, factors.shape, factors.dtype.name)
-    nan = 0x7F
+    nan = 0x7F  # in both formats
     return made(np.where(raw == _NAN, np.uint8(nan), raw), _times(factors, 0.5).reshape(scale_shape), recipe, layout)
 
 
@@ -78,28 +88,28 @@ def to_fnuz(scaled: ScaledTensor) -> tuple[Array, Array]:
 
     Raises:
         TypeError: ``scaled`` has another format or other scales.
-        ValueError: it has an infinity, or twice a scale is no number of its dtype.
+        ValueError: it is a transposed view or has an infinity, or twice a scale is no number of its dtype.
     """
     from breccia.checkpoint.dtypes import numpy_dtype
 
+    check_upright(scaled)
     name = next((name for name, form in _FORMS.items() if form.element == scaled.recipe.element), None)
-    factors = as_numpy(scaled.scale, "scale")
-    if name is None or factors.dtype.itemsize == 1:
+    if name is None or as_numpy(scaled.scale, "scale").dtype.itemsize == 1:
         raise TypeError(f"scaled must be FP8 with scales of 16 or 32 bits, got {scaled.recipe}")
-    raw = codes(scaled.data, "data")
+    factors, raw = _factors(scaled.scale), codes(scaled.data, "data")
     magnitude = raw & 0x7F
-    if name == "E5M2" and bool((magnitude == 0x7C).any()):
+    if name == "E5M2" and bool((magnitude == _FORMS[name].first_special).any()):
         raise ValueError("scaled must have no infinity, which float8_e5m2fnuz has not")
     made_codes = np.where(magnitude >= _FORMS[name].first_special, np.uint8(_NAN), raw)
     made_codes[raw == _NAN] = 0
     return made_codes.view(numpy_dtype(f"F8_{name}FNUZ")), _times(factors, 2.0)
 
 
-def fnuz_values(data: Any, scale: Any) -> Array:
+def fnuz_values(data: Any, scale: Any, fp8_format: str | None = None) -> Array:
     """What fnuz codes stand for, of any codes.
 
     Args:
-        data, scale: as of `from_fnuz`; ``data`` of a fnuz dtype.
+        data, scale, fp8_format: as of `from_fnuz`.
 
     Returns:
         float32, of the shape of ``data``.
@@ -109,10 +119,10 @@ def fnuz_values(data: Any, scale: Any) -> Array:
     """
     from breccia.verbs import dequantize
 
-    name = _format_of(data, None)
-    raw, factors = codes(data, "data"), as_numpy(scale, "scale")
+    name = _format_of(data, fp8_format)
+    raw, factors = codes(data, "data"), _factors(scale)
     recipe, layout, scale_shape = fp8_recipe(name, raw.shape, factors.shape, factors.dtype.name)
-    ones = made(np.full_like(raw, _FORMS[name].one), factors.reshape(scale_shape), recipe, layout)
+    ones = made(np.full_like(raw, _FORMS[name].one), float32(factors).reshape(scale_shape), recipe, layout)
     values: Array = decode(raw, _FORMS[name].sibling) * dequantize(ones)
     return values
 
@@ -125,10 +135,22 @@ def _format_of(data: Any, fp8_format: str | None) -> str:
     return name
 
 
+def _factors(scale: Any) -> Array:
+    """Scales of 16 or 32 bits; bfloat16 may come as ``uint16``."""
+    factors = as_numpy(scale, "scale")
+    if factors.dtype.name not in STORED_SCALES:
+        raise TypeError(f"scale must be float32, float16 or bfloat16, got {factors.dtype}")
+    return factors
+
+
 def _times(scale: Array, factor: float) -> Array:
+    if scale.dtype == np.uint16:  # for whose numbers NumPy has no dtype
+        raise TypeError("scale must be float32 or float16 where the package ml_dtypes is missing, got bfloat16")
+    values = float32(scale)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        changed = (scale.astype(np.float32) * np.float32(factor)).astype(scale.dtype)
-        back = changed.astype(np.float32) * np.float32(1 / factor)
-    if not np.array_equal(back, scale.astype(np.float32), equal_nan=True):
+        product = values * np.float32(factor)
+        changed = product.astype(scale.dtype)
+        back = float32(changed) * np.float32(1 / factor)
+    if not np.array_equal(back, values, equal_nan=True):
         raise ValueError(f"scale must stay exact when it is multiplied by {factor:g}, some does not in {scale.dtype}")
     return changed

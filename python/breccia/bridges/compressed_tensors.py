@@ -211,7 +211,7 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
 
 def _read(parts: Mapping[str, Any], kind: str, **options: Any) -> ScaledTensor | Array:
     if kind == "fp8-fnuz":
-        return fnuz_values(get(parts, "weight", NAME, 1), get(parts, "weight_scale", NAME))
+        return fnuz_values(get(parts, "weight", NAME, 1), get(parts, "weight_scale", NAME), **options)
     return from_compressed_tensors(parts, kind, **options)
 
 

@@ -223,7 +223,7 @@ def _suspicious(entry: Entry) -> tuple[str, ...]:
     if len(entry.shape) < 2:
         return ()
     if entry.dtype.endswith("FNUZ"):
-        return (f"{entry.dtype} codes, AMD's fnuz, without a scale",)
+        return (f"{entry.dtype} codes, AMD's fnuz, without a scale as compressed-tensors and Quark store it",)
     if entry.dtype.startswith("F8") and entry.dtype != "F8_E8M0":
         return ("FP8 without a scale",)
     if entry.dtype in ("U8", "I8") and entry.nbytes > 4096:

@@ -71,12 +71,13 @@ def planned(scaled: ScaledTensor, axis: int, dealt: Plan, group: Any) -> list[in
 
 def note_one_scale(scaled: ScaledTensor, group: Any) -> None:
     """Note that the ranks of the group made the scale of this part together, so that nobody need compare it."""
-    scaled.__dict__["_one_scale"] = members_of(group).group_name
+    scaled.__dict__["_one_scale"] = weakref.ref(members_of(group))
 
 
 def has_one_scale(scaled: ScaledTensor, group: Any) -> bool:
     """Whether `note_one_scale` noted so."""
-    return bool(scaled.__dict__.get("_one_scale") == members_of(group).group_name)
+    noted = scaled.__dict__.get("_one_scale")
+    return noted is not None and noted() is members_of(group)
 
 
 def _form(scaled: ScaledTensor, axis: int) -> int:

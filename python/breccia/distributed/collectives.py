@@ -38,7 +38,8 @@ def all_gather(
         dim: the axis along which the parts lie; may be negative.
         plan: how the tensor is dealt out, where `plan` did it. Without it the ranks first tell each other the form and
             how long their parts are, 16 bytes each; with it they do so at the first gather of a form by that plan, and
-            later gathers trust each rank to hold that form.
+            later gathers trust each rank to hold that form. Parts that `breccia.distributed.cast` made are trusted to
+            be of one tensor: their scales are not compared.
         async_op: return a `Handle` at once; its ``wait()`` returns the tensor.
 
     Returns:

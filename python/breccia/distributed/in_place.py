@@ -36,7 +36,7 @@ class Gathering(NamedTuple):
     world: int
     form: Form
     slots: dict[str, Slot]  # of the whole, for each part that there is
-    single: tuple[str, ...]  # the parts of which the whole has no more than a rank
+    single: tuple[str, ...]  # parts that have the same shape in the whole as on one rank
 
     @classmethod
     def of(cls, scaled: ScaledTensor, group: Any) -> Gathering:
@@ -84,11 +84,11 @@ _known: weakref.WeakKeyDictionary[Any, dict[Any, Gathering]] = weakref.WeakKeyDi
 
 
 def known(scaled: ScaledTensor, dim: int, dealt: Plan, group: Any) -> Gathering | None:
-    """What `keep` kept for tensors of this form."""
+    """What `keep` remembered for tensors of this form."""
     gatherings = _known.get(members_of(group))
     return None if gatherings is None else gatherings.get((form_number(scaled), dim, dealt))
 
 
 def keep(gathering: Gathering, scaled: ScaledTensor, dim: int, dealt: Plan, group: Any) -> None:
-    """Gather tensors of the form of ``scaled`` so by this plan from now on, which all ranks have agreed upon."""
+    """Remember how to gather tensors of this form by this plan, upon which all ranks have agreed."""
     _known.setdefault(members_of(group), {})[form_number(scaled), dim, dealt] = gathering

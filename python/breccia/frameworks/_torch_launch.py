@@ -169,8 +169,8 @@ def repeated_linear(x: torch.Tensor, w: ScaledTensor, parts: dict[str, Any], nam
 def repeated(what: tuple[Any, ...], operands: list[torch.Tensor], call: Any) -> list[torch.Tensor]:
     """`call()`, the CUDA code of an operator of ``torch.ops.breccia``, which compiled code calls: by a plan, where
     ``what`` and the form of the operands have one."""
-    forms = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in operands]
-    return _run(("operator", *what, *forms, operands[0].get_device()), operands, call)
+    forms = [(tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device()) for tensor in operands]
+    return _run(("operator", *what, *forms), operands, call)
 
 
 def _run(key: tuple[Any, ...], operands: list[Any], call: Any) -> list[torch.Tensor]:
@@ -209,7 +209,8 @@ def _parts(scaled: ScaledTensor) -> list[Any]:
 
 
 def form_number(scaled: ScaledTensor) -> int:
-    """A number for all that a plan takes from a value, which keeps it: it is immutable."""
+    """A number for the form of a tensor (recipe, layout, device, dtypes, shapes and strides), remembered on the tensor,
+    which is immutable."""
     made = scaled.__dict__
     form: int | None = made.get("_torch_form")
     if form is None:
