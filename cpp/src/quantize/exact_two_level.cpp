@@ -149,7 +149,8 @@ private:
     [[nodiscard]] std::uint8_t code_of(float scale, float global) const {
         const float wanted = recipe_.global_divides ? scale * global : scale / global;
         if (!(wanted <= Float8E4M3FN::max)) return 0;
-        const std::uint8_t code = Float8E4M3FN::encode(wanted);
+        std::uint8_t code = 0;
+        kernels_[format_of<Float8E4M3FN>].encode_unscaled(&wanted, 1, &code);
         const float stored = Float8E4M3FN::decode(code);
         return (recipe_.global_divides ? stored / global : stored * global) == scale ? code : std::uint8_t{0};
     }

@@ -237,7 +237,7 @@ private:
 
     // Blocks that keep the source's scales and codes are copied.
     void keep_all(const TwoLevels& levels) const {
-        *out_.global_scale->as<float>() = levels.global_scale();
+        if (out_.global_scale) *out_.global_scale->as<float>() = levels.global_scale();
         const std::int64_t blocks = grid_.grid_cols(), size = grid_.block_cols;
         const std::int64_t step = std::max<std::int64_t>(1, piece_cols / size);
         for_each_row([&](const BlockRange& row, Scratch& scratch) {
