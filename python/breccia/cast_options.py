@@ -75,8 +75,12 @@ class CastOptions:
     @property
     def is_default(self) -> bool:
         """Whether nothing was asked for."""
-        plain = self.rounding == "nearest" and self.hadamard is None and not self.square_blocks
-        return plain and self.amax is None
+        return self.is_plain and self.amax is None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing was asked for but, maybe, an amax."""
+        return self.rounding == "nearest" and self.hadamard is None and not self.square_blocks
 
     @property
     def core_arguments(self) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from breccia.bridges._common import (
     made,
 )
 from breccia.formats import decode
+from breccia.layouts import Layout
+from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["from_fnuz", "to_fnuz"]
@@ -63,18 +65,15 @@ def from_fnuz(data: Any, scale: Any, fp8_format: str | None = None) -> ScaledTen
         ValueError: a code has no sibling, as ±240 of E4M3 has none, which scales of amax / 240 always use; half of a
             scale is no number of its dtype; the shapes do not fit, or ``fp8_format`` is needed.
     """
-    name = _format_of(data, fp8_format)
-    form, raw = _FORMS[name], codes(data, "data")
+    form, raw, factors, recipe, layout = _stored(data, scale, fp8_format)
     lost = int(np.count_nonzero((raw & 0x7F) >= form.first_special))
     if lost:
         raise ValueError(
             f"data must not have codes of {form.sibling} from {form.first_special:#04x} on, for which {form.element} "
             f"has no number under half the scale, got {lost}"
         )
-    factors = _factors(scale)
-    recipe, layout, scale_shape = fp8_recipe(name, raw.shape, factors.shape, factors.dtype.name)
     nan = 0x7F  # in both formats
-    return made(np.where(raw == _NAN, np.uint8(nan), raw), _times(factors, 0.5).reshape(scale_shape), recipe, layout)
+    return made(np.where(raw == _NAN, np.uint8(nan), raw), _times(factors, 0.5), recipe, layout)
 
 
 def to_fnuz(scaled: ScaledTensor) -> tuple[Array, Array]:
@@ -119,12 +118,18 @@ def fnuz_values(data: Any, scale: Any, fp8_format: str | None = None) -> Array:
     """
     from breccia.verbs import dequantize
 
+    form, raw, factors, recipe, layout = _stored(data, scale, fp8_format)
+    ones = made(np.full_like(raw, form.one), float32(factors), recipe, layout)
+    values: Array = decode(raw, form.sibling) * dequantize(ones)
+    return values
+
+
+def _stored(data: Any, scale: Any, fp8_format: str | None) -> tuple[_Form, Array, Array, ScalingRecipe, Layout]:
+    """The format, codes, scales in the shape of their layout, recipe and layout of a stored weight."""
     name = _format_of(data, fp8_format)
     raw, factors = codes(data, "data"), _factors(scale)
     recipe, layout, scale_shape = fp8_recipe(name, raw.shape, factors.shape, factors.dtype.name)
-    ones = made(np.full_like(raw, _FORMS[name].one), float32(factors).reshape(scale_shape), recipe, layout)
-    values: Array = decode(raw, _FORMS[name].sibling) * dequantize(ones)
-    return values
+    return _FORMS[name], raw, factors.reshape(scale_shape), recipe, layout
 
 
 def _format_of(data: Any, fp8_format: str | None) -> str:

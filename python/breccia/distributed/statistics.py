@@ -111,11 +111,7 @@ def cast(
         raise ValueError("plan is required for rounding='stochastic', which draws on positions in the whole tensor")
     if found is None:
         return verbs.cast(x, recipe, **options)
-    plain = rounding == "nearest" and seed is None and x.dtype in _BY_KERNEL
-    if plain and _torch_launch.takes_amax(x, recipe, found):
-        made = _torch_launch.cast_with_amax(x, recipe, found)
-    else:
-        made = verbs.cast(x, recipe, amax=found, **options)
+    made = verbs.cast(x, recipe, amax=found, **options)
     agreement.note_one_scale(made, group)
     return made
 

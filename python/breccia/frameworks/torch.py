@@ -123,9 +123,9 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
         return casts_of_subclasses[type(x)](x.detach(), recipe, options)  # type: ignore[no-any-return]
     if options.amax is not None:
         amax = torch.as_tensor(options.amax, dtype=torch.float32, device=x.device)
-        options = dataclasses.replace(options, amax=amax)
-        if dataclasses.replace(options, amax=None).is_default and _torch_launch.takes_amax(x, recipe, amax):
+        if options.is_plain and _torch_launch.takes_amax(x, recipe, amax):
             return _torch_launch.cast_with_amax(x, recipe, amax)
+        options = dataclasses.replace(options, amax=amax)
     return parts_to_tensor(whole_array_cast(x.detach(), recipe, options), x.shape, recipe, dtype_name(x))
 
 
