@@ -81,7 +81,7 @@ private:
     // False where a block has no option; only_own: where it does not keep its values under the source's scale.
     bool read_blocks(bool only_own) {
         const std::int64_t columns = grid_.grid_cols();
-        const std::int64_t step = std::max<std::int64_t>(1, piece_cols / grid_.block_cols);
+        const std::int64_t step = blocks_of_a_piece(grid_.block_cols);
         std::atomic<bool> possible = true;
         const std::int64_t grain = std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(grid_.cols, 1));
         parallel_for(rows_, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -99,16 +99,13 @@ private:
         const std::int64_t size = grid_.block_cols, matrix = row / grid_.rows, in_matrix = row % grid_.rows;
         const float* x = source_.read(matrix, in_matrix, first * size, count * size, scratch);
         std::array<float, piece_cols> own;
-        std::array<std::int32_t, piece_cols / amax_lanes> amax;
         source_.own_scales({matrix, in_matrix, in_matrix + 1, first * size, (first + 1) * size, 1}, count, own.data());
-        const bool finite = size % amax_lanes == 0 && static_cast<std::uint32_t>(kernels_.quantize.block_amax(
-                                                          x, count, size, amax.data())) < f32_infinity_bits;
+        const PieceStats pieces(kernels_.quantize, x, count, size, false, true);
         const bool same_codes = source_.own_codes(recipe_.element, matrix, in_matrix) != nullptr;
         Block* block = blocks_.data() + row * grid_.grid_cols() + first;
         for (std::int64_t i = 0; i < count; ++i, ++block, x += size) {
             const auto at = static_cast<std::size_t>(i);
-            const BlockStats stats = finite ? BlockStats{.amax_bits = static_cast<std::uint32_t>(amax[at])}
-                                            : kernels_.quantize.stats(x, size, false);
+            const BlockStats stats = pieces.of(i);
             if (stats.has_infinity) return false;
             *block = {.amax = float_from_bits(stats.amax_bits),
                       .own = abs(own[at]),

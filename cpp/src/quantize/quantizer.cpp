@@ -2,7 +2,6 @@
 #include "quantize/quantizer.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <mutex>
 #include <span>
@@ -200,7 +199,7 @@ private:
     template <class F>
     void for_each_run(F body) const {
         const std::int64_t blocks = grid_.grid_cols();
-        const std::int64_t step = std::max<std::int64_t>(1, piece_cols / grid_.block_cols);
+        const std::int64_t step = blocks_of_a_piece(grid_.block_cols);
         for_each_row([&](const BlockRange& row, Scratch& scratch) {
             for (std::int64_t block = 0; block < blocks; block += step) {
                 const std::int64_t count = std::min(step, blocks - block);
@@ -239,7 +238,7 @@ private:
     void keep_all(const TwoLevels& levels) const {
         if (out_.global_scale) *out_.global_scale->as<float>() = levels.global_scale();
         const std::int64_t blocks = grid_.grid_cols(), size = grid_.block_cols;
-        const std::int64_t step = std::max<std::int64_t>(1, piece_cols / size);
+        const std::int64_t step = blocks_of_a_piece(size);
         for_each_row([&](const BlockRange& row, Scratch& scratch) {
             const std::uint8_t* own = source_.own_codes(recipe_.element, row.matrix, row.begin_row);
             for (std::int64_t first = 0; first < blocks; first += step) {
@@ -263,23 +262,16 @@ private:
 
     void keep_or_quantize(const BlockRange& row, std::int64_t first, std::int64_t count, const float* x) const {
         const std::int64_t size = grid_.block_cols;
-        std::array<std::int32_t, piece_cols / amax_lanes> amax;
-        const bool finite =
-            choice_.amax_decides() && size % amax_lanes == 0 &&
-            static_cast<std::uint32_t>(kernels_.quantize.block_amax(x, count, size, amax.data())) < f32_infinity_bits;
+        const PieceStats stats(kernels_.quantize, x, count, size, choice_.needs_range(), choice_.amax_decides());
         const auto quantize = [&](std::int64_t begin, std::int64_t end) {
-            if (begin < end)
-                quantize_blocks(row, first + begin, end - begin, x + begin * size,
-                                finite ? amax.data() + begin : nullptr);
+            if (begin < end) quantize_blocks(row, first + begin, end - begin, x + begin * size, stats.amax_bits(begin));
         };
         std::int64_t done = 0;
         for (std::int64_t j = 0; j < count; ++j) {
             const float* values = x + j * size;
             const std::int64_t col = (first + j) * size;
-            const BlockStats stats = finite ? BlockStats{.amax_bits = static_cast<std::uint32_t>(amax[std::size_t(j)])}
-                                            : kernels_.quantize.stats(values, size, choice_.needs_range());
-            const auto kept = choice_.exact_scale({row.matrix, row.begin_row, row.end_row, col, col + size}, stats,
-                                                  [&](auto body) { return body(values, size); });
+            const auto kept = choice_.exact_scale({row.matrix, row.begin_row, row.end_row, col, col + size},
+                                                  stats.of(j), [&](auto body) { return body(values, size); });
             if (!kept) continue;
             quantize(done, j);
             write_scale(block_index(row.matrix, row.begin_row) + first + j, *kept);

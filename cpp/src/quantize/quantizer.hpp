@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 
 #include "breccia/ops.hpp"
 #include "tensor/matrix_view.hpp"
@@ -63,6 +64,39 @@ public:
     }
     /// The tensor's one global scale, if the source has one, in the form that the recipe stores.
     [[nodiscard]] virtual std::optional<float> own_global_scale() const { return {}; }
+};
+
+/// Blocks of a row that go through the kernels together.
+inline std::int64_t blocks_of_a_piece(std::int64_t block_cols) {
+    return std::max<std::int64_t>(1, piece_cols / block_cols);
+}
+
+/// Statistics of such blocks: by one call where all are finite and their largest magnitudes are all that is asked for.
+class PieceStats {
+public:
+    /// `range`: whether the least and the largest value are asked for, too.
+    PieceStats(const QuantizeKernels& kernels, const float* x, std::int64_t blocks, std::int64_t size, bool range,
+               bool amax_decides)
+        : kernels_(kernels), x_(x), size_(size), range_(range) {
+        finite_ = amax_decides && size % amax_lanes == 0 &&
+                  static_cast<std::uint32_t>(kernels.block_amax(x, blocks, size, amax_.data())) < f32_infinity_bits;
+    }
+
+    [[nodiscard]] BlockStats of(std::int64_t block) const {
+        if (!finite_) return kernels_.stats(x_ + block * size_, size_, range_);
+        return {.amax_bits = static_cast<std::uint32_t>(amax_[static_cast<std::size_t>(block)])};
+    }
+    /// The bits of each block's amax from one on; null where some are not finite or ask for more.
+    [[nodiscard]] const std::int32_t* amax_bits(std::int64_t block) const {
+        return finite_ ? amax_.data() + block : nullptr;
+    }
+
+private:
+    const QuantizeKernels& kernels_;
+    const float* x_;
+    std::int64_t size_;
+    bool range_, finite_ = false;
+    std::array<std::int32_t, piece_cols / amax_lanes> amax_;
 };
 
 /// `shape` is the tensor's; `out` has the shapes of plan_cast(shape, recipe).

@@ -98,9 +98,12 @@ std::byte* copy_elements(const Array& from, std::size_t axis, const std::byte* a
     return to;
 }
 
-// Whether nothing changes: then the parts are copied.
-bool copied(const ScaledTensor& scaled, const Recipe& recipe, const CastOutput& out) {
-    if (recipe != scaled.recipe() || recipe.layout != scaled.layout()) return false;
+bool changes_nothing(const ScaledTensor& scaled, const Recipe& recipe) {
+    return recipe == scaled.recipe() && recipe.layout == scaled.layout();
+}
+
+// Whether the parts are what the plan asks for: then they are copied.
+bool copied(const ScaledTensor& scaled, const CastOutput& out) {
     std::vector<std::pair<const Array*, const Array*>> parts{{&scaled.data(), &out.data},
                                                              {&scaled.scale(), &out.scale}};
     if (out.zero_point && scaled.zero_point()) parts.emplace_back(&*scaled.zero_point(), &*out.zero_point);
@@ -120,12 +123,12 @@ void requantize_into(const ScaledTensor& scaled, const Recipe& recipe, const Cas
     check_memory(scaled, "scaled");
     check_output(out, plan_cast(scaled.shape(), recipe), recipe);
     check_no_overlap(out, scaled);
-    if (copied(scaled, recipe, out)) return;
+    if (changes_nothing(scaled, recipe) && copied(scaled, out)) return;
     quantize(ScaledSource(scaled, recipe), scaled.shape(), recipe, out);
 }
 
 ScaledTensor requantize(const ScaledTensor& scaled, const Recipe& recipe) {
-    if (recipe == scaled.recipe() && recipe.layout == scaled.layout()) return scaled;
+    if (changes_nothing(scaled, recipe)) return scaled;
     CastOutput out = allocate(plan_cast(scaled.shape(), recipe));
     requantize_into(scaled, recipe, out);
     return assemble(std::move(out), recipe, scaled.shape(), scaled.original_dtype());

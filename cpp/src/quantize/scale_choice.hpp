@@ -94,7 +94,7 @@ public:
         const bool few_bits = floats && has_few_bits(amax, recipe_.element);
         if (recipe_.scale == ScaleType::e8m0 && floats && !few_bits)
             return std::nullopt;  // amax is no power times a code
-        const auto kept = [&](float scale, auto lost) -> std::optional<BlockScale> {
+        const auto kept_or = [&](float scale, auto lost) -> std::optional<BlockScale> {
             std::optional<BlockScale> s = stored_exactly(scale, recipe_.scale, stats.amax_bits);
             if (!s || (needs_range() && !set_zero_point(*s, stats, recipe_.element))) return std::nullopt;
             const bool all = all_runs([&](const float* x, std::int64_t n) {
@@ -104,16 +104,16 @@ public:
             });
             return all ? s : std::nullopt;
         };
-        const auto ignore = [](const float*, std::int64_t) {};
+        const auto kept = [&](float scale) { return kept_or(scale, [](const float*, std::int64_t) {}); };
         if (const auto own = source_.own_scale(b))
-            if (const auto s = kept(floats ? abs(*own) : *own, ignore)) return s;
+            if (const auto s = kept(floats ? abs(*own) : *own)) return s;
         if (amax == 0) return std::nullopt;
         std::optional<float> power;
         if (few_bits) power = power_of_two_for(amax, recipe_.element);
         const bool only_powers = recipe_.scale == ScaleType::e8m0;
         bool has_too_small = false;  // a value that the power of two keeps no code for
         if (power)
-            if (const auto s = kept(*power, [&](const float* x, std::int64_t n) {
+            if (const auto s = kept_or(*power, [&](const float* x, std::int64_t n) {
                     has_too_small = !only_powers && any_too_small(x, n, *power, recipe_.element);
                 }))
                 return s;
@@ -124,10 +124,10 @@ public:
         } while (common.end_pass());
         const std::optional<float> scale = common.scale();
         if (!scale) return std::nullopt;
-        if (const auto s = kept(*scale, ignore)) return s;
+        if (const auto s = kept(*scale)) return s;
         if (recipe_.scale != ScaleType::float32) return std::nullopt;
-        if (const auto s = kept(float_from_bits(bits_of(*scale) - 1), ignore)) return s;
-        return kept(float_from_bits(bits_of(*scale) + 1), ignore);
+        if (const auto s = kept(float_from_bits(bits_of(*scale) - 1))) return s;
+        return kept(float_from_bits(bits_of(*scale) + 1));
     }
 
     [[nodiscard]] bool needs_range() const { return params_.rule == ScaleRule::asymmetric; }
