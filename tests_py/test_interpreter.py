@@ -31,8 +31,8 @@ def run(code, timeout=120, **environment):
     "work",
     [
         "breccia.matmul(np.ones((2048, 8192), np.float32), w.T)",
-        "breccia.cast(np.lib.stride_tricks.as_strided(x, (1 << 20, 8192), (0, 4)), breccia.MXFP4BlockScaling())",
-        "breccia.requantize(w, breccia.NVFP4BlockScaling(scale_search='mse'))",
+        "breccia.cast(rows(x), breccia.MXFP4BlockScaling())",
+        "breccia.requantize(many, breccia.NVFP4BlockScaling(scale_search='mse'))",
     ],
     ids=["matmul", "cast", "requantize"],
 )
@@ -45,7 +45,11 @@ def test_ctrl_c_ends_long_work(work, threads):
         breccia.set_backend("portable")
         breccia.set_num_threads({threads})
         x = np.random.default_rng(0).normal(size=8192).astype(np.float32)
+        def rows(one):  # a million times the same, in the memory of one
+            return np.lib.stride_tricks.as_strided(one, (1 << 20, one.size), (0, one.itemsize))
         w = breccia.cast(np.tile(x, (8192, 1)), breccia.INT8Scaling())
+        one = breccia.cast(x[np.newaxis], breccia.MXFP8BlockScaling())
+        many = breccia.ScaledTensor(rows(one.data), rows(one.scale), one.recipe, one.layout)
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
         try:
