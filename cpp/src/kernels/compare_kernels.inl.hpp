@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The unit that compares: sums over pairs of numbers in float64, in eight lanes. Generic vectors of `vector_bytes`, the
-// target's own; without contraction every target adds the same numbers in the same order.
+// The unit that compares: sums over pairs of numbers in float64, in eight lanes. A backend defines before it Doubles, a
+// vector of doubles, and for such vectors multiply_add(a, b, c) = a b + c, rounded once or twice, and
+// larger(a, b) = a > b ? a : b.
+//
+// Every backend gives the same sums: it adds the same numbers in the same order, and the product of two floats is exact
+// in float64, so that rounding it apart from the sum changes nothing.
 
-using Doubles = double __attribute__((vector_size(vector_bytes)));
+inline constexpr int vector_bytes = sizeof(Doubles);
+
 using Longs = std::int64_t __attribute__((vector_size(vector_bytes)));
 using HalfFloats = float __attribute__((vector_size(vector_bytes / 2)));  // as many as there are Doubles
 using Floats = float __attribute__((vector_size(vector_bytes)));
@@ -27,35 +32,34 @@ BRECCIA_INLINE Doubles magnitude(Doubles x) {
     return __builtin_bit_cast(Doubles, __builtin_bit_cast(Longs, x) & std::numeric_limits<std::int64_t>::max());
 }
 
-// Lanes [first, first + doubles).
+BRECCIA_INLINE Doubles product_add(float, Doubles a, Doubles b, Doubles c) { return multiply_add(a, b, c); }
+BRECCIA_INLINE Doubles product_add(double, Doubles a, Doubles b, Doubles c) { return a * b + c; }
+
+// Lanes [first, first + doubles), of numbers that were T.
+template <class T>
 struct LaneSums {
-    Doubles signal, other, dot, noise, worst, other_worst;
+    Doubles signal, other, dot, noise, worst;
 
     BRECCIA_INLINE_MEMBER LaneSums(const ErrorLanes& s, std::int64_t first)
         : signal(load_doubles(s.signal + first)),
           other(load_doubles(s.other + first)),
           dot(load_doubles(s.dot + first)),
           noise(load_doubles(s.noise + first)),
-          worst(load_doubles(s.worst + first)),
-          other_worst(worst) {}
+          worst(load_doubles(s.worst + first)) {}
     BRECCIA_INLINE_MEMBER void add(Doubles x, Doubles y) {
-        const Doubles error = x - y, size = magnitude(error);
-        signal += x * x;
-        other += y * y;
-        dot += x * y;
-        noise += error * error;
-        // Comparing and selecting takes longer than the additions: two of them take turns.
-        const Doubles before = other_worst;
-        other_worst = worst;
-        worst = size > before ? size : before;
+        const Doubles error = x - y, square = error * error;
+        signal = product_add(T{}, x, x, signal);
+        other = product_add(T{}, y, y, other);
+        dot = product_add(T{}, x, y, dot);
+        noise += square;
+        worst = larger(std::is_same_v<T, float> ? square : magnitude(error), worst);
     }
     BRECCIA_INLINE_MEMBER void store(ErrorLanes& s, std::int64_t first) const {
         __builtin_memcpy(s.signal + first, &signal, sizeof signal);
         __builtin_memcpy(s.other + first, &other, sizeof other);
         __builtin_memcpy(s.dot + first, &dot, sizeof dot);
         __builtin_memcpy(s.noise + first, &noise, sizeof noise);
-        const Doubles both = worst > other_worst ? worst : other_worst;
-        __builtin_memcpy(s.worst + first, &both, sizeof both);
+        __builtin_memcpy(s.worst + first, &worst, sizeof worst);
     }
 };
 
@@ -63,7 +67,7 @@ struct LaneSums {
 template <std::int64_t Vectors, class T>
 BRECCIA_INLINE void add_to_lanes(const T* x, const T* y, std::int64_t n, std::int64_t first, ErrorLanes& sums) {
     constexpr std::int64_t step = ErrorLanes::lanes;
-    LaneSums a(sums, first), b(sums, first + (Vectors - 1) * doubles);
+    LaneSums<T> a(sums, first), b(sums, first + (Vectors - 1) * doubles);
     for (std::int64_t i = first; i < n; i += step) {
         a.add(load_doubles(x + i), load_doubles(y + i));
         if constexpr (Vectors == 2) b.add(load_doubles(x + i + doubles), load_doubles(y + i + doubles));
@@ -109,7 +113,7 @@ BRECCIA_INLINE Words bins_of(Floats error, float unit, std::uint16_t* bins) {
     return q & finite;
 }
 
-BRECCIA_INLINE Words larger(Words a, Words b) { return a > b ? a : b; }
+BRECCIA_INLINE Words greater(Words a, Words b) { return a > b ? a : b; }
 
 template <bool Difference>
 BRECCIA_INLINE std::uint32_t bins_of_row(const float* x, const float* y, float unit, std::int64_t n,
@@ -119,7 +123,7 @@ BRECCIA_INLINE std::uint32_t bins_of_row(const float* x, const float* y, float u
     for (; i + floats <= n; i += floats) {
         Floats error = load_vector<Floats>(x + i);
         if constexpr (Difference) error = load_vector<Floats>(y + i) - error;
-        largest = larger(bins_of(error, unit, bins + i), largest);
+        largest = greater(bins_of(error, unit, bins + i), largest);
     }
     if (i < n) {
         const auto rest = static_cast<std::size_t>(n - i);
@@ -130,7 +134,7 @@ BRECCIA_INLINE std::uint32_t bins_of_row(const float* x, const float* y, float u
             __builtin_memcpy(&second, y + i, rest * sizeof(float));
             error = second - error;
         }
-        largest = larger(bins_of(error, unit, last), largest);
+        largest = greater(bins_of(error, unit, last), largest);
         __builtin_memcpy(bins + i, last, rest * sizeof(std::uint16_t));
     }
     std::int32_t most = 0;

@@ -17,7 +17,8 @@ namespace {
 
 // Of one tile; tiles are added in their order.
 struct Partial {
-    double signal = 0, other = 0, dot = 0, noise = 0, max_error = 0;
+    double signal = 0, other = 0, dot = 0, noise = 0;
+    double worst = 0;  // as in ErrorLanes, but NaN where there is one
     std::int64_t worst_run = -1, reference_nans = 0, nans = 0;
     bool equal = true;
 };
@@ -46,13 +47,23 @@ bool both_nan(T x, T y) {
     return std::isnan(x) && std::isnan(y);
 }
 
+// As an error is measured in ErrorLanes::worst. Two errors of floats that differ have squares that differ.
+double measure(float, double error) { return error * error; }
+double measure(double, double error) { return error; }
+
+struct WorstError {
+    double error = 0;
+    std::int64_t at = -1;
+};
+
 template <class T>
-std::int64_t first_with(double error, const T* x, const T* y, std::int64_t n) {
+WorstError worst_of(const T* x, const T* y, std::int64_t n) {
+    WorstError worst;
     for (std::int64_t i = 0; i < n; ++i) {
-        const double here = error_of(x[i], y[i]);
-        if (here == error || (std::isnan(error) && std::isnan(here) && !both_nan(x[i], y[i]))) return i;
+        const double error = error_of(x[i], y[i]);
+        if (!both_nan(x[i], y[i]) && is_worse(error, worst.error)) worst = {error, i};
     }
-    return -1;
+    return worst;
 }
 
 // One run of a row against another.
@@ -78,7 +89,6 @@ private:
     void add_carefully(const T* x, const T* y, const Run& run) {
         clean_x_.assign(x, x + run.count);
         clean_y_.assign(y, y + run.count);
-        double worst = 0;
         for (std::int64_t i = 0; i < run.count; ++i) {
             sums_.reference_nans += std::isnan(x[i]) ? 1 : 0;
             sums_.nans += std::isnan(y[i]) ? 1 : 0;
@@ -87,18 +97,16 @@ private:
                 continue;
             }
             if (x[i] != y[i]) sums_.equal = false;
-            const double error = error_of(x[i], y[i]);
-            if (is_worse(error, worst)) worst = error;
         }
         ErrorLanes lanes;
         add_(clean_x_.data(), clean_y_.data(), run.count, lanes);
         add_sums(lanes, sums_);
-        note_worst(worst, run);
+        note_worst(measure(T{}, worst_of(x, y, run.count).error), run);
     }
 
     void note_worst(double worst, const Run& run) {
-        if (!is_worse(worst, sums_.max_error)) return;
-        sums_.max_error = worst;
+        if (!is_worse(worst, sums_.worst)) return;
+        sums_.worst = worst;
         sums_.worst_run = run.index;
     }
 
@@ -133,14 +141,14 @@ Partial compare_tile(const PairedRows& rows, std::int64_t tile, const KernelTabl
     return sums;
 }
 
-// The place in C order of the first error of that size in a run.
-std::int64_t place_of(double error, const PairedRows& rows, std::int64_t run_index, const KernelTable& table) {
+// The first of the largest errors in a run, at its place in C order.
+WorstError worst_of_run(const PairedRows& rows, std::int64_t run_index, const KernelTable& table) {
     RowReader first(rows.first(), rows), second(rows.second(), rows);
     const Run run = rows.run_at(run_index);
-    std::int64_t place = 0;
-    read_pair(table, first, second, run,
-              [&](const auto* x, const auto* y) { place = run.at + run.step * first_with(error, x, y, run.count); });
-    return place;
+    WorstError worst;
+    read_pair(table, first, second, run, [&](const auto* x, const auto* y) { worst = worst_of(x, y, run.count); });
+    worst.at = run.at + run.step * worst.at;
+    return worst;
 }
 
 using BinCounts = std::array<std::int64_t, magnitude_bins>;
@@ -236,6 +244,7 @@ Comparison compare(const Operand& reference, const Operand& tensor) {
     });
     Comparison result;
     result.count = element_count(reference.shape());
+    double worst = 0;
     std::int64_t worst_run = -1;
     for (const Partial& part : partials) {
         result.signal += part.signal;
@@ -245,11 +254,14 @@ Comparison compare(const Operand& reference, const Operand& tensor) {
         result.reference_nans += part.reference_nans;
         result.nans += part.nans;
         result.equal = result.equal && part.equal;
-        if (!is_worse(part.max_error, result.max_error)) continue;
-        result.max_error = part.max_error;
+        if (!is_worse(part.worst, worst)) continue;
+        worst = part.worst;
         worst_run = part.worst_run;
     }
-    if (worst_run >= 0) result.max_error_at = place_of(result.max_error, rows, worst_run, table);
+    if (worst_run < 0) return result;
+    const WorstError found = worst_of_run(rows, worst_run, table);
+    result.max_error = found.error;
+    result.max_error_at = found.at;
     return result;
 }
 

@@ -8,14 +8,16 @@
 
 namespace breccia::inline v0_3 {
 
-/// Sums of elements i, i + 8, i + 16, … of what was added, and the largest |x - y| of those.
+/// Sums of elements i, i + 8, i + 16, … of what was added, and the worst of those.
 struct ErrorLanes {
     static constexpr int lanes = 8;
     alignas(64) double signal[lanes] = {};
     alignas(64) double other[lanes] = {};
     alignas(64) double dot[lanes] = {};
     alignas(64) double noise[lanes] = {};
-    alignas(64) double worst[lanes] = {};  ///< NaNs do not count here; the noise tells of them
+    /// The largest (x - y)^2 of floats, where no square overflows or vanishes; the largest |x - y| of doubles. NaNs do
+    /// not count here; the noise tells of them.
+    alignas(64) double worst[lanes] = {};
 };
 
 /// Bins that magnitudes are counted in: bin 0 holds zeros, bin 20 those from 2^-149, then one a half octave; the last

@@ -5,7 +5,9 @@
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
 namespace breccia::inline v0_3::avx2 {
 namespace {
-inline constexpr int vector_bytes = 32;
+using Doubles = __m256d;
+BRECCIA_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm256_fmadd_pd(a, b, c); }
+BRECCIA_INLINE Doubles larger(Doubles a, Doubles b) { return _mm256_max_pd(a, b); }
 #include "kernels/compare_kernels.inl.hpp"
 }  // namespace
 

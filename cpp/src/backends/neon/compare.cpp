@@ -4,7 +4,9 @@
 
 namespace breccia::inline v0_3::neon {
 namespace {
-inline constexpr int vector_bytes = 16;
+using Doubles = float64x2_t;
+BRECCIA_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return vfmaq_f64(c, a, b); }
+BRECCIA_INLINE Doubles larger(Doubles a, Doubles b) { return vbslq_f64(vcgtq_f64(a, b), a, b); }
 #include "kernels/compare_kernels.inl.hpp"
 }  // namespace
 

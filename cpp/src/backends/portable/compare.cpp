@@ -4,7 +4,9 @@
 
 namespace breccia::inline v0_3::portable {
 namespace {
-inline constexpr int vector_bytes = 16;
+using Doubles = double __attribute__((vector_size(16)));
+BRECCIA_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return a * b + c; }
+BRECCIA_INLINE Doubles larger(Doubles a, Doubles b) { return a > b ? a : b; }
 #include "kernels/compare_kernels.inl.hpp"
 }  // namespace
 
