@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comparing a tensor with its reference takes, as `breccia verify` does it: bytes of both a second, against the
-rate at which as many threads read memory.
+rate at which as many threads read memory. Needs breccia_benchmarks, which measures that rate.
 
-python benchmarks/verify_speed.py [--rounds 9] [--side 8192]
+python benchmarks/verify_speed.py [--threads 1,2] [--seconds 0.5]
 python benchmarks/verify_speed.py --json benchmarks/results/verify_speed.json
 """
 
@@ -10,61 +10,57 @@ import argparse
 import json
 import os
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import breccia
 import ml_dtypes
 import numpy as np
-from breccia import comparison
+from breccia.comparison import compare
 from compare_cpu import cpu_model
+from comparison.limits import MEMORY_READ, best, find_program, measure
+from comparison.timing import best_times
 
 RECIPES = ("fp8", "fp8-block", "mxfp8", "mxfp6", "mxfp4", "nvfp4", "int8", "int4")
+SIDE = 8192
 
 
-def best(work, rounds):
-    times = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+def rates(threads, seconds):
+    """Recipe, dtype of the reference and GB/s of each comparison."""
+    breccia.set_num_threads(threads)
+    floats = np.random.default_rng(0).standard_normal((SIDE, SIDE), dtype=np.float32)
+    references = {"float32": floats, "bfloat16": floats.astype(ml_dtypes.bfloat16)}
+    for recipe in RECIPES:
+        tensor = breccia.cast(floats, recipe)
+        runs = {name: lambda x=x: compare(x, tensor) for name, x in references.items()}
+        for name, took in best_times(runs, seconds).items():
+            yield recipe, name, (references[name].nbytes + tensor.nbytes) / took / 1e9
 
 
-def read_rate(values, threads, rounds):
-    """Bytes a second of NumPy's maximum over parts of the tensor, one on each thread."""
-    parts = np.array_split(values.reshape(-1).view(np.uint64), threads)
-    with ThreadPoolExecutor(threads) as pool:
-        return values.nbytes / best(lambda: list(pool.map(np.max, parts)), rounds)
+def rows(program, threads, seconds):
+    before = measure(program, threads, seconds)
+    found = list(rates(threads, seconds))
+    reading = best(before, measure(program, threads, seconds))[MEMORY_READ]
+    print(f"{threads} thread(s) read {reading:.1f} GB/s")
+    for recipe, name, rate in found:
+        print(f"{recipe:<10} {name:<9} {rate:5.1f} GB/s {rate / reading:5.0%}", flush=True)
+        row = {"threads": threads, "recipe": recipe, "reference": name}
+        yield row | {"GB/s": rate, "reading, GB/s": reading, "of reading": rate / reading}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--side", type=int, default=8192)
+    parser.add_argument("--threads", default=f"1,{os.cpu_count()}", help="numbers of threads, separated by commas")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each comparison, at least")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    threads = len(os.sched_getaffinity(0))
-    breccia.set_num_threads(threads)
-    floats = np.random.default_rng(0).standard_normal((options.side, options.side), dtype=np.float32)
-    references = {"float32": floats, "bfloat16": floats.astype(ml_dtypes.bfloat16)}
-    reading = read_rate(floats, threads, options.rounds)
-    print(f"{threads} threads read {reading / 1e9:.1f} GB/s")
-    rows = []
-    for recipe in RECIPES:
-        tensor = breccia.cast(floats, recipe)
-        for dtype, reference in references.items():
-            seconds = best(lambda: comparison.compare(reference, tensor), options.rounds)
-            rate = (reference.nbytes + tensor.nbytes) / seconds
-            rows.append({"recipe": recipe, "reference": dtype, "bytes_per_second": rate, "of_reading": rate / reading})
-            print(f"{recipe:<10} {dtype:<9} {rate / 1e9:5.1f} GB/s {rate / reading:5.0%}")
+    program = find_program() or parser.error("breccia_benchmarks is not built: cmake --workflow --preset release")
+    counts = map(int, options.threads.split(","))
+    measured = [row for threads in counts for row in rows(program, threads, options.seconds)]
     if options.json:
         result = {
-            "machine": {"cpu": cpu_model(), "threads": threads, "breccia": breccia.__version__},
+            "machine": {"cpu": cpu_model(), "breccia": breccia.__version__},
             "command": " ".join(["python", *sys.argv]),
-            "read_bytes_per_second": reading,
-            "rows": rows,
+            "rows": measured,
         }
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -32,9 +32,6 @@ BRECCIA_INLINE Doubles magnitude(Doubles x) {
     return __builtin_bit_cast(Doubles, __builtin_bit_cast(Longs, x) & std::numeric_limits<std::int64_t>::max());
 }
 
-BRECCIA_INLINE Doubles product_add(float, Doubles a, Doubles b, Doubles c) { return multiply_add(a, b, c); }
-BRECCIA_INLINE Doubles product_add(double, Doubles a, Doubles b, Doubles c) { return a * b + c; }
-
 // Lanes [first, first + doubles), of numbers that were T.
 template <class T>
 struct LaneSums {
@@ -48,11 +45,15 @@ struct LaneSums {
           worst(load_doubles(s.worst + first)) {}
     BRECCIA_INLINE_MEMBER void add(Doubles x, Doubles y) {
         const Doubles error = x - y, square = error * error;
-        signal = product_add(T{}, x, x, signal);
-        other = product_add(T{}, y, y, other);
-        dot = product_add(T{}, x, y, dot);
+        signal = product_add(x, x, signal);
+        other = product_add(y, y, other);
+        dot = product_add(x, y, dot);
         noise += square;
         worst = larger(std::is_same_v<T, float> ? square : magnitude(error), worst);
+    }
+    BRECCIA_INLINE_MEMBER static Doubles product_add(Doubles a, Doubles b, Doubles c) {
+        if constexpr (std::is_same_v<T, float>) return multiply_add(a, b, c);
+        return a * b + c;
     }
     BRECCIA_INLINE_MEMBER void store(ErrorLanes& s, std::int64_t first) const {
         __builtin_memcpy(s.signal + first, &signal, sizeof signal);
@@ -113,7 +114,7 @@ BRECCIA_INLINE Words bins_of(Floats error, float unit, std::uint16_t* bins) {
     return q & finite;
 }
 
-BRECCIA_INLINE Words greater(Words a, Words b) { return a > b ? a : b; }
+BRECCIA_INLINE Words larger(Words a, Words b) { return a > b ? a : b; }
 
 template <bool Difference>
 BRECCIA_INLINE std::uint32_t bins_of_row(const float* x, const float* y, float unit, std::int64_t n,
@@ -123,7 +124,7 @@ BRECCIA_INLINE std::uint32_t bins_of_row(const float* x, const float* y, float u
     for (; i + floats <= n; i += floats) {
         Floats error = load_vector<Floats>(x + i);
         if constexpr (Difference) error = load_vector<Floats>(y + i) - error;
-        largest = greater(bins_of(error, unit, bins + i), largest);
+        largest = larger(bins_of(error, unit, bins + i), largest);
     }
     if (i < n) {
         const auto rest = static_cast<std::size_t>(n - i);
@@ -134,7 +135,7 @@ BRECCIA_INLINE std::uint32_t bins_of_row(const float* x, const float* y, float u
             __builtin_memcpy(&second, y + i, rest * sizeof(float));
             error = second - error;
         }
-        largest = greater(bins_of(error, unit, last), largest);
+        largest = larger(bins_of(error, unit, last), largest);
         __builtin_memcpy(bins + i, last, rest * sizeof(std::uint16_t));
     }
     std::int32_t most = 0;

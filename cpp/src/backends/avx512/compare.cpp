@@ -5,9 +5,7 @@
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
 namespace breccia::inline v0_3::avx512 {
 namespace {
-using Doubles = __m512d;
-BRECCIA_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm512_fmadd_pd(a, b, c); }
-BRECCIA_INLINE Doubles larger(Doubles a, Doubles b) { return _mm512_max_pd(a, b); }
+#include "backends/avx512/doubles.inl.hpp"
 #include "kernels/compare_kernels.inl.hpp"
 }  // namespace
 
