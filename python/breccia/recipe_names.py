@@ -18,10 +18,10 @@ from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, INT4Scalin
 
 __all__ = ["names", "recipe_of", "resolve", "suggestion", "with_options"]
 
-# Each name and its recipe. A weight's blocks are tiles of 128 × 128; those of activations are of one row.
+# Each name and its recipe: the short name of a class is the class with its defaults, "block" blocks of one row, as
+# activations have them; a weight's are tiles of 128 × 128.
 _NAMED: dict[str, ScalingRecipe] = {
     **{kind.name: kind() for kind in all_recipes()},
-    "block": Float8BlockScaling(block_m=128),
     "fp8": Float8CurrentScaling(),
     "fp8-row": Float8CurrentScaling(granularity="row"),
     "fp8-block": Float8BlockScaling(block_m=128),

@@ -14,7 +14,7 @@ from tiny_models import tiny
 pytestmark = [needs_files, pytest.mark.filterwarnings("ignore")]
 torch = pytest.importorskip("torch")
 PREFIX = "model.layers.0.mlp.experts"
-RECIPES = ["nvfp4", "mxfp4", "mxfp8", "int4", "int8", "fp8", "fp8-row", "block"]
+RECIPES = ["nvfp4", "mxfp4", "mxfp8", "int4", "int8", "fp8", "fp8-row", "fp8-block"]
 NAMES = ("gate_proj", "up_proj", "down_proj")
 
 

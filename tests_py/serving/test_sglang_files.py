@@ -14,7 +14,7 @@ from serving.programs import needs_files
 
 pytestmark = [needs_files, pytest.mark.filterwarnings("ignore")]
 torch = pytest.importorskip("torch")
-RECIPES = ["nvfp4", "mxfp4", "mxfp6", "mxfp8", "int4", "int8", "fp8", "fp8-row", "block"]
+RECIPES = ["nvfp4", "mxfp4", "mxfp6", "mxfp8", "int4", "int8", "fp8", "fp8-row", "fp8-block"]
 
 
 def made(sglang: Any, folder: Any, name: str, patch: pytest.MonkeyPatch, rank: int = 0, ranks: int = 1) -> Any:
@@ -57,7 +57,7 @@ def test_own_format(recipe: str, name: str, sglang: Any, converted: Any, monkeyp
     weights = [opened[f"{vllm_layers.BLOCK}{part}.weight"].to("torch") for part in vllm_layers.PARTS[name]]
     wanted = torch.cat([breccia.linear(x, one, None, x.dtype) for one in weights], -1)
     assert layer.quant_method.apply(layer, x).equal(wanted)
-    if recipe == "block" and name.endswith("qkv_proj"):
+    if recipe == "fp8-block" and name.endswith("qkv_proj"):
         with pytest.raises(ValueError, match="must be whole blocks of 128"):
             made(sglang, folder, name, monkeypatch, 0, 2)
         return
@@ -106,7 +106,7 @@ def test_output_layer(recipe: str, sglang: Any, tmp_path: Any) -> None:
         assert sglang.logits.should_apply_lm_head_quant_method(head, head.quant_method)
         return head.quant_method.apply(head, x, None)
 
-    if recipe == "block":
+    if recipe == "fp8-block":
         with pytest.raises(ValueError, match=r"lm_head must have scales of one row each .* --exclude 'lm_head.\*'"):
             of_rank(0, 1)
         return

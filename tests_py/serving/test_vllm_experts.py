@@ -33,7 +33,7 @@ def made(vllm: Any, folder: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "recipe", ["nvfp4", "mxfp8", "int4", "fp8", "fp8-row", "block", "compressed-tensors:nvfp4", "modelopt:nvfp4"]
+    "recipe", ["nvfp4", "mxfp8", "int4", "fp8", "fp8-row", "fp8-block", "compressed-tensors:nvfp4", "modelopt:nvfp4"]
 )
 def test_experts(recipe: str, vllm: Any, tmp_path: Any) -> None:
     checkpoint.convert(tiny("qwen3-moe", tmp_path / "model"), tmp_path / "out", to=recipe)

@@ -113,7 +113,7 @@ def own(folder: Any) -> Any:
     return said, vllm_layers.stored(folder), said.get_checkpoint_weight_mapper()
 
 
-OWN = ["nvfp4", "mxfp4", "mxfp6", "mxfp8", "int4", "int8", "fp8", "fp8-row", "fp8-block", "block"]
+OWN = ["nvfp4", "mxfp4", "mxfp6", "mxfp8", "int4", "int8", "fp8", "fp8-row", "fp8-block"]
 
 
 @pytest.mark.parametrize("recipe", OWN)
