@@ -15,7 +15,7 @@ VERSIONS = {
     "python/breccia/_version.py": r'^__version__ = "(.*)"',
     "CMakeLists.txt": r"^project\(breccia VERSION (\S+)",
     "CITATION.cff": r"^version: (.*)",
-    "CHANGELOG.md": r"^## (\d.*)",
+    "CHANGELOG.md": r"^## (\d[\d.]*)$",  # the newest that is released
     "cpp/packaging/vcpkg/breccia/vcpkg.json": r'^  "version": "(.*)"',
     "cpp/packaging/conda/recipe.yaml": r'^  version: "(.*)"',
 }

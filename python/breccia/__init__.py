@@ -10,10 +10,12 @@ from breccia._version import __version__
 from breccia.autograd import cast_ste, cast_ste_clipped
 from breccia.cast_options import Hadamard
 from breccia.cpu import cpu_info, num_threads, set_backend, set_num_threads
-from breccia.files import load, open, save  # noqa: A004 (breccia.open)
+from breccia.files import load, save
+from breccia.files import open as open  # noqa: A004 (breccia.open)
 from breccia.gpu import gpu_info
 from breccia.grouped import grouped_matmul
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
+from breccia.peers import require
 from breccia.pieces import concatenate, stack
 from breccia.prepared import PreparedWeight, prepare
 from breccia.quantize_model import quantize_
@@ -70,7 +72,6 @@ __all__ = [
     "load",
     "matmul",
     "num_threads",
-    "open",
     "prepare",
     "quantize_",
     "recipes",
@@ -83,18 +84,35 @@ __all__ = [
 
 frameworks.load_imported()
 
+# Public, but not for ``from breccia import *``, which would hide the built-in.
+_NOT_BY_STAR = ("open",)
 
-# Imported on first use: most programs need none of them; distributed and nn need torch, sharding jax, programs
-# their namesakes.
-_PROGRAMS = ("diffusers", "sglang", "transformers", "vllm")
-_LAZY = ("bridges", "checkpoint", "distributed", "dlpack", "nn", "sharding", *_PROGRAMS)
+# Imported on first use, and the peer that each needs: most programs need none of them.
+_LAZY = {
+    "bridges": "",
+    "checkpoint": "",
+    "diffusers": "diffusers",
+    "distributed": "torch",
+    "dlpack": "",
+    "nn": "torch",
+    "sglang": "",
+    "sharding": "jax",
+    "transformers": "transformers",
+    "vllm": "",
+}
 
 
 def __getattr__(name: str) -> ModuleType:
+    why = ""
     if name in _LAZY:
-        return importlib.import_module(f"breccia.{name}")
-    raise AttributeError(f"module 'breccia' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        try:
+            if _LAZY[name]:
+                require(_LAZY[name], _LAZY[name])
+            return importlib.import_module(f"breccia.{name}")
+        except ImportError as error:  # hasattr, help and inspect.getmembers take an AttributeError for an answer
+            why = f": {error}"
+    raise AttributeError(f"module 'breccia' has no attribute {name!r}{why}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_LAZY])
+    return sorted([*__all__, *_NOT_BY_STAR, *_LAZY])

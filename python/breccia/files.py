@@ -10,7 +10,7 @@ from typing import Any
 from breccia import frameworks
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["OpenCheckpoint", "load", "open", "save"]
+__all__ = ["OpenCheckpoint", "load", "save"]  # without `open`: import * would hide the built-in
 
 
 def save(

@@ -30,5 +30,88 @@ def test_documented_modules_are_there_after_the_import():
 
 def test_dir_lists_what_is_public_and_nothing_else():
     code = "import breccia; print(*(n for n in dir(breccia) if n not in breccia.__all__))"
-    named = "bridges checkpoint diffusers distributed dlpack nn sglang sharding transformers vllm"
+    named = "bridges checkpoint diffusers distributed dlpack nn open sglang sharding transformers vllm"
     assert run(code).split() == named.split()
+
+
+# With NumPy alone, whatever is installed: other packages cannot be found.
+BARE = """
+import builtins, importlib, importlib.machinery, inspect, pkgutil, pydoc, sys
+class Only(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        top = name.partition(".")[0]
+        known = top in (*sys.stdlib_module_names, "numpy", "breccia") or top.startswith("_sysconfigdata")
+        return super().find_spec(name, path, target) if known else None
+sys.meta_path[:] = [importlib.machinery.BuiltinImporter, importlib.machinery.FrozenImporter, Only]
+import breccia
+"""
+
+
+def test_tools_walk_the_package_with_numpy_alone():
+    """help(), inspect.getmembers and hasattr, of the package and of each module in it that imports."""
+    code = (
+        BARE
+        + """
+walked = [breccia]
+for found in pkgutil.walk_packages(breccia.__path__, "breccia.", onerror=lambda name: None):
+    try:
+        walked.append(importlib.import_module(found.name))
+    except ImportError:
+        pass
+for module in walked:
+    pydoc.render_doc(module)
+    for name, _ in inspect.getmembers(module):
+        assert hasattr(module, name), (module, name)
+    for name in dir(module):
+        hasattr(module, name)
+print(len(walked) > 50, hasattr(breccia, "nn"), hasattr(breccia, "bridges"), hasattr(breccia, "open"))
+"""
+    )
+    assert run(code).split() == ["True", "False", "True", "True"]
+
+
+def test_what_lacks_a_peer_says_which():
+    code = (
+        BARE
+        + """
+lacking = {"diffusers": "diffusers", "distributed": "torch", "nn": "torch", "sharding": "jax",
+           "transformers": "transformers"}
+for name, peer in lacking.items():
+    try:
+        getattr(breccia, name)
+    except AttributeError as error:
+        wanted = f"module 'breccia' has no attribute '{name}': {peer} is needed here: pip install 'breccia[{peer}]' ("
+        assert str(error).startswith(wanted), error
+        assert error.name == name
+    else:
+        raise AssertionError(name)
+    try:
+        exec(f"from breccia import {name}")
+    except ImportError as error:
+        assert peer in str(error), error
+print(sorted(set(breccia._LAZY) - lacking.keys()))
+"""
+    )
+    assert run(code).strip() == "['bridges', 'checkpoint', 'dlpack', 'sglang', 'vllm']"
+
+
+def test_import_star_hides_no_builtin():
+    """Of the package, and of every module that says what it exports."""
+    code = (
+        BARE
+        + """
+for found in [None, *pkgutil.walk_packages(breccia.__path__, "breccia.", onerror=lambda name: None)]:
+    name = "breccia" if found is None else found.name
+    if name.endswith("__main__"):
+        continue
+    space = {}
+    try:
+        exec(f"from {name} import *", space)
+    except ImportError:
+        continue
+    for key in space.keys() & vars(builtins).keys() - {"__builtins__", "__doc__", "__name__"}:
+        print(name, key)
+"""
+    )
+    assert run(code) == ""
