@@ -8,7 +8,8 @@ import cases
 import numpy as np
 import peers
 import pytest
-from breccia.checkpoint import convert, save_arrays
+from breccia.bridges._outside import OutsideTensor
+from breccia.checkpoint import SafetensorsFile, convert, save_arrays
 
 
 def test_round_trip(tmp_path):
@@ -28,6 +29,97 @@ def test_every_framework(peer, tmp_path):
     np.testing.assert_array_equal(peer.host(tensors["a.bias"]), x[0])
     expected = breccia.dequantize(breccia.cast(x, "nvfp4"))
     np.testing.assert_array_equal(peer.host(breccia.dequantize(tensors["a.weight"])), expected)
+
+
+@peers.ALL
+@cases.ALL
+def test_what_load_gives_can_be_saved(peer, recipe, tmp_path):
+    """ScaledTensors and plain arrays of one framework, through one file."""
+    x = cases.normal((4, 256))
+    breccia.save({"w": breccia.cast(peer.array(x), recipe), "norm": peer.array(x[0])}, tmp_path / "a.safetensors")
+    first = breccia.load(tmp_path / "a.safetensors", peer.name)
+    breccia.save(first, tmp_path / "b.safetensors")
+    second = breccia.load(tmp_path / "b.safetensors", peer.name)
+    assert set(first) == set(second) == {"norm", "w"}
+    assert second["w"].to("numpy") == breccia.cast(x, recipe)
+    np.testing.assert_array_equal(peer.host(second["norm"]), x[0])
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def torch_arrays():
+    torch = pytest.importorskip("torch")
+    names = "float32 float64 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e8m0fnu int8 int64 uint8 bool complex64"
+    return {name: torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for name in names.split()}
+
+
+def numpy_arrays():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    plain = {name: np.arange(6).reshape(2, 3).astype(name) for name in ("f4", ">f4", "<i8", ">u2", "?", "c8")}
+    coded = {n: np.arange(6).astype(getattr(ml_dtypes, n)) for n in ("bfloat16", "float8_e4m3fn", "float8_e8m0fnu")}
+    return plain | coded | {"0-D": np.float32(3)[()].reshape(())}
+
+
+def jax_arrays():
+    jnp = pytest.importorskip("jax.numpy")
+    return {name: jnp.arange(6).astype(name) for name in ("float32", "bfloat16", "float8_e5m2", "int32", "bool")}
+
+
+def mlx_arrays():
+    mx = pytest.importorskip("mlx.core")
+    kinds = (mx.float32, mx.float16, mx.bfloat16, mx.int32, mx.int64, mx.uint8, mx.bool_)
+    return {str(kind): mx.arange(6).astype(kind) for kind in kinds}
+
+
+@pytest.mark.parametrize("arrays", [torch_arrays, numpy_arrays, jax_arrays, mlx_arrays], ids=lambda f: f.__name__)
+def test_plain_arrays_of_every_dtype(arrays, tmp_path):
+    given = arrays()
+    breccia.save({**given, "q": breccia.cast(cases.normal((4, 64)), "nvfp4")}, tmp_path / "a.safetensors")
+    found = SafetensorsFile(tmp_path / "a.safetensors")
+    for name, array in given.items():
+        kept = np.asarray(found[name])
+        assert kept.dtype.name == str(array.dtype).rpartition(".")[2].replace("bool_", "bool") or name.startswith(">")
+        wide = [np.asarray(a.tolist()) for a in (array, kept)]
+        np.testing.assert_array_equal(*wide, err_msg=name)
+
+
+REFUSED = {
+    "text": ({"w": np.array(["a"])}, r"tensors\['w'\]: dtype must be one safetensors can store, got <U1"),
+    "a list": ({"w": [1.0]}, r"tensors\['w'\] must be a ScaledTensor or an array, got list"),
+    "an OutsideTensor": (
+        {"w": OutsideTensor(breccia.cast(cases.normal((4, 64)), "int4:32"), np.zeros((4, 2), np.float16))},
+        r"tensors\['w'\] must be a ScaledTensor or an array, got OutsideTensor",
+    ),
+    "one name twice": (
+        {"w.data": np.zeros(3), "w": breccia.cast(cases.normal((4, 64)), "nvfp4")},
+        "tensors must have one tensor for each stored name, got two for 'w.data'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_save_refuses(case, tmp_path):
+    tensors, message = REFUSED[case]
+    for given in (tensors, dict(reversed(tensors.items()))):
+        with pytest.raises((TypeError, ValueError), match=message):
+            breccia.save(given, tmp_path / "never.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+@peers.ALL
+def test_save_arrays_names_save(peer, tmp_path):
+    """It would write a ScaledTensor's values as float32."""
+    q = breccia.cast(peer.array(cases.normal((4, 64))), "nvfp4")
+    with pytest.raises(TypeError, match=r"'w': ScaledTensor; breccia.save writes ScaledTensors as they are"):
+        save_arrays({"w": q}, tmp_path / "never.safetensors")
+    assert not list(tmp_path.iterdir())
+    if peer.name in ("torch", "mlx"):
+        with pytest.raises(TypeError, match=r"'w': \w+; breccia.save writes .* arrays of every framework"):
+            save_arrays({"w": peer.array(cases.normal((4, 64)))}, tmp_path / "never.safetensors")
+
+
+def test_big_endian_arrays_keep_their_values(tmp_path):
+    save_arrays({"w": np.arange(4, dtype=">f4")}, tmp_path / "w.safetensors")
+    np.testing.assert_array_equal(breccia.load(tmp_path / "w.safetensors")["w"], np.arange(4))
 
 
 def test_open_is_lazy(tmp_path, monkeypatch):

@@ -14,11 +14,21 @@ __all__ = ["OpenCheckpoint", "load", "save"]  # without `open`: import * would h
 
 
 def save(
-    tensors: Mapping[str, ScaledTensor],
+    tensors: Mapping[str, Any],
     path: str | os.PathLike[str],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write ScaledTensors to a safetensors file: see `breccia.bridges.save_safetensors`."""
+    """Write ScaledTensors and arrays to a safetensors file, which `load` reads: see `breccia.bridges.save_safetensors`.
+
+    Args:
+        tensors: name → ScaledTensor or array, as `load` gives them.
+        path: the file; replaced if it is there.
+        metadata: strings to add to the header.
+
+    Raises:
+        TypeError: a value is neither, or metadata is not strings.
+        ValueError: a tensor is a transposed view, or two are to be stored under one name.
+    """
     from breccia import bridges
 
     for key, text in (metadata or {}).items():

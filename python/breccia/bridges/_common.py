@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from breccia import frameworks
 from breccia.bridges._checks import StoredTypeError
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor, _spec
 from breccia.peers import require
@@ -39,6 +40,8 @@ def as_numpy(x: Any, argument: str) -> Array:
         array = _from_torch(x)
     elif not hasattr(x, "shape") or not hasattr(x, "dtype"):
         raise TypeError(f"{argument} must be an array, got {type(x).__name__}")
+    elif str(x.dtype) == "mlx.core.bfloat16":  # which NumPy cannot take
+        array = _coded(frameworks.on_host(x)[0], "bfloat16")
     else:
         array = np.asarray(x)
     if array.dtype.kind == "c":
@@ -57,14 +60,18 @@ def _from_torch(x: Any) -> Array:
     if name.startswith("float8") or name == "bfloat16":
         width = torch.uint8 if name.startswith("float8") else torch.int16
         # A 0-D tensor cannot change its type's width; through 1-D it can.
-        plain: Array = x.contiguous().reshape(-1).view(width).numpy().reshape(tuple(x.shape))
-        try:
-            import ml_dtypes
-        except ImportError:
-            return plain.view(np.uint8 if name.startswith("float8") else np.uint16)
-        return plain.view(getattr(ml_dtypes, name))
+        return _coded(x.contiguous().reshape(-1).view(width).numpy().reshape(tuple(x.shape)), name)
     array: Array = x.numpy()
     return array
+
+
+def _coded(plain: Array, name: str) -> Array:
+    """Bytes or half-words in ml_dtypes' type of that name, where it is installed."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        return plain.view(np.uint8 if plain.dtype.itemsize == 1 else np.uint16)
+    return plain.view(getattr(ml_dtypes, name))
 
 
 def to_torch(array: Array, dtype: str | None = None) -> Any:

@@ -32,7 +32,7 @@ from breccia.bridges._common import (
 )
 from breccia.bridges._parts import Found, Part, part
 from breccia.bridges._written import Written
-from breccia.checkpoint.dtypes import numpy_dtype
+from breccia.checkpoint.dtypes import little_endian, numpy_dtype, stored_name
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter
 from breccia.formats import finfo
@@ -52,20 +52,21 @@ __all__ = ["load_safetensors", "save_safetensors"]
 
 
 def save_safetensors(
-    tensors: Mapping[str, ScaledTensor],
+    tensors: Mapping[str, Any],
     path: str | os.PathLike[str],
     extra_metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write tensors to a file, which appears only when it is complete.
 
     Args:
-        tensors: name → ScaledTensor.
+        tensors: name → ScaledTensor; or an array of any framework, which is stored as it is under its own name.
         path: the file; replaced if it is there.
         extra_metadata: strings to add to the header.
 
     Raises:
-        TypeError: a value is not a ScaledTensor, or metadata is not strings.
-        ValueError: a tensor is a transposed view, or a name of ``extra_metadata`` is taken.
+        TypeError: a value is neither, or of a dtype that safetensors has not; or metadata is not strings.
+        ValueError: a tensor is a transposed view, or a name is taken: by ``extra_metadata``, or by a part of another
+            tensor.
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"tensors must map names to ScaledTensors, as {{'weight': q}}, got {type(tensors).__name__}")
@@ -77,17 +78,43 @@ def save_safetensors(
     for name, scaled in tensors.items():
         if not isinstance(name, str):
             raise TypeError(f"tensors must map names to ScaledTensors, got the key {name!r}")
-        if not isinstance(scaled, ScaledTensor):
-            raise TypeError(f"tensors[{name!r}] must be a ScaledTensor, got {type(scaled).__name__}")
         if f"{name}.config" in metadata:
             raise ValueError(f"extra_metadata must not have {name + '.config'!r}: it describes a tensor")
-        stored, text = store(name, scaled)
+        if isinstance(scaled, ScaledTensor):
+            stored, metadata[f"{name}.config"] = store(name, scaled)
+        else:
+            stored = {name: _plain(scaled, f"tensors[{name!r}]")}
+        if taken := stored.keys() & parts.keys():
+            raise ValueError(f"tensors must have one tensor for each stored name, got two for {min(taken)!r}")
         parts |= stored
-        metadata[f"{name}.config"] = text
     plan = {name: (p.dtype, p.shape) for name, p in parts.items()}
     with SafetensorsWriter(path, plan, metadata) as writer:
         for name, p in parts.items():
             writer.write(name, p.make())
+
+
+def _plain(array: Any, argument: str) -> Part:
+    """An array as it is stored.
+
+    Raises:
+        TypeError: it is none, or of a dtype that safetensors has not.
+    """
+    if hasattr(array, "scaled") or not (hasattr(array, "shape") and hasattr(array, "dtype")):
+        raise TypeError(f"{argument} must be a ScaledTensor or an array, got {type(array).__name__}")
+    try:
+        stored = stored_name(array)
+    except TypeError as error:
+        raise TypeError(f"{argument}: {error}") from None
+    if isinstance(array, np.ndarray):
+        return Part(stored, array.shape, lambda: little_endian(array))
+    # NumPy has no such type of its own: the bytes alone.
+    coded = stored == "BF16" or stored.startswith("F8")
+
+    def make() -> Array:
+        here = array.detach().cpu() if hasattr(array, "detach") else array
+        return np.asarray(frameworks.on_host(here)[0] if coded else here)
+
+    return Part(stored, tuple(array.shape), make)
 
 
 def store(name: str, scaled: ScaledTensor) -> tuple[dict[str, Part], str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DTYPES", "StoredType", "nbytes_of", "numpy_dtype", "stored_name", "typed"]
+__all__ = ["DTYPES", "StoredType", "little_endian", "nbytes_of", "numpy_dtype", "stored_name", "typed"]
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,23 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return extended
 
 
-def stored_name(array: np.ndarray[Any, Any]) -> str:
-    """The header's name of an array's dtype.
+def stored_name(array: Any) -> str:
+    """The header's name of an array's dtype, whatever its framework.
 
     Raises:
         TypeError: safetensors has none.
     """
-    name = _BY_NUMPY.get(array.dtype.name)
+    name = _BY_NUMPY.get(getattr(array.dtype, "name", str(array.dtype).rpartition(".")[2]))
     if name is None or DTYPES[name].bits < 8:
         raise TypeError(
             f"dtype must be one safetensors can store, got {array.dtype}; store 4- and 6-bit codes as uint8"
         )
     return name
+
+
+def little_endian(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array in the file's order of bytes; itself where it has that."""
+    return array if array.dtype.kind == "V" else array.astype(array.dtype.newbyteorder("<"), copy=False)
 
 
 def typed(raw: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from breccia.checkpoint.arguments import path_of
-from breccia.checkpoint.dtypes import DTYPES, nbytes_of, stored_name, typed
+from breccia.checkpoint.dtypes import DTYPES, little_endian, nbytes_of, stored_name, typed
 from breccia.checkpoint.files.input_file import InputFile
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_header import MAX_HEADER, Entry, parse_header
+from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["Entry", "SafetensorsFile", "SafetensorsWriter", "parse_header", "save_arrays"]
 
@@ -250,7 +251,8 @@ def save_arrays(
     metadata: Mapping[str, str] | None = None,
     dtypes: Mapping[str, str] | None = None,
 ) -> None:
-    """Write arrays to a safetensors file, which appears only when it is complete.
+    """Write NumPy arrays to a safetensors file, which appears only when it is complete. `breccia.save` writes
+    ScaledTensors, and arrays of every framework beside them.
 
     Args:
         arrays: name → array of any shape.
@@ -260,7 +262,7 @@ def save_arrays(
             packed bytes.
 
     Raises:
-        TypeError: ``arrays`` does not map names to arrays.
+        TypeError: ``arrays`` does not map names to NumPy arrays.
     """
     if not isinstance(arrays, Mapping):
         raise TypeError(f"arrays must map names to arrays, got {type(arrays).__name__}")
@@ -268,6 +270,11 @@ def save_arrays(
     for name, array in arrays.items():
         if not isinstance(name, str) or not hasattr(array, "dtype"):
             raise TypeError(f"arrays must map names to arrays, got {name!r}: {type(array).__name__}")
+        if isinstance(array, ScaledTensor) or not isinstance(array.dtype, np.dtype):
+            raise TypeError(
+                f"arrays must map names to NumPy arrays, got {name!r}: {type(array).__name__}; breccia.save writes "
+                f"ScaledTensors as they are, and arrays of every framework"
+            )
         dtype = (dtypes or {}).get(name) or stored_name(array)
         shape = tuple(array.shape)
         if DTYPES[dtype].bits < 8:
@@ -275,4 +282,4 @@ def save_arrays(
         plan[name] = (dtype, shape)
     with SafetensorsWriter(path, plan, metadata) as writer:
         for name, array in arrays.items():
-            writer.write(name, array)
+            writer.write(name, little_endian(np.asarray(array)))
