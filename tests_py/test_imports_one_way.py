@@ -19,8 +19,8 @@ PACKAGE = ROOT / "python/breccia"
 # unless a longer one does; a package and "=" for its own file alone.
 LAYERS = {
     "facts": (
-        "_core _version _arguments _command_errors _terminal layouts recipes recipe_names formats cast_options form "
-        "foreign cpu peers"
+        "_core _version _arguments _inputs _command_errors _terminal layouts recipes recipe_names formats cast_options "
+        "form foreign cpu peers"
     ),
     "registry": "frameworks= kernels.triton=",
     "value": "cuts checked identity plain display scaled_tensor kernels.whole_array",

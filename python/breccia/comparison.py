@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breccia import _core
+from breccia._inputs import refuse_mask
 from breccia.formats import decode, finfo
 from breccia.scaled_tensor import ScaledTensor, check_kernels
 
@@ -187,6 +188,7 @@ def _operand(x: Any, argument: str) -> Any:
     if isinstance(x, ScaledTensor):
         check_kernels(x)
         return x._core
+    refuse_mask(x, argument)
     array = np.asarray(x)
     name = array.dtype.name
     if name not in (*_FLOATS, "uint16"):

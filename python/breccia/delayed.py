@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from breccia import formats, frameworks
+from breccia._inputs import refuse_mask
 from breccia.cast_options import CastOptions
 from breccia.kernels.whole_array.namespace import FLOAT32_MAX
 from breccia.recipes import DelayedScaling
@@ -64,6 +65,7 @@ def record(state: AmaxHistory, x: Any) -> AmaxHistory:
     Returns:
         A new state; ``state`` stays as it is.
     """
+    refuse_mask(x, "x")
     xp = frameworks.of(x).namespace
     amax = abs(xp.astype(x, "float32")).max() if 0 not in x.shape else xp.constant(0.0, "float32", x)
     front = xp.maximum(_history(state).amax[:1], amax.reshape(1))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breccia import _core
+from breccia._inputs import refuse_mask
 
 __all__ = ["FormatInfo", "decode", "encode", "finfo", "names", "pack", "unpack"]
 
@@ -82,6 +83,7 @@ def encode(x: Any, fmt: str) -> NDArray[np.uint8]:
         TypeError: ``x`` is not an array of real numbers.
         ValueError: there is no such format.
     """
+    refuse_mask(x, "x")
     array = np.asarray(x)
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise TypeError(f"x must be an array of real numbers, got dtype {array.dtype}")
@@ -157,6 +159,7 @@ def unpack(packed: Any, n_values: int | None = None) -> NDArray[np.uint8]:
 
 
 def _bytes(x: Any, argument: str) -> NDArray[np.uint8]:
+    refuse_mask(x, argument)
     array = np.asarray(x)
     if array.dtype.itemsize != 1 or array.dtype.kind not in "uifV":
         raise TypeError(f"{argument} must be a uint8 array, got dtype {array.dtype}")

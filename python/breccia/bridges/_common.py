@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breccia import frameworks
+from breccia._inputs import refuse_mask
 from breccia.bridges._checks import StoredTypeError
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor, _spec
 from breccia.peers import require
@@ -35,6 +36,7 @@ def as_numpy(x: Any, argument: str) -> Array:
         StoredTypeError: its numbers are complex, which no format stores: a conversion would drop their imaginary part.
     """
     if isinstance(x, np.ndarray):
+        refuse_mask(x, argument)
         array: Array = x
     elif type(x).__module__.partition(".")[0] == "torch" and hasattr(x, "detach"):
         array = _from_torch(x)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from breccia import frameworks, layouts, recipes
+from breccia._inputs import refuse_mask
 from breccia.bridges._bridge import FileFormat, Place
 from breccia.bridges._checks import StoredTypeError, shown
 from breccia.bridges._common import (
@@ -106,6 +107,7 @@ def _plain(array: Any, argument: str) -> Part:
     except TypeError as error:
         raise TypeError(f"{argument}: {error}") from None
     if isinstance(array, np.ndarray):
+        refuse_mask(array, argument)
         return Part(stored, array.shape, lambda: little_endian(array))
     # NumPy has no such type of its own: the bytes alone.
     coded = stored == "BF16" or stored.startswith("F8")

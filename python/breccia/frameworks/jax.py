@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from breccia import _core, recipes
+from breccia._inputs import check_float32
 from breccia.cast_options import CastOptions, Hadamard
 from breccia.delayed import AmaxHistory
 from breccia.form import PARTS, Form, cast_form
@@ -46,6 +47,7 @@ def to_core(array: Any, argument: str) -> Any:
 
 
 def place(array: Any) -> Any:
+    _check_here(array, "operands")
     return array.devices() if is_concrete(array) else None
 
 
@@ -54,6 +56,7 @@ def dtype(name: str) -> Any:
 
 
 def swap_last_axes(array: Any) -> Any:
+    _check_here(array, "what is transposed")
     return jnp.swapaxes(array, -1, -2)
 
 
@@ -187,6 +190,7 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
     if out is not None:
         raise TypeError("out must be None: JAX arrays are immutable")
+    _parts_here(scaled, "scaled")
     name = _dtype_name(dtype)
     if _is_here(scaled.data):
         return from_numpy(callbacks.dequantize_now(scaled, name))
@@ -207,7 +211,7 @@ def _dequantize(scaled: ScaledTensor, name: str) -> Any:
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
-    if _is_here(scaled.data):
+    if _is_here(_parts_here(scaled, "scaled").data):
         made = callbacks.requantize_now(scaled, recipe)
     else:
         made = _requantize(jax.lax.stop_gradient(scaled), recipe)
@@ -351,15 +355,40 @@ def _sum_to(grad: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _operand(x: Any, argument: str) -> Any:
-    return x if isinstance(x, ScaledTensor) else _floats(x, argument)
+    return _parts_here(x, argument) if isinstance(x, ScaledTensor) else _floats(x, argument)
+
+
+def _parts_here(scaled: ScaledTensor, argument: str) -> ScaledTensor:
+    for part in scaled._form.parts:
+        _check_here(getattr(scaled, part), f"{argument}.{part}")
+    return scaled
+
+
+def _check_here(x: Any, argument: str) -> None:
+    """Whether a value is an array, concrete or traced, whose memory has not been given away.
+
+    Raises:
+        TypeError: it is something else, such as the description of an array.
+        ValueError: it was deleted, or donated to a compiled function.
+    """
+    if not isinstance(x, jax.Array):
+        hint = ": jax.eval_shape calls a function with it" if isinstance(x, jax.ShapeDtypeStruct) else ""
+        raise TypeError(f"{argument} must be a JAX array, got {type(x).__name__}{hint}")
+    if is_concrete(x) and x.is_deleted():
+        raise ValueError(
+            f"{argument} must be an array that has its memory, got one of shape {x.shape} that was deleted or donated"
+        )
 
 
 def _floats(x: Any, argument: str) -> Any:
     """``x`` as floats; integers and booleans as float32."""
+    _check_here(x, argument)
     name = x.dtype.name
     if name in _FLOATS:
+        if name == "float64" and _is_here(x):
+            check_float32(np.asarray(x), argument)
         return x
-    if x.dtype.kind in "iub":
+    if getattr(x.dtype, "kind", "key") in "iub":
         return x.astype(jnp.float32)
     raise TypeError(f"{argument} must be a float32, float64, float16 or bfloat16 array (or integers), got dtype {name}")
 

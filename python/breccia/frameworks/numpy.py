@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from breccia import _core
+from breccia._inputs import check_float32, refuse_mask
 from breccia.cast_options import CastOptions
 from breccia.form import Form, cast_form
 from breccia.kernels.whole_array.namespace import NumPy
@@ -24,6 +25,7 @@ namespace = NumPy()
 def to_core(array: Any, argument: str) -> Any:
     if not isinstance(array, (np.ndarray, np.generic)):
         raise TypeError(f"{argument} must be a NumPy array like data, got {type(array).__name__}")
+    refuse_mask(array, argument)
     array = np.asarray(array)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
@@ -111,6 +113,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
         return _core.dequantize(_tensor(scaled), _dtype_name(dtype))
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
+    refuse_mask(out, "out")
     _core.dequantize_into(_tensor(scaled), out)
     return out
 
@@ -131,6 +134,8 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
     core = _tensor(w).T
     if x.shape[-1] != core.shape[0]:
         return None
+    if x.dtype.itemsize == 8:
+        check_float32(x, "x")
     return _core.matmul(x, core, _dtype_name(out_dtype, "out_dtype"), precision)
 
 
@@ -172,8 +177,12 @@ def _tensor(scaled: ScaledTensor) -> _core.ScaledTensor:
 
 def _floats(x: Any, argument: str) -> np.ndarray[Any, Any]:
     """``x`` as an array of floats in the machine's byte order; integers and booleans as float32."""
+    if type(x) is not np.ndarray:
+        refuse_mask(x, argument)
     array = np.asarray(x)
     if _is_ready(array.dtype):
+        if array.dtype.itemsize == 8:
+            check_float32(array, argument)
         return array
     if array.dtype.kind in "iub" and array.dtype.name not in _FLOATS:
         array = array.astype(np.float32)
@@ -181,6 +190,7 @@ def _floats(x: Any, argument: str) -> np.ndarray[Any, Any]:
         raise TypeError(
             f"{argument} must be a float32, float64, float16 or bfloat16 array (or integers), got dtype {array.dtype}"
         )
+    check_float32(array, argument)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 

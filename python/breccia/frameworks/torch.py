@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from breccia import _core
+from breccia._inputs import check_float32
 from breccia.cast_options import CastOptions
 from breccia.form import cast_form
 from breccia.frameworks import (
@@ -37,6 +38,7 @@ from breccia.scaled_tensor import ScaledTensor
 
 namespace = NAMESPACE
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_DIRECT = (torch.float32, torch.float16, torch.bfloat16)  # of which every number is one of float32
 _EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -111,6 +113,7 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
         return cast_here(x, recipe)
     if _torch_launch.quiet(x):
         return _torch_launch.cast(x, recipe)
+    _check_fake(x=x)
     name = dtype_name(x)
     return parts_to_tensor(torch.ops.breccia.cast(x.detach(), recipe_key(recipe)), x.shape, recipe, name)
 
@@ -167,6 +170,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
         raise TypeError(f"out must be a torch tensor, got {type(out).__name__}")
     kind = _dtype(dtype) if out is None else out.dtype
     if not _is_plain(scaled.data):
+        _check_fake(scaled=scaled)
         if out is None and _torch_launch.quiet(scaled.data):
             return _torch_launch.dequantize(scaled, kind)
         made = torch.ops.breccia.dequantize(*flatten(scaled), kind)
@@ -189,6 +193,7 @@ def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
     if type(scaled.data) in conversions_of_subclasses:
         return conversions_of_subclasses[type(scaled.data)](scaled, recipe)  # type: ignore[no-any-return]
     if not _is_plain(scaled.data):
+        _check_fake(scaled=scaled)
         made = torch.ops.breccia.requantize(*flatten(scaled), recipe_key(recipe))
         return parts_to_tensor(made, scaled.shape, recipe, scaled.original_dtype)
     return requantize_here(scaled, recipe)
@@ -198,6 +203,7 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     a, b = _operand(a, "a"), _operand(b, "b")
     kind = _dtype(out_dtype, "out_dtype")
     if not (_is_plain(_data(a)) and _is_plain(_data(b))) or _needs_grad(a) or _needs_grad(b):
+        _check_fake(a=a, b=b)
         return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind, precision)
     out = torch.empty(_core.matmul_shape(list(a.shape), list(b.shape)), dtype=kind)
     _core.matmul_into(_readable(a, "a"), _readable(b, "b"), core_array(out, "out"), precision)
@@ -210,7 +216,8 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
     if not w.data.is_cpu:
         launched = precision == "exact" and type(w) is ScaledTensor
         return _torch_launch.linear(x, w, _dtype(out_dtype, "out_dtype")) if launched else None
-    if not _is_plain(w.data) or type(x) not in _EXACT_TYPES or not _is_plain(x) or x.dtype not in _FLOATS:
+    if not _is_plain(w.data) or type(x) not in _EXACT_TYPES or not _is_plain(x) or x.dtype not in _DIRECT:
+        _check_fake(x=x, w=w)
         return None
     if x.ndim < 2 or w.data.ndim != 2 or x.layout is not torch.strided or x.is_nested or _needs_grad(x):
         return None
@@ -312,6 +319,8 @@ def _floats(x: Any, argument: str) -> Any:
     """``x`` as floats; integers and booleans as float32."""
     _check_dense(x, argument)
     if x.dtype in _FLOATS:
+        if x.dtype == torch.float64 and _is_plain(x):
+            check_float32(x.detach().resolve_neg().numpy(), argument)
         return x
     if x.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
         return x.float()
@@ -323,6 +332,28 @@ def _check_dense(x: Any, argument: str) -> None:
         return
     if x.layout != torch.strided or x.is_nested:
         raise TypeError(f"{argument} must be a dense tensor (layout torch.strided), got layout {x.layout}")
+
+
+def _check_fake(**operands: Any) -> None:
+    """Whether all operands are fake tensors where one is, or where a mode makes all tensors so.
+
+    Raises:
+        TypeError: a real one is among them, which torch would refuse.
+    """
+    arrays = {argument: _data(operand) for argument, operand in operands.items()}
+    if torch.compiler.is_dynamo_compiling() or (
+        all(type(array) in _EXACT_TYPES for array in arrays.values()) and not torch._C._len_torch_dispatch_stack()
+    ):
+        return
+    mode = torch._guards.detect_fake_mode(list(arrays.values()))
+    if mode is None or mode.allow_non_fake_inputs:
+        return
+    for argument, array in arrays.items():
+        if type(array) in _EXACT_TYPES and not array.is_meta:
+            raise TypeError(
+                f"{argument} must be of fake tensors as the rest is, got real ones: make it under the same "
+                f"FakeTensorMode, or give that allow_non_fake_inputs=True"
+            )
 
 
 def _is_plain(x: Any) -> bool:

@@ -14,6 +14,7 @@ from breccia import recipe_names, recipes
 from breccia.bridges._parts import ghost
 from breccia.nn import QuantizedLinear
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
+from breccia.served.modules import listed
 from breccia.verbs import dequantize
 
 __all__ = ["BrecciaConfig", "check_patterns", "dense", "fits", "is_alone"]
@@ -36,13 +37,12 @@ class BrecciaConfig:
         modules: Mapping[str, Any] | None = None,
         quant_method: str = "breccia",
     ) -> None:
-        if isinstance(modules_to_not_convert, str):
-            raise TypeError(f"modules_to_not_convert must be a list of names, got {modules_to_not_convert!r}")
         self.quant_method: Any = quant_method
         self.recipe = NVFP4BlockScaling() if recipe is None else _recipe(recipe, "recipe")
         self.activations = None if activations is None else _recipe(activations, "activations")
-        self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
-        self.ignore = list(ignore)
+        named = listed(modules_to_not_convert, "modules_to_not_convert")
+        self.modules_to_not_convert = None if modules_to_not_convert is None else named
+        self.ignore = listed(ignore, "ignore")
         self.modules = {name: _recipe(said, f"modules[{name!r}]") for name, said in (modules or {}).items()}
 
     def to_dict(self) -> dict[str, Any]:

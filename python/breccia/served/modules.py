@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,7 +13,20 @@ import torch
 from breccia import recipes
 from breccia.recipes import ScalingRecipe
 
-__all__ = ["Modules"]
+__all__ = ["Modules", "listed"]
+
+
+def listed(given: Any, argument: str) -> list[str]:
+    """A list of modules' names, as a caller or JSON gives it; None has none.
+
+    Raises:
+        TypeError: it is something else; of a string, each letter would be a name.
+    """
+    if given is None:
+        return []
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"{argument} must be a list of names, got {given!r}")
+    return list(given)
 
 
 class Modules:
@@ -46,15 +59,19 @@ class Modules:
         """Of the object that config.json has.
 
         Raises:
+            TypeError: what modules it ignores is no list of names.
             ValueError: it does not say what it must.
         """
         if not isinstance(config.get("recipe"), dict):
             raise ValueError(f"quantization_config must have a recipe, as breccia writes it, got {config}")
         said = config.get("activations")
+        modules = config.get("modules") or {}
+        if not isinstance(modules, dict):
+            raise ValueError(f"modules of quantization_config must be an object of recipes, got {modules!r}")
         return cls(
             recipes.from_dict(config["recipe"]),
-            list(config.get("ignore") or ()),
-            {name: recipes.from_dict(one) for name, one in (config.get("modules") or {}).items()},
+            listed(config.get("ignore"), "ignore of quantization_config"),
+            {name: recipes.from_dict(one) for name, one in modules.items()},
             None if said is None else recipes.from_dict(said),
         )
 

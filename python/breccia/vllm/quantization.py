@@ -16,7 +16,7 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.platforms import current_platform
 
-from breccia.served.modules import Modules
+from breccia.served.modules import Modules, listed
 from breccia.served.slices import ROLES
 from breccia.vllm.weights_alone import names_and_recipe
 
@@ -49,7 +49,7 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
         taken = names_and_recipe(config)
         if taken is None:
             return super().from_config(config)
-        made = cls(taken[1], list(config.get("ignore") or ()), {})
+        made = cls(taken[1], listed(config.get("ignore"), "ignore of quantization_config"), {})
         made.names = taken[0]
         return made
 

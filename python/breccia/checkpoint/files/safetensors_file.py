@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from breccia._inputs import refuse_mask
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.dtypes import DTYPES, little_endian, nbytes_of, stored_name, typed
 from breccia.checkpoint.files.input_file import InputFile
@@ -275,6 +276,7 @@ def save_arrays(
                 f"arrays must map names to NumPy arrays, got {name!r}: {type(array).__name__}; breccia.save writes "
                 f"ScaledTensors as they are, and arrays of every framework"
             )
+        refuse_mask(array, f"arrays[{name!r}]")
         dtype = (dtypes or {}).get(name) or stored_name(array)
         shape = tuple(array.shape)
         if DTYPES[dtype].bits < 8:

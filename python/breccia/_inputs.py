@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What no function takes of a NumPy array, though NumPy would convert it: a mask, and numbers beyond float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["check_float32", "refuse_mask"]
+
+
+def refuse_mask(array: Any, argument: str) -> None:
+    """A masked array's values are no numbers where its mask is set.
+
+    Raises:
+        TypeError: ``array`` is a masked array.
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"{argument} must be an array without a mask, got a {type(array).__name__}: fill it first, as "
+            f"in {argument}.filled(0)"
+        )
+
+
+def check_float32(array: np.ndarray[Any, Any], argument: str) -> None:
+    """Whether finite float64 numbers stay finite as float32, in which all is computed.
+
+    Raises:
+        ValueError: one does not.
+    """
+    if array.dtype.kind != "f" or array.dtype.itemsize < 8 or not array.size:
+        return
+    ends = np.array([array.min(), array.max()])
+    with np.errstate(over="ignore"):
+        if np.isfinite(ends.astype(np.float32)).all():
+            return
+        beyond = np.isfinite(array) & ~np.isfinite(array.astype(np.float32))
+    if beyond.any():
+        place = tuple(int(i) for i in np.argwhere(beyond)[0])
+        raise ValueError(
+            f"{argument} must have numbers within float32's range, up to {np.finfo(np.float32).max:.5g}, got "
+            f"{array[place]:.5g} at {place}"
+        )
