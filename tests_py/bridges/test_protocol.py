@@ -6,6 +6,8 @@ import dataclasses
 import importlib.util
 import inspect
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,40 @@ def test_a_bridge_has_every_member_of_the_protocol(name: str) -> None:
             wanted = list(inspect.signature(described).parameters)[1:]
             taken = inspect.signature(value)
             taken.bind(*wanted)  # raises where it cannot be called so
+
+
+def test_every_module_of_a_format_is_in_the_list() -> None:
+    files = {path.stem for path in (PACKAGE / "bridges").glob("[!_]*.py")}
+    assert sorted(bridges._MODULES) == list(bridges._MODULES) == sorted(files)
+
+
+WITHOUT_FILES = """
+import os, resource, sys
+import breccia.bridges as bridges
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+for ask in (bridges.modules, bridges.registry, lambda: bridges.bridge("plain"), lambda: bridges.from_mlx):
+    try:
+        ask()
+    except OSError:
+        held.append(None)
+for fd in held:
+    fd is None or os.close(fd)
+assert held.count(None) == 4, "modules were there without files"
+assert len(bridges.modules()) == len(bridges._MODULES)
+bridges.bridge("mlx"), bridges.from_mlx, bridges.registry()
+"""
+
+
+def test_formats_come_when_files_can_be_opened_again() -> None:
+    run = subprocess.run([sys.executable, "-c", WITHOUT_FILES], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -12,7 +12,6 @@ The names in the ``__all__`` of every module here are names of this package. `re
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from breccia.bridges._bridge import Bridge
 
+# The modules of the formats. They are not looked for in the folder: where no file can be opened, that finds none.
+_MODULES = (
+    "awq bitsandbytes comfyui compressed_tensors deepseek dlpack gguf gpt_oss gptq mlx modelopt native torchao "
+    "transformer_engine"
+).split()
 OWN = "breccia"  # the format of recipes that are named without one
 _OTHERS = {
     "_bridge": ("Bridge", "FileFormat", "Kind", "Place"),
@@ -33,9 +37,12 @@ _OTHERS = {
 
 @cache
 def modules() -> dict[str, ModuleType]:
-    """Every bridge, by the name of its format."""
-    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
-    found = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    """Every bridge, by the name of its format.
+
+    Raises:
+        OSError: a module's file cannot be opened; the next call tries again.
+    """
+    found = [importlib.import_module(f"{__name__}.{name}") for name in _MODULES]
     return {module.NAME: module for module in found}
 
 
