@@ -203,6 +203,14 @@ def unpack_nibbles(packed: Array, n: int) -> Array:
     return both.reshape(*packed.shape[:-1], -1)[..., :n]
 
 
+def unpack_bits(packed: Array, bits: int) -> Array:
+    """Codes of ``bits`` bits, one after another from the low bit of the first byte on, one per byte."""
+    stream = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, bits)
+    padded = np.zeros((*stream.shape[:-1], 8), np.uint8)
+    padded[..., :bits] = stream
+    return np.packbits(padded, axis=-1, bitorder="little")[..., 0]
+
+
 def pack_nibbles(values: Array) -> Array:
     """Two codes per byte, the even element low; an odd row's last high nibble is zero."""
     if values.shape[-1] % 2:

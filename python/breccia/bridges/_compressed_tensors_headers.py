@@ -7,10 +7,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from breccia.bridges._checks import FLOATS, check_axes
-from breccia.bridges._common import FP8_DTYPES, fp8_recipe, group_size_of, row_blocks, scale_name
-from breccia.bridges._compressed_tensors_integers import NAME, int8_recipe, stored_shape
+from breccia.bridges._checks import FLOATS, check_axes, shown
+from breccia.bridges._common import FP8_DTYPES, fp8_recipe
+from breccia.bridges._compressed_tensors_integers import (
+    NAME,
+    bits_of,
+    checked_zero_point,
+    given_order,
+    int8_recipe,
+    integer_recipe,
+    spread,
+    stored_shape,
+    zero_point_of,
+)
 from breccia.bridges._fnuz import FNUZ_DTYPES
+from breccia.bridges._integers import order_of_columns
 from breccia.bridges._parts import Found
 from breccia.bridges._written import Written
 from breccia.layouts import Layout, PerBlockMN
@@ -49,20 +60,26 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
             return None
         packed = weight  # Quark packs codes of 4 and 6 bits alike, under the name of others
     check_axes(1, weight)
+    _check_formats(said)
     parts = {"weight_packed" if packed else "weight": weight.name, "weight_scale": name}
     for role in ("weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx"):
         if prefix + role in entries:
             parts[role] = prefix + role
     findings: list[str] = []
-    bits = _bits(said)
+    bits = _said_by_all(said, "num_bits")
+    symmetric = _said_by_all(said, "symmetric")
+    if symmetric is False and "weight_zero_point" not in parts and weight.dtype in ("I32", "I8"):
+        raise ValueError(f"{prefix}weight_zero_point must be there where config.json says symmetric false, it is not")
     found = _find_packed(prefix, parts, weight, scale, bits, findings) if packed else _find_plain(parts, weight, scale)
     if found is None:
         return None
     kind, shape, recipe, layout, dtype = found
     if "weight_g_idx" in parts:
-        recipe = layout = None
-        findings.append("weight_g_idx: activation order is not supported in this format")
-    options = {"kind": kind}
+        recipe = None  # the columns' order has no ScaledTensor form
+        findings.append("columns are in order of activation (weight_g_idx)")
+    options: dict[str, Any] = {"kind": kind}
+    if symmetric is True and "weight_zero_point" in parts:
+        options["symmetric"] = True
     if fp8_format := (FP8_DTYPES | FNUZ_DTYPES).get(weight.dtype):
         options["fp8_format"] = fp8_format
     if "weight_global_scale" in parts:
@@ -84,12 +101,46 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
 _Kind = tuple[str, tuple[int, ...], ScalingRecipe | None, Layout | None, str]
 
 
-def _bits(said: Mapping[str, Any]) -> int | None:
-    """Width of packed integers, where config.json has one for all groups."""
+# Formats of files that are read here; "dense" and "mixed-precision" leave it to the groups.
+_FORMATS = (
+    "dense",
+    "mixed-precision",
+    "naive-quantized",
+    "int-quantized",
+    "float-quantized",
+    "pack-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp6-pack-quantized",
+    "mxfp8-quantized",
+)
+
+
+def _groups(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     groups = said.get("config_groups")
-    schemes = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
-    widths = [s.get("num_bits") for s in schemes if isinstance(s, dict)]
-    return next((bits for bits in (4, 8) if widths and all(width == bits for width in widths)), None)
+    return [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+
+
+def _check_formats(said: Mapping[str, Any]) -> None:
+    """Whether config.json names formats that are known: what an unknown one stores may look like a known one.
+
+    Raises:
+        ValueError: it names another.
+    """
+    if said.get("quant_method") != NAME:
+        return
+    for name in (said.get("format"), *(group.get("format") for group in _groups(said))):
+        if name is not None and name not in _FORMATS:
+            raise ValueError(
+                f"format must be one that is read here ({', '.join(_FORMATS)}), config.json says {shown(name)}"
+            )
+
+
+def _said_by_all(said: Mapping[str, Any], key: str) -> Any:
+    """What config.json says of the weights of all groups; None where they differ, or it says nothing."""
+    schemes = [group.get("weights") for group in _groups(said)]
+    values = [scheme.get(key) for scheme in schemes if isinstance(scheme, dict)]
+    return values[0] if values and all(value == values[0] for value in values) else None
 
 
 def _find_packed(
@@ -114,15 +165,13 @@ def _find_packed(
         dtype = FLOATS[scale.dtype]
         symmetric = "weight_zero_point" not in parts
         columns = stored[-1] * 8
+        if said_bits is not None and said_bits not in (2, 3, 4, 8):
+            raise ValueError(f"packed integers must have 2, 3, 4 or 8 bits, config.json says {shown(said_bits)}")
         # weight_shape is data; where headers and config.json leave 4 or 8 bits open, groups decide.
         bits = said_bits or (4 if groups == 1 or (columns % groups == 0 and columns // groups >= 16) else 8)
-        columns = stored[-1] * 32 // bits
-        if bits == 8:
-            recipe8, layout8 = int8_recipe((*stored[:-1], columns), scale.shape, dtype, symmetric)
-            return "int8-packed", (*stored[:-1], columns), recipe8, layout8, dtype
-        size = group_size_of(columns, groups, "weight_scale")
-        recipe4 = INT4Scaling(group_size=size, signed=symmetric, symmetric=symmetric, scale_dtype=scale_name(dtype))
-        return "int4", (*stored[:-1], columns), recipe4, row_blocks(size, columns), dtype
+        shape = (*stored[:-1], stored[-1] * 32 // bits)
+        recipe, layout = integer_recipe(bits, shape, scale.shape, dtype, symmetric)
+        return "int8-packed" if bits == 8 else f"int{bits}", shape, recipe, layout, dtype
     return None
 
 
@@ -149,26 +198,31 @@ def _find_plain(parts: dict[str, str], weight: Any, scale: Any) -> _Kind | None:
 
 def refine(found: Found, array: Any) -> Found:
     """The shape and width of packed integers, which ``weight_shape`` says and headers do not."""
-    if "weight_shape" not in found.parts or found.recipe is None:
+    roles = ("weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
+    small = {role: array(found.parts[role]) for role in roles if role in found.parts}
+    said = bool(found.options.get("symmetric"))
+    if found.kind == "int8" and said:
+        checked_zero_point(small["weight_zero_point"], 0, symmetric=True)
+        recipe, layout = int8_recipe(found.shape, small["weight_scale"].shape, found.scale_dtype, symmetric=True)
+        return replace(found, recipe=recipe, layout=layout)
+    if found.kind not in ("int2", "int3", "int4", "int8-packed"):
         return found
-    shape = stored_shape(array(found.parts["weight_shape"]))
-    packed = array(found.parts["weight_packed"])
-    cols = packed.shape[-1]
-    scale = array(found.parts["weight_scale"])
-    symmetric = "weight_zero_point" not in found.parts
-    if len(shape) < 2 or min(shape) <= 0:
-        raise ValueError(f"weight_shape must be a matrix's, got {shape}")
-    if shape[:-1] != packed.shape[:-1] or cols not in (-(-shape[-1] // 8), -(-shape[-1] // 4)):
-        raise ValueError(f"weight_shape must be that of {packed.shape} words of 8 or 4 integers, got {shape}")
-    if -(-shape[-1] * 4 // 32) != cols:
-        recipe, layout = int8_recipe(shape, scale.shape, scale.dtype.name, symmetric)
-        return replace(found, shape=shape, recipe=recipe, layout=layout)
-    if scale.ndim == 0:
-        raise ValueError(f"{found.parts['weight_scale']} must have at least one axis, got shape ()")
-    size = group_size_of(shape[-1], scale.shape[-1], "weight_scale")
-    dtype = scale_name(scale.dtype.name)
-    recipe = INT4Scaling(size, signed=symmetric, symmetric=symmetric, scale_dtype=dtype)
-    return replace(found, shape=shape, recipe=recipe, layout=row_blocks(size, shape[-1]))
+    stored, bits, shape = array(found.parts["weight_packed"]).shape, int(found.kind[3]), found.shape
+    if "weight_shape" in small:
+        shape = stored_shape(small["weight_shape"])
+        if len(shape) < 2 or min(shape) <= 0:
+            raise ValueError(f"weight_shape must be a matrix's, got {shape}")
+        bits = bits_of(shape, stored, bits)
+    scales = small["weight_scale"].shape
+    zero = zero_point_of(small, shape, bits, scales, said)
+    recipe, layout = integer_recipe(bits, shape, scales, found.scale_dtype, zero is None)
+    groups = spread(small["weight_scale"], shape).shape[-1]
+    order, _ = order_of_columns(given_order(small), shape[-1], groups, "weight_g_idx")
+    kind = "int8-packed" if bits == 8 else f"int{bits}"
+    options = {**found.options, "kind": kind}
+    return replace(
+        found, kind=kind, shape=shape, recipe=recipe if order is None else None, layout=layout, options=options
+    )
 
 
 def config(written: Written) -> dict[str, Any]:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from breccia.bridges._checks import StoredTypeError
 from breccia.bridges._common import (
     Array,
     as_numpy,
@@ -41,6 +44,29 @@ def int4(data: Array, scale: Array, zero_point: Array | None, shape: tuple[int, 
     name = scale_name(scale.dtype.name)
     recipe = INT4Scaling(group_size=group_size, signed=symmetric, scale_dtype=name, symmetric=symmetric)
     return made(data, scale, recipe, row_blocks(group_size, shape[-1]), zero_point, shape=shape)
+
+
+def order_of_columns(g_idx: Any, columns: int, groups: int, argument: str) -> tuple[Array | None, int]:
+    """Places of the columns sorted by the group of each, None where they are sorted, and the group size.
+
+    Raises:
+        ValueError: not every group has as many columns.
+        StoredTypeError: these are no integers.
+    """
+    size = -(-columns // groups)
+    if g_idx is None:
+        return None, size
+    order = as_numpy(g_idx, argument)
+    if order.dtype.kind not in "iu":
+        raise StoredTypeError(f"{argument} must be of integers, got dtype {order.dtype}")
+    if order.shape != (columns,) or (columns and (order.min() < 0 or order.max() >= groups)):
+        raise ValueError(f"{argument} must be {columns} numbers below {groups}, got shape {order.shape}")
+    if np.array_equal(order, np.arange(columns) // size):
+        return None, size
+    counts = np.bincount(order, minlength=groups)
+    if (counts[:-1] != size).any():
+        raise ValueError(f"{argument} must give every group {size} columns, got {counts.min()} to {counts.max()}")
+    return np.argsort(order, kind="stable"), size
 
 
 def offset_bits(scaled: ScaledTensor) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from breccia import _core
 from breccia.bridges._bridge import FileFormat
-from breccia.bridges._checks import check_axes, float_name
+from breccia.bridges._checks import check_axes, flag, float_name, shown
 from breccia.bridges._common import (
     STORED_SCALES,
     Array,
@@ -39,18 +39,19 @@ RECIPES: dict[str, ScalingRecipe] = {"int4": INT4Scaling(signed=False, symmetric
 __all__ = ["from_awq", "to_awq"]
 
 
-def from_awq(parts: Mapping[str, Any]) -> ScaledTensor:
+def from_awq(parts: Mapping[str, Any], symmetric: bool = False) -> ScaledTensor:
     """The tensors of one module as a ScaledTensor. Codes are transposed to rows.
 
     Args:
         parts: arrays by role: ``qweight`` int32 ``(K, N / 8)``, ``qzeros`` int32 ``(K / g, N / 8)``, ``scales`` float
             ``(K / g, N)``.
+        symmetric: whether every zero point must be 8, as files without zero points say.
 
     Returns:
         Unsigned INT4 with zero points, of shape ``(N, K)``.
 
     Raises:
-        ValueError: a tensor is missing or has a shape that does not fit.
+        ValueError: a tensor is missing or has a shape that does not fit, or a zero point is not 8 though all must be.
     """
     qweight, qzeros, scales = (get_matrix(parts, role, NAME) for role in ("qweight", "qzeros", "scales"))
     columns, rows = qweight.shape[0], qweight.shape[1] * 8
@@ -61,15 +62,25 @@ def from_awq(parts: Mapping[str, Any]) -> ScaledTensor:
             f"got {qweight.shape}, {qzeros.shape}, {scales.shape}"
         )
     size = columns // groups
+    zero_point = unpack_nibbles(_core.codes_from_awq(word_matrix(qzeros, "qzeros"), 0), groups)
+    _check_symmetric(zero_point, symmetric)
     recipe = INT4Scaling(group_size=size, signed=False, symmetric=False, scale_dtype=scale_name(scales.dtype.name))
     return made(
         _core.codes_from_awq(word_matrix(qweight, "qweight"), 0),
         np.ascontiguousarray(scales.T),
         recipe,
         row_blocks(size, columns),
-        np.ascontiguousarray(unpack_nibbles(_core.codes_from_awq(word_matrix(qzeros, "qzeros"), 0), groups)),
+        np.ascontiguousarray(zero_point),
         shape=(rows, columns),
     )
+
+
+def _check_symmetric(zero_point: Array, symmetric: bool) -> None:
+    if symmetric and (zero_point != 8).any():
+        raise ValueError(
+            f"{NAME}: zero points (qzeros) must all be 8 where config.json says zero_point false, they are from "
+            f"{zero_point.min()} to {zero_point.max()}"
+        )
 
 
 def to_awq(scaled: ScaledTensor) -> dict[str, Array]:
@@ -139,6 +150,9 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     if scales.shape[1] != qweight.shape[1] * 8:
         return None
     rows, columns = scales.shape[1], qweight.shape[0]
+    said = context.get("quantization_config") or {}
+    said = said if said.get("quant_method") == NAME else {}
+    _check_said(name, said, columns // scales.shape[0], columns)
     dtype, size = float_name(scales), columns // scales.shape[0]
     recipe = INT4Scaling(group_size=size, signed=False, symmetric=False, scale_dtype=scale_name(dtype))
     parts = {role: prefix + role for role in ("qweight", "qzeros", "scales")}
@@ -151,7 +165,33 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         recipe,
         row_blocks(size, columns),
         dtype,
+        options={"symmetric": said.get("zero_point") is False},
     )
+
+
+def _check_said(name: str, said: Mapping[str, Any], size: int, columns: int) -> None:
+    """Whether config.json says of such tensors what they are.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    version, bits = said.get("version"), said.get("bits")
+    if version is not None and str(version).lower() not in ("gemm", "exllama", "exllamav2"):
+        raise ValueError(f"{name}: version must be 'gemm' of tensors (K, N / 8), config.json says {shown(version)}")
+    if bits not in (None, 4):
+        raise ValueError(f"{name}: bits must be 4 of such tensors, config.json says {shown(bits)}")
+    groups = said.get("group_size", said.get("q_group_size"))
+    if groups not in (None, size, -1) or (groups == -1 and size != columns):
+        raise ValueError(f"{name}: group_size must be {size} of such tensors, config.json says {shown(groups)}")
+    flag(said.get("zero_point"), f"{name}: zero_point")
+
+
+def refine(found: Found, array: Any) -> Found:
+    """Looks whether zero points are what config.json says of them."""
+    if found.options["symmetric"]:
+        packed = _core.codes_from_awq(word_matrix(array(found.parts["qzeros"]), "qzeros"), 0)
+        _check_symmetric(unpack_nibbles(packed, array(found.parts["scales"]).shape[0]), True)
+    return found
 
 
 def config(written: Written) -> dict[str, Any]:
@@ -175,6 +215,7 @@ BRIDGE = FileFormat(
     recipes=RECIPES,
     anchors=(".qweight",),
     find=find,
+    refine=refine,
     row_axis=-1,
     read=from_awq,
     carries=carries,

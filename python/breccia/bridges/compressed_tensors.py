@@ -26,8 +26,17 @@ from breccia.bridges._common import (
     made,
     packed_codes,
 )
-from breccia.bridges._compressed_tensors_integers import NAME, int8, pack_int4, pack_int8, packed_integers, store_int8
+from breccia.bridges._compressed_tensors_integers import (
+    NAME,
+    checked_zero_point,
+    int8,
+    pack_int4,
+    pack_int8,
+    packed_integers,
+    store_int8,
+)
 from breccia.bridges._fnuz import fnuz_values
+from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Part, materialize, part, rows_only
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
@@ -64,28 +73,28 @@ __all__ = ["from_compressed_tensors", "to_compressed_tensors"]
 
 
 def from_compressed_tensors(
-    parts: Mapping[str, Any], kind: str | None = None, fp8_format: str | None = None
-) -> ScaledTensor:
+    parts: Mapping[str, Any], kind: str | None = None, fp8_format: str | None = None, symmetric: bool = False
+) -> ScaledTensor | OutsideTensor:
     """The tensors of one module, by the last part of their names.
 
     Args:
         parts: ``weight`` or ``weight_packed``, ``weight_scale`` and, where the format has them,
-            ``weight_global_scale``, ``weight_zero_point``, ``weight_shape``.
-        kind: "fp8", "nvfp4", "mxfp4", "mxfp6", "mxfp8", "int4", "int8" or "int8-packed"; told from the
+            ``weight_global_scale``, ``weight_zero_point``, ``weight_shape``, ``weight_g_idx``.
+        kind: "fp8", "nvfp4", "mxfp4", "mxfp6", "mxfp8", "int2", "int3", "int4", "int8" or "int8-packed"; told from the
             dtypes if None.
         fp8_format: "E4M3" or "E5M2"; told from the weight's dtype if None, E4M3 where that is of plain bytes.
+        symmetric: whether zero points of integers must be 0, as config.json says.
 
     Returns:
-        A ScaledTensor of the logical shape, that of ``weight_shape`` where it is there.
+        A ScaledTensor of the logical shape, that of ``weight_shape`` where it is there; an OutsideTensor where
+        ``weight_g_idx`` gives columns another order.
 
     Raises:
-        ValueError: a tensor is missing or has a shape that does not fit.
+        ValueError: a tensor is missing or has a shape that does not fit, or zero points are not what they must be.
     """
     scale = get(parts, "weight_scale", NAME)
     packed = "weight_packed" in parts
     weight = get(parts, "weight_packed" if packed else "weight", NAME, 1)
-    if "weight_g_idx" in parts:
-        raise ValueError(f"{NAME}: weight_g_idx must be absent: activation order is not stored by this format any more")
     kind = kind or _kind(weight, scale, packed)
     if kind == "nvfp4":
         second = get(parts, "weight_global_scale", NAME) if "weight_global_scale" in parts else None
@@ -113,10 +122,12 @@ def from_compressed_tensors(
     if kind == "mxfp8":
         recipe = MXFP8BlockScaling(fp8_format=fp8_format)
         return made(codes(weight, "weight"), codes(scale, "weight_scale"), recipe, PerBlockMN(1, 32))
-    if kind in ("int4", "int8-packed"):
-        return packed_integers(parts, weight, scale, kind)
+    if kind in ("int2", "int3", "int4", "int8-packed"):
+        return packed_integers(parts, weight, scale, int(kind[3]), symmetric)
     if kind == "int8":
-        return int8(codes(weight, "weight"), scale, parts.get("weight_zero_point"))
+        zero = get(parts, "weight_zero_point", NAME) if "weight_zero_point" in parts else None
+        zero = None if zero is None else checked_zero_point(zero, 0, symmetric)
+        return int8(codes(weight, "weight"), scale, zero)
     recipe8, layout, scale_shape = fp8_recipe(fp8_format, weight.shape, scale.shape, scale.dtype.name)
     return made(codes(weight, "weight"), scale.reshape(scale_shape), recipe8, layout)
 
@@ -209,7 +220,7 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 
 
-def _read(parts: Mapping[str, Any], kind: str, **options: Any) -> ScaledTensor | Array:
+def _read(parts: Mapping[str, Any], kind: str, **options: Any) -> ScaledTensor | OutsideTensor | Array:
     if kind == "fp8-fnuz":
         return fnuz_values(get(parts, "weight", NAME, 1), get(parts, "weight_scale", NAME), **options)
     return from_compressed_tensors(parts, kind, **options)

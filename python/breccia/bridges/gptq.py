@@ -14,25 +14,25 @@ import numpy as np
 
 from breccia import _core
 from breccia.bridges._bridge import FileFormat, Place
-from breccia.bridges._checks import StoredTypeError, check_axes, float_name, shown
+from breccia.bridges._checks import check_axes, flag, float_name, shown
 from breccia.bridges._common import (
     STORED_SCALES,
     Array,
     as_numpy,
     check_matrix,
     from_words,
-    get,
     get_matrix,
     made,
     pack_nibbles,
     packed_codes,
     row_blocks,
     scale_name,
+    unpack_bits,
     unpack_nibbles,
     word_matrix,
     words,
 )
-from breccia.bridges._integers import int4, integer_zero_point, offset_bits
+from breccia.bridges._integers import int4, integer_zero_point, offset_bits, order_of_columns
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part, materialize, rows_or_outside
 from breccia.bridges._written import Written
@@ -46,6 +46,7 @@ RECIPES: dict[str, ScalingRecipe] = {
     "int4": INT4Scaling(),
     "int4-asym": INT4Scaling(signed=False, symmetric=False),
 }
+_BITS = (2, 3, 4, 8)
 _IN_ORDER = np.zeros(0, np.int64)  # columns of the core stay where they are
 
 __all__ = ["from_gptq", "to_gptq"]
@@ -57,66 +58,78 @@ def from_gptq(
     """The tensors of one module, by the last part of their names.
 
     Args:
-        parts: ``qweight`` (K / 8, N), ``qzeros`` (K / g, N / 8), ``scales`` (K / g, N), ``g_idx`` (K).
-        version: "gptq" (zero points stored minus one) or "gptq_v2".
-        symmetric: whether every zero point is 8 (128 for 8 bits); looked at if None.
+        parts: ``qweight`` (K / 8, N), ``qzeros`` (K / g, N / 8), ``scales`` (K / g, N), ``g_idx`` (K); of codes of 2, 3
+            and 8 bits as many words as they take.
+        version: "gptq" (zero points stored minus one) or "gptq_v2". Files name the wrong one: where ``symmetric`` is
+            true and one of them gives the middle of the codes everywhere, it is that one.
+        symmetric: whether every zero point is the middle of the codes (8 of 4 bits); looked at if None.
 
     Returns:
-        A ScaledTensor (N, K); an OutsideTensor where ``g_idx`` reorders the columns.
+        A ScaledTensor (N, K), INT4 of codes of 2 and 3 bits; an OutsideTensor where ``g_idx`` reorders the columns.
 
     Raises:
-        ValueError: a tensor is missing or has a shape that does not fit.
+        ValueError: a tensor is missing or has a shape that does not fit, or zero points are not symmetric though they
+            are said to be.
     """
     if version not in ("gptq", "gptq_v2"):
         raise ValueError(f"version must be 'gptq' or 'gptq_v2', got {version!r}")
     qweight, qzeros, scales = (get_matrix(parts, role, NAME) for role in ("qweight", "qzeros", "scales"))
     groups, rows = scales.shape
     bits = 32 * qzeros.shape[1] // rows if rows else 4
-    if bits not in (4, 8) or qzeros.shape != (groups, rows * bits // 32) or qweight.shape[1] != rows:
+    if bits not in _BITS or qzeros.shape != (groups, rows * bits // 32) or qweight.shape[1] != rows:
         raise ValueError(
-            f"{NAME}: qweight (K / 8, N), qzeros (K / g, N / 8) and scales (K / g, N) must fit (4 bits; half as many "
-            f"to a word for 8), got {qweight.shape}, {qzeros.shape}, {scales.shape}"
+            f"{NAME}: qweight (K · bits / 32, N), qzeros (K / g, N · bits / 32) and scales (K / g, N) must fit codes "
+            f"of 2, 3, 4 or 8 bits, got {qweight.shape}, {qzeros.shape}, {scales.shape}"
         )
     columns = qweight.shape[0] * 32 // bits
     stored = word_matrix(qweight, "qweight")
-    zeros = words(qzeros, "qzeros")
-    zeros = unpack_nibbles(zeros, rows) if bits == 4 else zeros
+    zeros = _stored_zeros(qzeros, bits, rows)
+    version = _decided(zeros, bits, version, symmetric)
     zero_point = np.ascontiguousarray(zeros.T).astype(np.int16) + (1 if version == "gptq" else 0)
     scale = np.ascontiguousarray(scales.T)
-    middle = 1 << (bits - 1)
     if symmetric is None:
-        symmetric = bool((zero_point == middle).all())
-    elif symmetric and not (zero_point == middle).all():
-        raise ValueError(f"{NAME}: qzeros must all be {middle} for a symmetric checkpoint, they are not")
-    order, size = _order(parts, columns, groups)
-    order_of_columns = _IN_ORDER if order is None else order
-    if bits == 4:
-        data = _core.codes_from_gptq(stored, 4, order_of_columns, 0x88888888 if symmetric else 0)
+        symmetric = bool((zero_point == 1 << (bits - 1)).all())
+    order, size = order_of_columns(parts.get("g_idx"), columns, groups, f"{NAME}: g_idx")
+    at = _IN_ORDER if order is None else order
+    if bits < 4:
+        codes = unpack_bits(np.ascontiguousarray(stored.T).view(np.uint8), bits)
+        data = pack_nibbles(codes if order is None else codes[:, order])
+        scaled = int4(data, scale, zero_point.astype(np.uint8), (rows, columns), size)
+    elif bits == 4:
+        data = _core.codes_from_gptq(stored, 4, at, 0x88888888 if symmetric else 0)
         scaled = int4(data, scale, None if symmetric else zero_point.astype(np.uint8), (rows, columns), size)
     else:
-        data = _core.codes_from_gptq(stored, 8, order_of_columns, 0x80808080)
+        data = _core.codes_from_gptq(stored, 8, at, 0x80808080)
         recipe = INT8Scaling(group_size=size, scale_dtype=scale_name(scale.dtype.name), symmetric=symmetric)
         zero = None if symmetric else (zero_point - 128).astype(np.float32)
         scaled = made(data, scale, recipe, row_blocks(size, columns), zero)
     return scaled if order is None else OutsideTensor(scaled, columns=np.argsort(order, kind="stable"))
 
 
-def _order(parts: Mapping[str, Any], columns: int, groups: int) -> tuple[Array | None, int]:
-    """Places of the columns sorted by group (None where they are sorted), and the group size."""
-    size = -(-columns // groups)
-    if "g_idx" not in parts:
-        return None, size
-    g_idx = get(parts, "g_idx", NAME)
-    if g_idx.dtype.kind not in "iu":
-        raise StoredTypeError(f"{NAME}: g_idx must be of integers, got dtype {g_idx.dtype}")
-    if g_idx.shape != (columns,) or (columns and (g_idx.min() < 0 or g_idx.max() >= groups)):
-        raise ValueError(f"{NAME}: g_idx must be {columns} numbers below {groups}, got shape {g_idx.shape}")
-    if np.array_equal(g_idx, np.arange(columns) // size):
-        return None, size
-    counts = np.bincount(g_idx, minlength=groups)
-    if (counts[:-1] != size).any():
-        raise ValueError(f"{NAME}: g_idx must give every group {size} columns, got {counts.min()} to {counts.max()}")
-    return np.argsort(g_idx, kind="stable"), size
+def _stored_zeros(qzeros: Array, bits: int, rows: int) -> Array:
+    """Zero points as they are stored, (K / g, N)."""
+    packed = words(qzeros, "qzeros")
+    return unpack_nibbles(packed, rows) if bits == 4 else packed if bits == 8 else unpack_bits(packed, bits)
+
+
+def _decided(zeros: Array, bits: int, version: str, symmetric: bool | None) -> str:
+    """The version of stored zero points: the one that is said, unless they are said to be symmetric and the other one
+    alone makes them so. Programs differ in which of the two they believe.
+
+    Raises:
+        ValueError: they are said to be symmetric and no version makes them so.
+    """
+    middle = 1 << (bits - 1)
+    if not symmetric or zeros.size == 0:
+        return version
+    if (zeros == zeros.flat[0]).all() and zeros.flat[0] in (middle - 1, middle):
+        return "gptq" if zeros.flat[0] == middle - 1 else "gptq_v2"
+    shift = 1 if version == "gptq" else 0
+    raise ValueError(
+        f"{NAME}: zero points (qzeros) must all be {middle} for a symmetric checkpoint (sym), they are from "
+        f"{zeros.min() + shift} to {zeros.max() + shift}: programs that believe one compute other values than those "
+        "that believe the other"
+    )
 
 
 def to_gptq(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> dict[str, Array]:
@@ -209,26 +222,28 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     said = context.get("quantization_config") or {}
     rows, groups = scales.shape[1], scales.shape[0]
     bits = 32 * qzeros.shape[1] // rows
-    if bits not in (4, 8):
-        return None
+    if bits not in _BITS or 32 * qzeros.shape[1] != rows * bits:
+        raise ValueError(f"{name}: codes must have 2, 3, 4 or 8 bits, qzeros has shape {qzeros.shape} for {rows} rows")
     columns = qweight.shape[0] * 32 // bits
     size = -(-columns // groups)
-    symmetric = bool(said.get("sym", False))
+    sym = said.get("sym")
+    symmetric = None if sym is None else flag(sym, f"{name}: sym")
     version = said.get("checkpoint_format")
     version = "gptq" if version is None else version
     if version not in ("gptq", "gptq_v2"):
         raise ValueError(f"{name}: checkpoint_format must be 'gptq' or 'gptq_v2', got {shown(version)}")
+    if said.get("quant_method") == NAME and not said.get("dynamic"):  # which says others of some modules
+        for key, there in (("bits", (bits,)), ("group_size", (size, -1) if groups == 1 else (size,))):
+            told = said.get(key)
+            if told is not None and told not in there:
+                raise ValueError(f"{name}: {key} must be {there[0]} of such tensors, config.json says {shown(told)}")
     dtype = float_name(scales)
-    recipe: ScalingRecipe | None = INT4Scaling(
-        group_size=size, signed=symmetric, symmetric=symmetric, scale_dtype=scale_name(dtype)
-    )
+    recipe: ScalingRecipe | None = _recipe(bits, size, bool(symmetric), scale_name(dtype))
     findings: tuple[str, ...] = ()
-    if bits == 8:
-        recipe = INT8Scaling(group_size=size, symmetric=symmetric, scale_dtype=scale_name(dtype))
     if said.get("desc_act"):
         recipe = None  # the columns' order has no ScaledTensor form
         findings = ("columns are in order of activation (desc_act)",)
-    if "sym" not in said:
+    if symmetric is None:
         findings += ("config.json does not say whether zero points are symmetric",)
     parts = {role: prefix + role for role in ("qweight", "qzeros", "scales", "g_idx") if prefix + role in entries}
     layout = row_blocks(size, columns)
@@ -248,22 +263,32 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
 
 
 def refine(found: Found, array: Any) -> Found:
-    """Whether zero points are symmetric and columns in order, which headers do not say."""
+    """Whether zero points are symmetric and columns in order, which headers do not say, and their version."""
     parts = {role: array(name) for role, name in found.parts.items() if role != "qweight"}
     columns, (groups, rows) = found.shape[1], parts["scales"].shape
-    bits = 8 if found.kind.endswith("8 bits") else 4
-    order, size = _order(parts, columns, groups)
-    stored = words(parts["qzeros"], "qzeros")
-    zero = unpack_nibbles(stored, rows) if bits == 4 else stored
-    middle = (1 << (bits - 1)) - (1 if found.options["version"] == "gptq" else 0)
-    symmetric = bool((zero == middle).all())
-    dtype = scale_name(found.scale_dtype)
-    recipe: ScalingRecipe | None = INT4Scaling(size, signed=symmetric, symmetric=symmetric, scale_dtype=dtype)
-    if bits == 8:
-        recipe = INT8Scaling(size, symmetric=symmetric, scale_dtype=dtype)
+    bits, said = int(found.kind.split()[1]), found.options["version"]
+    order, size = order_of_columns(parts.get("g_idx"), columns, groups, f"{NAME}: g_idx")
+    zero = _stored_zeros(parts["qzeros"], bits, rows)
+    version = _decided(zero, bits, said, found.options["symmetric"])
+    symmetric = bool((zero == (1 << (bits - 1)) - (1 if version == "gptq" else 0)).all())
+    findings = found.findings
+    if version != said:
+        findings += (f"zero points are stored as {version} has them, though config.json says {said}: they are read so",)
     return replace(
-        found, recipe=None if order is not None else recipe, options={**found.options, "symmetric": symmetric}
+        found,
+        kind=found.kind.replace(said, version),
+        recipe=None if order is not None else _recipe(bits, size, symmetric, scale_name(found.scale_dtype)),
+        options={"version": version, "symmetric": symmetric},
+        findings=findings,
     )
+
+
+def _recipe(bits: int, size: int, symmetric: bool, dtype: str) -> ScalingRecipe:
+    """What codes of so many bits are here: those of 2 and 3 bits are INT4 with zero points."""
+    if bits == 8:
+        return INT8Scaling(size, symmetric=symmetric, scale_dtype=dtype)
+    symmetric = symmetric and bits == 4
+    return INT4Scaling(size, signed=symmetric, symmetric=symmetric, scale_dtype=dtype)
 
 
 def config(written: Written) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from breccia.bridges._common import (
     packed_codes,
     row_blocks,
     scale_name,
+    unpack_bits,
     words,
 )
 from breccia.bridges._integers import offset_codes
@@ -113,11 +114,11 @@ def _affine(parts: Mapping[str, Any], raw: Array, scales: Array, bits: int) -> O
     shape, layout = (*raw.shape[:-1], columns), row_blocks(size, columns)
     dtype = scale_name(scales.dtype.name)
     if bits <= 4:
-        data = raw if bits == 4 else pack_nibbles(_unpack(raw, bits))
+        data = raw if bits == 4 else pack_nibbles(unpack_bits(raw, bits))
         scaled = made(data, scales, INT4Scaling(size, signed=False, scale_dtype=dtype), layout, shape=shape)
     else:
         # Codes from 0 up as INT8 whose zero point is the least code.
-        data = (raw if bits == 8 else _unpack(raw, bits)) ^ np.uint8(0x80)
+        data = (raw if bits == 8 else unpack_bits(raw, bits)) ^ np.uint8(0x80)
         zero = np.full(scales.shape, -128, np.int8)
         scaled = made(data, scales, INT8Scaling(size, scale_dtype=dtype, symmetric=False), layout, zero)
     arithmetic = "bfloat16" if scales.dtype == np.uint16 else scales.dtype.name
@@ -140,14 +141,6 @@ def _columns(row_bytes: int, groups: int, bits: int) -> tuple[int, int]:
             f"got {row_bytes} bytes and {groups} groups a row"
         )
     return columns, size
-
-
-def _unpack(raw: Array, bits: int) -> Array:
-    """Codes of ``bits`` bits, one after another from the low bit of the first byte on, one per byte."""
-    stream = np.unpackbits(raw, axis=-1, bitorder="little").reshape(*raw.shape[:-1], -1, bits)
-    padded = np.zeros((*stream.shape[:-1], 8), np.uint8)
-    padded[..., :bits] = stream
-    return np.packbits(padded, axis=-1, bitorder="little")[..., 0]
 
 
 def to_mlx(scaled: ScaledTensor | OutsideTensor) -> dict[str, Array]:

@@ -119,17 +119,22 @@ def _is_part(name: str) -> bool:
 
 def _problems(checkpoint: Checkpoint, found: Found) -> list[str]:
     """What is wrong with one tensor."""
-    said = [text for text in found.findings if not text.endswith(_HARMLESS)]
+    try:
+        found = checkpoint.refined(found)
+        tensor = None if found.format == "plain" else checkpoint.load(found)
+    except ValueError as error:
+        return [*_findings(found), str(error)]
+    said = _findings(found)
     if found.format == "plain":
         return said + (_of_floats(checkpoint, found) if is_float(found) else [])
-    try:
-        tensor = checkpoint.load(checkpoint.refined(found))
-    except ValueError as error:
-        return [*said, str(error)]
     scaled = tensor.scaled if isinstance(tensor, OutsideTensor) else tensor
     if not isinstance(scaled, ScaledTensor):
         return said + _of_values(values(tensor))
     return said + _of_scales(scaled)
+
+
+def _findings(found: Found) -> list[str]:
+    return [text for text in found.findings if not text.endswith(_HARMLESS)]
 
 
 def _of_floats(checkpoint: Checkpoint, found: Found) -> list[str]:

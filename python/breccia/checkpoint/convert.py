@@ -204,11 +204,24 @@ class Job:
 
     def _to_convert(self, found: list[Found]) -> list[Found]:
         """The tensors to convert, as they are converted."""
-        found = [self.checkpoint.refined(one) for one in found if not self._dropped(one.name)]
+        found = self._refined([one for one in found if not self._dropped(one.name)])
         if self._folds:
             found = [self.checkpoint.folded(one) for one in found]
             self._note_folded(found)
         return gathered(found, self.target.names, self.target.bridge.experts_together)
+
+    def _refined(self, found: list[Found]) -> list[Found]:
+        """The tensors with all that is known of them; what is found out to be odd is noted."""
+        refined = [self.checkpoint.refined(one) for one in found]
+        odd: dict[str, list[str]] = {}
+        for before, after in zip(found, refined, strict=True):
+            for text in after.findings if after is not before else ():
+                if text not in before.findings:
+                    odd.setdefault(text, []).append(after.name)
+        for text, names in odd.items():
+            more = f" and {len(names) - 1} more" if names[1:] else ""
+            self.notes.append(f"{names[0]}{more}: {text}")
+        return refined
 
     def _choose(self, found: Found) -> Choice:
         with naming(self.checkpoint.path, found.name):
