@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays, verify
+from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays, target_names, verify
+from breccia.checkpoint.verify import values
 from checkpoints import weight
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -154,3 +155,57 @@ def test_qwen3_vl_keeps_experts_in_either_order(at: str | None, tmp_path: Path) 
     for name, array in arrays.items():
         got = found["outputs"][name].dequantize()
         assert np.linalg.norm(got - array) / np.linalg.norm(array) < 0.01
+
+
+QUANTIZED = {
+    "deepseek": "deepseek:block",
+    "modelopt": "modelopt:nvfp4",
+    "compressed-tensors": "compressed-tensors:fp8",
+    "int4": "compressed-tensors:int4",
+    "gptq": "gptq:int4",
+    "mlx": "mlx:mxfp4",
+    "affine": "mlx:int8",
+    "breccia": "int8",
+    "gguf": "gguf:q4_k",
+}
+LEFT_OUT, CHANGED = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize("source", QUANTIZED)
+@pytest.mark.parametrize("patterns", [{"exclude": ["*q_proj*"]}, {"include": ["*.mlp.*"]}], ids=["exclude", "include"])
+def test_patterns_hold_for_what_is_quantized_already(source: str, patterns: Any, tmp_path: Path) -> None:
+    """What they leave out keeps its numbers in every target: as its codes, or rounded to bfloat16 with a note."""
+    save_arrays({LEFT_OUT: weight(256, 256), CHANGED: weight(256, 256)}, tmp_path / "floats.safetensors")
+    before = tmp_path / ("in.gguf" if source == "gguf" else "in.safetensors")
+    convert(tmp_path / "floats.safetensors", before, QUANTIZED[source])
+    first = Checkpoint(before)
+    old = {one.name: values(first.load(first.refined(one))) for one in first.found}
+    formats = {to.partition(":")[0]: to for to in target_names()}  # the last recipe of each
+    for i, to in enumerate(("gguf:q8_0", *formats.values())):
+        after = tmp_path / f"{i}{'.gguf' if to.startswith('gguf') else '.safetensors'}"
+        try:
+            report = convert(before, after, to, **patterns)
+        except ValueError as error:
+            assert "all modules must have one recipe" in str(error), to
+            continue
+        second = Checkpoint(after)
+        found = {one.name: second.refined(one) for one in second.found}
+        new = values(second.load(found[LEFT_OUT]))
+        noted = [note for note in report["notes"] if note.startswith(LEFT_OUT)]
+        if to in ("bf16", "fp16", "fp32"):
+            assert "though it is left out" in noted[0]
+            np.testing.assert_allclose(new, old[LEFT_OUT], rtol=0, atol=4e-3 * np.abs(new).max())
+        elif found[LEFT_OUT].format == "plain":
+            assert any("written as bf16" in note for note in noted), to
+            wide = old[LEFT_OUT].astype(ml_dtypes.bfloat16).astype(np.float32)
+            np.testing.assert_array_equal(new, wide)
+        else:
+            np.testing.assert_array_equal(new, old[LEFT_OUT], err_msg=to)
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_of_quantized_sources_too(tmp_path: Path) -> None:
+    save_arrays({CHANGED: weight(64, 128)}, tmp_path / "in.safetensors")
+    convert(tmp_path / "in.safetensors", tmp_path / "q.safetensors", "mxfp8")
+    for option in ("include", "exclude"):
+        with pytest.raises(ValueError, match=rf"--{option} '\*lm_head\*' must match the name of a tensor"):
+            convert(tmp_path / "q.safetensors", tmp_path / "out.safetensors", "mxfp4", **{option: ["*lm_head*"]})

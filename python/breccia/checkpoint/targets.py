@@ -255,6 +255,8 @@ def choose(found: Found, target: Target) -> Choice:
         return _copy(found, target)
     if target.float_dtype:
         dtype = target.float_dtype
+        if not _named(found, target):
+            return _left_out(found, target)
         if found.dtype == dtype and not _turns(found, target):
             return _copy(found, target)
         if found.format == "plain" and found.dtype == "F64":
@@ -264,6 +266,8 @@ def choose(found: Found, target: Target) -> Choice:
         if found.format == "plain":
             return dataclasses.replace(_copy(found, target), note=f"{LEFT}: {why}" if wanted(found, target) else "")
         return _as_bfloat16(found, target, why)
+    if found.format != "plain" and not _named(found, target):
+        return _left_out(found, target)
     if target.kind:
         return _choose_kind(found, target, target.bridge.kinds[target.kind])
     if found.format == "plain":
@@ -300,9 +304,24 @@ def _choose_kind(found: Found, target: Target, kind: Kind) -> Choice:
 
 def _named(found: Found, target: Target) -> bool:
     """Whether the patterns let a tensor be written in another type."""
-    if target.include and not any(fnmatchcase(found.name, pattern) for pattern in target.include):
+    names = [found.name, *(member.name for member in found.options.get("members", ()))]
+    if target.include and not any(fnmatchcase(name, pattern) for name in names for pattern in target.include):
         return False
-    return not any(fnmatchcase(found.name, pattern) for pattern in target.exclude)
+    return not any(fnmatchcase(name, pattern) for name in names for pattern in target.exclude)
+
+
+def _left_out(found: Found, target: Target) -> Choice:
+    """What the patterns leave out keeps its numbers: its codes where the target's format holds them, else bfloat16."""
+    if found.format == "plain":
+        return _copy(found, target)
+    if target.float_dtype:
+        note = f"written as {target.spelled} though it is left out: its codes have no place beside floats"
+        return dataclasses.replace(_float(found, target, found.name, target.float_dtype), note=note)
+    if found.format == target.format and "blocks" in found.parts:
+        return Choice(found, "keep", {target.spell(found.name): (found.kind, found.shape)})
+    if found.recipe is not None and _holds(found, dataclasses.replace(target, recipe=None)):
+        return _outputs(found, "repack", found.ghost(), target)
+    return _as_bfloat16(found, target, "it is left out")
 
 
 def _holds(found: Found, target: Target) -> bool:
