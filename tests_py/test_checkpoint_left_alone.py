@@ -200,7 +200,8 @@ def test_patterns_hold_for_what_is_quantized_already(source: str, patterns: Any,
             wide = old[LEFT_OUT].astype(ml_dtypes.bfloat16).astype(np.float32)
             np.testing.assert_array_equal(new, wide)
         else:
-            np.testing.assert_array_equal(new, old[LEFT_OUT], err_msg=to)
+            # the last bit is all that a global scale that divides may change
+            np.testing.assert_allclose(new, old[LEFT_OUT], rtol=2e-7, err_msg=to)
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_of_quantized_sources_too(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_modelopt_names_the_algorithm_of_each_module(mixed: Path, tmp_path: Path
 @pytest.mark.parametrize("to", ["breccia", "mlx", "torchao", "modelopt", "compressed-tensors"])
 def test_all_formats_of_several_recipes_are_read_back(to: str, mixed: Path, tmp_path: Path) -> None:
     convert(mixed, tmp_path / "q", to)
-    assert verify(mixed, tmp_path / "q", min_sqnr_db=100)["ok"]
+    assert verify(mixed, tmp_path / "q", min_sqnr_db=20 if to == "mlx" else 100)["ok"]  # NVFP4 of one level
 
 
 def test_a_format_of_one_recipe_refuses_several(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ _OTHERS = {
     "_outside": ("OutsideTensor",),
     "_parts": ("Found", "Part"),
     "_register": ("register", "unregister"),
-    "_written": ("Written",),
+    "_written": ("InputScale", "Written"),
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 from breccia.bridges._common import Array
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part
-from breccia.bridges._written import Written
+from breccia.bridges._written import InputScale, Written
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
@@ -78,6 +78,10 @@ class Bridge(Protocol):
         """What ``--to NAME:KEY`` writes, by key; the first is what ``--to NAME`` quantizes to."""
 
     @property
+    def recipes_with_inputs(self) -> Mapping[str, ScalingRecipe]:
+        """What ``--to NAME:KEY`` writes of layers with a scale of their inputs, where that is not `recipes`'."""
+
+    @property
     def kinds(self) -> Mapping[str, Kind]:
         """What else ``--to NAME:KEY`` writes, by key."""
 
@@ -99,7 +103,23 @@ class Bridge(Protocol):
 
     @property
     def input_scales(self) -> bool:
-        """Whether scales of activations (``input_scale``) are kept beside the weights."""
+        """Whether scales of activations (``input_scale``) are written beside the weights."""
+
+    def input_scale(self, recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
+        """How the scale of a layer's inputs is stored beside a weight.
+
+        Args:
+            recipe: of the weight.
+            said: the source's ``quantization_config``; empty for what is written.
+
+        Returns:
+            None where there is none, or nothing says what it means.
+        """
+
+    @property
+    def cache_scales(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Where the scales of an FP8 KV cache are written, of keys ("k") and of values ("v"): their names with ``{}``
+        for the layer's, and shapes; empty where there is no place for them."""
 
     @property
     def pre_scales(self) -> bool:
@@ -108,6 +128,10 @@ class Bridge(Protocol):
     @property
     def shared_global_scale(self) -> bool:
         """Whether readers keep one global scale for all parts of a layer that they fuse."""
+
+    @property
+    def one_level(self) -> str:
+        """Why NVFP4 is written in one level, for a note; "" where readers know the second scale."""
 
     @property
     def bfloat16_scales(self) -> bool:
@@ -361,11 +385,15 @@ class FileFormat:
     peer: str | None = None
     extra: str = ""
     recipes: Mapping[str, ScalingRecipe] = field(default_factory=dict)
+    recipes_with_inputs: Mapping[str, ScalingRecipe] = field(default_factory=dict)
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     anchors: tuple[str, ...] = ()
     own_files: bool = False
     whole_header: bool = False
     input_scales: bool = False
+    input_scale: Callable[[ScalingRecipe, Mapping[str, Any]], InputScale | None] = lambda recipe, said: None
+    cache_scales: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    one_level: str = ""
     pre_scales: bool = False
     shared_global_scale: bool = False
     bfloat16_scales: bool = False

@@ -23,10 +23,12 @@ from breccia.bridges._compressed_tensors_integers import (
 from breccia.bridges._fnuz import FNUZ_DTYPES
 from breccia.bridges._integers import order_of_columns
 from breccia.bridges._parts import Found
-from breccia.bridges._written import Written
+from breccia.bridges._written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import Layout, PerBlockMN
 from breccia.recipes import (
+    DelayedScaling,
     Float8BlockScaling,
+    Float8CurrentScaling,
     INT4Scaling,
     INT8Scaling,
     MXFP4BlockScaling,
@@ -237,7 +239,7 @@ def config(written: Written) -> dict[str, Any]:
             "quantization_status": "compressed",
             "global_compression_ratio": None,
             "ignore": written.ignored,
-            "kv_cache_scheme": None,
+            "kv_cache_scheme": _FP8_CACHE if written.cache else None,
             "config_groups": {
                 f"group_{i}": {
                     "targets": ["Linear"] if len(groups) == 1 else modules,
@@ -249,6 +251,18 @@ def config(written: Written) -> dict[str, Any]:
             },
         }
     }
+
+
+_FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+
+
+def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
+    """The scale of inputs as files have it: that of NVFP4 divides. None are written here."""
+    if isinstance(recipe, NVFP4BlockScaling):
+        return InputScale("input_global_scale", NVFP4_INPUTS, divides=True)
+    if isinstance(recipe, (DelayedScaling, Float8CurrentScaling)) and recipe.element == "float8_e4m3fn":
+        return InputScale("input_scale", FP8_INPUTS)
+    return None
 
 
 def _format(recipe: ScalingRecipe) -> str:

@@ -37,6 +37,27 @@ def same_grid(a: ScalingRecipe, b: ScalingRecipe) -> bool:
 
 
 @dataclass(frozen=True)
+class InputScale:
+    """How a format's files store the scale of a layer's inputs.
+
+    Attributes:
+        role: the stored tensor's, beside the weight.
+        amax: the largest magnitude of the inputs where the stored number is 1.
+        divides: whether the stored number is ``amax`` / magnitude and not magnitude / ``amax``.
+        other_roles: what else files call it that are read.
+    """
+
+    role: str
+    amax: float
+    divides: bool = False
+    other_roles: tuple[str, ...] = ()
+
+
+FP8_INPUTS = 448.0  # E4M3's largest number
+NVFP4_INPUTS = 448.0 * 6  # the same for scales of blocks, and E2M1's largest number
+
+
+@dataclass(frozen=True)
 class Written:
     """A checkpoint as it is written.
 
@@ -45,12 +66,14 @@ class Written:
         ignored: modules whose weights stay in high precision, those that share another's weight included.
         inputs: quantized modules with a scale of their activations.
         original: the source's config.json.
+        cache: whether the KV cache is of FP8, by constant scales or by 1.
     """
 
     recipes: dict[str, ScalingRecipe]
     ignored: list[str] = field(default_factory=list)
     inputs: frozenset[str] = frozenset()
     original: Mapping[str, Any] = field(default_factory=dict)
+    cache: bool = False
 
     def groups(self) -> list[tuple[ScalingRecipe, list[str]]]:
         """The modules of each value grid, those of most modules first."""

@@ -29,7 +29,7 @@ from breccia.bridges._common import (
     unswizzle,
 )
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
-from breccia.bridges._written import Written
+from breccia.bridges._written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
     DelayedScaling,
@@ -53,6 +53,7 @@ RECIPES: dict[str, ScalingRecipe] = {
 }
 _FP8 = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
 _ROLES = ("weight", "weight_scale", "weight_scale_2", "comfy_quant")
+_E5M2_INPUTS = 57344.0  # E5M2's largest number
 _FULL = "full_precision_matrix_mult"
 
 __all__ = ["from_comfyui", "to_comfyui"]
@@ -237,6 +238,17 @@ def carries(recipe: ScalingRecipe) -> bool:
     return False
 
 
+def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
+    """The scale of inputs, which are quantized to the format of the weights. Older files call it ``scale_input``."""
+    match recipe:
+        case NVFP4BlockScaling():
+            return InputScale("input_scale", NVFP4_INPUTS)
+        case Float8CurrentScaling() | DelayedScaling():
+            amax = _E5M2_INPUTS if recipe.element == "float8_e5m2" else FP8_INPUTS
+            return InputScale("input_scale", amax, other_roles=("scale_input",))
+    return None
+
+
 def header(names: Sequence[str], recipes: Mapping[str, ScalingRecipe], inputs: frozenset[str]) -> dict[str, str]:
     """Entries of the header's metadata of a file with these layers."""
     layers = {name: _layer(recipe, name in inputs) for name, recipe in recipes.items()}
@@ -324,7 +336,8 @@ BRIDGE = FileFormat(
     extra=EXTRA,
     recipes=RECIPES,
     anchors=(".comfy_quant", ".weight_scale"),
-    input_scales=True,  # its own, of FP8 and NVFP4, mean what ModelOpt's do
+    input_scales=True,
+    input_scale=input_scale,
     find=find,
     find_all=find_all,
     refine=refine,

@@ -260,5 +260,7 @@ BRIDGE = FileFormat(
     read=_read,
     carries=carries,
     lay_out=lambda scaled, place: lay_out(scaled),
+    input_scale=_headers.input_scale,
+    cache_scales={which: (f"{{}}.{which}_scale", (1,)) for which in "kv"},
     config=_headers.config,
 )

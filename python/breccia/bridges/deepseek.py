@@ -30,7 +30,7 @@ from breccia.bridges._common import (
     row_blocks,
 )
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
-from breccia.bridges._written import Written
+from breccia.bridges._written import FP8_INPUTS, InputScale, Written
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerTensor
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -241,6 +241,12 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     return Found(weight, NAME, kind, parts, stored.shape, recipe, layout, dtype, options=options, findings=findings)
 
 
+def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
+    """The scale of inputs of FP8 with one scale, as transformers stores it, and as vLLM reads it. None are written."""
+    one = isinstance(recipe, Float8CurrentScaling) and recipe.fp8_format == "E4M3"
+    return InputScale("activation_scale", FP8_INPUTS, other_roles=("input_scale",)) if one else None
+
+
 def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here.
 
@@ -276,5 +282,6 @@ BRIDGE = FileFormat(
     carries=carries,
     model_knows=model_knows,
     lay_out=lay_out_for_checkpoint,
+    input_scale=input_scale,
     config=config,
 )

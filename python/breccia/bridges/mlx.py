@@ -360,6 +360,7 @@ BRIDGE = FileFormat(
     fused_experts=True,
     find=find,
     row_axis=0,
+    one_level="mlx-lm loads no second scale",
     read=from_mlx,
     carries=carries,
     why_not=why_not,

@@ -33,7 +33,7 @@ from breccia.bridges._common import (
     unpack_nibbles,
 )
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
-from breccia.bridges._written import Written
+from breccia.bridges._written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
     DelayedScaling,
@@ -53,6 +53,7 @@ RECIPES: dict[str, ScalingRecipe] = {
     "nvfp4": NVFP4BlockScaling(),
     "fp8": Float8CurrentScaling(granularity="row"),
     "fp8-channel": Float8CurrentScaling(granularity="row"),
+    "fp8-tensor": Float8CurrentScaling(),
     "fp8-block": Float8BlockScaling(block_m=128),
     "mxfp8": MXFP8BlockScaling(),
     "int4": INT4Scaling(scale_dtype="fp32"),
@@ -285,7 +286,12 @@ def config(written: Written) -> dict[str, Any]:
     groups = [(dict(kind), modules) for kind, modules in kinds.items()]
     said = groups[0][0] if len(groups) == 1 else {"quant_algo": "MIXED_PRECISION", "quantized_layers": algorithms}
     producer = {"name": "modelopt", "version": "0.47.0"}
-    quantization = {**said, "kv_cache_quant_algo": None, "exclude_modules": written.ignored}
+    quantization = {
+        **said,
+        "kv_cache_quant_algo": "FP8" if written.cache else None,
+        "exclude_modules": written.ignored,
+    }
+    cache = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}} if written.cache else {}
     return {
         "quantization_config": {
             "quant_method": "modelopt",
@@ -296,6 +302,7 @@ def config(written: Written) -> dict[str, Any]:
                 for i, (kind, modules) in enumerate(groups)
             },
             "ignore": written.ignored,
+            **cache,
         },
         "hf_quant_config": {"producer": producer, "quantization": quantization},
     }
@@ -305,6 +312,23 @@ def said_beside(said: Mapping[str, Any]) -> dict[str, Any]:
     """The ``quantization_config`` of a checkpoint whose config.json has none, of its hf_quant_config.json."""
     quantization = said.get("quantization")
     return {"quant_method": NAME, **(quantization if isinstance(quantization, dict) else {})}
+
+
+def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
+    """The scale of inputs that "NVFP4" and "FP8" mean; algorithms named W4A8 have inputs of another format than their
+    weights, and FP8 by rows has none."""
+    if "W4A8" in f"{said.get('quant_algo')} {said.get('quantized_layers')}":
+        return None
+    role = "input_scale_2" if said.get("quant_method") == "quark" else "input_scale"
+    if isinstance(recipe, NVFP4BlockScaling):
+        return InputScale(role, NVFP4_INPUTS)
+    return InputScale("input_scale", FP8_INPUTS) if _is_of_tensor(recipe) else None
+
+
+def _is_of_tensor(recipe: ScalingRecipe) -> bool:
+    """Whether a recipe is E4M3 with one scale."""
+    one = isinstance(recipe, DelayedScaling) or getattr(recipe, "granularity", "") == "tensor"
+    return one and recipe.element == "float8_e4m3fn"
 
 
 def _algorithm(recipe: ScalingRecipe, inputs: bool) -> dict[str, Any]:
@@ -318,7 +342,7 @@ def _algorithm(recipe: ScalingRecipe, inputs: bool) -> dict[str, Any]:
         case Float8BlockScaling():
             return {"quant_algo": "FP8_PB_WO", "group_size": recipe.block_k}
         case _:
-            return {"quant_algo": "FP8" if inputs else "FP8_PER_CHANNEL_PER_TOKEN"}
+            return {"quant_algo": "FP8" if inputs and _is_of_tensor(recipe) else "FP8_PER_CHANNEL_PER_TOKEN"}
 
 
 def _group(kind: dict[str, Any]) -> dict[str, Any]:
@@ -340,8 +364,11 @@ BRIDGE = FileFormat(
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,
+    recipes_with_inputs={"fp8": RECIPES["fp8-tensor"]},
     anchors=("weight_scale",),
     input_scales=True,
+    input_scale=input_scale,
+    cache_scales={which: (f"{{}}.{which}_proj.{which}_scale", ()) for which in "kv"},
     pre_scales=True,
     shared_global_scale=True,
     beside="hf_quant_config",

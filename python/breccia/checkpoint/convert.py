@@ -19,6 +19,7 @@ from typing import Any
 
 from breccia.bridges._parts import Found
 from breccia.checkpoint import gguf_folder, outputs
+from breccia.checkpoint.activations import Activations
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.execute import execute, lost
 from breccia.checkpoint.experts import gathered
@@ -168,8 +169,10 @@ class Job:
         self.requantized: list[Comparison] = []
         self._quantized = {one.name for one in found if one.format != "plain"}
         self._folds = not target.bridge.pre_scales
-        self.target = self._settled(target, found)
+        self.activations = Activations(checkpoint, found, target)
+        self.target = self._settled(target)
         self.choices = [self._choose(one) for one in self._to_convert(found)]
+        self._add_activations()
         self.choices += outputs.made_anew(checkpoint, self.target)
         if not target.float_dtype:
             self.choices, notes = self._share()
@@ -189,18 +192,25 @@ class Job:
         if force:
             check_replaceable(destination, self.into_directory)
 
-    def _settled(self, target: Target, found: list[Found]) -> Target:
+    def _settled(self, target: Target) -> Target:
         """The target with what the source says."""
         checkpoint = self.checkpoint
         if target.bridge.own_files:
-            names, reason = outputs.gguf_model(checkpoint)
+            factors = {name for name in checkpoint.entries if name.endswith(".pre_quant_scale")}
+            names, reason = outputs.gguf_model(checkpoint, self.activations.names | factors)
             target = dataclasses.replace(target, names=names)
             self._note_model(names, reason)
-        inputs = [one.name.removesuffix(".input_scale") for one in found if one.name.endswith(".input_scale")]
-        if self._folds:
-            inputs = [name for name in inputs if f"{name}.pre_quant_scale" not in checkpoint.entries]
-        alone = bool(self._quantized)
-        return dataclasses.replace(target, left_alone=alone, model=checkpoint.config, inputs=frozenset(inputs))
+        alone, inputs = bool(self._quantized), self.activations.inputs
+        return dataclasses.replace(target, left_alone=alone, model=checkpoint.config, inputs=inputs)
+
+    def _add_activations(self) -> None:
+        """What becomes of scales of activations, each behind its weight; the target is told which are written."""
+        written = self.activations.choices(self.choices)
+        cache = written.pop("", [])
+        inputs = frozenset(name.removesuffix(".weight") for name in written)
+        self.target = dataclasses.replace(self.target, inputs=inputs, cache=self.activations.cache)
+        self.choices = [one for c in self.choices for one in (c, *written.get(c.found.name, ()))] + cache
+        self.notes += self.activations.notes
 
     def _to_convert(self, found: list[Found]) -> list[Found]:
         """The tensors to convert, as they are converted."""
@@ -276,6 +286,8 @@ class Job:
     def _note_levels(self) -> list[str]:
         names = self.target.names
         nvfp4 = [c.found for c in self.choices if getattr(c.recipe, "name", "") == "nvfp4"]
+        if (why := self.target.bridge.one_level) and any("global_scale" in found.parts for found in nvfp4):
+            return [f"NVFP4 has one level: {why}"]
         if names is None or not any(has_one_level(found, self.target) for found in nvfp4):
             return []
         return [f"NVFP4 has one level: programs do not apply all second scales of a {names.architecture} model"]
@@ -298,8 +310,10 @@ class Job:
         }
 
     def _dropped(self, name: str) -> bool:
-        """Scales of activations belong to the format that was quantized for them."""
-        if name in self.left_out or (name in ROPE_TENSORS and self.from_gguf and self.into_directory):
+        """Whether a tensor is not converted, or with its weight; scales of activations are `Activations`'s."""
+        if name in self.left_out or name in self.activations.names:
+            return True
+        if name in ROPE_TENSORS and self.from_gguf and self.into_directory:
             return True  # config.json says what the factors say
         weight = name.rpartition(".")[0] + ".weight"
         if name.endswith(".pre_quant_scale") and self._folds:
@@ -309,11 +323,7 @@ class Job:
                     f"for which no other format has a place"
                 )
             return True
-        if not name.endswith((".input_scale", ".input_global_scale")):
-            return False
-        if self._folds and name.removesuffix("input_scale") + "pre_quant_scale" in self.checkpoint.entries:
-            return True  # of inputs that were scaled first
-        return weight in self._quantized and not (self.target.bridge.input_scales and name.endswith(".input_scale"))
+        return False
 
     def _check_names(self) -> None:
         seen: set[str] = set()

@@ -62,6 +62,13 @@ def execute(
             else:
                 write = _turned_floats if choice.turned else _floats
                 write(checkpoint.load(found), name, dtype, writer, workers, done)
+        case "multiply" | "divide":
+            ((name, (_, shape)),), (number,) = choice.outputs.items(), choice.values
+            stored = float32(checkpoint.array(found.parts["weight"])).astype(np.float64)
+            with np.errstate(divide="ignore", over="ignore"):
+                scale = np.asarray(stored * number if choice.action == "multiply" else number / stored, np.float32)
+            writer.write(name, scale.reshape(shape))
+            done(scale.nbytes)
         case "make":
             (name,) = choice.outputs
             anew = np.asarray(choice.values, np.float32)

@@ -154,6 +154,12 @@ class _Merge(Job):
             raise ValueError(f"tensor {found.name!r} must have a recipe to be quantized again, {found.kind} has none")
         return requantized(found, "merge", found.recipe, self.target)
 
+    def _dropped(self, name: str) -> bool:
+        return False
+
+    def _add_activations(self) -> None:
+        """Scales of activations stay, as config.json does."""
+
     def _share(self) -> tuple[list[Choice], list[str]]:
         """Parts that share a global scale, where one of them changes."""
         choices = list(self.choices)

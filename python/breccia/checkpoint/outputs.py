@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,9 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
     recipes = modules_of(choices)
     if not recipes:
         return config, {}
-    kept = {c.found.name for c in choices if c.action == "copy"}
-    inputs = frozenset(m for m in recipes if f"{m}.input_scale" in kept)
-    said = target.bridge.config(Written(recipes, _ignored(checkpoint, choices), inputs, checkpoint.config))
+    inputs = target.inputs.intersection(recipes)
+    ignored = _ignored(checkpoint, choices)
+    said = target.bridge.config(Written(recipes, ignored, inputs, checkpoint.config, target.cache))
     beside = target.bridge.beside
     others = {beside: said.pop(beside)} if beside in said else {}
     return {**config, **said}, others
@@ -152,12 +153,13 @@ def _write(path: Path, value: dict[str, Any]) -> None:
     disk.write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def gguf_model(checkpoint: Checkpoint) -> tuple[ModelMap | None, str]:
-    """How GGUF spells a checkpoint's model; None and the reason where it is not known here."""
+def gguf_model(checkpoint: Checkpoint, left_out: Container[str] = ()) -> tuple[ModelMap | None, str]:
+    """How GGUF spells a checkpoint's model, of which some tensors are not written; None and the reason where it is not
+    known here."""
     first = checkpoint.files[0]
     if isinstance(first, GgufFile):
         return first.model, ""
-    return model_map(checkpoint.config, [found.name for found in checkpoint.found])
+    return model_map(checkpoint.config, [f.name for f in checkpoint.found if f.name not in left_out])
 
 
 def made_anew(checkpoint: Checkpoint, target: Target) -> list[Choice]:

@@ -82,16 +82,18 @@ class Target:
 
     ``names`` are those of a model that the format spells in its own way. ``left_alone`` says that the source is
     quantized: what its maker left in high precision stays so. ``inputs`` are modules with a scale of their
-    activations. ``model`` is the source's config.json.
+    activations, ``cache`` says whether the KV cache is of FP8. ``model`` is the source's config.json.
     ``recipe`` is None where the format was named without one: what the source has is kept if the format
     can hold it, and the format's first recipe is used if not. ``kind`` is what the format has that no recipe makes.
-    ``group_size`` is the one that was asked for.
+    ``with_inputs`` takes its place for modules with a scale of their activations. ``group_size`` is the one that was
+    asked for.
     """
 
     spelled: str
     float_dtype: str = ""
     format: str = ""
     recipe: ScalingRecipe | None = None
+    with_inputs: ScalingRecipe | None = None
     default: ScalingRecipe | None = None
     kind: str = ""
     include: tuple[str, ...] = ()
@@ -99,6 +101,7 @@ class Target:
     names: ModelMap | None = None
     left_alone: bool = False
     inputs: frozenset[str] = frozenset()
+    cache: bool = False
     model: Mapping[str, Any] = field(default_factory=dict)
     group_size: int | None = None
 
@@ -121,7 +124,8 @@ class Target:
 @dataclass(frozen=True)
 class Choice:
     """What happens to one tensor: "copy", "float", "repack", "requantize", "cast", "encode" (values as a format's own
-    kind), "keep" (the blocks of one) or "make" (``values``, which no tensor of the source has), and what it gives.
+    kind), "keep" (the blocks of one), "multiply" (a scale by the number in ``values``), "divide" (that number by it) or
+    "make" (``values``, which no tensor of the source has), and what it gives.
 
     ``turned``: its matrices are written transposed. ``shared``: what it has in common with other tensors (`Shared`).
     """
@@ -171,8 +175,8 @@ def parse_target(
         return Target(spelled, float_dtype=FLOATS[spelled], **patterns)
     name, *keys = spelled.split(":")
     options = {"scale_search": scale_search, "group_size": group_size}
-    asked = next((int(key) for key in reversed(keys) if key.isdecimal()), None)
-    patterns["group_size"] = asked if group_size is None else group_size
+    size = next((int(key) for key in reversed(keys) if key.isdecimal()), None)
+    patterns["group_size"] = size if group_size is None else group_size
     if name in recipe_names.names():
         base = recipe_names.recipe_of(spelled)
         return Target(spelled, format=bridges.OWN, recipe=_with(base, options), **patterns)
@@ -187,12 +191,18 @@ def parse_target(
         names = ", ".join((*bridge.recipes, *bridge.kinds)) or "nothing"
         raise ValueError(f"the recipe after '--to {name}:' must be one of {names}, got {keys[0]!r}")
     default = next(iter(bridge.recipes.values()), recipes.NVFP4BlockScaling())
-    recipe = recipe_names.with_options(bridge.recipes[keys[0]], keys[1:], f"--to {name}:{keys[0]}") if keys else None
-    if recipe is None and any(v is not None for v in options.values()):
-        recipe = default
-    return Target(
-        spelled, format=name, recipe=None if recipe is None else _with(recipe, options), default=default, **patterns
-    )
+    asked = [table.get(keys[0]) if keys else None for table in (bridge.recipes, bridge.recipes_with_inputs)]
+    if not keys and any(v is not None for v in options.values()):
+        asked[0] = default
+    recipe, with_inputs = (one and _optional(one, keys, options, name) for one in asked)
+    return Target(spelled, format=name, recipe=recipe, with_inputs=with_inputs, default=default, **patterns)
+
+
+def _optional(recipe: ScalingRecipe, keys: list[str], options: Mapping[str, Any], name: str) -> ScalingRecipe:
+    """A recipe with the options behind its key and those of the command line."""
+    if keys:
+        recipe = recipe_names.with_options(recipe, keys[1:], f"--to {name}:{keys[0]}")
+    return _with(recipe, options)
 
 
 def _of_kind(
@@ -235,13 +245,19 @@ def wanted(found: Found, target: Target) -> bool:
 def _recipe(found: Found, target: Target) -> ScalingRecipe | None:
     """What to quantize to: NVFP4 in one level where the model's program would not apply the second."""
     recipe = target.recipe or target.default
+    if target.recipe is None and target.bridge.one_level and isinstance(found.recipe, recipes.NVFP4BlockScaling):
+        recipe = found.recipe
+    if target.with_inputs is not None and found.name.removesuffix(".weight") in target.inputs:
+        recipe = target.with_inputs
     if isinstance(recipe, recipes.NVFP4BlockScaling) and has_one_level(found, target):
-        return dataclasses.replace(recipe, two_level=False)
+        return dataclasses.replace(recipe, two_level=False, global_scale_form="multiplier")
     return recipe
 
 
 def has_one_level(found: Found, target: Target) -> bool:
     """Whether a program applies no second scale to a tensor: in whole models, or to all experts in one."""
+    if target.bridge.one_level:
+        return True
     return target.names is not None and (len(found.shape) > 2 or not target.names.second_scales)
 
 
@@ -327,7 +343,8 @@ def _left_out(found: Found, target: Target) -> Choice:
 def _holds(found: Found, target: Target) -> bool:
     recipe = found.recipe
     assert recipe is not None
-    if target.recipe is not None and not same_grid(recipe, target.recipe):
+    asked = [one for one in (target.recipe, target.with_inputs) if one is not None]
+    if target.recipe is not None and not any(same_grid(recipe, one) for one in asked):
         return False
     if not target.bridge.carries(recipe):
         return False
@@ -350,6 +367,8 @@ def _without_a_place(found: Found, target: Target) -> str:
             return f"weights with inputs before outputs have no form in {target.format} that a program loads"
         if len(found.shape) == 3 and not bridge.fused_experts:
             return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
+    if found.format != "plain" and not bridge.takes(found.name, found.shape):
+        return f"{target.format} has no place for it"
     if why := bridge.why_not(found.name):
         return why
     if found.format != "plain" and is_embedding(found.name) and not bridge.embeddings:
@@ -424,5 +443,7 @@ def target_parts(target: Target, name: str, scaled: ScaledTensor) -> tuple[dict[
     Raises:
         ValueError: the format has no place for such a tensor.
     """
-    inputs = name.removesuffix(".weight") in target.inputs
-    return target.bridge.stored(name, scaled, Place(inputs, target.model, target.spell))
+    bridge = target.bridge
+    inputs = bridge.input_scales and name.removesuffix(".weight") in target.inputs
+    inputs = inputs and bridge.input_scale(scaled.recipe, {}) is not None
+    return bridge.stored(name, scaled, Place(inputs, target.model, target.spell))
