@@ -40,6 +40,15 @@ class Hostile:
         return folder / next(iter(self.files)) if alone else folder
 
 
+def later(make: Callable[[], bytes]) -> Callable[[Path], None]:
+    """Bytes that are many: they are made when they are needed."""
+
+    def write(path: Path) -> None:
+        path.write_bytes(make())
+
+    return write
+
+
 def fifo(path: Path) -> None:
     os.mkfifo(path)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hostile import Content, Hostile, fifo, folder, link
+from hostile import Content, Hostile, fifo, folder, later, link
 from hostile.headers import stored
 
 A = stored(json.dumps({"a.weight": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}), bytes(64))
@@ -33,6 +33,11 @@ def shard(content: Content, says: str) -> Hostile:
     return Hostile({"a.safetensors": A, "b.safetensors": content}, says)
 
 
+def many(count: int, entry: str) -> Content:
+    """An index of so many entries, of their numbers."""
+    return later(lambda: b'{"weight_map":{' + ",".join(entry % {"i": i} for i in range(count)).encode() + b"}}")
+
+
 BOTH = {"a.weight": "a.safetensors", "b.weight": "b.safetensors"}
 CASES: dict[str, Hostile] = {
     "good": indexed(BOTH, ""),
@@ -52,6 +57,14 @@ CASES: dict[str, Hostile] = {
     "index of numbers": index(b"[" + b"12345," * 6_000_000 + b"0]", "must have at most"),
     "index of as many strings as it may have": index(b'["' + b'","'.join([b"ab"] * 3_000_000) + b'"]', "JSON object"),
     "index of as many lists as it may have": index(b"[" + b"[]," * 1_000_000 + b"[]]", "JSON object"),
+    "index of a million shards": index(many(1_000_000, '"t%(i)d":"f%(i)d.safetensors"'), "must have at most"),
+    "index of as many shards as its JSON may name": index(
+        many(786_431, '"t%(i)d":"f%(i)d.safetensors"'), "must name at most 65536 files"
+    ),
+    "index of as many shards as it may name": index(many(65_536, '"t%(i)d":"f%(i)d.safetensors"'), "No such file"),
+    "index of as many tensors as its JSON may name": index(
+        many(786_431, '"t%(i)d":"a.safetensors"'), "as weight_map says"
+    ),
     "index a directory": index(folder, "regular file"),
     "index a pipe": index(fifo, "regular file"),
     "index without end": index(link("/dev/zero"), "regular file"),
@@ -89,6 +102,9 @@ CASES: dict[str, Hostile] = {
     "config a list": config(b"[]", "JSON object"),
     "config not JSON": config(b"{'a'}", "must be JSON"),
     "config of lists": config(b'{"a":[' + b"[]," * 20_000_000 + b"[]]}", "must have at most"),
+    "config of three million members": config(
+        later(lambda: b"{" + b",".join(b'"%x":1' % i for i in range(3_000_000)) + b"}"), "must have at most"
+    ),
     "config deep": config(b'{"a":' * 100_000, "must be JSON"),
     "config a pipe": config(fifo, "regular file"),
     "config a directory": config(folder, "regular file"),
@@ -186,6 +202,73 @@ CASES |= {
         '{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"pre_tokenizer":"ByteLevel","post_processor":{"processors":[1]}}',
         '{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"pre_tokenizer":"ByteLevel","post_processor":{"single":[1]}}',
     )
+}
+
+# Numbers that say how often something is to be done, or how much memory is to be had.
+MANY = 10**9
+BYTE_LEVEL = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PRE = {
+    "type": "Sequence",
+    "pretokenizers": [{"type": "Split", "pattern": {"Regex": SPLIT}}, {"type": "ByteLevel"}],
+}
+TOKENIZER = json.dumps({"model": BYTE_LEVEL, "pre_tokenizer": PRE}).encode()
+CASES |= {
+    f"{kind} of a billion layers, layer_types {types!r}": llama(
+        model_type=kind, num_hidden_layers=MANY, query_pre_attn_scalar=16, **({"layer_types": types} if types else {})
+    )
+    for kind in ("gpt_oss", "gemma2", "gemma3_text")
+    for types in (None, [], ["full_attention"])
+}
+CASES |= {
+    f"{size} tokens": llama(vocab_size=size, tokenizer=TOKENIZER, bos_token_id=0, eos_token_id=0)
+    for size in (1 << 20, 1 << 24, 1 << 31)
+}
+CASES |= {
+    f"{key} of a billion": Hostile(
+        {
+            "config.json": json.dumps({"model_type": kind, "architectures": [name], key: value}).encode(),
+            "a.safetensors": A,
+        },
+        "",
+    )
+    for kind, name, key, value in (
+        ("llama", "LlamaForCausalLM", "num_hidden_layers", MANY),
+        ("qwen2_vl", "Qwen2VLForConditionalGeneration", "vision_config", {"depth": MANY}),
+        ("swin", "SwinModel", "depths", [2, MANY]),
+        ("convnext", "ConvNextModel", "depths", [2, MANY]),
+        ("mixtral", "MixtralForCausalLM", "num_local_experts", MANY),
+    )
+}
+
+
+def shaped(name: str, shape: list[int], says: str, to: tuple[str, ...] = ("mxfp8", "bf16", "gguf:q8_0")) -> Hostile:
+    """A model of one tensor that takes no bytes, or one a row."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    header = {name: {"dtype": "I8" if count else "BF16", "shape": shape, "data_offsets": [0, count]}}
+    files: dict[str, Content] = {
+        "config.json": json.dumps(LLAMA).encode(),
+        "a.safetensors": stored(json.dumps(header), bytes(count)),
+    }
+    return Hostile(files, says, to)
+
+
+EXPERTS = "model.layers.0.mlp.switch_mlp.up_proj.weight"
+CASES |= {
+    "experts without elements": shaped(EXPERTS, [2**40, 0, 4], "rows without elements"),
+    "a million experts": shaped(EXPERTS, [1_000_000, 1, 1], "experts must be at most"),
+    "twenty thousand experts without elements": shaped(EXPERTS, [20_000, 0, 4], ""),
+    "rows without elements, in another order": shaped(
+        "model.layers.0.self_attn.q_proj.weight", [2**40, 0], "rows without elements"
+    ),
+    "as many rows without elements as there may be": shaped("model.layers.0.self_attn.q_proj.weight", [2**20, 0], ""),
+    "matrices without elements": shaped("x.weight", [2**20, 0, 4], ""),
+    "columns alone": shaped("x.weight", [0, 2**40], ""),
 }
 for name in ("tokenizer []", "tokenizer {"):
     CASES[name] = Hostile(CASES[name].files, "JSON", ("gguf:q8_0",))

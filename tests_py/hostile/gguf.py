@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 
-from hostile import Hostile
+from hostile import Content, Hostile, later
 
 
 def text(value: str | bytes) -> bytes:
@@ -33,7 +33,7 @@ def made(
     return head + bytes(-len(head) % 32) + bytes(data)
 
 
-def case(raw: bytes, says: str) -> Hostile:
+def case(raw: Content, says: str) -> Hostile:
     return Hostile({"bad.gguf": raw}, says)
 
 
@@ -88,7 +88,14 @@ CASES |= {
     "no axes": case(made((), (info("a", ()),)), ""),
     "shape overflows": case(made((), (info("a", (2**63, 2**63)),)), "file must have"),
     "shape overflows to nothing": case(made((), (info("a", (2**32, 2**32)),)), "file must have"),
-    "rows of nothing": case(made((), (info("a.weight", (0, 2**31)),)), ""),
+    "rows of nothing": case(made((), (info("a.weight", (0, 2**31)),)), "rows without elements"),
+    "as many rows of nothing as there may be": case(made((), (info("a.weight", (0, 2**20)),)), ""),
+    "a million tensors": case(
+        later(lambda: made((), tuple(info(f"{i}", (1,), 24, i) for i in range(1_000_000)), 1_000_000)), "at most"
+    ),
+    "60,000 tensors": case(
+        later(lambda: made((), tuple(info(f"{i}", (1,), 24, i) for i in range(60_000)), 60_000)), ""
+    ),
     "blocks of nothing": case(made((), (info("a.weight", (0, 2**31), 8),)), "whole Q8_0 blocks"),
     "no rows of blocks": case(made((), (info("a.weight", (2**40, 0), 8),)), "whole Q8_0 blocks"),
     "half a block": case(made((), (info("a", (16,), 8),)), "whole Q8_0 blocks"),

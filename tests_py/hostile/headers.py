@@ -7,7 +7,7 @@ import json
 import struct
 from typing import Any
 
-from hostile import Hostile
+from hostile import Content, Hostile, later
 
 
 def stored(text: str | bytes, data: bytes = b"", length: int | None = None) -> bytes:
@@ -21,7 +21,7 @@ def one(**fields: Any) -> str:
     return json.dumps({"t": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4], **fields}})
 
 
-def case(raw: bytes, says: str) -> Hostile:
+def case(raw: Content, says: str) -> Hostile:
     return Hostile({"bad.safetensors": raw}, says)
 
 
@@ -103,6 +103,27 @@ CASES |= {
     "quantization_config of lists": case(
         stored(json.dumps({"__metadata__": {"quantization_config": '{"a":[' + "[]," * 10_000_000 + "[]]}"}})), ""
     ),
+    "seven million entries of metadata": case(
+        later(lambda: stored(b'{"__metadata__":{' + b",".join(b'"%d":""' % i for i in range(7_000_000)) + b"}}")),
+        "must have at most",
+    ),
+    "a million entries of metadata with escapes": case(
+        later(lambda: stored(b'{"__metadata__":{' + b",".join(b'"%d":"\\n"' % i for i in range(1_000_000)) + b"}}")),
+        "must have at most",
+    ),
+    "as much metadata as there may be": case(
+        later(
+            lambda: stored(b'{"__metadata__":{' + b",".join(b'"%d":"\\"a\\":\\n"' % i for i in range(1 << 18)) + b"}}")
+        ),
+        "",
+    ),
+    "a value of a million escapes": case(stored(b'{"__metadata__":{"a":"' + b"\\n" * 1_000_000 + b'"}}'), ""),
+    "an open value of a million escapes": case(stored(b'{"__metadata__":{"a":"' + b"\\n" * 1_000_000), "must end"),
+    "metadata with an escape": case(stored('{"__metadata__":{"a\\n":"b\\u00e9\\"c"}}'), ""),
+    "metadata with half a surrogate pair": case(stored('{"__metadata__":{"a":"\\ud800"}}'), "UTF-8"),
+    "metadata with a wrong escape": case(stored('{"__metadata__":{"a":"\\x"}}'), "JSON"),
+    "metadata with a control character": case(stored('{"__metadata__":{"a":"b\nc"}}'), "JSON"),
+    "metadata with a trailing comma": case(stored('{"__metadata__":{"a":"b",}}'), "string must begin"),
     "metadata null": spelled('{"__metadata__":null}', "strings to strings"),
     "metadata a list": spelled('{"__metadata__":[]}', "strings to strings"),
     "metadata of numbers": spelled('{"__metadata__":{"a":1}}', "strings to strings"),
@@ -170,7 +191,9 @@ CASES |= {
         0,
     ),
     "rows of nothing": spelled(
-        json.dumps({"t.weight": {"dtype": "F32", "shape": [2**40, 0], "data_offsets": [0, 0]}}), "", 0
+        json.dumps({"t.weight": {"dtype": "F32", "shape": [2**40, 0], "data_offsets": [0, 0]}}),
+        "rows without elements",
+        0,
     ),
     "20,000 tensors": spelled(
         json.dumps({f"t{i}": {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i in range(20_000)}),

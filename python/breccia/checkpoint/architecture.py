@@ -26,6 +26,7 @@ __all__ = ["Architecture", "architecture"]
 
 _MOST = 20_000  # heads or experts: more would take minutes to build
 _MOST_LAYERS = 1_000
+_LAYERS = re.compile("layer|depth|stage|repeat")
 # Keys that would make a package fetch weights, or code that it runs, by a name in the file.
 _NAMES_CODE = re.compile(r"implementation(_internal)?$|^auto_map$|^use_kernels$|^use_pretrained_backbone$|^backbone$")
 _QUANTIZATION = ("quantization_config", "compression_config", "quantization")
@@ -108,9 +109,12 @@ def _too_many(config: Mapping[str, Any]) -> str:
     for key, value in config.items():
         if isinstance(value, Mapping) and (found := _too_many(value)):
             return found
-        most = _MOST_LAYERS if "layer" in key else _MOST if re.search("num|head|expert|block", key) else math.inf
-        if isinstance(value, int) and value > most:
-            return f"{key} is {value}"
+        most = _MOST_LAYERS if _LAYERS.search(key) else _MOST if re.search("num|head|expert|block", key) else math.inf
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, Mapping) and (found := _too_many(one)):
+                return found
+            if isinstance(one, int) and one > most:
+                return f"{key} is {str(value)[:80]}"
     return ""
 
 

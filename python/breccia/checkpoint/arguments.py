@@ -46,16 +46,17 @@ def patterns_of(value: Iterable[str], argument: str) -> tuple[str, ...]:
     return found
 
 
-def count_of(value: Any, argument: str) -> int:
+def count_of(value: Any, argument: str, most: int | None = None) -> int:
     """A whole number of 1 or more.
 
     Args:
         value: what was given.
         argument: its name, for the message.
+        most: the largest that it may be.
 
     Raises:
         TypeError: it is no integer.
-        ValueError: it is below 1.
+        ValueError: it is below 1 or above ``most``.
     """
     try:
         count = operator.index(value)
@@ -63,4 +64,6 @@ def count_of(value: Any, argument: str) -> int:
         raise TypeError(f"{argument} must be an integer, got {value!r}") from None
     if count < 1:
         raise ValueError(f"{argument} must be 1 or more, got {count}")
+    if most is not None and count > most:
+        raise ValueError(f"{argument} must be at most {most}, got {count}")
     return count

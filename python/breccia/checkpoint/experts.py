@@ -21,6 +21,7 @@ __all__ = ["apart", "gathered", "stack", "together"]
 _ONE = re.compile(r"(?P<block>.*)\.experts\.(?P<number>\d+)\.(?P<kind>gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
 _ALL = re.compile(r"(?P<block>.*)\.switch_mlp\.(?P<kind>gate_proj|up_proj|down_proj)\.weight")
 _MIXTRAL = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+MAX_EXPERTS = 1 << 17  # matrices of all layers: the largest models have half of that
 _PROJECTIONS = {short: long for long, short in _MIXTRAL.items()}
 
 
@@ -108,8 +109,15 @@ def _values(tensor: Any) -> Any:
 
 
 def apart(found: list[Found]) -> list[Found]:
-    """All experts of a layer one by one, under the names of Hugging Face's checkpoints."""
+    """All experts of a layer one by one, under the names of Hugging Face's checkpoints.
+
+    Raises:
+        ValueError: there are more than any model has.
+    """
     result: list[Found] = []
+    count = sum(one.shape[0] for one in found if len(one.shape) == 3 and _ALL.fullmatch(one.name))
+    if count > MAX_EXPERTS:
+        raise ValueError(f"experts must be at most {MAX_EXPERTS}, all layers together, there are {count}")
     for one in found:
         match = _ALL.fullmatch(one.name)
         if match is None or len(one.shape) != 3:

@@ -16,9 +16,10 @@ from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile
 
-__all__ = ["MAX_JSON", "Folder", "config_files", "read_json"]
+__all__ = ["MAX_JSON", "MAX_SHARDS", "Folder", "config_files", "read_json"]
 
 MAX_JSON = 100_000_000  # bytes, as of a header
+MAX_SHARDS = 1 << 16  # files that an index names
 
 
 def config_files() -> tuple[str, ...]:
@@ -89,9 +90,9 @@ class Folder:
                 raise FileNotFoundError(f"path must have safetensors files, there are none in {self.path}")
             return paths
         self.index = indices[0]
-        weights = self._json(self.index).get("weight_map")
+        weights: Any = self._json(self.index).get("weight_map")
         names = self._shards(self.index, weights)
-        self._weights = dict(weights or {})
+        self._weights = weights
         return [self.path / name for name in names]
 
     def _json(self, path: Path) -> dict[str, Any]:
@@ -99,17 +100,24 @@ class Folder:
         return _parse(path, raw)
 
     def _shards(self, index: Path, weights: Any) -> list[str]:
-        if not isinstance(weights, dict) or not all(isinstance(v, str) for v in weights.values()):
+        if not isinstance(weights, dict):
             raise ValueError(f"{index}: weight_map must map tensors to files")
-        names = sorted(set(weights.values()))
+        names: set[str] = set()
+        for name in weights.values():
+            if not isinstance(name, str):
+                raise ValueError(f"{index}: weight_map must map tensors to files")
+            names.add(name)
+            if len(names) > MAX_SHARDS:
+                raise ValueError(f"{index}: weight_map must name at most {MAX_SHARDS} files, it names more")
         if not names:
             raise ValueError(f"{index}: weight_map must name tensors and their files, it is empty")
+        others = config_files()
         for name in names:
-            if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
+            if not name or name != os.path.basename(name) or name.startswith(".") or "\0" in name:
                 raise ValueError(f"{index}: files must be names in its directory, got {name[:200]!r}")
-            if name in config_files() or name.endswith(".index.json"):
+            if name in others or name.endswith(".index.json"):
                 raise ValueError(f"{index}: files must be of tensors, {name!r} is not")
-        return names
+        return sorted(names)
 
     def check_index(self, home: Mapping[str, SafetensorsFile | GgufFile]) -> None:
         """Whether each tensor is in the file that the index says.

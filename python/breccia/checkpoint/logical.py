@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
 from breccia.bridges._parts import Found
-from breccia.checkpoint.experts import apart
+from breccia.checkpoint.experts import MAX_EXPERTS, apart
 from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
 from breccia.checkpoint.halves import wholes
@@ -167,7 +167,11 @@ class ByName(Mapping[str, Found]):
 
 
 def in_order(found: Iterable[Found], taken: set[str], plain: Plain) -> Logical:
-    """What bridges found, and every stored tensor that is not taken, each in the place of its first part."""
+    """What bridges found, and every stored tensor that is not taken, each in the place of its first part.
+
+    Raises:
+        ValueError: there are more experts than any model has.
+    """
     listed = apart([_named(one) for one in found])
     owners: dict[str, list[int]] = {}
     for i, one in enumerate(listed):
@@ -175,13 +179,18 @@ def in_order(found: Iterable[Found], taken: set[str], plain: Plain) -> Logical:
             owners.setdefault(part, []).append(i)
     items: list[Found | Entry] = []
     placed: set[int] = set()
+    experts = 0
     for name, entry in plain.entries.items():
         if name in taken:
             new = [i for i in owners.get(name, ()) if i not in placed]
             placed.update(new)
             items += [listed[i] for i in new]
         elif len(entry.shape) == 3:  # experts, maybe
-            items += apart([_named(plain(entry))])
+            new_ones = apart([_named(plain(entry))])
+            experts += len(new_ones) - 1
+            if experts > MAX_EXPERTS:
+                raise ValueError(f"experts must be at most {MAX_EXPERTS}, all layers together, there are more")
+            items += new_ones
         else:
             items.append(entry)
     return Logical(_of_halves(items, plain), plain)

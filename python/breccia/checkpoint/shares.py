@@ -20,12 +20,13 @@ def shares(costs: list[int], parts: int) -> list[range]:
         else:
             low = middle + 1
     cuts = _cuts(sums, parts, low)
+    cuts += cuts[-1:] * (parts + 1 - len(cuts))
     return [range(begin, end) for begin, end in pairwise(cuts)]
 
 
 def _cuts(sums: list[int], parts: int, most: int) -> list[int]:
-    """Where runs end that cost no more than ``most`` and take all they can."""
+    """Where runs end that cost no more than ``most`` and take all they can; empty ones at the end are left out."""
     cuts = [0]
-    for _ in range(parts):
+    while len(cuts) <= parts and cuts[-1] < len(sums) - 1:
         cuts.append(bisect_right(sums, sums[cuts[-1]] + most) - 1)
     return cuts

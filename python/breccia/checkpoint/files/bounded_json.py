@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["MAX_ITEMS", "MAX_NODES", "loads"]
+__all__ = ["MAX_ITEMS", "MAX_MEMBERS", "MAX_NODES", "loads"]
 
 MAX_NODES = 1 << 20  # lists and objects: the largest tokenizers have half of that
+MAX_MEMBERS = 3 << 18  # colons, of which each member of an object has one: a member takes 200 bytes
 MAX_ITEMS = 3 << 20  # commas
 
 
@@ -16,13 +17,15 @@ def loads(text: str | bytes) -> Any:
     """A JSON value, of UTF-8 where it comes as bytes.
 
     Raises:
-        ValueError: it is none, or has too many lists, objects or items.
+        ValueError: it is none, or has too many lists, objects, members or items.
         RecursionError: it is too deep.
     """
-    nodes = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
-    items = text.count(",") if isinstance(text, str) else text.count(b",")
-    if nodes > MAX_NODES or items > MAX_ITEMS:
+    lists, objects, members, items = (
+        text.count(mark) if isinstance(text, str) else text.count(mark.encode()) for mark in "[{:,"
+    )
+    if lists + objects > MAX_NODES or members > MAX_MEMBERS or items > MAX_ITEMS:
         raise ValueError(
-            f"it must have at most {MAX_NODES} lists and objects and {MAX_ITEMS} commas, it has {nodes} and {items}"
+            f"it must have at most {MAX_NODES} lists and objects, {MAX_MEMBERS} colons and {MAX_ITEMS} commas, "
+            f"it has {lists + objects}, {members} and {items}"
         )
     return json.loads(text if isinstance(text, str) else text.decode("utf-8"))

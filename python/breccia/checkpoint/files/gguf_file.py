@@ -18,7 +18,7 @@ from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.gguf_models import model_of
 from breccia.checkpoint.files.input_file import InputFile
 from breccia.checkpoint.files.planned_file import PlannedWriter
-from breccia.checkpoint.files.safetensors_header import Entry
+from breccia.checkpoint.files.safetensors_header import Entry, emptied
 
 __all__ = ["GgufFile", "GgufWriter", "block_bytes", "block_type"]
 
@@ -30,6 +30,7 @@ _MAX_NAME = 65_536
 _MAX_ITEMS = 1 << 21  # strings in arrays: the largest vocabularies have a quarter of that
 _ARRAY_COST = 32  # strings that an array in an array counts as
 _MAX_FIELDS = 1 << 16
+_MAX_TENSORS = 1 << 17  # the largest models have half of that where each expert has its own
 _CHUNK = 1 << 20
 
 
@@ -152,6 +153,8 @@ class GgufFile:
         tensors, fields = _bounded(cursor, cursor.number("<Q")), _bounded(cursor, cursor.number("<Q"))
         if fields > _MAX_FIELDS:
             raise ValueError(f"{where}: metadata must have at most {_MAX_FIELDS} fields, got {fields}")
+        if tensors > _MAX_TENSORS:
+            raise ValueError(f"{where}: file must have at most {_MAX_TENSORS} tensors, got {tensors}")
         for _ in range(fields):
             key = cursor.text()
             if key in self.fields:
@@ -193,6 +196,8 @@ class GgufFile:
         columns = shape[-1] if shape else 1
         if columns % block or (block > 1 and not math.prod(shape)):
             raise ValueError(f"{where}: rows must be whole {kind} blocks of {block}, got shape {shape}")
+        if 0 in shape and emptied(shape):
+            raise ValueError(f"{where}: shape must have fewer rows without elements, got {shape}")
         total = math.prod(shape) // block * nbytes
         if start + total > size:
             raise ValueError(f"{where}: file must have {start + total} bytes for it, it has {size}")
@@ -248,6 +253,8 @@ class GgufWriter(PlannedWriter):
     ) -> None:
         self._row_orders, self._offsets = dict(row_orders or {}), dict(offsets or {})
         self._waiting: dict[str, np.ndarray[Any, Any]] = {}
+        if len(plan) > _MAX_TENSORS:
+            raise ValueError(f"{path}: a GGUF file must have at most {_MAX_TENSORS} tensors, got {len(plan)}")
         header = bytearray(_MAGIC + struct.pack("<IQQ", 3, len(plan), len(fields)))
         for key, (kind, value) in fields.items():
             header += _text(key) + struct.pack("<I", kind) + _value(kind, value)

@@ -163,14 +163,23 @@ def why_not(architecture: str, config: Mapping[str, Any]) -> str:
 
 def _not_gpt_oss(config: Mapping[str, Any]) -> str:
     """What programs take for granted of gpt-oss: which layers see a window, and the numbers of its SwiGLU."""
-    count = int(config["num_hidden_layers"])
-    kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(count)]
-    if config.get("layer_types", kinds) != kinds:
+    if not _every(2, config):
         return "every second layer, from the first on, must see a window, and no other, in architecture 'gpt-oss'"
     for key, value in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
         if config.get(key, value) != value:
             return f"{key} must be {value:g} in architecture 'gpt-oss', it is {config[key]}"
     return ""
+
+
+def _every(number: int, config: Mapping[str, Any]) -> bool:
+    """Whether each layer of a number sees all and the others a window, where config.json says it of each layer."""
+    if "layer_types" not in config:
+        return True
+    said = config["layer_types"]
+    if not isinstance(said, list) or len(said) != int(config["num_hidden_layers"]):
+        return False
+    kinds = ["full_attention" if i % number == 0 else "sliding_attention" for i in range(1, len(said) + 1)]
+    return bool(said == kinds)
 
 
 def _not_deepseek(config: Mapping[str, Any], rope: Mapping[str, Any]) -> str:
@@ -193,10 +202,8 @@ def _not_deepseek(config: Mapping[str, Any], rope: Mapping[str, Any]) -> str:
 
 def _not_gemma(architecture: str, config: Mapping[str, Any]) -> str:
     """What programs take for granted of Gemma: which layers see all, and by what attention is scaled."""
-    count = int(config["num_hidden_layers"])
     every, _ = _PATTERNS[architecture]
-    kinds = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(count)]
-    if config.get("layer_types", kinds) != kinds:
+    if not _every(every, config):
         return f"every layer of number {every} must see all, and no other, in architecture {architecture!r}"
     scale = gemma_scale(architecture, config)
     if config.get("query_pre_attn_scalar") != scale:

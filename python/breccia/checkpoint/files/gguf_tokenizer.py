@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from breccia.checkpoint.files.gguf_types import ARRAY, STRING, UINT32, Fields
+from breccia.checkpoint.files.gguf_types import ARRAY, MAX_TOKENS, STRING, UINT32, Fields
 
 __all__ = ["chat_fields", "special_tokens", "tokenizer_fields"]
 
@@ -50,8 +50,8 @@ def tokenizer_fields(
         added = {token["content"]: token for token in tokenizer.get("added_tokens", [])}
         vocabulary |= {text: int(token["id"]) for text, token in added.items()}
         size = max(int(config.get("vocab_size", 0)), 1 + max(vocabulary.values()))
-        if size > 1 << 24 or min(vocabulary.values()) < 0:
-            raise ValueError(f"ids must be from 0 to 2^24, got {size}")
+        if size > MAX_TOKENS or min(vocabulary.values()) < 0:
+            raise ValueError(f"ids must be from 0 to {MAX_TOKENS}, got {size}")
         if kind == "WordPiece":
             name, pre = "bert", "default"
         elif kind == "BPE" and "ByteLevel" in str(tokenizer.get("pre_tokenizer")):

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, NoReturn
 
 from breccia.checkpoint.dtypes import DTYPES
 
-__all__ = ["MAX_HEADER", "Entry", "parse_header"]
+__all__ = ["MAX_HEADER", "Entry", "emptied", "parse_header"]
 
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
-MAX_METADATA = 1 << 20  # entries: one a tensor in breccia's own files
+MAX_METADATA = 1 << 18  # entries: one a quantized tensor in breccia's own files, for more of which no header has room
 _MAX_AXES = 64
+_MAX_EMPTY = 1 << 20  # rows without elements, which take no bytes
 
 _ALIKE = 4096  # kinds of tensors that are checked once
 _PASSED = 1 << 23  # bytes of the header that are let go of at a time
@@ -31,6 +32,9 @@ _ENTRY = re.compile(
     % (_NUMBER, _NUMBER, _MAX_AXES - 1)
     + rb'"data_offsets": ?\[(%b), ?(%b)\] ?\}[ \t\n\r]*([,}])' % (_NUMBER, _NUMBER)
 )
+_STRING = rb'"([^"\\\x00-\x1f]*(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*){0,500})"'
+# An entry of the metadata of no more escapes than that, up to what comes after it.
+_PAIR = re.compile(rb"[ \t\n\r]*%b[ \t\n\r]*:[ \t\n\r]*%b[ \t\n\r]*([,}])" % (_STRING, _STRING))
 _FLAT = re.compile(rb"\{[^{}]{0,8192}\}")  # any other spelling of one
 
 
@@ -176,7 +180,7 @@ class _Reader:
                 + (cut if begin <= end else ""),
             )
         bits = math.prod(shape) * row.bits
-        if bits != 8 * (end - begin) or (not bits and max(shape) >= 2**63):
+        if bits != 8 * (end - begin) or (not bits and (max(shape) >= 2**63 or emptied(shape))):
             self._misfit(name, row.name, shape, bits, end - begin)
         start = self.start + begin
         return Entry(name, row.name, shape, last if last is not None and last == start else start, self.start + end)
@@ -189,6 +193,8 @@ class _Reader:
             self._fail(name, f"shape {list(shape)} of dtype {dtype} must fill whole bytes, it has {bits} bits")
         if bits >= 2**66 or max(shape) >= 2**63:
             self._fail(name, f"shape must have less than 2^63 bytes, got {list(shape)}")
+        if not bits:
+            self._fail(name, f"shape must have at most {_MAX_EMPTY} rows without elements, got {list(shape)}")
         self._fail(
             name,
             f"data_offsets must span {bits // 8} bytes for shape {list(shape)} of {dtype}, they span {spanned}",
@@ -204,30 +210,33 @@ class _Reader:
         if self._peek() == b"}":
             self.at += 1
             return
-        while True:
-            key = self._string()
-            if self._next() != b":" or self._peek() != b'"':
-                raise ValueError(f"{self.where}: __metadata__ must map strings to strings, {key!r} has something else")
-            if key in self.metadata:
-                raise ValueError(f"{self.where}: __metadata__ must have {key!r} once, it appears twice")
+        after = b","
+        while after == b",":
             if len(self.metadata) >= MAX_METADATA:
                 raise ValueError(f"{self.where}: __metadata__ must have at most {MAX_METADATA} entries, it has more")
-            self.metadata[key] = self._string()
-            after = self._next()
-            if after == b"}":
-                return
-            if after != b",":
-                raise ValueError(f"{self.where}: __metadata__ must map strings to strings")
+            found = _PAIR.match(self.text, self.at)
+            key, value, after = self._pair() if found is None else (_text(found[1]), _text(found[2]), found[3])
+            if found is not None:
+                self.at = found.end()
+            if key in self.metadata:
+                raise ValueError(f"{self.where}: __metadata__ must have {key!r} once, it appears twice")
+            self.metadata[key] = value
+
+    def _pair(self) -> tuple[str, str, bytes]:
+        """An entry of the metadata in any spelling, and what comes after it."""
+        key = self._string()
+        if self._next() != b":" or self._peek() != b'"':
+            raise ValueError(f"{self.where}: __metadata__ must map strings to strings, {key!r} has something else")
+        value, after = self._string(), self._next()
+        if after not in (b",", b"}"):
+            raise ValueError(f"{self.where}: __metadata__ must map strings to strings")
+        return key, value, after
 
     def _string(self) -> str:
         if self._next() != b'"':
             raise ValueError(f"a string must begin at byte {self.at - 1}")
         begin, self.at = self.at - 1, self._end_of_string()
-        raw = self.text[begin : self.at]
-        value = str(json.loads(raw.decode("utf-8")))
-        if b"\\" in raw:
-            value.encode()  # half a surrogate pair is no character
-        return value
+        return _text(self.text[begin + 1 : self.at - 1])
 
     def _end_of_string(self) -> int:
         """What follows the quote that no odd number of backslashes stands before."""
@@ -255,6 +264,19 @@ class _Reader:
 
     def _fail(self, name: str, what: str) -> NoReturn:
         raise ValueError(f"{self.where}: tensor {name[:200]!r}: {what}")
+
+
+def emptied(shape: tuple[int, ...]) -> bool:
+    """Whether a shape of no elements has more rows than there should be: programs may look at each of them."""
+    return math.prod(shape[: shape.index(0)]) > _MAX_EMPTY
+
+
+def _text(raw: bytes) -> str:
+    """What is between the quotes of a JSON string."""
+    value = str(json.loads(f'"{raw.decode("utf-8")}"'))
+    if b"\\" in raw:
+        value.encode()  # half a surrogate pair is no character
+    return value
 
 
 _ROWS = {name.encode(): row for name, row in DTYPES.items()}

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from breccia.checkpoint.files.gguf_tokenizer import special_tokens
-from breccia.checkpoint.files.gguf_types import ARRAY, BOOL, STRING, Fields
+from breccia.checkpoint.files.gguf_types import ARRAY, BOOL, MAX_TOKENS, STRING, Fields
 
 __all__ = ["sentencepiece_fields"]
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # the numbers of types are those of GGUF
-_MAX_TOKENS = 1 << 20
 _BPE = 2  # the trainer's model_type
 _ADDED, _PADDING = -1000.0, -10000.0  # scores of tokens that no two others are merged to
 
@@ -37,8 +36,8 @@ def sentencepiece_fields(
         decoder = said_of_it.get("added_tokens_decoder") or {}
         added |= {int(number): token for number, token in decoder.items()}
         size = max(int(config.get("vocab_size", 0)), len(tokens), 1 + max(added, default=0))
-        if size > _MAX_TOKENS or min(added, default=0) < 0:
-            raise ValueError(f"ids must be from 0 to {_MAX_TOKENS}, got {size}")
+        if size > MAX_TOKENS or min(added, default=0) < 0:
+            raise ValueError(f"ids must be from 0 to {MAX_TOKENS}, got {size}")
         for number in range(len(tokens), size):
             tokens.append(f"[PAD{number}]")
             scores.append(_PADDING)
@@ -81,7 +80,7 @@ def _pieces(raw: bytes) -> tuple[list[str], list[float], list[int], dict[int, An
             types.append(int(piece.get(3, 1)))
         elif number in specs:
             specs[number] = dict(_message(value))
-    if not tokens or len(tokens) > _MAX_TOKENS or not set(types) <= set(range(1, 7)):
+    if not tokens or len(tokens) > MAX_TOKENS or not set(types) <= set(range(1, 7)):
         raise ValueError("there are no tokens, or there are more or others than SentencePiece makes")
     return tokens, scores, types, specs[2], specs[3]
 
