@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of every format into sharded models, over gloo: values, codes, and what each rank reads and holds."""
 
+import os
+import shutil
 from pathlib import Path
 
 import breccia
@@ -285,3 +287,82 @@ def test_names_may_differ(sources):
     distributed.load(model, path, names=lambda name: f"inner.{name}")
     values = expected_of(sources, "mlx:mxfp8")
     assert torch.equal(model["inner"].q_proj.weight.float(), values["q_proj.weight"])
+
+
+def raises_on_every_rank(rank, world, folder):
+    """One rank alone is given a checkpoint that does not do, and lives on after its error."""
+    good = folder / "compressed-tensors-nvfp4"
+    for bad in sorted((folder / "bad").iterdir()):
+        for codes in (False, True):
+            for who in range(world):
+                model = distributed.quantize_as_(Model(), good) if codes else Model()
+                model = sharded(model, world)
+                try:
+                    distributed.load(model, bad if rank == who else good)
+                except (ValueError, OSError) as error:
+                    said = str(error)
+                else:
+                    raise AssertionError(f"{bad.name}, seen by rank {who}: rank {rank} has no error")
+                assert len(said.splitlines()) == 1 and len(said) < 600, said
+                if rank != who:
+                    assert f"rank {who} of group" in said, said
+    distributed.load(sharded(Model(), world), good)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_no_rank_waits_for_one_that_sees_a_bad_checkpoint(world, sources, tmp_path):
+    good = sources / "compressed-tensors-nvfp4"
+    (tmp_path / "bad").mkdir()
+    (tmp_path / good.name).symlink_to(good)
+    for name in ("cut", "gone", "header"):
+        shutil.copytree(good, tmp_path / "bad" / name)
+        file = sorted((tmp_path / "bad" / name).glob("*.safetensors"))[-1]
+        if name == "cut":
+            os.truncate(file, file.stat().st_size - 100)
+        elif name == "gone":
+            file.unlink()
+        else:
+            file.write_bytes(b"\xff" * 64)
+    arrays = {f"{name}.weight": weight(*shape) for name, shape in SHAPES.items()}
+    arrays |= {"norm.weight": weight(256), "wide.bias": weight(64)}
+    fewer = {name: array for name, array in arrays.items() if name != "up_proj.weight"}
+    write_shards(tmp_path / "in", [fewer], {})
+    convert(tmp_path / "in", tmp_path / "bad" / "fewer", "compressed-tensors:nvfp4")
+    write_shards(tmp_path / "in2", [{**arrays, "up_proj.weight": weight(64, 512)}], {})
+    convert(tmp_path / "in2", tmp_path / "bad" / "shape", "compressed-tensors:nvfp4")
+    for name in ("gptq", "mlx-mxfp8"):
+        (tmp_path / "bad" / name).symlink_to(sources / name)
+    distributed_ranks.run(world, raises_on_every_rank, tmp_path)
+
+
+def raises_while_it_reads(rank, world, folder):
+    """An error of one rank's bytes is one of all, of the same kind, and no exception of torch's own."""
+    for kind, wanted in (
+        (ValueError, ValueError),
+        (OSError, OSError),
+        (MemoryError, MemoryError),
+        (KeyError, ValueError),
+    ):
+        model, real = sharded(Model(), world), distributed.CheckpointReader._fulfil
+
+        def fail(self, *arguments, kind=kind):
+            raise kind(5, "it is so") if kind is OSError else kind("it is so")
+
+        if rank == world - 1:
+            distributed.CheckpointReader._fulfil = fail
+        try:
+            with pytest.raises(wanted, match=r"rank 1: .*it is so"):
+                distributed.load(model, folder / "compressed-tensors-nvfp4")
+        finally:
+            distributed.CheckpointReader._fulfil = real
+
+
+def test_errors_of_reading_are_those_of_all_ranks(sources):
+    distributed_ranks.run(2, raises_while_it_reads, sources)
+
+
+def test_another_shape_is_one_sentence(tmp_path):
+    write_shards(tmp_path / "in", [{"0.weight": weight(8, 4)}], {})
+    model = torch.nn.Sequential(torch.nn.Linear(4, 9, bias=False))
+    with pytest.raises(ValueError, match=r"^model: 0.weight must have the checkpoint's shape \(8, 4\), got \(9, 4\)$"):
+        distributed.load(model, tmp_path / "in")

@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,48 @@ from breccia.scaled_tensor import ScaledTensor
 
 # By group: the plans with which its ranks have gathered tensors of a form. Told once, not before each gather.
 _agreed: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
+
+
+Result = TypeVar("Result")
+
+
+def on_all_ranks(do: Callable[[], Result], group: Any, alike: Callable[[Result], str] | None = None) -> Result:
+    """Do something that asks no other rank, and tell all ranks how it went, so that none waits for one that failed.
+
+    Args:
+        do: what each rank does.
+        group: the ranks; None where they are all ranks there are, or this process is alone.
+        alike: what must be the same on all ranks, of what ``do`` gave.
+
+    Returns:
+        What ``do`` returned here.
+
+    Raises:
+        ValueError: it failed on another rank, which the message names, or gave another result there.
+        BaseException: what ``do`` raised here.
+    """
+    error: BaseException | None = None
+    said, key = "", ""
+    try:
+        result = do()
+        key = "" if alike is None else alike(result)
+    except BaseException as raised:
+        error, said = raised, f"{type(raised).__name__}: {raised}"
+    if dist.is_available() and dist.is_initialized() and dist.get_rank(group) >= 0:
+        told: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(told, (said, key), group=group)
+        for rank, (other, _) in enumerate(told):
+            if other and error is None:
+                raise ValueError(f"rank {rank} of {called(group)} failed: {other}")
+        for rank, (_, other) in enumerate(told):
+            if other != key and error is None:
+                raise ValueError(
+                    f"path must lead to one checkpoint on all ranks, but rank {rank} of {called(group)} sees another "
+                    f"than {place(group)}"
+                )
+    if error is not None:
+        raise error
+    return result
 
 
 def extents(scaled: ScaledTensor, axis: int, group: Any) -> list[int]:

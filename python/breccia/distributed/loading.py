@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from breccia.bridges._parts import Found
 from breccia.bridges._written import same_grid
+from breccia.distributed.agreement import on_all_ranks
 from breccia.distributed.filling import Codes, Floats, resting_in
 from breccia.distributed.names import stored_name, stored_state
 from breccia.distributed.reader import CheckpointReader
@@ -45,13 +49,34 @@ def load(
 
     Raises:
         TypeError: ``model`` is not a ``torch.nn.Module``.
-        ValueError: a quantized layer's recipe is not the checkpoint's, shapes differ, or a parameter is in no file.
+        ValueError: a quantized layer's recipe is not the checkpoint's, shapes differ, a parameter is in no file, or
+            another rank sees one of these, or another checkpoint.
+        OSError: a file cannot be read.
     """
-    reader = CheckpointReader(path, names=names)
+    with contextlib.closing(CheckpointReader(path, names=names)) as reader:
+        found, state = on_all_ranks(lambda: _checked(model, reader), process_group, lambda told: _key(told[0]))
+        resting = {name: held for name, held in state.items() if resting_in(held) is not None}
+        rest = {name: held for name, held in state.items() if name not in resting}
+        _fill(rest, reader, process_group)
+        for some in _at_a_time(resting):
+            fillers = on_all_ranks(lambda some=some: _fillers(some, found), process_group)  # type: ignore[misc]
+            parts = {name + end: part for name, one in fillers.items() for end, part in one.state.items()}
+            _fill(parts, reader, process_group)
+            with torch.no_grad():
+                for one in fillers.values():
+                    one.finish()
+    return model
+
+
+def _fillers(state: dict[str, torch.Tensor], found: dict[str, Found]) -> dict[str, Codes | Floats]:
+    return {name: _filler(held, found.get(name)) for name, held in state.items()}
+
+
+def _checked(model: Any, reader: CheckpointReader) -> tuple[dict[str, Found], dict[str, Any]]:
+    """What the checkpoint has, and the tensors of the model to fill, which fit; no other rank is asked."""
     found = _found(model, reader)
     state = {name: tensor for name, (_, tensor) in stored_state(model).items()}
     _check_recipes(model, found)
-    _check_all_are_there(state, reader)
     for layer_name, layer in model.named_modules():
         if isinstance(layer, QuantizedLinear):
             for part in PARTS:
@@ -59,17 +84,34 @@ def load(
                 held = state.get(name)
                 if isinstance(held, torch.Tensor) and held.ndim and held.dtype != torch.uint8:
                     state[name] = held.view(torch.uint8)  # the same memory
-    resting = {name: held for name, held in state.items() if resting_in(held) is not None}
-    rest = {name: held for name, held in state.items() if name not in resting}
-    dcp.load(rest, storage_reader=reader, process_group=process_group)
-    for some in _at_a_time(resting):
-        fillers = {name: _filler(held, found.get(name)) for name, held in some.items()}
-        parts = {name + end: part for name, one in fillers.items() for end, part in one.state.items()}
-        dcp.load(parts, storage_reader=reader, process_group=process_group)
-        with torch.no_grad():
-            for one in fillers.values():
-                one.finish()
-    return model
+    _check_all_are_there(state, reader)
+    return found, state
+
+
+def _key(found: dict[str, Found]) -> str:
+    """What is the same of one checkpoint on all ranks."""
+    said = [(name, one.format, one.kind, tuple(one.shape), one.dtype) for name, one in found.items()]
+    return hashlib.sha256(repr(said).encode()).hexdigest()
+
+
+def _fill(state: dict[str, Any], reader: CheckpointReader, group: Any) -> None:
+    """Read into tensors, on all ranks together.
+
+    Raises:
+        ValueError, OSError, MemoryError, KeyboardInterrupt: on all ranks, where one of them met it.
+    """
+    try:
+        dcp.load(state, storage_reader=reader, process_group=group)
+    except CheckpointException as error:  # which is no Exception
+        rank, (met, _) = min(error.failures.items(), key=lambda one: one[0])
+        at = f"rank {rank}: " if len(error.failures) > 1 or rank else ""
+        if isinstance(met, OSError):
+            raise OSError(met.errno, f"{at}{met.strerror or met}") from error
+        for kind in (MemoryError, KeyboardInterrupt):
+            if isinstance(met, kind):
+                raise kind(f"{at}{met}") from error
+        kind_of = "" if isinstance(met, ValueError) else f"{type(met).__name__}: "
+        raise ValueError(f"{at}{kind_of}{met}") from error
 
 
 def _filler(parameter: torch.Tensor, found: Found | None) -> Codes | Floats:
@@ -164,6 +206,7 @@ def _check_recipes(model: torch.nn.Module, found: dict[str, Found]) -> None:
 
 
 def _check_all_are_there(state: dict[str, Any], reader: CheckpointReader) -> None:
+    """Whether the checkpoint has every tensor, in its shape."""
     there = reader.read_metadata().state_dict_metadata
     missing = [name for name in state if name not in there]
     if missing:
@@ -171,3 +214,7 @@ def _check_all_are_there(state: dict[str, Any], reader: CheckpointReader) -> Non
             f"model must have parameters that are in {reader.path}, {len(missing)} of {len(state)} are not, "
             f"such as {missing[0]!r}"
         )
+    for name, held in state.items():
+        size = getattr(there[name], "size", None)
+        if isinstance(held, torch.Tensor) and size is not None and tuple(held.shape) != tuple(size):
+            raise ValueError(f"model: {name} must have the checkpoint's shape {tuple(size)}, got {tuple(held.shape)}")
