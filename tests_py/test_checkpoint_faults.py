@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from breccia.checkpoint import SafetensorsFile, SafetensorsWriter, convert, disk, inspect, save_arrays, verify
+from breccia.checkpoint import SafetensorsFile, SafetensorsWriter, convert, disk, inspect, locks, save_arrays, verify
 from breccia.checkpoint.journal import Journal, read_journal
 from breccia.checkpoint.work import partial_of
 from checkpoints import weight, write_shards
@@ -593,3 +593,172 @@ def test_only_an_output_of_the_same_kind_is_replaced(tmp_path: Path) -> None:
     convert(source, tmp_path / "empty", "bf16", force=True)
     convert(source, tmp_path / "new", "bf16", force=True)
     assert tree(tmp_path / "empty") == tree(tmp_path / "new")
+
+
+MEDDLING = (
+    "remove a shard",
+    "change a shard",
+    "replace a shard",
+    "add a shard",
+    "remove config.json",
+    "remove all",
+    "move",
+)
+
+
+@pytest.mark.parametrize("what", MEDDLING)
+def test_an_output_that_others_touch_meanwhile_is_an_error(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a file is complete and before the whole has its name."""
+    source, out = shards(tmp_path / "in"), tmp_path / "out"
+    work, first = partial_of(out), partial_of(out) / "out" / "model-00001-of-00002.safetensors"
+
+    def meddle(call: str, path: Path) -> None:
+        # The last file is on disk, and so is config.json where it is meant.
+        last = "journal" if "all" in what or "config" in what else ".model-00002-of-00002.safetensors.partial"
+        if done or call != "flush" or path.name not in (last, "tokenizer.json"):
+            return
+        if ("config" in what and not (work / "out/config.json").exists()) or not first.exists():
+            return
+        done.append(path)
+        if what == "remove a shard":
+            first.unlink()
+        elif what == "change a shard":
+            raw = first.read_bytes()
+            first.write_bytes(raw[:-1] + b"\0")
+        elif what == "replace a shard":
+            first.with_name("x").write_bytes(first.read_bytes())
+            first.with_name("x").replace(first)
+        elif what == "add a shard":
+            first.with_name("more.safetensors").write_bytes(first.read_bytes())
+        elif what == "remove config.json":
+            (work / "out" / "config.json").unlink()
+        elif what == "remove all":
+            disk.before = None
+            disk.remove_tree(work)
+        else:
+            work.rename(tmp_path / "elsewhere")
+
+    done: list[Path] = []
+    monkeypatch.setattr(disk, "before", meddle)
+    with pytest.raises((ValueError, OSError)) as caught:
+        convert(source, out, "mxfp8")
+    monkeypatch.setattr(disk, "before", None)
+    assert done, "nothing was touched"
+    assert len(str(caught.value).splitlines()) == 1 and str(tmp_path) in str(caught.value)
+    assert not out.exists()
+    if what != "move":
+        assert not work.exists()
+
+
+def without_locks(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def test_a_file_takes_the_place_of_locks_where_there_are_none(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = shards(tmp_path / "in"), tmp_path / "out"
+    convert(source, tmp_path / "wanted", "mxfp8")
+    without_locks(number, monkeypatch)
+    others: list[str] = []
+
+    def another(call: str, path: Path) -> None:
+        if call == "reserve space for" and not others:
+            others.append("")
+            with pytest.raises(BlockingIOError, match=r"lock.owner must not be there: the file system has no locks"):
+                convert(source, out, "mxfp8")
+
+    monkeypatch.setattr(disk, "before", another)
+    convert(source, out, "mxfp8")
+    monkeypatch.setattr(disk, "before", None)
+    assert others
+    assert tree(out) == tree(tmp_path / "wanted")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "wanted"]
+
+
+def test_the_file_of_a_process_that_has_ended_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_locks(errno.ENOLCK, monkeypatch)
+    code = (
+        "import os, sys; from breccia.checkpoint import locks; from pathlib import Path\n"
+        "def refuse(*_): raise OSError(37, 'x')\n"
+        "locks.fcntl.flock = refuse; locks.lock(Path(sys.argv[1])); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "lock")], check=True)
+    owner = tmp_path / "lock.owner"
+    assert owner.exists()
+    held = locks.lock(tmp_path / "lock")
+    assert held is not None and held.holds()
+    assert owner.read_text() == locks._me()
+    owner.write_text("another")
+    assert not held.holds()
+    held.close()
+    assert owner.exists(), "another's"
+    owner.write_text("some.host 1 2 99999999 3")  # of another machine: nobody knows whether it has ended
+    with pytest.raises(BlockingIOError, match=r"process 'some.host 1 2 99999999 3' is at work; remove it"):
+        locks.lock(tmp_path / "lock")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EINTR], ids=errno.errorcode.get)
+def test_an_error_of_locking_is_no_other_conversion(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = shards(tmp_path / "in")
+    without_locks(number, monkeypatch)
+    with pytest.raises(OSError, match=r"cannot lock .*/\.out\.partial/lock: ") as caught:
+        convert(source, tmp_path / "out", "mxfp8")
+    assert caught.value.errno == number
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_kill_in_the_tidying_up_leaves_an_output_that_is_said_to_be_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each of its calls: the next run says that it is done, or that the output is there and complete."""
+    source, calls = shards(tmp_path / "in"), []
+    monkeypatch.setattr(disk, "before", lambda what, path: calls.append((what, path.name)))
+    convert(source, tmp_path / "all", "mxfp8", threads=1)
+    begin = calls.index(("rename to", "all")) + 1
+    assert len(calls) - begin >= 3
+    for step in range(begin, len(calls)):
+        out, left = tmp_path / f"out{step}", [step]
+
+        def stop(what: str, path: Path, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == -1:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(disk, "before", stop)
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, out, "mxfp8", threads=1)
+        monkeypatch.setattr(disk, "before", None)
+        try:
+            convert(source, out, "mxfp8", threads=1)
+        except FileExistsError as error:
+            assert "is: it is complete, an earlier conversion to it was stopped while it tidied up" in str(error)
+            assert calls[step] == ("remove", ".all.partial")
+        assert tree(out) == tree(tmp_path / "all")
+        assert not partial_of(out).exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "new.txt", "deep/er.txt"])
+def test_what_is_copied_must_not_change_meanwhile(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = shards(tmp_path / "in")
+    (source / "deep").mkdir()
+    (source / "deep" / "er.txt").write_text("a")
+    done: list[Path] = []
+
+    def change(call: str, path: Path) -> None:
+        if call == "reserve space for" and not done:
+            done.append(path)
+            (source / name).write_text("other")
+
+    monkeypatch.setattr(disk, "before", change)
+    with pytest.raises(ValueError, match=f"{name}: must not change while its folder is read, it did"):
+        convert(source, tmp_path / "out", "mxfp8")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversions in parts write what one process writes, whoever runs them and however often they are killed."""
 
+import contextlib
+import importlib
 import json
 import os
 import pickle
@@ -11,9 +13,10 @@ from pathlib import Path
 
 import checkpoints
 import pytest
-from breccia.checkpoint import convert, finish, parts, plan
+from breccia.checkpoint import convert, disk, finish, parts, plan
 from breccia.checkpoint.files.input_file import InputFile
 from fault_runner import tree
+from pace import pace
 
 CASES = [
     ("deepseek", "nvfp4"),
@@ -169,6 +172,166 @@ def test_a_part_that_was_cut_is_told(sources, tmp_path):
     with pytest.raises(ValueError, match=r"must be as its part wrote it, it is not: remove .*2-of-3"):
         finish(source, out, "nvfp4")
     assert not out.exists()
+
+
+@pytest.mark.parametrize(("name", "to"), CASES)
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_part_whose_bytes_changed_is_told(sources, tmp_path, name, to, count):
+    """Four bytes of any of its files, anywhere but in the header; files that are linked, and those that are joined."""
+    source, out = sources[name], tmp_path / "out"
+    for piece in plan(source, out, to, count):
+        piece.run(threads=1)
+    for file in sorted(parts.parts_of(out).glob("*/*.safetensors")):
+        raw = file.read_bytes()
+        begin = 8 + int.from_bytes(raw[:8], "little")
+        for at in {begin, (begin + len(raw)) // 2, len(raw) - 4}:
+            file.write_bytes(raw[:at] + bytes(byte ^ 255 for byte in raw[at : at + 4]) + raw[at + 4 :])
+            with pytest.raises(
+                ValueError, match=rf"{file.name}: tensor .* must be as its part wrote it.*run the part$"
+            ):
+                finish(source, out, to)
+            assert not out.exists() and not out.with_name(".out.partial").exists()
+        file.write_bytes(raw)
+    finish(source, out, to)
+    convert(source, tmp_path / "whole", to)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def swapped(source: Path) -> None:
+    """Other weights of the same size and time."""
+    for path in source.glob("*.safetensors"):
+        said, raw = path.stat(), bytearray(path.read_bytes())
+        begin = 8 + int.from_bytes(raw[:8], "little")
+        raw[begin::7] = bytes(byte ^ 1 for byte in raw[begin::7])
+        path.write_bytes(raw)
+        os.utime(path, ns=(said.st_atime_ns, said.st_mtime_ns))
+
+
+def test_a_source_that_was_swapped_between_parts_is_told(tmp_path):
+    source, out = checkpoints.deepseek_v3(tmp_path / "source"), tmp_path / "out"
+    pieces = plan(source, out, "nvfp4", 3)
+    pieces[0].run()
+    swapped(source)
+    pieces[1].run()
+    pieces[2].run()
+    with pytest.raises(
+        ValueError, match=r"must be as part 1 read it, it is another now: remove .*1-of-3 and run the part"
+    ):
+        finish(source, out, "nvfp4")
+    assert not out.exists()
+    swapped(source)  # back again
+    with pytest.raises(ValueError, match=r"must be as part 2 read it"):
+        finish(source, out, "nvfp4")
+
+
+def test_a_source_that_is_swapped_while_a_part_is_interrupted_is_told(tmp_path, monkeypatch):
+    source, out = checkpoints.deepseek_v3(tmp_path / "source"), tmp_path / "out"
+    module = importlib.import_module("breccia.checkpoint.convert")
+    monkeypatch.setattr(module, "_SYNC_EVERY", 1)
+    (piece,), seen = plan(source, out, "nvfp4", 1), [0]
+
+    def stop(what, path):
+        seen[0] += what == "write" and path.name == "journal"
+        if seen[0] == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk, "before", stop)
+    with pytest.raises(KeyboardInterrupt):
+        piece.run()
+    monkeypatch.setattr(disk, "before", None)
+    swapped(source)
+    piece.run()
+    with pytest.raises(ValueError, match=r"must be as part 1 read it"):
+        finish(source, out, "nvfp4")
+
+
+def test_what_is_done_of_an_interrupted_conversion_is_looked_at(sources, tmp_path, monkeypatch):
+    """Bytes that changed meanwhile are made anew, in files that are complete and in those that are not."""
+    source = sources["deepseek"]
+    module = importlib.import_module("breccia.checkpoint.convert")
+    monkeypatch.setattr(module, "_SYNC_EVERY", 1)
+    convert(source, tmp_path / "whole", "nvfp4")
+    for number in (4, 5, 7, 8):
+        out, seen = tmp_path / f"out{number}", [0]
+
+        def stop(what, path, seen=seen, number=number):
+            seen[0] += what == "write" and path.name == "journal"
+            if seen[0] == number:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(disk, "before", stop)
+        with contextlib.suppress(KeyboardInterrupt):
+            convert(source, out, "nvfp4", threads=1)
+        monkeypatch.setattr(disk, "before", None)
+        changed = 0
+        for file in out.with_name(f".{out.name}.partial").glob("out/*safetensors*"):
+            raw = bytearray(file.read_bytes())
+            begin = 8 + int.from_bytes(raw[:8], "little")
+            raw[begin::64] = bytes(byte ^ 255 for byte in raw[begin::64])
+            file.write_bytes(raw)
+            changed += 1
+        assert changed
+        convert(source, out, "nvfp4", threads=1)
+        assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_checksums_are_left_out_by_the_flag_alone(sources, tmp_path):
+    source, out = sources["modelopt"], tmp_path / "out"
+    to = ("--to", "modelopt:nvfp4")
+    assert cli(source, out, *to, "--part", "1/2").returncode == 0
+    assert cli(source, out, *to, "--part", "2/2", "--no-checksums").returncode == 0
+    run = cli(source, out, *to, "--finish")
+    assert run.returncode == 2
+    assert "2-of-2 must have checksums, it was made without: remove" in run.stderr
+    file = next(parts.parts_of(out).glob("1-of-2/*.safetensors"))
+    raw = file.read_bytes()
+    file.write_bytes(raw[:-4] + bytes(4))
+    assert cli(source, out, *to, "--finish", "--no-checksums").returncode == 0
+    assert cli(source, tmp_path / "whole", *to, "--no-checksums").returncode == 0
+    assert tree(out) != tree(tmp_path / "whole")  # which nobody looked at
+
+
+def test_checksums_that_changed_are_told(sources, tmp_path):
+    source, out = sources["deepseek"], tmp_path / "out"
+    for piece in plan(source, out, "nvfp4", 2):
+        piece.run()
+    sums = parts.parts_of(out) / "1-of-2" / "part.sums"
+    raw = sums.read_bytes()
+    for changed in (b"", raw[:-1], raw[:20] + b"0" + raw[21:], b"x" * 9, bytes(9), b"[" * 100_000):
+        sums.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"part.sums must be as its part wrote it, it is not"):
+            finish(source, out, "nvfp4")
+    sums.unlink()
+    with pytest.raises(ValueError, match=r"part.sums must be as its part wrote it, it is not"):
+        finish(source, out, "nvfp4")
+
+
+@pytest.mark.parametrize("count", [parts.MAX_PARTS + 1, 10**6, 10**18])
+def test_the_number_of_parts_is_bounded_before_it_is_used(sources, tmp_path, count):
+    begin = time.process_time()
+    with pytest.raises(ValueError, match=rf"parts must be at most 65536, got {count}$"):
+        plan(sources["deepseek"], tmp_path / "out", "nvfp4", count)
+    parts.parts_of(tmp_path / "out").mkdir()
+    (parts.parts_of(tmp_path / "out") / f"1-of-{count}").mkdir()
+    with pytest.raises(ValueError, match=rf"parts must be at most 65536, got {count}$"):
+        finish(sources["deepseek"], tmp_path / "out", "nvfp4")
+    assert time.process_time() - begin < 1
+
+
+def test_as_many_parts_as_there_may_be_are_planned_at_once(sources, tmp_path):
+    begin = time.process_time()
+    pieces = plan(sources["deepseek"], tmp_path / "out", "nvfp4", parts.MAX_PARTS)
+    assert time.process_time() - begin < 2 * pace()
+    assert len(pieces) == parts.MAX_PARTS
+    assert sum(piece.tensors for piece in pieces) == 6
+
+
+def test_parts_of_an_output_that_is_there_are_said_to_be_left(sources, tmp_path):
+    source, out = sources["deepseek"], tmp_path / "out"
+    convert(source, out, "nvfp4")
+    parts.parts_of(out).mkdir()
+    with pytest.raises(FileExistsError, match=r"it is complete, and .*\.out\.parts is not needed any more"):
+        finish(source, out, "nvfp4", parts=2)
 
 
 def test_a_source_that_changed_is_told(tmp_path):

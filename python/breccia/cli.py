@@ -89,6 +89,12 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     pieces = convert.add_mutually_exclusive_group()
     pieces.add_argument("--part", type=part, metavar="I/N", help="convert only the I-th of N parts, on any machine")
     pieces.add_argument("--finish", action="store_true", help="put the parts together when all are there")
+    convert.add_argument("--strict", action="store_true", help="refuse what would be noted")
+    convert.add_argument(
+        "--no-checksums",
+        action="store_true",
+        help="keep no checksums of what is read and written; with --finish, look at none",
+    )
     convert.add_argument("--quiet", action="store_true", help="draw no progress bar")
 
     merge = _command(
@@ -246,10 +252,13 @@ def _convert(args: argparse.Namespace) -> int:
         raise ValueError("IN and OUT must be given, except with --to list")
     options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size")}
     progress = not args.quiet and not args.json
+    if args.strict and args.part:
+        raise ValueError("--strict must be left out with --part: --finish refuses what would be noted")
     if args.force and (args.part or args.finish):
         raise ValueError("--force must be left out with --part and --finish: remove OUT before")
     if args.part:
         return _convert_part(args, options, progress)
+    options |= {"strict": args.strict, "checksums": not args.no_checksums}
     if args.finish:
         report = finish(args.source, args.destination, args.to, progress=progress, **options)
     else:
@@ -288,7 +297,7 @@ def _convert_part(args: argparse.Namespace, options: dict[str, Any], progress: b
 
     number, parts = args.part
     pieces = plan(args.source, args.destination, args.to, parts, **options)
-    report = pieces[number - 1].run(progress=progress, threads=args.threads)
+    report = pieces[number - 1].run(progress=progress, threads=args.threads, checksums=not args.no_checksums)
     did = "was there" if report["was_there"] else f"{report['bytes_written']:,} bytes in {report['seconds']} s"
     _print(args, report, f"part {number} of {parts}: {report['tensors']} tensors, {did}")
     return 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from breccia.bridges._parts import Found
-from breccia.checkpoint import gguf_folder, outputs
+from breccia.checkpoint import disk, gguf_folder, outputs
 from breccia.checkpoint.activations import Activations
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.execute import execute, lost
@@ -28,16 +28,17 @@ from breccia.checkpoint.files.gguf_models import ModelMap
 from breccia.checkpoint.files.gguf_rope import ROPE_TENSORS
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
-from breccia.checkpoint.identity import identity_of
+from breccia.checkpoint.identity import beside, identity_of
 from breccia.checkpoint.models import is_one_expert
 from breccia.checkpoint.naming import naming
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shared_scales import share
 from breccia.checkpoint.source import FACTOR, Checkpoint, is_float
+from breccia.checkpoint.sums import Sums
 from breccia.checkpoint.targets import LEFT, QUANTIZED, Choice, Target, choose, has_one_level, parse_target
 from breccia.checkpoint.unread import check_all_is_read
-from breccia.checkpoint.work import Work, check_replaceable, partial_of
-from breccia.checkpoint.workers import Workers
+from breccia.checkpoint.work import Done, Work, check_replaceable, partial_of
+from breccia.checkpoint.workers import Workers, thread_count
 from breccia.comparison import Comparison
 
 __all__ = ["Job", "check_destination", "convert", "nbytes_of_choice"]
@@ -57,6 +58,8 @@ def convert(
     progress: bool = False,
     threads: int | None = None,
     force: bool = False,
+    strict: bool = False,
+    checksums: bool = True,
 ) -> dict[str, Any]:
     """Convert a checkpoint. Peak memory is below twice the largest tensor plus 256 MiB.
 
@@ -74,13 +77,16 @@ def convert(
         threads: how many to use (default: one per core).
         force: replace a file or a checkpoint's directory at ``destination``, when the new one is complete and not
             before; never the source.
+        strict: refuse what would be a note in the report.
+        checksums: keep checksums of what is written, by which an interrupted conversion sees whether it is still there.
 
     Returns:
         What was done, of JSON types.
 
     Raises:
         ValueError: the source is not valid, the target unknown, the destination inside of the source or the source
-            itself, or a pattern matches no tensor.
+            itself, a pattern matches no tensor, there is a note where it is ``strict``, or another program changes the
+            source, or what is made, meanwhile.
         FileExistsError: the destination is there, and ``force`` is not given.
         BlockingIOError: another conversion to the destination is at work.
         ImportError: a GGUF file is to become a directory, and transformers is not installed.
@@ -93,7 +99,7 @@ def convert(
     check_destination(place, source, force=force)
     checkpoint = Checkpoint(source, mapped=False)
     try:
-        return Job(checkpoint, place, target, progress, threads, force, folder).run()
+        return Job(checkpoint, place, target, progress, threads, force, folder, strict, checksums).run()
     finally:
         checkpoint.close()
 
@@ -152,7 +158,10 @@ class Job:
         threads: int | None,
         force: bool = False,
         folder: bool = False,
+        strict: bool = False,
+        checksums: bool = True,
     ) -> None:
+        self.strict, self.checksums = strict, checksums
         self.checkpoint, self.destination, self.force = checkpoint, destination, force
         if folder and target.bridge.own_files:
             raise ValueError(f"destination must be a file for {target.spelled}, got {destination}/")
@@ -167,6 +176,7 @@ class Job:
         self.notes: list[str] = []
         self.left_out: list[str] = []
         self.requantized: list[Comparison] = []
+        self.not_finite: dict[str, int] = {}
         self._quantized = {one.name for one in found if one.format != "plain"}
         self._folds = not target.bridge.pre_scales
         self.activations = Activations(checkpoint, found, target)
@@ -188,7 +198,7 @@ class Job:
         self.files = self._files()
         total = sum(nbytes_of_choice(c) for c in self.choices)
         self.progress = Progress(total, show)
-        self.threads = threads
+        self.threads = thread_count(threads)
         if force:
             check_replaceable(destination, self.into_directory)
 
@@ -273,8 +283,9 @@ class Job:
             trouble = gguf_folder.write_tokenizer(self.checkpoint.path, work.out)
             self.notes += [trouble] if trouble else []
 
-    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers) -> None:
-        execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add, self.requantized)
+    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers) -> int:
+        """Write a tensor; how many of its numbers are infinite or NaN."""
+        return execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add, self.requantized)
 
     def _note_model(self, names: ModelMap | None, reason: str) -> None:
         if names is None:
@@ -344,17 +355,41 @@ class Job:
         return [(name, choices) for name, choices in by_file.items() if choices]
 
     def run(self) -> dict[str, Any]:
-        begin = time.monotonic()
+        begin, others = time.monotonic(), beside(self.checkpoint)
+        self._check_strict()
         work = Work(self.destination, self._identity(), directory=self.into_directory, replace=self.force)
         with work.kept_when_interrupted():
             if not work.finished:
                 self._make(work)
                 if self.into_directory:
-                    self._companions(work)
+                    with work.noting():
+                        self._companions(work)
                 self.checkpoint.check_unchanged()
+                self._check_beside(others)
+                self._check_strict()
             self.notes += work.finish()
         self.progress.finish()
         return self._report(time.monotonic() - begin)
+
+    def _check_beside(self, before: dict[Path, disk.Stamp]) -> None:
+        """Whether what lies beside the weights, and is copied, is as it was."""
+        now = beside(self.checkpoint)
+        changed = next((path for path in {**before, **now} if before.get(path) != now.get(path)), None)
+        if changed is not None:
+            raise ValueError(f"{changed}: must not change while its folder is read, it did")
+
+    def _all_notes(self) -> list[str]:
+        finite = [
+            f"{name}: {count} {'element is' if count == 1 else 'elements are'} not finite"
+            for name, count in self.not_finite.items()
+        ]
+        return [*self.notes, *finite, *(f"{c.found.name}: {c.note}" for c in self.choices if c.note)]
+
+    def _check_strict(self) -> None:
+        notes = self._all_notes() if self.strict else []
+        if notes:
+            more = f", and {len(notes) - 1} more" if len(notes) > 1 else ""
+            raise ValueError(f"strict: there must be nothing to note, there is: {notes[0]}{more}")
 
     def _make(self, work: Work) -> None:
         """Make the weight files."""
@@ -367,37 +402,67 @@ class Job:
 
     def _write(self, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
         writer = self._writer(work.out / name, choices)
+        if writer.complete and not self._is_as_written(writer, name, choices, work):
+            disk.remove(work.out / name)
+            writer = self._writer(work.out / name, choices)
         try:
             if writer.complete:
                 self.progress.skip(sum(nbytes_of_choice(c) for c in choices))
-                return
-            if not writer.resumed:
-                work.restart(name)
-            self._fill(writer, name, choices, work, workers)
-            writer.commit()
+            else:
+                if not writer.resumed:
+                    work.restart(name)
+                self._fill(writer, name, choices, work, workers)
+                writer.commit()
         finally:
             writer.close()
+        work.note(name)
+
+    def _is_as_written(self, writer: PlannedWriter, name: str, choices: list[Choice], work: Work) -> bool:
+        """Whether a file that is there has the bytes that an earlier run wrote."""
+        done = work.done(name)
+        for choice in choices if self.checksums else ():
+            of_it = done.get(next(iter(choice.outputs)))
+            if of_it is None or not self._is_there(choice, writer, of_it):
+                return False
+        for of_it in done.values():
+            self._keep(name, of_it)
+        return True
+
+    def _keep(self, file: str, done: Done) -> None:
+        """Take note of a tensor of an output file that is on disk."""
+        self.not_finite |= done.not_finite
 
     def _fill(self, writer: PlannedWriter, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
         """Write tensors, and say now and then which are on disk."""
         done = work.done(name)
-        pending: list[str] = []
+        writer.sums = Sums() if self.checksums else None
+        pending: dict[str, Done] = {}
         written = 0
         for choice in choices:
             name_of = next(iter(choice.outputs))  # of which there is one in a file
-            if name_of in done:
+            if name_of in done and self._is_there(choice, writer, done[name_of]):
                 for output in choice.outputs:
                     writer.skip(output)
                 self.progress.skip(nbytes_of_choice(choice))
+                self._keep(name, done[name_of])
                 continue
             with naming(self.checkpoint.path, choice.found.name):
-                self._execute(choice, writer, workers)
-            pending.append(name_of)
+                bad = self._execute(choice, writer, workers)
+            counts = {choice.found.name: bad} if bad else {}
+            pending[name_of] = Done(_taken(self.checkpoint.sums), _taken(writer.sums), counts)
+            self._keep(name, pending[name_of])
             written += nbytes_of_choice(choice)
             if written >= _SYNC_EVERY:
                 writer.sync()
                 work.record(name, pending)
-                pending, written = [], 0
+                pending, written = {}, 0
+        if pending:
+            writer.sync()
+            work.record(name, pending)
+
+    def _is_there(self, choice: Choice, writer: PlannedWriter, done: Done) -> bool:
+        """Whether a tensor's bytes are those that an earlier run wrote."""
+        return not self.checksums or all(writer.has(output, done.wrote) for output in choice.outputs)
 
     def _writer(self, path: Path, choices: list[Choice]) -> PlannedWriter:
         plan = {name: spec for choice in choices for name, spec in choice.outputs.items()}
@@ -451,8 +516,13 @@ class Job:
             "seconds": round(seconds, 3),
             "kept": self._kept(),
             "requantized": lost(self.requantized),
-            "notes": [*self.notes, *(f"{c.found.name}: {c.note}" for c in self.choices if c.note)],
+            "not_finite": self.not_finite,
+            "notes": self._all_notes(),
         }
+
+
+def _taken(sums: Sums | None) -> Sums:
+    return Sums() if sums is None else sums.take()
 
 
 def nbytes_of_choice(choice: Choice) -> int:

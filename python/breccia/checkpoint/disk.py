@@ -8,13 +8,9 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
-
-try:
-    import fcntl
-except ImportError:  # not POSIX: there are no locks
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["before"]
 
@@ -22,10 +18,22 @@ __all__ = ["before"]
 before: Callable[[str, Path], None] | None = None
 
 _NO_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_NO_LOCKS = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 _PIECE = 1 << 20
 Stamp = tuple[int, int, int, int]
+# Small files that are made: `write_file` and `copy_file` enter them here where a conversion asks for it.
+made: ContextVar[dict[Path, Stamp] | None] = ContextVar("made", default=None)
+
+
+@contextlib.contextmanager
+def reading(path: Path, what: str = "read") -> Iterator[None]:
+    """Errors of calls that change nothing say of which file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, f"cannot {what} {path}: {os.strerror(error.errno)}") from None
 
 
 class _call:  # noqa: N801
@@ -70,11 +78,15 @@ def make_directory(path: Path) -> bool:
         return False
 
 
-def create(path: Path, *, keep: bool = False) -> int:
-    """Open a file for writing, empty unless it is to be kept. Follows no link."""
+def create(path: Path, *, keep: bool = False, anew: bool = False) -> int:
+    """Open a file for writing, empty unless it is to be kept. Follows no link.
+
+    Raises:
+        FileExistsError: it is to be made ``anew``, and is there.
+    """
     with _call("create", path):
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-        return os.open(path, flags | (0 if keep else os.O_TRUNC), 0o644)
+        return os.open(path, flags | (0 if keep else os.O_TRUNC) | (os.O_EXCL if anew else 0), 0o644)
 
 
 def reserve(fd: int, size: int, path: Path) -> None:
@@ -142,10 +154,15 @@ def remove_directory(path: Path) -> None:
         path.rmdir()
 
 
-def remove_tree(path: Path) -> bool:
-    """Remove a directory and all that is in it, links but not what they lead to; whether it is gone."""
+def remove_tree(path: Path, last: str = "") -> bool:
+    """Remove a directory and all that is in it, links but not what they lead to; whether it is gone.
+
+    Args:
+        path: the directory.
+        last: a name in it that goes after all others.
+    """
     try:
-        entries = list(os.scandir(path))
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name == last)
     except FileNotFoundError:
         return True
     except OSError:
@@ -155,8 +172,13 @@ def remove_tree(path: Path) -> bool:
         if entry.is_dir(follow_symlinks=False):
             gone &= remove_tree(Path(entry.path))
         else:
-            gone &= _try(remove, Path(entry.path))
+            gone &= try_remove(Path(entry.path))
     return gone and _try(remove_directory, path)
+
+
+def try_remove(path: Path) -> bool:
+    """Remove a file, if it is there; whether it is gone."""
+    return _try(remove, path)
 
 
 def _try(call: Callable[[Path], None], path: Path) -> bool:
@@ -167,14 +189,21 @@ def _try(call: Callable[[Path], None], path: Path) -> bool:
     return True
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """A small file, on disk when this returns."""
-    fd = create(path)
+def write_file(path: Path, data: bytes, *, anew: bool = False) -> None:
+    """A small file, on disk when this returns; see `create`."""
+    fd = create(path, anew=anew)
     try:
         write(fd, data, 0, path)
         sync(fd, path)
+        _note(fd, path)
     finally:
         os.close(fd)
+
+
+def _note(fd: int, path: Path) -> None:
+    files = made.get()
+    if files is not None:
+        files[path] = stamp_of(os.fstat(fd))
 
 
 def copy_file(source: Path, destination: Path) -> None:
@@ -183,12 +212,18 @@ def copy_file(source: Path, destination: Path) -> None:
         fd = create(destination)
         try:
             at = 0
-            while piece := os.pread(fd_in, _PIECE, at):
+            while piece := _read(fd_in, at, source):
                 write(fd, piece, at, destination)
                 at += len(piece)
             sync(fd, destination)
+            _note(fd, destination)
         finally:
             os.close(fd)
+
+
+def _read(fd: int, at: int, path: Path) -> bytes:
+    with reading(path):
+        return os.pread(fd, _PIECE, at)
 
 
 def link_or_copy(source: Path, destination: Path) -> None:
@@ -230,35 +265,3 @@ def open_input(path: Path) -> int:
         return fd
     os.close(fd)
     raise ValueError(f"{path}: must be a regular file, it is a directory, pipe or device")
-
-
-def lock(path: Path) -> int | None:
-    """A file of that name that this process alone has locked, created if need be; None where another has it.
-    Closing it unlocks."""
-    while True:
-        fd = create(path, keep=True)
-        try:
-            if not _locked(fd):
-                os.close(fd)
-                return None
-            held, named = os.fstat(fd), os.stat(path, follow_symlinks=False)
-            if (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino):
-                return fd
-        except FileNotFoundError:
-            pass  # the process that held the lock removed the file: try again
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-
-
-def _locked(fd: int) -> bool:
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        return error.errno in _NO_LOCKS  # a file system without locks: no other process can be kept out
-    return True

@@ -16,6 +16,7 @@ from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.files.planned_file import PlannedWriter
+from breccia.checkpoint.finite import counted, in_piece
 from breccia.checkpoint.repack import cut, repack
 from breccia.checkpoint.shared_scales import cast_shared
 from breccia.checkpoint.source import MADE, Checkpoint
@@ -44,24 +45,32 @@ def execute(
     workers: Workers,
     done: Done,
     requantized: list[Comparison] | None = None,
-) -> None:
+) -> int:
     """Write one tensor, and add to a list how far the new codes of a requantized one are from the old ones.
+
+    Returns:
+        How many of its numbers are infinite or NaN; of codes that are kept as they are none is counted.
 
     Raises:
         ValueError: its bytes do not fit its format; the message names it.
     """
     found = choice.found
+    bad: list[int] = []
     match choice.action:
         case "copy":
             (name,) = choice.outputs
-            _copy(*_bytes_of(checkpoint, found), name, writer, workers, done)
+            read, nbytes = _bytes_of(checkpoint, found)
+            _copy(_counting(read, found.dtype, bad), nbytes, name, writer, workers, done)
         case "float":
             ((name, (dtype, _)),) = choice.outputs.items()
             if found.format == "plain" and not choice.turned and not found.options:
-                _convert(*_bytes_of(checkpoint, found), found.dtype, name, dtype, writer, workers, done)
+                read, nbytes = _bytes_of(checkpoint, found)
+                _convert(_counting(read, found.dtype, bad), nbytes, found.dtype, name, dtype, writer, workers, done)
             else:
                 write = _turned_floats if choice.turned else _floats
-                write(checkpoint.load(found), name, dtype, writer, workers, done)
+                values = _values(checkpoint, found)
+                bad.append(counted(values, workers))
+                write(values, name, dtype, writer, workers, done)
         case "multiply" | "divide":
             ((name, (_, shape)),), (number,) = choice.outputs.items(), choice.values
             stored = float32(checkpoint.array(found.parts["weight"])).astype(np.float64)
@@ -82,7 +91,9 @@ def execute(
             (name,) = choice.outputs
             encode = target.bridge.kinds[target.kind].encode
             assert encode is not None
-            _encode(checkpoint.load(found), encode, name, writer, workers, done)
+            values = _values(checkpoint, found)
+            bad.append(counted(values, workers))
+            _encode(values, encode, name, writer, workers, done)
         case "repack":
             loaded = checkpoint.load(found)
             assert isinstance(loaded, (ScaledTensor, OutsideTensor))
@@ -95,18 +106,38 @@ def execute(
                 made = cast_shared(scaled, choice.recipe, choice.shared.amax(checkpoint))
             else:
                 made = verbs.requantize(scaled, choice.recipe)
+            bad.append(counted(scaled, workers))
             repack(made, choice, target, writer, workers, done)
             if requantized is not None:
                 requantized.append(compare(scaled, made))
         case "cast":
             assert choice.recipe is not None
-            values = checkpoint.load(found)
+            values = _values(checkpoint, found)
+            bad.append(counted(values, workers))
             if choice.shared is not None:
                 made = cast_shared(values, choice.recipe, choice.shared.amax(checkpoint))
             else:
                 made = cast_for(target, values, choice.recipe)
             repack(made, choice, target, writer, workers, done)
     checkpoint.release(found)
+    return sum(bad)
+
+
+def _values(checkpoint: Checkpoint, found: Found) -> Any:
+    """A ScaledTensor, or an array of numbers."""
+    loaded = checkpoint.load(found)
+    return loaded.dequantize() if isinstance(loaded, OutsideTensor) else loaded
+
+
+def _counting(read: Read, dtype: str, bad: list[int]) -> Read:
+    """The same, which adds to a list how many numbers of each piece are infinite or NaN."""
+
+    def counting(start: int, stop: int) -> Array:
+        piece = read(start, stop)
+        bad.append(in_piece(piece, dtype))
+        return piece
+
+    return counting
 
 
 def lost(requantized: Sequence[Comparison]) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from breccia._version import __version__
@@ -13,17 +14,23 @@ from breccia.checkpoint import disk
 from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.targets import Target
 
-__all__ = ["identity_of", "spelled"]
+__all__ = ["beside", "identity_of", "spelled"]
 
 
 def identity_of(checkpoint: Checkpoint, target: Target) -> bytes:
     """32 bytes: of this version, the target with its options, config.json, and the stamp of every file."""
     said: list[Any] = [__version__, spelled(target), checkpoint.config]
     said += [[str(path.resolve()), stamp] for path, stamp in checkpoint.stamps.items()]
-    if checkpoint.path.is_dir():  # what is copied, or says something of the model
-        names = sorted(p for p in checkpoint.path.rglob("*") if p.is_file() and not p.name.startswith("."))
-        said += [[str(path), disk.stamp_of(path.stat())] for path in names]
+    said += [[str(path), stamp] for path, stamp in beside(checkpoint).items()]
     return hashlib.sha256(json.dumps(said).encode()).digest()
+
+
+def beside(checkpoint: Checkpoint) -> dict[Path, disk.Stamp]:
+    """The stamps of the files in a checkpoint's directory: what is copied, or says something of the model."""
+    if not checkpoint.path.is_dir():
+        return {}
+    names = sorted(p for p in checkpoint.path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return {path: disk.stamp_of(path.stat()) for path in names}
 
 
 def spelled(target: Target) -> str:

@@ -28,6 +28,7 @@ from breccia.checkpoint.convert import Job, check_destination
 from breccia.checkpoint.execute import cast_for
 from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.planned_file import PlannedWriter
+from breccia.checkpoint.finite import counted
 from breccia.checkpoint.lora import Adapter, Change
 from breccia.checkpoint.models import is_stored_turned
 from breccia.checkpoint.repack import repack
@@ -135,6 +136,7 @@ class _Merge(Job):
         force: bool,
     ) -> None:
         self.adapter, self.seed = adapter, seed
+        self.bad: dict[str, int] = {}
         known = {found.name: found for found in checkpoint.found}
         for name, change in adapter.changes.items():
             _check(name, change, known, checkpoint)
@@ -185,16 +187,16 @@ class _Merge(Job):
     def _companions(self, work: Work) -> None:
         outputs.write_companions(self.checkpoint, work.out, self.target, self.choices, dict(self.files), as_it_is=True)
 
-    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers) -> None:
+    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers) -> int:
         if choice.action != "merge":
-            super()._execute(choice, writer, workers)
-            return
+            return super()._execute(choice, writer, workers)
         found = choice.found
         if found.format == "plain":
             self._write_floats(choice, writer)
         else:
             repack(self._made(choice), choice, self.target, writer, workers, self.progress.add)
         self.checkpoint.release(found)
+        return self.bad.get(found.name, 0)
 
     def values(self, found: Found) -> Any:
         """A tensor with its change, float32, in the logical order of its axes."""
@@ -208,6 +210,7 @@ class _Merge(Job):
             for start in range(0, values.shape[0], _ROWS):
                 stop = min(start + _ROWS, values.shape[0])
                 values[start:stop] += _of(change, found).rows(start, stop)
+        self.bad[found.name] = counted(values)
         return values
 
     def _made(self, choice: Choice) -> ScaledTensor:

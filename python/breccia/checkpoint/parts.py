@@ -3,8 +3,9 @@
 
 Every part is a run of neighbouring tensors, planned from headers alone and the same in every process. A part is made
 in ``.OUT.parts/.I-of-N.partial`` with a lock and a journal (`Work`) and is there as ``.OUT.parts/I-of-N`` when it is
-complete. Each of its files has the part's tensors of one output file, and is that file where it has them all.
-`finish` puts them together.
+complete. Each of its files has the part's tensors of one output file, and is that file where it has them all. Beside
+them are checksums of what was read and written. `finish` compares them with the source and the parts, and puts these
+together.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import re
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,20 +27,26 @@ from breccia._version import __version__
 from breccia.checkpoint import disk
 from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.convert import Job, check_destination, names_folder, nbytes_of_choice
+from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.files.planned_file import PlannedWriter
+from breccia.checkpoint.folder import MAX_JSON
 from breccia.checkpoint.identity import spelled
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shares import shares
 from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.sums import Sums, differing
 from breccia.checkpoint.targets import Choice, Target, parse_target
-from breccia.checkpoint.work import Work
+from breccia.checkpoint.work import Done, Work
+from breccia.checkpoint.workers import Workers
 
 __all__ = ["Piece", "finish", "parts_of", "plan"]
 
 _MARK = "part.identity"  # in a part's directory: what it was made from
+_SUMS = "part.sums"  # what was read for its files, and written to them
 _NAME = re.compile(r"\.?(\d+)-of-(\d+)(\.partial)?")
 _STEP = 16 << 20  # bytes copied at a time
 _SHOWN = 20  # missing parts that an error names
+MAX_PARTS = 1 << 16
 Files = list[tuple[str, list[Choice]]]
 
 
@@ -74,12 +82,13 @@ class Piece:
         """What parts are balanced by: bytes read and bytes written."""
         return self.bytes_read + self.bytes_written
 
-    def run(self, *, progress: bool = False, threads: int | None = None) -> dict[str, Any]:
+    def run(self, *, progress: bool = False, threads: int | None = None, checksums: bool = True) -> dict[str, Any]:
         """Convert this part; at once where it is there already. One that was killed goes on where it was.
 
         Args:
             progress: draw a line on a terminal.
             threads: how many to use (default: one per core).
+            checksums: keep checksums of what is read and written, which `finish` looks at.
 
         Returns:
             What was done, of JSON types.
@@ -91,7 +100,7 @@ class Piece:
             OSError: the disk is full or the like; nothing of this part is left behind.
         """
         target = _target(self.to, self.include, self.exclude, self.scale_search, self.group_size)
-        with _opened(self.source, self.destination, target, self.parts, progress, threads) as job:
+        with _opened(self.source, self.destination, target, self.parts, progress, threads, checksums=checksums) as job:
             if job.identity != self.identity:
                 raise ValueError(f"source {self.source} must be as it was planned for, it is another now: plan again")
             return job.convert_part(self.part)
@@ -124,7 +133,7 @@ def plan(
         The parts. Run each, in any order and on any machine, then `finish`.
 
     Raises:
-        ValueError: ``parts`` is below 1, or what `convert` refuses.
+        ValueError: ``parts`` is below 1 or above 65,536, or what `convert` refuses.
         FileExistsError: the destination is there.
     """
     target = _target(to, include, exclude, scale_search, group_size)
@@ -160,6 +169,8 @@ def finish(
     scale_search: str | None = None,
     group_size: int | None = None,
     progress: bool = False,
+    strict: bool = False,
+    checksums: bool = True,
 ) -> dict[str, Any]:
     """Put parts together: check that all are there, write index and config.json, and give the output its name.
 
@@ -176,17 +187,19 @@ def finish(
         scale_search: as it was for the parts.
         group_size: as it was for the parts.
         progress: draw a line on a terminal.
+        strict: as for `convert`.
+        checksums: read the source and the parts again, and compare them with the parts' checksums.
 
     Returns:
         What was done, as `convert` says it.
 
     Raises:
-        ValueError: parts are missing, or of another source or target.
+        ValueError: parts are missing, or of another source or target, or their bytes are not those that they wrote.
         FileExistsError: the destination is there.
     """
     target = _target(to, include, exclude, scale_search, group_size)
     count = _count(path_of(destination, "destination")) if parts is None else parts
-    with _opened(source, destination, target, count, progress, 1) as job:
+    with _opened(source, destination, target, count, progress, None, strict, checksums) as job:
         return job.finish()
 
 
@@ -199,6 +212,10 @@ def _target(
     to: str, include: Sequence[str], exclude: Sequence[str], scale_search: str | None, group_size: int | None
 ) -> Target:
     return parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
+
+
+def _again(place: Path) -> str:
+    return f"remove {place} and run the part"
 
 
 def _count(destination: Path) -> int:
@@ -222,13 +239,21 @@ def _opened(
     parts: int,
     show: bool,
     threads: int | None,
+    strict: bool = False,
+    checksums: bool = True,
 ) -> Iterator[_Parts]:
-    parts = count_of(parts, "parts")
+    parts = count_of(parts, "parts", MAX_PARTS)
     source = path_of(source, "source")
-    check_destination(path_of(destination, "destination"), source)
+    place = path_of(destination, "destination")
+    try:
+        check_destination(place, source)
+    except FileExistsError as error:
+        if not parts_of(place).is_dir():
+            raise
+        raise FileExistsError(f"{error}: it is complete, and {parts_of(place)} is not needed any more") from None
     checkpoint = Checkpoint(source, mapped=False)
     try:
-        yield _Parts(checkpoint, destination, target, parts, show, threads)
+        yield _Parts(checkpoint, destination, target, parts, show, threads, strict, checksums)
     finally:
         checkpoint.close()
 
@@ -251,9 +276,13 @@ class _Parts(Job):
         parts: int,
         show: bool,
         threads: int | None,
+        strict: bool,
+        checksums: bool,
     ) -> None:
-        place = Path(destination)
-        super().__init__(checkpoint, place, target, show, threads, folder=names_folder(destination))
+        place, folder = Path(destination), names_folder(destination)
+        super().__init__(checkpoint, place, target, show, threads, folder=folder, strict=strict, checksums=checksums)
+        self.kept: dict[str, Done] = {}
+        self._of_parts: dict[tuple[int, str], Done] = {}
         self.show, self.parts, self.folder = show, parts, parts_of(place)
         self.flat = [(name, choice) for name, choices in self.files for choice in choices]
         self.read = self._read()
@@ -321,10 +350,39 @@ class _Parts(Job):
         work = Work(self._place(part), bytes.fromhex(self.identity), directory=True)
         with work.kept_when_interrupted():
             if not work.finished:
+                self.checkpoint.sums = Sums() if self.checksums else None
                 self._write_files(files, work)
                 self.checkpoint.check_unchanged()
-                disk.write_file(work.out / _MARK, self.identity.encode())
+                with work.noting():
+                    text = json.dumps(
+                        {name: done.said() for name, done in self.kept.items()} if self.checksums else None
+                    )
+                    disk.write_file(work.out / _SUMS, f"{zlib.crc32(text.encode()):08x}{text}".encode())
+                    disk.write_file(work.out / _MARK, self.identity.encode())
             work.finish()
+
+    def _keep(self, file: str, done: Done) -> None:
+        super()._keep(file, done)
+        self.kept.setdefault(file, Done(Sums(), Sums(), {})).add(done)
+
+    def _sums(self, part: int) -> dict[str, Done]:
+        """What a part knows of its files.
+
+        Raises:
+            ValueError: it has no checksums, or they are not as it wrote them.
+        """
+        place = self._place(part)
+        raw = read_bounded(place / _SUMS, MAX_JSON)[0] if (place / _SUMS).is_file() else b""
+        if raw[:8] != f"{zlib.crc32(raw[8:]):08x}".encode():
+            raise ValueError(f"{place / _SUMS} must be as its part wrote it, it is not: {_again(place)}")
+        said = json.loads(raw[8:])
+        if said is None:
+            if not self.checksums:
+                return {}
+            raise ValueError(
+                f"{place} must have checksums, it was made without: {_again(place)}, or leave them out here"
+            )
+        return {name: Done.of(text) for name, text in said.items()}
 
     def finish(self) -> dict[str, Any]:
         """See `finish`."""
@@ -335,10 +393,46 @@ class _Parts(Job):
                 f"parts must all be there before --finish, {len(missing)} of {self.parts} are not: "
                 f"run --part I/{self.parts} for I = {', '.join(map(str, missing[:_SHOWN]))}{more}"
             )
+        for part in range(1, self.parts + 1):
+            for name, done in self._sums(part).items():
+                super()._keep(name, done)
+                self._of_parts[part, name] = done
+        if self.checksums:
+            self._check_source()
         report = self.run()
         if not disk.remove_tree(self.folder):
             report["notes"].append(f"{self.folder} is not needed any more and could not be removed")
         return report
+
+    def _check_source(self) -> None:
+        """Whether what parts read is what is there.
+
+        Raises:
+            ValueError: it is not; the message names a tensor.
+        """
+        pieces: dict[tuple[str, int, int], tuple[int, int]] = {}
+        for (part, _), done in self._of_parts.items():
+            for name, start, stop, crc in done.read:
+                pieces.setdefault((name, start, stop), (crc, part))
+                self._same(pieces[name, start, stop], crc, part, name)
+
+        def look(piece: tuple[tuple[str, int, int], tuple[int, int]], _: Any) -> None:
+            (name, start, stop), (crc, part) = piece
+            if name not in self.checkpoint.entries or any(differing([(name, start, stop, crc)], self.checkpoint.span)):
+                raise ValueError(
+                    f"{self.checkpoint.path}: tensor {name!r} must be as part {part} read it, it is another now: "
+                    f"{_again(self._place(part))}"
+                )
+
+        with contextlib.closing(Workers(self.threads)) as workers:
+            workers.each(look, iter(pieces.items()))
+
+    def _same(self, first: tuple[int, int], crc: int, part: int, name: str) -> None:
+        if first[0] != crc:
+            raise ValueError(
+                f"{self.checkpoint.path}: tensor {name!r} must be one for all parts, parts {first[1]} and {part} read "
+                f"different bytes: {_again(self._place(first[1]))}, {_again(self._place(part))}"
+            )
 
     def _make(self, work: Work) -> None:
         """Put the files of all parts together."""
@@ -348,11 +442,13 @@ class _Parts(Job):
                 pieces.setdefault(name, []).append((self._place(part) / name, choices))
         for name, choices in self.files:
             if len(pieces[name]) == 1:
-                self._check(pieces[name][0][0], choices)
-                disk.link_or_copy(pieces[name][0][0], work.out / name)
+                path = pieces[name][0][0]
+                self._check_bytes(self._check(path, choices), path, name)
+                disk.link_or_copy(path, work.out / name)
                 self.progress.add(sum(map(nbytes_of_choice, choices)))
             else:
                 self._join(work.out / name, choices, pieces[name])
+            work.note(name)
 
     def _check(self, path: Path, choices: list[Choice]) -> PlannedWriter:
         """What says where a part's tensors are in its file."""
@@ -360,8 +456,26 @@ class _Parts(Job):
         if writer is None or not writer.complete:
             if writer is not None:
                 writer.abort()
-            raise ValueError(f"{path} must be as its part wrote it, it is not: remove {path.parent} and run the part")
+            raise ValueError(f"{path} must be as its part wrote it, it is not: {_again(path.parent)}")
         return writer
+
+    def _check_bytes(self, writer: PlannedWriter, path: Path, file: str) -> None:
+        """Whether a part's file has the bytes that were written to it."""
+        if not self.checksums:
+            return
+        wrote = self._of_parts[self._part_of(path), file].wrote
+        with contextlib.closing(Workers(self.threads)) as workers:
+
+            def look(name: str, _: Any) -> None:
+                if not writer.has(name, wrote):
+                    raise ValueError(
+                        f"{path}: tensor {name!r} must be as its part wrote it, it is not: {_again(path.parent)}"
+                    )
+
+            workers.each(look, iter(writer.spans))
+
+    def _part_of(self, path: Path) -> int:
+        return int(path.parent.name.partition("-")[0])
 
     def _join(self, path: Path, choices: list[Choice], pieces: list[tuple[Path, list[Choice]]]) -> None:
         writer = self._writer(path, choices)
@@ -370,7 +484,9 @@ class _Parts(Job):
                 self.progress.add(sum(map(nbytes_of_choice, choices)))
                 return
             for source, some in pieces:
-                spans = self._check(source, some).spans
+                writer_of = self._check(source, some)
+                self._check_bytes(writer_of, source, path.name)
+                spans = writer_of.spans
                 with disk.open_regular(source) as fd:
                     for name in (name for choice in some for name in choice.outputs):
                         self._copy_span(fd, spans[name], name, writer)
@@ -381,6 +497,7 @@ class _Parts(Job):
     def _copy_span(self, fd: int, span: tuple[int, int], name: str, writer: PlannedWriter) -> None:
         begin, end = span
         for at in range(begin, end, _STEP):
-            raw = os.pread(fd, min(_STEP, end - at), at)
+            with disk.reading(self.folder):
+                raw = os.pread(fd, min(_STEP, end - at), at)
             writer.write_stored(name, raw, at - begin)
             self.progress.add(len(raw))

@@ -29,6 +29,7 @@ from breccia.checkpoint.finding import Finder, check_shape, stored_bytes
 from breccia.checkpoint.folder import Folder
 from breccia.checkpoint.logical import Logical, Plain, in_order
 from breccia.checkpoint.naming import NAMELESS, naming
+from breccia.checkpoint.sums import Sums
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["Checkpoint", "assemble"]
@@ -53,6 +54,7 @@ class Checkpoint:
         config: config.json, empty where there is none.
         found: logical tensors, in the order of the files.
         stamps: what tells whether a file that was read is still the same.
+        sums: takes checksums of what is read, by the names of stored tensors; None where nobody wants them.
 
     Raises:
         ValueError: a file is not valid, or index and files disagree.
@@ -64,6 +66,7 @@ class Checkpoint:
         self.files: list[SafetensorsFile | GgufFile] = []
         self.entries: dict[str, Entry] = {}
         self.home: dict[str, SafetensorsFile | GgufFile] = {}
+        self.sums: Sums | None = None
         try:
             with without_collection():
                 self._open()
@@ -160,7 +163,10 @@ class Checkpoint:
             uint8, flat.
         """
         file, begin = self.home[name].file, self.entries[name].start
-        return (file.view if self.mapped else file.array)(begin + start, begin + stop)
+        found = (file.view if self.mapped else file.array)(begin + start, begin + stop)
+        if self.sums is not None:
+            self.sums.add(name, start, found)
+        return found
 
     def load(self, found: Found) -> ScaledTensor | OutsideTensor | np.ndarray[Any, Any]:
         """A logical tensor: a ScaledTensor that views the files where they are mapped and its format allows.
@@ -328,7 +334,7 @@ def without_collection() -> Iterator[None]:
 
 
 def _open(path: Path) -> SafetensorsFile | GgufFile:
-    with disk.open_regular(path) as fd:
+    with disk.open_regular(path) as fd, disk.reading(path):
         gguf_magic = os.pread(fd, 4, 0) == b"GGUF"
     return GgufFile(path) if gguf_magic or path.suffix == ".gguf" else SafetensorsFile(path)
 

@@ -41,7 +41,7 @@ class Difference:
         sqnr_db: signal to quantization noise, infinite where equal, NaN where the reference is zero.
         cosine: of the two tensors as vectors.
         max_error: largest absolute difference.
-        equal: whether every value is the same.
+        equal: whether every value is the same, and one of them is a number.
         mistake: what would explain a bad one, "" where nothing does.
         bound_db: SQNR below which it fails.
     """
@@ -95,6 +95,8 @@ def compare(name: str, reference: Any, tensor: Any, bound_db: float = FLOATS_DB)
     if tuple(tensor.shape) != shape:
         raise ValueError(f"tensor {name!r}: shape must be {shape}, got {tuple(tensor.shape)}")
     sums = comparison.compare(comparable(reference), comparable(tensor))
+    if 0 < sums.count == min(sums.nans, sums.reference_nans):  # no number is there that could be compared
+        return Difference(name, shape, -math.inf, math.nan, math.nan, False, "every element is NaN", bound_db)
     mistake = ""
     if not sums.equal and not sums.sqnr_db > bound_db and isinstance(tensor, ScaledTensor):
         mistake = diagnose(reference, tensor)

@@ -5,14 +5,51 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from breccia.checkpoint import disk
 from breccia.checkpoint.journal import Journal, read_journal
+from breccia.checkpoint.locks import Lock, lock
+from breccia.checkpoint.sums import Sums
 
-__all__ = ["ReplaceError", "Work", "check_replaceable", "partial_of"]
+__all__ = ["Done", "ReplaceError", "Work", "check_replaceable", "partial_of"]
+
+
+class Done(NamedTuple):
+    """What is known of tensors that were converted.
+
+    Attributes:
+        read: checksums of what was read for them, by stored names.
+        wrote: checksums of what was written, by the names in the output.
+        not_finite: how many numbers are infinite or NaN, by logical names, where any are.
+    """
+
+    read: Sums
+    wrote: Sums
+    not_finite: dict[str, int]
+
+    def said(self) -> str:
+        """In words that `of` takes."""
+        return json.dumps([self.read.said(), self.wrote.said(), self.not_finite])
+
+    @classmethod
+    def of(cls, text: str) -> Done:
+        read, wrote, not_finite = json.loads(text)
+        return cls(Sums(read), Sums(wrote), not_finite)
+
+    def add(self, other: Done) -> None:
+        """Take in what is known of others.
+
+        Raises:
+            ValueError: something was read for both, and had other bytes for one than for the other.
+        """
+        self.read.merge(other.read)
+        self.wrote.merge(other.wrote)
+        self.not_finite.update(other.not_finite)
 
 
 def partial_of(destination: Path) -> Path:
@@ -53,6 +90,7 @@ class Work:
     Attributes:
         out: directory of what is being made.
         finished: whether an earlier run was stopped after giving the output its name.
+        made: files of the output that are complete, and what changes when they do.
 
     Raises:
         BlockingIOError: another conversion to this destination is at work.
@@ -67,12 +105,13 @@ class Work:
         self._old = self.path / "replaced"
         self._made = self.out if directory else self.out / destination.name
         self._journal: Journal | None = None
-        self._lock = -1
+        self._lock: Lock | None = None
+        self.made: dict[Path, disk.Stamp] = {}
         self._parents: list[Path] = []
         self.finished = False
         try:
             self._make_parents(destination.parent)
-            disk.make_directory(self.path)
+            self._fresh = disk.make_directory(self.path)
             self._take_lock()
             self._begin(identity)
         except (BlockingIOError, FileExistsError, NotADirectoryError, KeyboardInterrupt):
@@ -88,12 +127,18 @@ class Work:
                 self._parents.append(parent)
 
     def _take_lock(self) -> None:
-        lock = disk.lock(self.path / "lock")
-        if lock is None:
+        try:
+            self._lock = lock(self.path / "lock")
+        except BlockingIOError:
+            raise
+        except OSError:
+            if self._fresh and [entry.name for entry in os.scandir(self.path)] == ["lock"]:
+                disk.remove_tree(self.path)
+            raise
+        if self._lock is None:
             raise BlockingIOError(
                 f"destination must be written by one conversion at a time: another is at work in {self.path}"
             )
-        self._lock = lock
 
     def _begin(self, identity: bytes) -> None:
         path = self.path / "journal"
@@ -107,22 +152,26 @@ class Work:
         if self._replace:
             check_replaceable(self.destination, self._directory)
         elif os.path.lexists(self.destination):
-            if not os.path.lexists(self.out):  # nothing is being made: what cleaning up left
-                self._clear()
-            raise FileExistsError(f"destination must not be there, {self.destination} is")
+            if os.path.lexists(self.out):
+                raise FileExistsError(f"destination must not be there, {self.destination} is")
+            self._clear()  # nothing is being made: what cleaning up left
+            raise FileExistsError(
+                f"destination must not be there, {self.destination} is: it is complete, an earlier conversion to it "
+                f"was stopped while it tidied up"
+            )
         self._journal = Journal(path, identity)
         if not self._journal.records:
             disk.remove_tree(self.out)
             self._journal.add([("begin",)])
         disk.make_directory(self.out)
 
-    def done(self, file: str) -> set[str]:
+    def done(self, file: str) -> dict[str, Done]:
         """Tensors of a file that are on disk."""
         assert self._journal is not None
-        names: set[str] = set()
+        names: dict[str, Done] = {}
         for kind, *words in self._journal.records:
             if kind == "tensor" and words[0] == file:
-                names.add(words[1])
+                names[words[1]] = Done.of(words[2])
             elif kind == "restart" and words[0] == file:
                 names.clear()
         return names
@@ -133,10 +182,43 @@ class Work:
         if self.done(file):
             self._journal.add([("restart", file)])
 
-    def record(self, file: str, tensors: Iterable[str]) -> None:
+    def record(self, file: str, tensors: Mapping[str, Done]) -> None:
         """Say that tensors of a file are on disk."""
         assert self._journal is not None
-        self._journal.add(("tensor", file, name) for name in tensors)
+        self._journal.add(("tensor", file, name, done.said()) for name, done in tensors.items())
+
+    def note(self, name: str) -> None:
+        """Say that a file of the output is complete."""
+        self.made[self.out / name] = disk.stamp_of(os.stat(self.out / name, follow_symlinks=False))
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """While inside, small files that are made are noted."""
+        token = disk.made.set(self.made)
+        try:
+            yield
+        finally:
+            disk.made.reset(token)
+
+    def check(self) -> None:
+        """Whether the output consists of the files that were noted, as they were then.
+
+        Raises:
+            ValueError: a file is missing, another one, or too many; or the work is another process's now.
+        """
+        if self._lock is None or not self._lock.holds():
+            raise ValueError(f"{self.path} must be this conversion's alone, another program removed it meanwhile")
+        for path, (inode, size, changed, _) in self.made.items():
+            try:
+                now = disk.stamp_of(os.stat(path, follow_symlinks=False))
+            except FileNotFoundError:
+                raise ValueError(f"{path} must stay until the output is complete, it was removed") from None
+            if now[:3] != (inode, size, changed):
+                raise ValueError(f"{path} must stay as it was written until the output is complete, it was changed")
+        for folder, _, names in os.walk(self.out):
+            for path in (Path(folder) / name for name in names if not name.startswith(".")):
+                if path not in self.made:
+                    raise ValueError(f"{path} must not be there, another program made it")
 
     @contextlib.contextmanager
     def kept_when_interrupted(self) -> Iterator[None]:
@@ -161,6 +243,7 @@ class Work:
             assert self._journal is not None
             disk.sync_directory(self.out)
             self._journal.add([("complete",)])
+            self.check()
             self._come()
         try:
             disk.sync_directory(self.destination.parent)
@@ -193,11 +276,13 @@ class Work:
 
     def abandon(self) -> None:
         """Remove all of it, and the directories made for it."""
-        if self._lock >= 0:
+        held = self._lock is not None and self._lock.holds()
+        if held:
             self._forget_that_it_is_complete()
             self._put_back()
-        if self._lock >= 0 or not (self.path / "lock").exists():
+        if held or not (self.path / "lock").exists():
             self._clear()
+        self.close()
         for parent in reversed(self._parents):
             with contextlib.suppress(OSError):  # something is in it that is not this conversion's
                 disk.remove_directory(parent)
@@ -206,7 +291,7 @@ class Work:
         if self._journal is not None:
             self._journal.close()
         disk.remove_tree(self.out)  # first what is large
-        gone = disk.remove_tree(self.path)
+        gone = disk.remove_tree(self.path, last="journal")  # which says that the output is complete
         self.close()
         return gone
 
@@ -214,6 +299,6 @@ class Work:
         """Leave the work for the next run of the same conversion."""
         if self._journal is not None:
             self._journal.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

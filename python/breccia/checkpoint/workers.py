@@ -13,16 +13,29 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PIECE", "Workers"]
+from breccia.checkpoint.arguments import count_of
 
+__all__ = ["PIECE", "Workers", "thread_count"]
+
+MAX_THREADS = 1 << 10
 PIECE = 4 << 20  # bytes of output at a time: several fit in a cache, and writing them costs few calls
+
+
+def thread_count(threads: int | None) -> int:
+    """How many threads to use: as many as are asked for, else one per core.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is below 1 or above 1,024.
+    """
+    return os.cpu_count() or 1 if threads is None else count_of(threads, "threads", MAX_THREADS)
 
 
 class Workers:
     """Threads that turn pieces into bytes and write them, each with memory of its own."""
 
     def __init__(self, count: int | None = None) -> None:
-        self.count = count or os.cpu_count() or 1
+        self.count = thread_count(count)
         self._pool = ThreadPoolExecutor(self.count)
         self._memory: queue.SimpleQueue[np.ndarray[Any, Any]] = queue.SimpleQueue()
         for _ in range(self.count):

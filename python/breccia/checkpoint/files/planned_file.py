@@ -15,6 +15,8 @@ import numpy as np
 
 from breccia.checkpoint import disk
 from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.locks import Lock, lock
+from breccia.checkpoint.sums import Sums, differing
 
 __all__ = ["PlannedWriter"]
 
@@ -32,6 +34,7 @@ class PlannedWriter:
     Attributes:
         resumed: whether spans of an earlier writer are there, in ``partial``.
         complete: whether the file is there under its name: nothing is to be written.
+        sums: takes checksums of what is written, by the names of spans; None where nobody wants them.
 
     Space is reserved on construction, so that a full disk is found before any work. Leaving the ``with``
     block by an exception removes the partial file.
@@ -55,14 +58,16 @@ class PlannedWriter:
         self._left = {name: end - begin for name, (begin, end) in spans.items()}
         self._lock = threading.Lock()
         self._fd = -1
+        self._held: Lock | None = None
+        self.sums: Sums | None = None
         self.complete = resume and _fits(self.path, header, size)
         self.resumed = resume and not self.complete and _fits(self.partial, header, size)
         if self.complete:
             return
-        fd = disk.lock(self.partial)
-        if fd is None:
+        self._held = lock(self.partial)
+        if self._held is None:
             raise BlockingIOError(f"{self.path} must be written by one writer at a time: {self.partial} is locked")
-        self._fd = fd
+        self._fd = self._held.fd
         try:
             if not self.resumed:
                 self._begin(header, size)
@@ -92,6 +97,8 @@ class PlannedWriter:
         if begin + at + len(view) > end:
             raise ValueError(f"tensor {name!r} must have {end - begin} bytes, got {at + len(view)}")
         disk.write(self._fd, view, begin + at, self.partial)
+        if self.sums is not None:
+            self.sums.add(name, at, view)
         with self._lock:
             self._left[name] -= len(view)
 
@@ -103,6 +110,20 @@ class PlannedWriter:
     def write_stored(self, name: str, raw: bytes, at: int) -> None:
         """Write bytes of a span that are as the file stores them."""
         PlannedWriter.write(self, name, np.frombuffer(raw, np.uint8), at)
+
+    def has(self, name: str, sums: Sums) -> bool:
+        """Whether a span has all the bytes that checksums say, in the file that is there."""
+        pieces, (begin, end) = sums.of(name), self._spans[name]
+        covered = sum(stop - start for start, stop, _ in pieces) == end - begin
+        path = self.path if self.complete else self.partial
+        if not covered:
+            return False
+        with disk.reading(path), path.open("rb", buffering=0) as file:
+
+            def read(_: str, start: int, stop: int) -> bytes:
+                return os.pread(file.fileno(), stop - start, begin + start)
+
+            return not any(differing(((name, *piece) for piece in pieces), read))
 
     def skip(self, name: str) -> None:
         """Count a span as written: it is there from an earlier run."""
@@ -133,9 +154,9 @@ class PlannedWriter:
 
     def close(self) -> None:
         """Stop without removing the partial file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._held is not None:
+            self._held.close()
+        self._fd = -1
 
     def abort(self) -> None:
         """Stop and remove the partial file."""
@@ -151,5 +172,5 @@ def _fits(path: Path, header: bytes, size: int) -> bool:
     """Whether a file is there that has this size and begins with this header."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size != size:
         return False
-    with path.open("rb") as file:
+    with disk.reading(path), path.open("rb") as file:
         return file.read(len(header)) == header
