@@ -13,7 +13,7 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.checkpoint import SafetensorsFile, save_arrays
+from breccia.checkpoint import SafetensorsFile, convert, save_arrays, verify
 from breccia.cli import main
 
 
@@ -474,3 +474,78 @@ def test_long_work_shows_how_far_it_is(
     assert len(list(breccia.open(q, progress=True))) == 25
     assert " 100% " in sys.stderr.getvalue()
     capsys.readouterr()
+
+
+def shell(line: str, *words: Any) -> subprocess.CompletedProcess[str]:
+    """A command by a shell, in which ``breccia`` is the command of this package, and $1 … are words."""
+    script = f"breccia() {{ '{sys.executable}' -m breccia \"$@\"; }}; {line}"
+    return subprocess.run(
+        ["bash", "-c", script, "bash", *map(str, words)], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+FULL = "breccia: standard output cannot be written: No space left on device\n"
+STREAMS = {
+    ">/dev/full": FULL,
+    ">&-": "",
+    "2>&-": "",
+    ">&- 2>&-": "",
+    "<&- >&- 2>&-": "",
+    "| true": "",
+    "2>/dev/full": "",
+}
+COMMANDS = {
+    "convert --quiet $1 $2/out --to nvfp4": 0,
+    "convert --json $1 $2/out --to nvfp4": 0,
+    "convert $1 $2/out --to nvfp4": 0,
+    "convert --quiet $1 $2/out --to nonsense": 2,
+    "convert --json --quiet $1 $2/out --to nonsense": 2,
+    "convert --to list": 0,
+    "inspect $1": 0,
+    "inspect --json $1": 0,
+    "inspect nowhere": 2,
+    "verify $1 $1": 0,
+    "verify $1 $3": 1,
+    "verify --json $1 $3": 1,
+    "verify --complete $1": 0,
+    "convert": 2,
+    "--help": 0,
+    "--version": 0,
+    "": 2,
+}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no stream that is always full")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_streams_that_take_nothing_change_no_exit_code(command: str, model: Path, tmp_path: Path) -> None:
+    """What is done decides: closed, full, and given up by who reads."""
+    other = tmp_path / "other.safetensors"
+    save_arrays({f"layers.{i}.weight": np.ones((128, 256), np.float32) for i in range(2)}, other)
+    for number, (stream, says) in enumerate(STREAMS.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        done = shell(f"set -o pipefail; breccia {command} {stream}", model, folder, other)
+        assert done.returncode == COMMANDS[command], (stream, done)
+        assert (folder / "out").is_file() == (COMMANDS[command] == 0 and "$2" in command), stream
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, (stream, done)
+        wanted = COMMANDS[command] != 2 and says
+        assert not wanted or done.stderr.endswith(says), (stream, done)
+
+
+def test_streams_that_are_none_or_closed_change_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of programs without a console."""
+    closed = io.StringIO()
+    closed.close()
+    for number, stream in enumerate((None, closed)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert main(["convert", str(model), str(tmp_path / f"q{number}"), "--to", "nvfp4"]) == 0
+        assert main(["verify", str(model), str(tmp_path / f"q{number}")]) == 0
+        assert main(["inspect", str(tmp_path / "nowhere")]) == 2
+        assert sys.stdout is stream
+        made = tmp_path / f"r{number}"
+        assert convert(model, made, "nvfp4", progress=True)["tensors"] == {"cast": 2}
+        assert verify(model, made, progress=True)["ok"]
+        monkeypatch.undo()

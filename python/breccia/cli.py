@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``breccia`` command.
 
-Exit codes: 0 done, 1 a check did not pass, 2 a wrong argument or input, 130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 a check did not pass, 2 a wrong argument or input, 130 interrupted, 143 terminated. Whether
+standard output and standard error take what is said does not change them.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from breccia._arguments import Parser, count, json_last, part
 from breccia._command_errors import Terminated, said, terminable
-from breccia._terminal import after, plain_characters, wrapped
+from breccia._terminal import after, plain_characters, streams, wrapped
 from breccia._version import __version__
 
 __all__ = ["main"]
@@ -28,6 +28,11 @@ _FORCE = "replace OUT when the new one is complete, and not before; never IN"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     plain_characters()
+    with streams():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     words = json_last(list(sys.argv[1:] if argv is None else argv))
     parser = _parser("demo" in words)
     if not words:
@@ -37,10 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with terminable():
             code: int = args.run(args)
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
-        return 1
     except KeyboardInterrupt as error:
         more = ": the same command goes on where this one was" if args.command in ("convert", "merge-lora") else ""
         print(f"breccia: interrupted{more}", file=sys.stderr)

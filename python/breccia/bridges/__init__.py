@@ -21,9 +21,21 @@ if TYPE_CHECKING:
 
 # The modules of the formats. They are not looked for in the folder: where no file can be opened, that finds none.
 _MODULES = (
-    "awq bitsandbytes comfyui compressed_tensors deepseek dlpack gguf gpt_oss gptq mlx modelopt native torchao "
-    "transformer_engine"
-).split()
+    "awq",
+    "bitsandbytes",
+    "comfyui",
+    "compressed_tensors",
+    "deepseek",
+    "dlpack",
+    "gguf",
+    "gpt_oss",
+    "gptq",
+    "mlx",
+    "modelopt",
+    "native",
+    "torchao",
+    "transformer_engine",
+)
 OWN = "breccia"  # the format of recipes that are named without one
 _OTHERS = {
     "_bridge": ("Bridge", "FileFormat", "Kind", "Place"),

@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 
+from breccia._terminal import is_terminal
+
 __all__ = ["Progress"]
 
 
@@ -20,10 +22,10 @@ class Progress:
 
     def __init__(self, total: int, show: bool) -> None:
         self.total, self.done = total, 0
-        self._show = show and sys.stderr.isatty()
+        self._show = show and is_terminal(sys.stderr)
         self._start = self._drawn = time.monotonic()
         self._skipped = 0
-        self._block = "█" if (sys.stderr.encoding or "").lower().startswith("utf") else "#"
+        self._block = "█" if str(getattr(sys.stderr, "encoding", "")).lower().startswith("utf") else "#"
         self._lock = threading.Lock()
 
     def add(self, nbytes: int) -> None:
@@ -43,16 +45,18 @@ class Progress:
     def finish(self) -> None:
         """Draw for the last time."""
         if self._show:
-            self._draw(time.monotonic())
-            sys.stderr.write("\n")
+            self._draw(time.monotonic(), "\n")
 
-    def _draw(self, now: float) -> None:
+    def _draw(self, now: float, end: str = "") -> None:
         share = self.done / self.total if self.total else 1.0
         rate = (self.done - self._skipped) / max(now - self._start, 1e-9)
         left = (self.total - self.done) / rate if rate else 0.0
         bar = self._block * int(share * 24)
-        sys.stderr.write(f"\r{bar:<24} {share:4.0%}  {rate / 1e6:8.1f} MB/s  {_clock(left)} left ")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(f"\r{bar:<24} {share:4.0%}  {rate / 1e6:8.1f} MB/s  {_clock(left)} left {end}")
+            sys.stderr.flush()
+        except (OSError, ValueError, AttributeError):  # nobody looks any more
+            self._show = False
 
 
 def _clock(seconds: float) -> str:
