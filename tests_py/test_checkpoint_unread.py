@@ -26,9 +26,9 @@ def words(*shape: int) -> Any:
     return np.random.default_rng(0).integers(-(2**31), 2**31 - 1, shape, dtype=np.int32)
 
 
-GPTQ3 = {"a.qweight": words(12, 64), "a.qzeros": words(1, 6), "a.scales": np.ones((1, 64), np.float16)}
+GPTQ5 = {"a.qweight": words(20, 64), "a.qzeros": words(1, 10), "a.scales": np.ones((1, 64), np.float16)}
 UNREAD = {
-    "gptq of 3 bits": (GPTQ3, {"quant_method": "gptq", "bits": 3, "group_size": 128}),
+    "gptq of 5 bits": (GPTQ5, {"quant_method": "gptq", "bits": 5, "group_size": 128}),
     "hqq": ({"a.W_q": words(64, 16).view(np.uint8), "a.scale": np.ones((64, 1), np.float32)}, {"quant_method": "hqq"}),
     "bitnet": ({"a.weight": np.ones((16, 64), np.uint8), "a.weight_scale": np.ones(1, np.float32)}, {}),
     "an unknown method": ({"a.packed_codes": words(64, 8).view(np.uint8)}, {"quant_method": "new"}),

@@ -90,6 +90,11 @@ class Bridge(Protocol):
         """Ends of the stored names that `find` is asked about."""
 
     @property
+    def marks(self) -> tuple[str, ...]:
+        """Patterns of names of stored tensors that only say that a file is of this format, which conversions leave
+        out."""
+
+    @property
     def writes(self) -> bool:
         """Whether `stored` can write the format."""
 
@@ -388,6 +393,7 @@ class FileFormat:
     recipes_with_inputs: Mapping[str, ScalingRecipe] = field(default_factory=dict)
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     anchors: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
     own_files: bool = False
     whole_header: bool = False
     input_scales: bool = False

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from breccia import frameworks
 from breccia._inputs import refuse_mask
 from breccia.bridges._checks import StoredTypeError
+from breccia.formats import decode
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor, _spec
 from breccia.peers import require
 from breccia.recipe_names import resolve
@@ -23,6 +24,7 @@ from breccia.scaled_tensor import ScaledTensor, check_kernels
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 FP8_DTYPES = {"F8_E4M3": "E4M3", "F8_E5M2": "E5M2"}
+_FP8_NAMES = {"E4M3": "float8_e4m3fn", "E5M2": "float8_e5m2"}
 FP8_CODES = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
 SCALE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "uint16": "bf16", "float32": "fp32"}
 STORED_SCALES = {"float16": "F16", "bfloat16": "BF16", "uint16": "BF16", "float32": "F32"}
@@ -315,6 +317,11 @@ def fp8_format_of(weight: Array, said: str | None = None) -> str:
     if weight.dtype.name.endswith("fnuz"):
         raise ValueError(f"weight must be of E4M3 or E5M2, got {weight.dtype}: breccia.bridges.from_fnuz reads it")
     return said or FP8_CODES.get(weight.dtype.name, "E4M3")
+
+
+def fp8_values(raw: Array, fp8_format: str) -> Array:
+    """The numbers that FP8 codes stand for, as float32."""
+    return decode(codes(raw, "raw"), _FP8_NAMES[fp8_format])
 
 
 def fp8_recipe(

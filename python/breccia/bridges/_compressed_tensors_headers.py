@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from breccia.bridges._checks import FLOATS, check_axes, shown
@@ -72,6 +73,13 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     symmetric = _said_by_all(said, "symmetric")
     if symmetric is False and "weight_zero_point" not in parts and weight.dtype in ("I32", "I8"):
         raise ValueError(f"{prefix}weight_zero_point must be there where config.json says symmetric false, it is not")
+    if weight.dtype == "F4" and scale.dtype in ("U8", "F8_E8M0", "F8_E4M3"):  # a type of its own for packed codes
+        if weight.shape[-1] % 2:
+            raise ValueError(f"{weight.name} must have an even number of columns, got shape {weight.shape}")
+        packed = weight = SimpleNamespace(
+            name=weight.name, dtype="U8", shape=(*weight.shape[:-1], weight.shape[-1] // 2)
+        )
+        parts = {"weight_packed": weight.name, **{role: name for role, name in parts.items() if role != "weight"}}
     found = _find_packed(prefix, parts, weight, scale, bits, findings) if packed else _find_plain(parts, weight, scale)
     if found is None:
         return None
@@ -155,8 +163,8 @@ def _find_packed(
         shape = (*stored[:-1], stored[-1] * 2)
         if "weight_global_scale" not in parts:
             findings.append(f"{prefix}weight_global_scale is missing: NVFP4 values would be off by a constant factor")
-        recipe = nvfp4_recipe("weight_global_scale" in parts)
-        return "nvfp4", shape, recipe, PerBlockMN(1, 16), "uint8"
+        two_levels = nvfp4_recipe("weight_global_scale" in parts)
+        return "nvfp4", shape, two_levels, PerBlockMN(1, 16), "uint8"
     if weight.dtype == "U8" and scale.dtype in ("U8", "F8_E8M0"):
         if stored[-1] * 2 == groups * 32:
             return "mxfp4", (*stored[:-1], stored[-1] * 2), MXFP4BlockScaling(), PerBlockMN(1, 32), "uint8"

@@ -56,7 +56,7 @@ def order_of_columns(g_idx: Any, columns: int, groups: int, argument: str) -> tu
     size = -(-columns // groups)
     if g_idx is None:
         return None, size
-    order = as_numpy(g_idx, argument)
+    order = as_numpy(g_idx, argument.rpartition(" ")[2])
     if order.dtype.kind not in "iu":
         raise StoredTypeError(f"{argument} must be of integers, got dtype {order.dtype}")
     if order.shape != (columns,) or (columns and (order.min() < 0 or order.max() >= groups)):

@@ -8,6 +8,7 @@ files name the formats in the header, under ``_quantization_metadata``.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges._bridge import FileFormat, Place
+from breccia.bridges._comfyui_unmarked import decided, in_tiles, may_be_tiles
 from breccia.bridges._common import (
     FP8_CODES,
     FP8_DTYPES,
@@ -52,6 +54,7 @@ RECIPES: dict[str, ScalingRecipe] = {
     "int8": INT8Scaling(),
 }
 _FP8 = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
+_OLD_SCALE = "scale_weight"  # of files with a tensor "scaled_fp8" that marks them
 _ROLES = ("weight", "weight_scale", "weight_scale_2", "comfy_quant")
 _E5M2_INPUTS = 57344.0  # E5M2's largest number
 _FULL = "full_precision_matrix_mult"
@@ -59,18 +62,20 @@ _FULL = "full_precision_matrix_mult"
 __all__ = ["from_comfyui", "to_comfyui"]
 
 
-def from_comfyui(parts: Mapping[str, Any], kind: str | None = None) -> ScaledTensor:
+def from_comfyui(parts: Mapping[str, Any], kind: str | None = None, tiles: bool | None = True) -> ScaledTensor:
     """The tensors of one layer, by the last part of their names.
 
     Args:
         parts: ``weight``, ``weight_scale``, for NVFP4 ``weight_scale_2``, and perhaps ``comfy_quant``.
         kind: the format as ComfyUI names it; told by ``comfy_quant`` or the dtypes if None.
+        tiles: whether scales of blocks are in tiles and NVFP4's even elements high. False is ModelOpt's order: files
+            without marks may have either. Their numbers are looked at if None.
 
     Returns:
         NVFP4, MXFP8, INT8 or FP8 of shape ``(N, K)``.
 
     Raises:
-        ValueError: a tensor is missing or does not fit, or the format is another one.
+        ValueError: a tensor is missing or does not fit, the format is another one, or nothing tells the order.
     """
     weight, scale = get(parts, "weight", NAME), get(parts, "weight_scale", NAME)
     if "comfy_quant" in parts:
@@ -79,17 +84,19 @@ def from_comfyui(parts: Mapping[str, Any], kind: str | None = None) -> ScaledTen
     if weight.ndim != 2:
         raise ValueError(f"{NAME}: weight must be a matrix, got shape {weight.shape}")
     data = codes(weight, "weight")
+    if tiles is None:
+        tiles = _decided(scale, kind)
     if kind == "nvfp4":
         shape = (weight.shape[0], weight.shape[1] * 2)
         second = np.asarray(get(parts, "weight_scale_2", NAME), np.float32)
         if second.size != 1:
             raise ValueError(f"{NAME}: weight_scale_2 must be one number, got shape {second.shape}")
-        blocks = _untiled(scale, shape[0], shape[1] // 16)
-        return made(
-            _swapped(data), blocks, RECIPES["nvfp4"], PerBlockMN(1, 16), global_scale=second.reshape(()), shape=shape
-        )
+        blocks = _untiled(scale, shape[0], shape[1] // 16) if tiles else codes(scale, "weight_scale")
+        data = _swapped(data) if tiles else data
+        return made(data, blocks, RECIPES["nvfp4"], PerBlockMN(1, 16), global_scale=second.reshape(()), shape=shape)
     if kind == "mxfp8":
-        blocks = _untiled(scale, weight.shape[0], -(-weight.shape[1] // 32))
+        columns = -(-weight.shape[1] // 32)
+        blocks = _untiled(scale, weight.shape[0], columns) if tiles else codes(scale, "weight_scale")
         return made(data, blocks, RECIPES["mxfp8"], PerBlockMN(1, 32))
     scale = scale.astype(np.float32)
     if kind == "int8_tensorwise":
@@ -101,6 +108,10 @@ def from_comfyui(parts: Mapping[str, Any], kind: str | None = None) -> ScaledTen
     if scale.size != 1:
         raise ValueError(f"{NAME}: weight_scale must be one number for {kind}, got shape {scale.shape}")
     return made(data, scale.reshape(()), Float8CurrentScaling(fp8_format=_FP8[kind]), PerTensor())
+
+
+def _decided(scale: Array, kind: str) -> bool:
+    return decided(scale, "float8_e4m3fn" if kind == "nvfp4" else "float8_e8m0fnu", "weight_scale")
 
 
 def _kind(dtype: str, scale_bytes: int) -> str:
@@ -287,14 +298,26 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
     prefix, dot, role = name.rpartition(".")
+    if role == _OLD_SCALE:
+        return _of_layer(prefix + dot, entries, {"weight": f"{prefix}{dot}weight", "weight_scale": name})
+    if role == "weight_scale" and f"{prefix}{dot}comfy_quant" not in entries:
+        return _unmarked(prefix + dot, entries, context)
     if role not in _ROLES or f"{prefix}{dot}comfy_quant" not in entries:
         return None
     return _of_layer(prefix + dot, entries)
 
 
-def _of_layer(prefix: str, entries: Mapping[str, Any]) -> Found | None:
-    parts = {role: prefix + role for role in _ROLES if prefix + role in entries}
-    weight, scale = entries.get(prefix + "weight"), entries.get(prefix + "weight_scale")
+def _unmarked(prefix: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
+    """A layer that may be ComfyUI's by the shape of its scales; whether it is, `refine` looks where headers do not
+    tell."""
+    tiles = may_be_tiles(prefix, entries) and in_tiles(prefix, entries, context)
+    found = None if tiles is False else _of_layer(prefix, entries)
+    return found and replace(found, options={**found.options, "tiles": tiles})
+
+
+def _of_layer(prefix: str, entries: Mapping[str, Any], parts: dict[str, str] | None = None) -> Found | None:
+    parts = parts or {role: prefix + role for role in _ROLES if prefix + role in entries}
+    weight, scale = entries.get(parts.get("weight", "")), entries.get(parts.get("weight_scale", ""))
     if weight is None or scale is None or len(weight.shape) != 2:
         return None
     shape, layout, dtype = weight.shape, PerTensor(), "float32"
@@ -313,6 +336,8 @@ def _of_layer(prefix: str, entries: Mapping[str, Any]) -> Found | None:
         recipe = Float8CurrentScaling(fp8_format=FP8_DTYPES[weight.dtype])
     else:
         return None
+    if kind in _FP8 and math.prod(scale.shape) != 1:
+        raise ValueError(f"{scale.name} must be one number, got shape {scale.shape}")
     return Found(weight.name, NAME, kind, parts, shape, recipe, form, dtype, options={"kind": kind})
 
 
@@ -322,6 +347,9 @@ def refine(found: Found, array: Callable[[str], Array]) -> Found:
     Raises:
         ValueError: another format than the tensors have.
     """
+    if found.options.get("tiles", True) is None:
+        tiles = _decided(array(found.parts["weight_scale"]), found.kind)
+        return replace(found, options={**found.options, "tiles": tiles})
     if "comfy_quant" not in found.parts:
         return found
     kind = _kind_said(array(found.parts["comfy_quant"]))
@@ -335,7 +363,8 @@ BRIDGE = FileFormat(
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,
-    anchors=(".comfy_quant", ".weight_scale"),
+    anchors=(".comfy_quant", ".weight_scale", f".{_OLD_SCALE}"),
+    marks=("scaled_fp8", "*.scaled_fp8"),
     input_scales=True,
     input_scale=input_scale,
     find=find,

@@ -32,7 +32,13 @@ from breccia.bridges._common import (
 from breccia.bridges._parts import Found, Part, materialize, part, rows_only
 from breccia.bridges._written import FP8_INPUTS, InputScale, Written
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerTensor
-from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP4BlockScaling, ScalingRecipe
+from breccia.recipes import (
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    MXFP4BlockScaling,
+    MXFP8BlockScaling,
+    ScalingRecipe,
+)
 from breccia.scaled_tensor import ScaledTensor
 
 NAME = "deepseek"
@@ -127,7 +133,7 @@ def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block
         block_k: block size along K, and along M where scales are tiles.
 
     Returns:
-        FP8 in blocks, MXFP4, or FP8 with one scale.
+        FP8 in blocks, MXFP8, MXFP4, or FP8 with one scale.
 
     Raises:
         ValueError: a tensor is missing or has a shape that does not fit.
@@ -138,10 +144,20 @@ def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block
     scale = get(parts, name, NAME)
     weight = get(parts, "weight", NAME)
     fp8_format = fp8_format_of(weight, fp8_format)
+    if scale.dtype == np.float16:
+        scale = scale.astype(np.float32)  # recipes of FP8 have no scales of float16
+    if _is_mxfp8(tuple(weight.shape), tuple(scale.shape), scale.dtype.itemsize, block_k):
+        recipe8 = MXFP8BlockScaling(fp8_format=fp8_format)
+        return made(codes(weight, "weight"), codes(scale, name), recipe8, PerBlockMN(1, 32))
     if scale.size == 1 and scale.ndim < 2:  # of the whole tensor, as Mistral's checkpoints have it
         recipe = Float8CurrentScaling(fp8_format=fp8_format)
         return made(codes(weight, "weight"), scale.reshape(()), recipe, PerTensor())
     return from_deepseek_v3(weight, scale, block_k, fp8_format)
+
+
+def _is_mxfp8(shape: tuple[int, ...], scale_shape: tuple[int, ...], scale_bytes: int, block: int) -> bool:
+    """Whether exponents are those of MXFP8, one for 32 columns of a row, and not of tiles or other blocks."""
+    return scale_bytes == 1 and block in (32, 128) and scale_shape == (*shape[:-1], -(-shape[-1] // 32))
 
 
 def to_deepseek(scaled: ScaledTensor) -> dict[str, Array]:
@@ -222,9 +238,10 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         return Found(weight, NAME, "FP4 experts", parts, shape, MXFP4BlockScaling(), PerBlockMN(1, 32))
     if stored.dtype not in FP8_DTYPES:
         return None
-    dtype = {"F32": "float32", "BF16": "bfloat16", "F8_E8M0": "uint8"}.get(entry.dtype)
+    dtypes = {"F32": "float32", "F16": "float32", "BF16": "bfloat16", "F8_E8M0": "uint8", "U8": "uint8"}
+    dtype = dtypes.get(entry.dtype)
     if dtype is None:
-        return None
+        raise ValueError(f"{name} must be of F32, F16, BF16, F8_E8M0 or U8, got {entry.dtype}")
     fp8 = FP8_DTYPES[stored.dtype]
     if math.prod(entry.shape) == 1 and len(entry.shape) < 2:
         one = Float8CurrentScaling(fp8_format=fp8)
@@ -232,8 +249,11 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         return Found(weight, NAME, "FP8", parts, stored.shape, one, PerTensor(), dtype, options=options)
     said = (context.get("quantization_config") or {}).get("weight_block_size")
     block = (128, 128) if said is None else numbers(said, f"{NAME}: weight_block_size", 2)
-    recipe, layout = _block(stored.shape, entry.shape, dtype, block[-1], fp8)
     options = {"fp8_format": fp8, "block_k": block[-1]}
+    if _is_mxfp8(stored.shape, entry.shape, 1 if dtype == "uint8" else 4, block[-1]):
+        mx = MXFP8BlockScaling(fp8_format=fp8)
+        return Found(weight, NAME, "MXFP8", parts, stored.shape, mx, PerBlockMN(1, 32), options=options)
+    recipe, layout = _block(stored.shape, entry.shape, dtype, block[-1], fp8)
     findings: tuple[str, ...] = ()
     if isinstance(layout, PerBlockK) and said is not None:
         findings = (f"scale {entry.shape} is per row although config.json says weight_block_size {list(block)}",)

@@ -22,6 +22,7 @@ from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.architecture import Architecture, architecture
 from breccia.checkpoint.files.gguf_file import GgufFile
+from breccia.checkpoint.logical import AS_NUMBERS, NUMBERS
 from breccia.checkpoint.plot import scales_of
 from breccia.checkpoint.source import Checkpoint, is_float
 from breccia.checkpoint.verify import values
@@ -37,7 +38,7 @@ _PARTS = re.compile(
 _OF_ACTIVATIONS = re.compile(r"(^|[._])(input|output|k|v|q|prob|kv|pre_quant|logit|residual)_(global_)?scales?$")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _LAYERS = re.compile(r"(^|\.)(layers|layer|h|blocks|block|blk)$")
-_HARMLESS = ("shown flat", "as breccia 0.1.3 wrote them")
+_HARMLESS = (AS_NUMBERS, "shown flat", "as breccia 0.1.3 wrote them")
 _ROWS = 1 << 22  # elements looked at together
 
 
@@ -138,7 +139,8 @@ def _findings(found: Found) -> list[str]:
 
 
 def _of_floats(checkpoint: Checkpoint, found: Found) -> list[str]:
-    flat = checkpoint.array(found.parts["weight"]).reshape(-1)
+    array = values(checkpoint.load(found)) if NUMBERS in found.options else checkpoint.array(found.parts["weight"])
+    flat = array.reshape(-1)
     return _of_values(flat) + (["every element is zero: never written?"] if _unwritten(found, flat) else [])
 
 

@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from breccia import bridges
 from breccia.bridges._parts import Found
 from breccia.checkpoint import disk, gguf_folder, outputs
 from breccia.checkpoint.activations import Activations
@@ -29,6 +30,7 @@ from breccia.checkpoint.files.gguf_rope import ROPE_TENSORS
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.identity import beside, identity_of
+from breccia.checkpoint.logical import AS_NUMBERS, NUMBERS
 from breccia.checkpoint.models import is_one_expert
 from breccia.checkpoint.naming import naming
 from breccia.checkpoint.progress import Progress
@@ -178,6 +180,8 @@ class Job:
         self.requantized: list[Comparison] = []
         self.not_finite: dict[str, int] = {}
         self._quantized = {one.name for one in found if one.format != "plain"}
+        formats = {one.format for one in found} - {"plain"}
+        self._marks = [mark for name in sorted(formats) for mark in bridges.bridge(name).marks]
         self._folds = not target.bridge.pre_scales
         self.activations = Activations(checkpoint, found, target)
         self.target = self._settled(target)
@@ -238,6 +242,8 @@ class Job:
             for text in after.findings if after is not before else ():
                 if text not in before.findings:
                     odd.setdefault(text, []).append(after.name)
+        as_numbers = [one.name for one in refined if NUMBERS in one.options]
+        odd |= {AS_NUMBERS: as_numbers} if as_numbers else {}
         for text, names in odd.items():
             more = f" and {len(names) - 1} more" if names[1:] else ""
             self.notes.append(f"{names[0]}{more}: {text}")
@@ -323,6 +329,8 @@ class Job:
     def _dropped(self, name: str) -> bool:
         """Whether a tensor is not converted, or with its weight; scales of activations are `Activations`'s."""
         if name in self.left_out or name in self.activations.names:
+            return True
+        if any(fnmatchcase(name, mark) for mark in self._marks):
             return True
         if name in ROPE_TENSORS and self.from_gguf and self.into_directory:
             return True  # config.json says what the factors say

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
+from breccia.bridges._common import FP8_DTYPES
 from breccia.bridges._parts import Found
 from breccia.checkpoint.experts import MAX_EXPERTS, apart
 from breccia.checkpoint.files.gguf_file import GgufFile
@@ -15,9 +16,11 @@ from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
 from breccia.checkpoint.halves import wholes
 from breccia.checkpoint.models import is_stored_turned, models_name, turns
 
-__all__ = ["Batch", "Logical", "Plain", "Said", "blocks_of", "in_order", "spelled"]
+__all__ = ["AS_NUMBERS", "NUMBERS", "Batch", "Logical", "Plain", "Said", "blocks_of", "casts", "in_order", "spelled"]
 
 
+NUMBERS = "numbers"  # the option of FP8 tensors that are numbers, with no scale: their format
+AS_NUMBERS = "FP8 without a scale: the numbers themselves"
 _ALIKE = 4096  # kinds of tensors that are looked at once
 _BATCH = 4096  # tensors
 
@@ -61,6 +64,7 @@ class Plain:
         troubles: Mapping[str, str],
     ) -> None:
         self.entries, self.home, self.config, self.troubles = entries, home, config, troubles
+        self.cast: frozenset[str] = frozenset()  # names of FP8 tensors that are the numbers themselves
         self._alike: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[str, ...]]] = {}  # kind and findings
         self._turns = turns(config)
         self.names_stay = GgufFile not in set(map(type, home.values()))  # every tensor has the name it is stored under
@@ -72,7 +76,7 @@ class Plain:
 
     def said(self, entries: list[Entry]) -> list[Said]:
         """What is said of each of some stored tensors: no `Found` is made, which takes most of the time."""
-        if not self.names_stay or self._turns or self.troubles:
+        if not self.names_stay or self._turns or self.troubles or self.cast:
             return [Said(*self._of(entry)[:4]) for entry in entries]
         forms = [entry[1:3] for entry in entries]  # dtype and shape, which say all but the name
         firsts = dict(zip(forms, entries, strict=True))
@@ -94,6 +98,9 @@ class Plain:
             findings = (self.troubles[name],)
         options: dict[str, Any] = {}
         outside = name
+        if name in self.cast:
+            options = {NUMBERS: FP8_DTYPES[entry.dtype]}
+            findings = (AS_NUMBERS,) if len(shape) > 1 else ()
         if isinstance(home, GgufFile):
             outside, options = spelled(name, home, shape)
             if home.model is not None and outside != name and home.model.offset(outside):
@@ -226,6 +233,18 @@ def blocks_of(file: GgufFile) -> list[Found]:
         name, options = spelled(one.name, file, one.shape)
         result.append(replace(one, name=name, options={**one.options, **options}))
     return result
+
+
+def casts(entries: Mapping[str, Entry]) -> frozenset[str]:
+    """FP8 tensors that were cast without a scale, as files of diffusion models have them: nothing beside one is called
+    a scale."""
+    fp8 = {entry.name for entry in entries.values() if entry.dtype in FP8_DTYPES}
+    if not fp8:
+        return frozenset()
+    others = [name for name in entries if "scal" in name and name not in fp8]
+    scaled = {name.rpartition(".")[0] for name in others} | {name.partition("scal")[0].rstrip("._") for name in others}
+    none = not any(name in scaled or name.rpartition(".")[0] in scaled for name in fp8)
+    return frozenset(fp8) if none else frozenset()
 
 
 def _suspicious(entry: Entry) -> tuple[str, ...]:

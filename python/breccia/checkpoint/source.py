@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from breccia import bridges
-from breccia.bridges._common import float32
+from breccia.bridges._common import float32, fp8_values
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint import disk
@@ -27,7 +27,7 @@ from breccia.checkpoint.files.gguf_file import GgufFile
 from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
 from breccia.checkpoint.finding import Finder, check_shape, stored_bytes
 from breccia.checkpoint.folder import Folder
-from breccia.checkpoint.logical import Logical, Plain, in_order
+from breccia.checkpoint.logical import NUMBERS, Logical, Plain, casts, in_order
 from breccia.checkpoint.naming import NAMELESS, naming
 from breccia.checkpoint.sums import Sums
 from breccia.scaled_tensor import ScaledTensor
@@ -123,10 +123,14 @@ class Checkpoint:
         return {}
 
     def _find(self) -> Logical:
-        context = {"quantization_config": self.quantization, "quantization": self.config.get("quantization")}
+        said = self.quantization
+        context = {"quantization_config": said, "quantization": self.config.get("quantization")}
         finder = Finder(self.entries, context)
         finder.find(self.files)
-        return in_order(finder.found, finder.taken, Plain(self.entries, self.home, self.config, finder.troubles))
+        plain = Plain(self.entries, self.home, self.config, finder.troubles)
+        if not finder.found and not finder.troubles and not said.get("quant_method"):
+            plain.cast = casts(self.entries)
+        return in_order(finder.found, finder.taken, plain)
 
     def nbytes(self, found: Found) -> int:
         """Stored bytes of a logical tensor.
@@ -189,6 +193,8 @@ class Checkpoint:
         with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
             if found.format == "plain":
                 array = self._in_order(found, self._one(found, found.parts["weight"]))
+                if NUMBERS in found.options:
+                    array = fp8_values(array, found.options[NUMBERS])
                 if "offset" in found.options:
                     array = float32(array) - np.float32(found.options["offset"])
                 return np.swapaxes(array, -1, -2) if found.options.get("turned") else array
@@ -340,5 +346,5 @@ def _open(path: Path) -> SafetensorsFile | GgufFile:
 
 
 def is_float(found: Found) -> bool:
-    """Whether a plain tensor holds high-precision numbers."""
-    return found.format == "plain" and found.dtype in _FLOATS
+    """Whether a plain tensor holds numbers: of high precision, or FP8 that was cast without a scale."""
+    return found.format == "plain" and (found.dtype in _FLOATS or NUMBERS in found.options)

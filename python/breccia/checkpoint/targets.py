@@ -15,6 +15,7 @@ from breccia.bridges._parts import Found, Part, ghost
 from breccia.bridges._written import same_grid
 from breccia.checkpoint.arguments import patterns_of
 from breccia.checkpoint.files.gguf_models import ModelMap
+from breccia.checkpoint.logical import NUMBERS
 from breccia.checkpoint.models import is_embedding, is_one_expert, is_stored_turned, is_turned
 from breccia.checkpoint.source import is_float
 from breccia.recipes import ScalingRecipe
@@ -399,6 +400,9 @@ def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> 
 
 
 def _copy(found: Found, target: Target) -> Choice:
+    if NUMBERS in found.options:  # bfloat16 holds all of FP8, and every program reads it
+        wide = target.names is not None and (len(found.shape) < 2 or target.names.wide(found.name))
+        return _float(found, target, target.spell(found.name), "F32" if wide else "BF16")
     wide = target.names is not None and (len(found.shape) < 2 or target.names.wide(found.name))
     if wide and found.dtype in ("BF16", "F16"):
         # Programs add and multiply by vectors in float32 only.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from breccia.bridges._parts import Found
-from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.source import Checkpoint, is_float
 
 __all__ = ["check_all_is_read"]
 
@@ -39,7 +39,7 @@ def check_all_is_read(checkpoint: Checkpoint, found: Iterable[Found]) -> None:
 def _unread(found: Found, quantized: bool) -> bool:
     if _in_trouble(found):
         return True
-    if found.format != "plain" or found.dtype not in _CODES:
+    if found.format != "plain" or found.dtype not in _CODES or is_float(found):
         return False
     if _WEIGHT.fullmatch(found.name):
         return len(found.shape) > 0
