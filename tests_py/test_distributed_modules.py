@@ -19,11 +19,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 
-def model_of(recipe, seed=0):
+def model_of(recipe, seed=0, **options):
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(256, 390), torch.nn.GELU(), torch.nn.Linear(390, 256, bias=False))
     ragged = cases.may_be_ragged(recipe)
-    return breccia.quantize_(model, recipe, None if ragged else lambda layer, name: layer.in_features == 256)
+    chosen = None if ragged else lambda layer, name: layer.in_features == 256
+    return breccia.quantize_(model, recipe, chosen, **options)
 
 
 def sharded(model, world, policy=None, offload=None):
@@ -60,12 +61,17 @@ def test_sharded_models_compute_what_whole_ones_do(world):
 
 
 def passes_gradients(rank, world):
-    x = torch.from_numpy(cases.normal((5, 256))).requires_grad_()
-    whole = model_of(breccia.NVFP4BlockScaling())
-    (expected,) = torch.autograd.grad(whole(x).sum(), x)
-    model = sharded(copy.deepcopy(whole), world, offload=CPUOffloadPolicy(pin_memory=False))
-    model(x).sum().backward()
-    assert torch.equal(x.grad, expected)
+    """Whatever the layers quantize inputs and gradients to; a layer that learns before them takes the same steps."""
+    for activations, gradients in ((None, None), ("fp8", None), ("fp8-row", "fp8:e5m2"), ("mxfp8", "bf16")):
+        x = torch.from_numpy(cases.normal((5, 256))).requires_grad_()
+        codes = model_of(breccia.NVFP4BlockScaling(), activations=activations, gradients=gradients)
+        whole = torch.nn.Sequential(torch.nn.Linear(256, 256), *codes)
+        expected = torch.autograd.grad(whole(x).sum(), [x, whole[0].weight])
+        model = sharded(copy.deepcopy(whole), world, offload=CPUOffloadPolicy(pin_memory=False))
+        model(x).sum().backward()
+        assert torch.equal(x.grad, expected[0]), (activations, gradients)
+        learned = model[0].weight.grad.full_tensor()  # the mean over the ranks
+        torch.testing.assert_close(learned, expected[1], rtol=1e-6, atol=1e-6)
 
 
 def test_gradients_pass_through_sharded_layers():

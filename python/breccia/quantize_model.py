@@ -22,6 +22,7 @@ def quantize_(
     *,
     activations: ScalingRecipe | str | None = None,
     exact_rows: int = 0,
+    gradients: ScalingRecipe | str | None = None,
 ) -> torch.nn.Module:
     """Put a `breccia.nn.QuantizedLinear` in the place of every ``torch.nn.Linear``.
 
@@ -32,6 +33,7 @@ def quantize_(
         filter: ``filter(module, name)`` says whether a linear layer is quantized; default: all are.
         activations, exact_rows: what inputs are quantized to (a recipe or its name) before each product, and up to how
             many rows they are not: see `breccia.nn.QuantizedLinear`.
+        gradients: what the outputs' gradients become before their products with the weights.
 
     Returns:
         ``model``; with a warning where there was nothing to quantize. Its ``state_dict`` has ``….weight_data`` and
@@ -47,4 +49,4 @@ def quantize_(
     require("torch", "torch")
     from breccia import nn
 
-    return nn.quantize_(model, recipe, filter, activations=activations, exact_rows=exact_rows)
+    return nn.quantize_(model, recipe, filter, activations=activations, exact_rows=exact_rows, gradients=gradients)

@@ -185,7 +185,13 @@ def _directly(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
     return None if direct is None else direct(x, w, out_dtype, precision)
 
 
-def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
+def check_linear(x: Any, w: Any) -> None:
+    """Whether x can be multiplied by w transposed.
+
+    Raises:
+        TypeError: one is no number.
+        ValueError: their shapes do not fit.
+    """
     if len(w.shape) != 2:
         raise ValueError(f"w must be 2-D (N, K), got shape {tuple(w.shape)}")
     if not hasattr(x, "shape") or len(x.shape) < 1 or x.shape[-1] != w.shape[1]:
@@ -194,6 +200,10 @@ def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
         raise ValueError(f"x must be (..., {w.shape[1]}) for w of shape {tuple(w.shape)}, got {got}")
     _check_dtype(x, "x")
     _check_dtype(w, "w")
+
+
+def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
+    check_linear(x, w)
     vector = len(x.shape) == 1
     if vector and isinstance(x, ScaledTensor):
         raise ValueError(f"x must be at least 2-D where it is a ScaledTensor, got shape {x.shape}")

@@ -14,6 +14,7 @@ from breccia._inputs import check_float32
 from breccia.cast_options import CastOptions
 from breccia.form import cast_form
 from breccia.frameworks import (
+    _torch_gradients,  # noqa: F401 (gradients of these)
     _torch_launch,
     _torch_ops,  # noqa: F401 (defines torch.ops.breccia)
     _torch_trees,

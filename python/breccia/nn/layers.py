@@ -14,7 +14,7 @@ from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
 from breccia.display import brief
 from breccia.form import PARTS, Form
-from breccia.frameworks import _torch_bytes, _torch_launch
+from breccia.frameworks import _torch_bytes, _torch_gradients, _torch_launch
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -73,13 +73,14 @@ class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
         Returns:
             ``(..., out_features)`` in the dtype of ``input``.
         """
+        input = as_autocast(input)  # noqa: A001
         scales = None
         if any(isinstance(getattr(self.recipes, role), DelayedScaling) for role in _ROLES):
             scales = self._histories(input)
         y = autograd.linear(input, self.weight, None, self.recipes, scales=scales)
         if scales is not None and self.training and y.requires_grad:
             y.register_hook(lambda grad: self._record("grad", grad))
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else verbs.plus(y, self.bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipes={brief(self.recipes)}"
@@ -114,7 +115,10 @@ class ScaledLinear(torch.nn.Linear):  # type: ignore[misc]
 
 
 class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
-    """A linear layer with a quantized weight, for inference; gradients flow to the input.
+    """A linear layer with a quantized weight, for inference and for training what is around it.
+
+    Gradients flow to the input and to the bias; with ``activations`` as if quantizing were the identity, and zero where
+    a value saturates (`breccia.cast_ste_clipped`). Under ``torch.autocast`` inputs take the dtype of the mode.
 
     The weight's parts are buffers: ``state_dict`` holds them, ``to(device)`` moves them, and ``half()`` and
     ``to(dtype)`` leave them as they are.
@@ -127,6 +131,8 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             tokens that is what is fast.
         exact_rows: inputs of at most so many rows (tokens) are multiplied as they are, without ``activations``: with
             few, reading the weight takes the time. 0 quantizes all.
+        gradients: what the output's gradient becomes before its product with the weight: a recipe or its name, such as
+            "fp8:e5m2" of FP8 training; "bf16"; or None, as it comes.
     """
 
     _ndim = 2  # of the weight
@@ -138,6 +144,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         activations: ScalingRecipe | str | None = None,
         *,
         exact_rows: int = 0,
+        gradients: ScalingRecipe | str | None = None,
     ) -> None:
         super().__init__()
         wanted = f"weight must be a {self._ndim}-D ScaledTensor of torch tensors"
@@ -160,6 +167,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             raise ValueError(f"exact_rows must be a non-negative integer, got {exact_rows!r}")
         self.activations = None if activations is None else resolve(activations, "activations")
         self.exact_rows = exact_rows
+        self.gradients = gradients if gradients in (None, _torch_gradients.BF16) else resolve(gradients, "gradients")
         self._made: ScaledTensor | None = None
         self._repeats: dict[Any, Any] = {}  # products by their inputs' shapes, see `_torch_launch.repeated_linear`
         self._dtypes: dict[str, torch.dtype] = {}  # of the parts that are parameters of bytes
@@ -244,9 +252,13 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
 
         Returns:
             ``(..., out_features)`` in the dtype of ``input``, of what it was quantized from.
+
+        Raises:
+            TypeError, ValueError: as `breccia.linear`.
         """
         if isinstance(input, ScaledTensor):
             return verbs.linear(input, self.weight, self.bias, input.original_dtype)
+        input = as_autocast(input)  # noqa: A001
         if not torch.compiler.is_dynamo_compiling() and type(input) is torch.Tensor and input.is_cuda:
             return self._on_gpu(input)
         return self._product(input)
@@ -268,14 +280,35 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         return y
 
     def _product(self, input: Any) -> Any:  # noqa: A002
-        x = input
-        if self.activations is not None and input.numel() > self.exact_rows * self.in_features:
-            x = verbs.cast(input, self.activations)
+        if input.ndim == 1 and (self.activations, self.gradients) != (None, None):  # blocks want rows
+            return self._product(input[None])[0]
+        y = self._differentiable(input, None)
+        if y is not None:
+            return y if self.bias is None else verbs.plus(y, self.bias)
+        activations = self._activations_of(input)
+        x = input if activations is None else verbs.cast(input, activations)
         return verbs.linear(x, self.weight, self.bias, input.dtype)
+
+    def _differentiable(self, x: Any, offsets: Any) -> Any:
+        """The product, where its gradient is more than that of floats by codes and x needs it; else None."""
+        activations = self._activations_of(x)
+        if (activations, self.gradients) == (None, None) or not (x.requires_grad and torch.is_grad_enabled()):
+            return None
+        if offsets is None:
+            verbs.check_linear(x, self.weight)
+        key = _torch_gradients.gradient_key(self.gradients)
+        return _torch_gradients.linear(x, self.weight, activations, key, offsets, x.dtype)
+
+    def _activations_of(self, x: Any) -> ScalingRecipe | None:
+        """What an input is quantized to."""
+        return self.activations if x.numel() > self.exact_rows * self.in_features else None
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, recipe={brief(self.recipe)}"
-        return text if self.activations is None else f"{text}, activations={brief(self.activations)}"
+        for name in ("activations", "gradients"):
+            chosen = getattr(self, name)
+            text += "" if chosen is None else f", {name}={chosen if isinstance(chosen, str) else brief(chosen)}"
+        return text
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": None, "_repeats": {}}
@@ -283,6 +316,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_repeats", {})
+        self.__dict__.setdefault("gradients", None)
         if not isinstance(self._form, Form):  # older pickles hold packing, dtype and layout
             packing, dtype, layout = self._form
             parts = tuple(part for part in PARTS if getattr(self, f"weight_{part}") is not None)
@@ -302,6 +336,14 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         return self
 
 
+def as_autocast(x: Any) -> Any:
+    """An input as ``torch.autocast`` has those of linear layers: in its dtype, but for float64."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
+
+
 def _as_bytes(part: Any) -> Any:
     return (part if part.dtype.itemsize == 1 else part.contiguous()).view(torch.uint8)
 
@@ -313,6 +355,7 @@ def quantize_(
     *,
     activations: ScalingRecipe | str | None = None,
     exact_rows: int = 0,
+    gradients: ScalingRecipe | str | None = None,
 ) -> torch.nn.Module:
     """See `breccia.quantize_`."""
     recipe = resolve(recipe)
@@ -338,9 +381,9 @@ def quantize_(
                     weight = verbs.cast(child.weight.detach(), recipe)
                 except ValueError as error:
                     raise ValueError(f"{full}.weight cannot be quantized: {error}") from None
-                replaced[id(child)] = QuantizedLinear(weight, child.bias, activations, exact_rows=exact_rows).train(
-                    child.training
-                )
+                replaced[id(child)] = QuantizedLinear(
+                    weight, child.bias, activations, exact_rows=exact_rows, gradients=gradients
+                ).train(child.training)
             made.append((parent, name, replaced[id(child)]))
     for parent, name, layer in made:
         setattr(parent, name, layer)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from breccia import verbs
-from breccia.grouped import by_expert, grouped_matmul
+from breccia.grouped import grouped_matmul
 from breccia.nn import QuantizedLinear
+from breccia.nn.layers import as_autocast
 from breccia.verbs import dequantize
 
 __all__ = [
@@ -106,11 +107,13 @@ class StackedLinear(QuantizedLinear):
 
     def forward(self, x: Any, offsets: Any) -> Any:  # type: ignore[override]  # rows are of many experts
         """Rows ``offsets[e]`` to ``offsets[e + 1]`` by the matrix of expert e; gradients flow to ``x``."""
-        if self.activations is not None and x.numel() > self.exact_rows * self.in_features:
-            return grouped_matmul(verbs.cast(x, self.activations), self.weight, offsets, x.dtype)
-        if x.requires_grad and torch.is_grad_enabled():
-            return by_expert(x, self.weight, offsets.tolist(), x.dtype)
-        return grouped_matmul(x, self.weight, offsets, x.dtype)
+        x = as_autocast(x)
+        y = self._differentiable(x, offsets)
+        if y is not None:
+            return y
+        activations = self._activations_of(x)
+        values = x if activations is None else verbs.cast(x, activations)
+        return grouped_matmul(values, self.weight, offsets, x.dtype)
 
 
 class GroupedExperts(torch.nn.Module):  # type: ignore[misc]
