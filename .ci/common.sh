@@ -6,23 +6,32 @@ venv=$PWD/build/venv
 jobs=$(nproc)
 export PATH=$venv/bin:$PATH CMAKE_BUILD_PARALLEL_LEVEL=$jobs CTEST_PARALLEL_LEVEL=$jobs
 
-# Where there is ccache, the library that the C++ tests link, that of the Python package and the parts of the emulated
-# build that are not emulated are compiled once.
-if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-} ]] && command -v ccache >/dev/null; then
-    export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD
-fi
+# Where there is ccache, what two builds compile alike is compiled once: their folders must be as deep, so that the paths
+# to the sources are the same, and their options equal, -Werror among them (BRECCIA_WERROR).
+use_ccache() {
+    if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-} ]] && command -v ccache >/dev/null; then
+        export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
+    fi
+}
+use_ccache
 
-stage_lines=()
+# What the stages of this script took, and, indented, those of the scripts that they ran.
+stage_times=$(mktemp)
+trap 'rm -f "$stage_times"' EXIT
+outer_times=${STAGE_TIMES:-}
 failed_stages=0
 
 # stage NAME COMMAND...: runs it, prints and remembers how long it took and whether it failed, and goes on.
 stage() {
-    local name=$1 start=$SECONDS outcome=ok
+    local name=$1 start=$SECONDS outcome=ok inner
     shift
+    inner=$(mktemp)
     printf '\n=== %s\n' "$name"
     # `set -e` is ignored inside a command that `||` or `if` looks at, so the status is read afterwards.
     set +e
     (
+        trap - EXIT
+        export STAGE_TIMES=$inner
         set -euo pipefail
         "$@"
     )
@@ -32,7 +41,9 @@ stage() {
         outcome="FAILED ($stage_status)"
         failed_stages=$((failed_stages + 1))
     fi
-    stage_lines+=("$(printf '%-28s %5d s  %s' "$name" $((SECONDS - start)) "$outcome")")
+    printf '%-30s %5d s  %s\n' "$name" $((SECONDS - start)) "$outcome" >>"$stage_times"
+    sed 's/^/  /' "$inner" >>"$stage_times"
+    rm -f "$inner"
 }
 
 # A stage that every later one needs.
@@ -44,7 +55,9 @@ required_stage() {
 # Prints the table and exits, non-zero when a stage failed.
 summary() {
     printf '\n=== summary\n'
-    printf '%s\n' "${stage_lines[@]}" "$(printf '%-28s %5d s' total "$SECONDS")"
+    cat "$stage_times"
+    printf '%-30s %5d s\n' total "$SECONDS"
+    [[ -z $outer_times ]] || cat "$stage_times" >>"$outer_times"
     exit $((failed_stages > 0))
 }
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from comparison import report
-from documents import accuracy, clients, pictures, speed, training
+from documents import accuracy, clients, pictures, speed, stages, training
 from documents.markdown import load
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +54,7 @@ TABLES = {
     "short": speed.short,
     "training, draw": training.draw,
     "training, classify": training.classify,
+    "stages": stages.stages,
 }
 FILES = {
     "docs/images/accuracy.svg": pictures.accuracy,
@@ -73,7 +74,7 @@ def pages(pictures: bool = True) -> Iterator[tuple[Path, str]]:
     for name, make in FILES.items():
         if pictures or not name.endswith(".svg"):
             yield ROOT / name, make()
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text()
         yield page, BLOCK.sub(lambda found: f"{found[1]}{TABLES[found['name']]()}\n{found[3]}", text)
 
