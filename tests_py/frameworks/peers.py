@@ -5,6 +5,7 @@ import importlib.util
 
 import numpy as np
 import pytest
+import required_peers
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -97,7 +98,9 @@ def _installed(name):
         return False
 
 
-PEERS = {peer.name: peer for peer in (NumPy, Torch, Jax, Mlx) if _installed(peer.name)}
+_EVERY = (NumPy, Torch, Jax, Mlx)
+PEERS = {peer.name: peer for peer in _EVERY if _installed(peer.name)}
+assert len(PEERS) == len(_EVERY) or not required_peers.REQUIRED, f"REQUIRE_PEERS=1, but there are only {list(PEERS)}"
 ALL = pytest.mark.parametrize("peer", [peer() for peer in PEERS.values()], ids=PEERS.keys())
 OTHERS = pytest.mark.parametrize(
     "peer", [peer() for name, peer in PEERS.items() if name != "numpy"], ids=[n for n in PEERS if n != "numpy"]

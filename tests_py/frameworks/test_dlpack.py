@@ -60,7 +60,7 @@ def test_transposed_and_odd_tensors_move(peer):
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
 def test_capsules(name):
     if name not in peers.PEERS:
-        pytest.skip(f"needs {name}")
+        pytest.skip(f"{name} is not installed")
     scaled = cast(peers.PEERS[name]().array(cases.normal((4, 256))), breccia.NVFP4BlockScaling())
     data, scale = capsules = to_dlpack(scaled)
     assert capsules.zero_point is None

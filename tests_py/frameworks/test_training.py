@@ -150,7 +150,7 @@ def test_delayed_cast_uses_the_past(peer):
         assert draws.recipe == recipe
 
 
-@pytest.mark.skipif("jax" not in peers.PEERS, reason="needs jax")
+@pytest.mark.skipif("jax" not in peers.PEERS, reason="jax is not installed")
 def test_delayed_scaling_under_jit():
     import jax
 
@@ -238,7 +238,7 @@ def test_operands_of_different_blocks_are_padded_alike(peer):
 
 def test_linear_makes_the_same_numbers_in_every_framework():
     if len(TRAINING) < 2:
-        pytest.skip("needs torch and jax")
+        pytest.skip("torch or jax is not installed")
     x, w = cases.normal((16, 64)), cases.normal((32, 64), seed=1)
     for recipes in PRESETS.values():
         seed = {"seed": 5} if recipes.stochastic else {}
