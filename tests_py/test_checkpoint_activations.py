@@ -109,9 +109,15 @@ def test_every_target_means_the_same_inputs_or_says_that_it_does_not(source: str
         kept.add(to)
         assert "scales of the activations" not in notes
         ((name, scale),) = inputs.items()
+        four = arrays.get(f"{LAYER}.weight_packed", arrays.get(f"{LAYER}.weight")).dtype == np.uint8
+        multiplier = AMAX / (2688 if four else 448)
+        if to.startswith("compressed-tensors"):
+            assert name == f"{LAYER}.{'input_global_scale' if four else 'input_scale'}"
+            assert float(scale[0]) == pytest.approx(1 / multiplier if four else multiplier, rel=1e-6)
+            assert breccia.scheme(out).rule(LAYER).inputs.when == ("local" if four else "static")
+            continue
         assert name == f"{LAYER}.input_scale"
-        four = arrays[f"{LAYER}.weight"].dtype == np.uint8
-        assert float(scale.reshape(())) == pytest.approx(AMAX / (2688 if four else 448), rel=1e-6), to
+        assert float(scale.reshape(())) == pytest.approx(multiplier, rel=1e-6), to
         assert ("are rescaled" in notes) == (("nvfp4" in source) != four), to
         if to.startswith("modelopt"):
             assert said["quant_algo"] == ("NVFP4" if four else "FP8")
@@ -120,7 +126,9 @@ def test_every_target_means_the_same_inputs_or_says_that_it_does_not(source: str
             told = json.loads(bytes(arrays[f"{LAYER}.comfy_quant"]))
             assert "full_precision_matrix_mult" not in told
     wanted = {"modelopt:nvfp4", "modelopt:fp8", "modelopt:fp8-tensor", "modelopt", "comfyui:nvfp4", "comfyui:fp8"}
-    assert kept == wanted | {"comfyui", "comfyui:fp8"}
+    here = {"compressed-tensors", "compressed-tensors:nvfp4", "compressed-tensors:fp8"}
+    here.add("compressed-tensors:fp8-tensor")
+    assert kept == wanted | {"comfyui", "comfyui:fp8"} | here
 
 
 @pytest.mark.parametrize("source", [name for name, said in SOURCES.items() if "kv_cache_scheme" in said[3]])

@@ -10,7 +10,7 @@ from breccia._version import __version__
 from breccia.autograd import cast_ste, cast_ste_clipped
 from breccia.cast_options import Hadamard
 from breccia.cpu import cpu_info, num_threads, set_backend, set_num_threads
-from breccia.files import load, save
+from breccia.files import load, save, scheme
 from breccia.files import open as open  # noqa: A004 (breccia.open)
 from breccia.gpu import gpu_info
 from breccia.grouped import grouped_matmul
@@ -77,6 +77,7 @@ __all__ = [
     "recipes",
     "requantize",
     "save",
+    "scheme",
     "set_backend",
     "set_num_threads",
     "stack",
@@ -95,6 +96,7 @@ _LAZY = {
     "distributed": "torch",
     "dlpack": "",
     "nn": "torch",
+    "schemes": "",
     "sglang": "",
     "sharding": "jax",
     "transformers": "transformers",

@@ -124,6 +124,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     )
     inspect.add_argument("path", metavar="PATH", help="safetensors file, directory of shards, or GGUF file")
     inspect.add_argument("--summary", action="store_true", help="totals and findings only")
+    inspect.add_argument("--scheme", action="store_true", help="what weights, inputs and the KV cache are, by role")
     inspect.add_argument("--all", action="store_true", help="a line for every tensor; layers that are alike stay apart")
 
     verify = _command(
@@ -325,9 +326,14 @@ def _merge_lora(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from breccia.checkpoint.inspect import describe, lines
+    from breccia.checkpoint.inspect import describe, lines, scheme_lines
     from breccia.checkpoint.source import without_collection
+    from breccia.files import scheme as breccia_scheme
 
+    if args.scheme:
+        scheme = breccia_scheme(args.path)
+        _print(args, scheme.to_dict(), "\n".join(scheme_lines(args.path, scheme)))
+        return 0
     with without_collection():
         if args.json:
             _print_json(describe(args.path))

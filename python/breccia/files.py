@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from breccia import frameworks
 from breccia.scaled_tensor import ScaledTensor
+
+if TYPE_CHECKING:
+    from breccia.schemes import ModelScheme
 
 __all__ = ["OpenCheckpoint", "load", "save"]  # without `open`: import * would hide the built-in
 
@@ -53,6 +56,28 @@ def load(path: str | os.PathLike[str], framework: str = "numpy") -> dict[str, An
     """
     with open(path, framework) as checkpoint:
         return dict(checkpoint)
+
+
+def scheme(path: str | os.PathLike[str]) -> ModelScheme:
+    """What a quantized model is stored and computed in, layer by layer: its weights, inputs, outputs and KV cache.
+
+    Args:
+        path: a safetensors file, a directory of them, or a GGUF file.
+
+    Returns:
+        The `breccia.schemes.ModelScheme`, as the checkpoint's own format means it.
+
+    Raises:
+        ValueError: the checkpoint is not valid, or its configuration is not of its method's form.
+        FileNotFoundError: there is no such file.
+    """
+    from breccia.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint(path)
+    try:
+        return checkpoint.scheme
+    finally:
+        checkpoint.close()
 
 
 def open(  # noqa: A001 (breccia.open)

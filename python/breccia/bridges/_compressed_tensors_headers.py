@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -38,6 +39,7 @@ from breccia.recipes import (
     NVFP4BlockScaling,
     ScalingRecipe,
 )
+from breccia.schemes.value import Activations
 
 
 def nvfp4_recipe(two_level: bool) -> NVFP4BlockScaling:
@@ -238,8 +240,8 @@ def refine(found: Found, array: Any) -> Found:
 def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here: a group for each recipe, by the names of its modules where
     there are several (the class of a fused layer would else be found before the names of its parts)."""
-    groups = written.groups()
-    formats = [_format(recipe) for recipe, _ in groups]
+    groups = _written_groups(written)
+    formats = [_format(recipe) for recipe, _, _ in groups]
     return {
         "quantization_config": {
             "quant_method": "compressed-tensors",
@@ -252,10 +254,10 @@ def config(written: Written) -> dict[str, Any]:
                 f"group_{i}": {
                     "targets": ["Linear"] if len(groups) == 1 else modules,
                     "weights": _weights(recipe),
-                    "input_activations": _inputs(recipe),
+                    "input_activations": inputs,
                     "format": fmt,
                 }
-                for i, ((recipe, modules), fmt) in enumerate(zip(groups, formats, strict=True))
+                for i, ((recipe, inputs, modules), fmt) in enumerate(zip(groups, formats, strict=True))
             },
         }
     }
@@ -264,12 +266,24 @@ def config(written: Written) -> dict[str, Any]:
 _FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 
 
+def _written_groups(written: Written) -> list[tuple[ScalingRecipe, dict[str, Any] | None, list[str]]]:
+    """Modules of one recipe whose inputs are quantized alike."""
+    groups: list[tuple[ScalingRecipe, dict[str, Any] | None, list[str]]] = []
+    for recipe, modules in written.groups():
+        alike: dict[str, list[str]] = {}
+        for module in modules:
+            inputs = _inputs(recipe, module in written.inputs, written.dynamic(module))
+            alike.setdefault(json.dumps(inputs), []).append(module)
+        groups += [(recipe, json.loads(inputs), names) for inputs, names in alike.items()]
+    return groups
+
+
 def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
-    """The scale of inputs as files have it: that of NVFP4 divides. None are written here."""
+    """The scale of inputs as files have it: that of NVFP4 divides."""
     if isinstance(recipe, NVFP4BlockScaling):
-        return InputScale("input_global_scale", NVFP4_INPUTS, divides=True)
+        return InputScale("input_global_scale", NVFP4_INPUTS, divides=True, shape=(1,))
     if isinstance(recipe, (DelayedScaling, Float8CurrentScaling)) and recipe.element == "float8_e4m3fn":
-        return InputScale("input_scale", FP8_INPUTS)
+        return InputScale("input_scale", FP8_INPUTS, shape=(1,))
     return None
 
 
@@ -313,13 +327,42 @@ def _weights(recipe: ScalingRecipe) -> dict[str, Any]:
             return said | {"num_bits": 8, "type": "float", "strategy": "channel" if row else "tensor"}
 
 
-def _inputs(recipe: ScalingRecipe) -> dict[str, Any] | None:
-    """How a program may quantize activations: of tiles alone, which vLLM loads with dynamic groups of activations and
-    not as weights alone; the scheme is compressed-tensors' own FP8_BLOCK."""
-    if not isinstance(recipe, Float8BlockScaling) or recipe.block_m == 1:
+def _inputs(recipe: ScalingRecipe, scaled: bool, dynamic: Activations | None) -> dict[str, Any] | None:
+    """How programs quantize the inputs of a module: by its stored scale, or by scales made of them.
+
+    Tiles have such in any case: vLLM loads them with dynamic groups of activations and not as weights alone, and
+    compressed-tensors' own scheme FP8_BLOCK says so.
+    """
+    eight = {"num_bits": 8, "type": "float", "symmetric": True}
+    if scaled and isinstance(recipe, NVFP4BlockScaling):
+        four = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+        return four | {"dynamic": "local", "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
+    if scaled:
+        return eight | {"strategy": "tensor", "dynamic": False}
+    if isinstance(recipe, Float8BlockScaling) and recipe.block_m > 1:
+        return eight | {"strategy": "group", "group_size": recipe.block_k, "dynamic": True}
+    return None if dynamic is None else _dynamic(dynamic)
+
+
+def _dynamic(said: Activations) -> dict[str, Any] | None:
+    """Activations whose scales are made of them; None where compressed-tensors has no word for them."""
+    number = _NUMBERS.get(said.element)
+    if number is None or said.per not in ("tensor", "token", "group") or said.bound is not None:
         return None
-    said = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": recipe.block_k}
-    return {**said, "symmetric": True, "dynamic": True}
+    part: dict[str, Any] = {**number, "symmetric": said.symmetric, "dynamic": True, "strategy": said.per}
+    if said.per == "group":
+        part["group_size"] = said.size
+    if said.scale == "float8_e8m0fnu":
+        part |= {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+    return None if said.scale == "float8_e4m3fn" else part
+
+
+_NUMBERS: dict[str, dict[str, Any]] = {
+    "float8_e4m3fn": {"num_bits": 8, "type": "float"},
+    "float4_e2m1fn": {"num_bits": 4, "type": "float"},
+    "int8": {"num_bits": 8, "type": "int"},
+    "int4": {"num_bits": 4, "type": "int"},
+}
 
 
 def _strategy(group_size: int | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from breccia.recipes import DelayedScaling, Float8CurrentScaling, ScalingRecipe
+from breccia.schemes.value import Activations
 
 _HOW_SCALES_ARE_FOUND = frozenset(
     {
@@ -45,12 +46,14 @@ class InputScale:
         amax: the largest magnitude of the inputs where the stored number is 1.
         divides: whether the stored number is ``amax`` / magnitude and not magnitude / ``amax``.
         other_roles: what else files call it that are read.
+        shape: of one stored number.
     """
 
     role: str
     amax: float
     divides: bool = False
     other_roles: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
 
 
 FP8_INPUTS = 448.0  # E4M3's largest number
@@ -67,6 +70,7 @@ class Written:
         inputs: quantized modules with a scale of their activations.
         original: the source's config.json.
         cache: whether the KV cache is of FP8, by constant scales or by 1.
+        activations: how the source quantizes the inputs of a module, where that is known.
     """
 
     recipes: dict[str, ScalingRecipe]
@@ -74,6 +78,19 @@ class Written:
     inputs: frozenset[str] = frozenset()
     original: Mapping[str, Any] = field(default_factory=dict)
     cache: bool = False
+    activations: Mapping[str, Activations] = field(default_factory=dict)
+
+    def dynamic(self, module: str) -> Activations | None:
+        """How a module's inputs are quantized by scales made of them.
+
+        Args:
+            module: its name.
+
+        Returns:
+            The activations; None where inputs are not quantized so.
+        """
+        said = self.activations.get(module)
+        return said if said is not None and said.when == "dynamic" else None
 
     def groups(self) -> list[tuple[ScalingRecipe, list[str]]]:
         """The modules of each value grid, those of most modules first."""

@@ -252,6 +252,7 @@ BRIDGE = FileFormat(
     anchors=("weight_scale",),
     shared_global_scale=True,
     bfloat16_scales=True,  # transformers rounds scales to the model's dtype
+    input_scales=True,
     misread_experts={"nvfp4": "transformers leaves out their second scales: read them by vLLM or SGLang"},
     find=_headers.find,
     refine=_headers.refine,

@@ -284,7 +284,8 @@ def config(written: Written) -> dict[str, Any]:
         "weight_block_size": [128, 128],
         "modules_to_not_convert": written.ignored,
     }
-    if any(isinstance(r, Float8BlockScaling) and r.scale_format == "e8m0" for r in recipes):
+    powers = any(said.scale == "float8_e8m0fnu" for said in written.activations.values())
+    if powers or any(isinstance(r, Float8BlockScaling) and r.scale_format == "e8m0" for r in recipes):
         result["scale_fmt"] = "ue8m0"
     experts = {"expert_dtype": "fp4"} if any(isinstance(r, MXFP4BlockScaling) for r in recipes) else {}
     return {"quantization_config": result, **experts}

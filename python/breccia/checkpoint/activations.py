@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from breccia import bridges
+from breccia.bridges._common import float32
 from breccia.bridges._parts import Found
 from breccia.bridges._written import InputScale
+from breccia.checkpoint.shared_scales import fused
 from breccia.checkpoint.source import Checkpoint, is_float
 from breccia.checkpoint.targets import Choice, Target
 
@@ -76,6 +78,7 @@ class Activations:
         Returns:
             Choices with the action "copy", "multiply" or "divide".
         """
+        weights = list(weights)
         quantized = {choice.found.name: choice for choice in weights if choice.recipe is not None}
         written: dict[str, list[Choice]] = {}
         lost: Counter[str] = Counter()
@@ -87,6 +90,7 @@ class Activations:
                 continue
             written.setdefault(weight.name, []).append(choice)
             rescaled += choice.action != "copy" and choice.values != (1.0,)
+        written |= self._equal_in_fused(written, weights)
         self.notes += [
             f"scales of the activations of {count} layers ({role}) are left out: there is no place for what they say "
             f"in {self.target.spelled}, so that programs do not quantize by them"
@@ -100,6 +104,44 @@ class Activations:
         written[""] = self._of_cache(bool(quantized))
         return written
 
+    def _equal_in_fused(self, written: Mapping[str, list[Choice]], weights: list[Choice]) -> dict[str, list[Choice]]:
+        """The inputs' scales of layers that servers fuse, made one number. A server takes the largest of what is
+        stored; of numbers that divide, that would be the one of the smallest inputs, which cuts off the others."""
+        made: dict[str, list[Choice]] = {}
+        for members in fused(weights):
+            parts = {weights[i].found.name: written.get(weights[i].found.name, []) for i in members}
+            one_each = all(len(choices) == 1 for choices in parts.values())
+            divide = all(self._divides(weights[i]) for i in members)
+            if len(parts) < 2 or not one_each or not divide:
+                continue
+            choices = [choices[0] for choices in parts.values()]
+            numbers = {self._number(choice) for choice in choices}
+            if len(numbers) < 2 or not all(len(choice.found.shape) < 2 for choice in choices):
+                continue
+            for name, choice in zip(parts, choices, strict=True):
+                ((role, stored),) = choice.outputs.items()
+                found = Found(role, "plain", "f32", choice.found.parts, stored[1], dtype="F32")
+                values = (float(min(numbers)),) * math.prod(stored[1])
+                made[name] = [Choice(found, "make", {role: ("F32", stored[1])}, values=values)]
+        if made:
+            self.notes.append(
+                f"scales of the inputs of {len(made)} layers that servers fuse are made one number for all parts of "
+                "a layer, that of the largest inputs"
+            )
+        return made
+
+    def _divides(self, weight: Choice) -> bool:
+        """Whether the target's scale of inputs divides."""
+        said = None if weight.recipe is None else self.target.bridge.input_scale(weight.recipe, {})
+        return said is not None and said.divides
+
+    def _number(self, choice: Choice) -> float:
+        """The number that is written."""
+        stored = float(float32(self.checkpoint.array(choice.found.parts["weight"])).reshape(-1)[0])
+        if choice.action == "copy":
+            return stored
+        return stored * choice.values[0] if choice.action == "multiply" else choice.values[0] / stored
+
     def _of_inputs(self, name: str, weight: Choice | None) -> Choice | None:
         """A scale of inputs as the target has it; None where it has no place for it."""
         old, bridge = self._meaning(name), self.target.bridge
@@ -111,7 +153,7 @@ class Activations:
         found, (module, _, role) = self._scales[name], name.rpartition(".")
         if (new.amax, new.divides, new.role) == (old.amax, old.divides, role) and weight.found.format == bridge.name:
             return Choice(found, "copy", {name: (found.dtype, found.shape)})
-        shape = () if math.prod(found.shape) == 1 else found.shape
+        shape = new.shape if math.prod(found.shape) == 1 else found.shape
         factor = new.amax / old.amax if new.divides else old.amax / new.amax
         action = "multiply" if new.divides == old.divides else "divide"
         if (action, factor, found.dtype, found.shape) == ("multiply", 1.0, "F32", shape):

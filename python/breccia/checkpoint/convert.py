@@ -193,6 +193,7 @@ class Job:
             self.notes += notes
             outputs.quantization_config(checkpoint, self.target, self.choices)  # may refuse, before any work
         self._check_group_size()
+        self.notes += outputs.changed_meaning(checkpoint, self.target, self.choices)
         self.notes += self._note_nothing()
         self.notes += self._note_levels()
         self.notes += self._note_experts()

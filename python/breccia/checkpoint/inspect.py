@@ -15,8 +15,9 @@ from breccia._command_errors import lines_of
 from breccia._terminal import fitted, wrapped
 from breccia.checkpoint.logical import Batch, Said
 from breccia.checkpoint.source import Checkpoint, without_collection
+from breccia.schemes import ModelScheme, folded
 
-__all__ = ["describe", "inspect", "lines"]
+__all__ = ["describe", "inspect", "lines", "scheme_lines"]
 
 _NUMBERS = re.compile(r"\.\d+(?=\.)")
 
@@ -161,6 +162,29 @@ def lines(path: str | os.PathLike[str], *, summary: bool = False, every: bool = 
     for text in totals.findings:
         yield from wrapped(f"! {text}")
     checkpoint.close()
+
+
+def scheme_lines(path: str | os.PathLike[str], scheme: ModelScheme) -> Iterator[str]:
+    """What a model is, a line for each role of its layers, of at most 80 columns.
+
+    Args:
+        path: the checkpoint.
+        scheme: its scheme.
+
+    Returns:
+        An iterator of the lines.
+
+    Raises:
+        ValueError: the checkpoint is not valid.
+    """
+    checkpoint = Checkpoint(path)
+    names = [one.name.removesuffix(".weight") for one in checkpoint.found if len(one.shape) > 1]
+    checkpoint.close()
+    for line in folded(scheme, names):
+        yield from wrapped(line)
+    if scheme.scales:
+        kinds = Counter(one.of for one in scheme.scales)
+        yield "static scales: " + ", ".join(f"{count} of {of}" for of, count in kinds.items())
 
 
 def _each(batches: Iterator[tuple[Batch, list[_Figures]]]) -> Iterator[str]:

@@ -27,6 +27,8 @@ from breccia.checkpoint.models import other_names, tied_heads
 from breccia.checkpoint.source import LEFT_OUT, Checkpoint
 from breccia.checkpoint.targets import Choice, Target
 from breccia.recipes import ScalingRecipe
+from breccia.schemes import Activations, differences
+from breccia.schemes.dialects import Said, scheme_of
 
 __all__ = ["gguf_fields", "gguf_model", "made_anew", "modules_of", "stored_bytes", "write_companions"]
 
@@ -118,10 +120,36 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
         return config, {}
     inputs = target.inputs.intersection(recipes)
     ignored = _ignored(checkpoint, choices)
-    said = target.bridge.config(Written(recipes, ignored, inputs, checkpoint.config, target.cache))
+    activations = {module: one for module in recipes if (one := inputs_of(checkpoint, module))}
+    said = target.bridge.config(Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations))
     beside = target.bridge.beside
     others = {beside: said.pop(beside)} if beside in said else {}
     return {**config, **said}, others
+
+
+def inputs_of(checkpoint: Checkpoint, module: str) -> Activations | None:
+    """How the source quantizes a module's inputs; None where it does not, or does not say so."""
+    try:
+        rule = checkpoint.scheme.rule(module)
+    except ValueError:  # what it says is of no known form
+        return None
+    return rule.inputs if rule is not None and isinstance(rule.inputs, Activations) else None
+
+
+def changed_meaning(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> list[str]:
+    """Notes of what programs do with activations and KV caches of the output and did not with those of the source, or
+    the other way round."""
+    if all(one.format == "plain" for one in checkpoint.found):
+        return []
+    try:
+        before = checkpoint.scheme
+    except ValueError as error:
+        return [f"what the source says of activations and KV cache is not carried over: {error}"]
+    recipes = modules_of(choices)
+    config: dict[str, Any] = {} if target.bridge.own_files else _config(checkpoint, target, choices)[0]
+    said = config.get("quantization_config") or config.get("quantization") or {}
+    after = scheme_of(Said(said, config, dict(recipes), {}, checkpoint.array))
+    return differences(before, after, recipes)
 
 
 def modules_of(choices: list[Choice]) -> dict[str, ScalingRecipe]:
@@ -146,7 +174,17 @@ def _ignored(checkpoint: Checkpoint, choices: list[Choice]) -> list[str]:
     kept = [c.found.name for c in plain if c.found.name.endswith(".weight")]
     names = {_module(name) for name in kept if not name.endswith("norm.weight")}
     names |= tied_heads(found.name for found in checkpoint.found)
+    names |= _named_high(checkpoint) - modules_of(choices).keys()
     return sorted(names | other_names(names))
+
+
+def _named_high(checkpoint: Checkpoint) -> set[str]:
+    """Modules that the source names as left in high precision, those without tensors in its files included."""
+    try:
+        rules = checkpoint.scheme.rules
+    except ValueError:  # what it says is of no known form
+        return set()
+    return {one.pattern for rule in rules if rule.weights is None for one in rule.match if one.kind == "name"}
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

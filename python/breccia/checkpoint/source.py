@@ -5,6 +5,7 @@ logical tensors in it, found from headers alone."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ from breccia.checkpoint.logical import NUMBERS, Logical, Plain, casts, in_order
 from breccia.checkpoint.naming import NAMELESS, naming
 from breccia.checkpoint.sums import Sums
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes import ModelScheme, of_checkpoint
 
 __all__ = ["Checkpoint", "assemble"]
 
@@ -121,6 +123,16 @@ class Checkpoint:
             if isinstance(said, dict) and said:
                 return said
         return {}
+
+    @functools.cached_property
+    def scheme(self) -> ModelScheme:
+        """What the model is stored and computed in, see `breccia.scheme`.
+
+        Raises:
+            ValueError: its configuration is not of its method's form.
+        """
+        with naming(self.path, NAMELESS):
+            return of_checkpoint(self)
 
     def _find(self) -> Logical:
         said = self.quantization

@@ -26,6 +26,7 @@ from breccia.checkpoint.files.gguf_rope import ROPE_TENSORS
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.source import Checkpoint, is_float
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes import differences, modules_of
 
 __all__ = ["Difference", "compare", "diagnose", "render", "verify"]
 
@@ -260,6 +261,7 @@ def verify(
         "failed": failed,
         "missing": missing,
         "extra": [f.name for f in others.values()],
+        "scheme": _scheme_differences(first, second),
         "tensors": [
             {
                 "name": d.name,
@@ -277,6 +279,14 @@ def verify(
     first.close()
     second.close()
     return report
+
+
+def _scheme_differences(first: Checkpoint, second: Checkpoint) -> list[str]:
+    """What programs do with inputs and KV caches of one and not of the other."""
+    try:
+        return differences(first.scheme, second.scheme, modules_of(second))
+    except ValueError as error:
+        return [f"what is said of inputs and KV cache is not compared: {error}"]
 
 
 def _compared(first: Checkpoint, a: Found, second: Checkpoint, b: Found, bound_db: float | None) -> Difference:
@@ -309,6 +319,7 @@ def render(report: dict[str, Any], every: bool = False) -> str:
     same = sum(t["equal"] for t in report["tensors"])
     lines.append(f"{len(report['tensors'])} tensors compared, {same} equal in every value")
     lines += [line for name in report["missing"] for line in wrapped(f"! missing: {name}")]
+    lines += [line for said in report["scheme"] for line in wrapped(f"! {said}")]
     bounds = {t["name"]: t["bound_db"] for t in report["tensors"]}
     for name in report["failed"]:
         why = f" (below {bounds[name]:g} dB)" if name in bounds else ""

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FP8 as vLLM, DeepSeek and transformers say it (``quant_method: fp8``), FBGEMM's, and gpt-oss' MXFP4."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from breccia.bridges._checks import numbers, real
+from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP4BlockScaling
+from breccia.schemes.dialects.common import LINEAR, Said, component, fp8, names, scales_of, skipped, weights_as_stored
+from breccia.schemes.matching import Match
+from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule
+
+METHODS = ("fp8", "fbgemm_fp8", "mxfp4", "mxfp8")
+
+ENDINGS = {
+    ".input_scale": ("input", "multiplier"),
+    ".activation_scale": ("input", "multiplier"),
+    ".k_scale": ("k", "multiplier"),
+    ".v_scale": ("v", "multiplier"),
+}
+_READ = {"quant_method", "activation_scheme", "weight_block_size", "modules_to_not_convert", "ignored_layers", "fmt"}
+_READ |= {"scale_fmt", "activation_scale_ub"}
+
+
+def scheme(said: Said) -> ModelScheme:
+    """The scheme that ``quantization_config`` describes.
+
+    Raises:
+        ValueError: it is not of its form.
+    """
+    told = said.quantization
+    left = names(told.get("modules_to_not_convert") or told.get("ignored_layers"), "modules_to_not_convert")
+    rules = skipped(map(component, left))
+    method = told.get("quant_method")
+    if method == "mxfp4":
+        rules += weights_as_stored(said, UNSAID)
+    elif method == "mxfp8":
+        rules += weights_as_stored(said, fp8("group", "dynamic", size=32, scale="float8_e8m0fnu"))
+    else:
+        if said.config.get("expert_dtype") == "fp4":
+            experts = Match("regex", r"(.*\.)?experts\..*")
+            rules.append(Rule((experts,), MXFP4BlockScaling(), UNSAID))
+        rules.append(Rule(LINEAR, *_fp8(said)))
+    raw = {key: value for key, value in told.items() if key not in _READ}
+    return ModelScheme(tuple(rules), UNSAID, scales_of(said, ENDINGS), str(method), json.dumps(raw))
+
+
+def _fp8(said: Said) -> tuple[Any, Activations]:
+    told = said.quantization
+    if told.get("quant_method") == "fbgemm_fp8":
+        bound = told.get("activation_scale_ub")
+        limit = None if bound is None else real(bound, "fbgemm_fp8: activation_scale_ub")
+        return Float8CurrentScaling(granularity="row"), fp8("token", "dynamic", bound=limit)
+    block, how = told.get("weight_block_size"), told.get("activation_scheme", "dynamic")
+    if how not in ("dynamic", "static"):
+        raise ValueError(f'fp8: activation_scheme must be "dynamic" or "static", got {str(how)[:80]!r}')
+    if block is None:
+        return Float8CurrentScaling(), fp8("tensor", "static") if how == "static" else fp8("token", "dynamic")
+    rows, columns = numbers(block, "fp8: weight_block_size", 2)
+    powers = told.get("scale_fmt") == "ue8m0"
+    weights = Float8BlockScaling(block_m=rows, block_k=columns, scale_format="e8m0" if powers else "fp32")
+    scale = "float8_e8m0fnu" if powers else "float32"
+    return weights, fp8("group", "dynamic", size=columns, scale=scale)

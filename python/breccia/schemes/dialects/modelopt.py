@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ModelOpt's ``quant_algo``, ``exclude_modules`` and ``quantized_layers``, as version 0.47 exports them.
+
+``quant_algo`` decides; ``config_groups``, its mirror in config.json, says less.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from breccia.bridges._checks import mapping
+from breccia.recipes import (
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    INT4Scaling,
+    INT8Scaling,
+    MXFP4BlockScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+)
+from breccia.schemes.dialects.common import LINEAR, Said, fp8, names, scales_of, skipped
+from breccia.schemes.matching import Match
+from breccia.schemes.value import Activations, KVCache, ModelScheme, Rule
+
+METHODS = ("modelopt", "modelopt_fp4")
+
+ENDINGS = {
+    ".input_scale": ("input", "multiplier"),
+    ".k_proj.k_scale": ("k", "multiplier"),
+    ".v_proj.v_scale": ("v", "multiplier"),
+    ".k_scale": ("k", "multiplier"),
+    ".v_scale": ("v", "multiplier"),
+}
+_READ = {"quant_method", "quant_algo", "group_size", "ignore", "exclude_modules", "quantized_layers"}
+_READ |= {"kv_cache_quant_algo", "kv_cache_scheme", "config_groups", "has_zero_point", "pre_quant_scale", "producer"}
+_STATIC = fp8("tensor", "static")
+_LOCAL = Activations("float4_e2m1fn", "group", "local", 16, scale="float8_e4m3fn")
+_MX8 = fp8("group", "dynamic", size=32, scale="float8_e8m0fnu")
+_MX4 = Activations("float4_e2m1fn", "group", "dynamic", 32, scale="float8_e8m0fnu")
+
+# Algorithm → weights, inputs, whether inputs have factors. INT4's group is added.
+_ALGORITHMS: dict[str, tuple[Any, Activations | None, bool]] = {
+    "FP8": (Float8CurrentScaling(), _STATIC, False),
+    "FP8_PER_CHANNEL_PER_TOKEN": (Float8CurrentScaling(granularity="row"), fp8("token", "dynamic"), False),
+    "FP8_PB_WO": (Float8BlockScaling(block_m=128), fp8("group", "dynamic", size=128), False),
+    "FP8_PB_REAL": (Float8BlockScaling(block_m=128), fp8("group", "dynamic", size=128), False),
+    "NVFP4": (NVFP4BlockScaling(), _LOCAL, False),
+    "W4A16_NVFP4": (NVFP4BlockScaling(), None, False),
+    "NVFP4_AWQ": (NVFP4BlockScaling(), _LOCAL, True),
+    "NVFP4_SVD": (NVFP4BlockScaling(), _LOCAL, True),
+    "W4A8_NVFP4_FP8": (NVFP4BlockScaling(), _STATIC, False),
+    "W4A8_MXFP4_FP8": (MXFP4BlockScaling(), _STATIC, False),
+    "W4A16_AWQ": (INT4Scaling(), None, True),
+    "W4A8_AWQ": (INT4Scaling(), _STATIC, True),
+    "W8A16": (INT8Scaling(), None, False),
+    "W8A8_SQ_PER_CHANNEL": (INT8Scaling(), Activations("int8", "tensor", "static"), True),
+    "MXFP8": (MXFP8BlockScaling(), _MX8, False),
+    "MXFP4": (MXFP4BlockScaling(), _MX4, False),
+}
+_CACHES = {
+    "FP8": KVCache("float8_e4m3fn"),
+    "INT8": KVCache("int8"),
+    "NVFP4": KVCache("float4_e2m1fn"),
+    "NVFP4_AFFINE": KVCache("float4_e2m1fn", affine=True),
+}
+
+
+def scheme(said: Said) -> ModelScheme:
+    """The scheme that ``quant_algo`` names.
+
+    Raises:
+        ValueError: the algorithm is not known, or a field has another form.
+    """
+    told = said.quantization
+    excluded = names(told.get("exclude_modules") or told.get("ignore"), "modelopt: exclude_modules")
+    algorithm = str(told.get("quant_algo") or "").upper()
+    rules = skipped(Match("glob" if "*" in one else "name", one) for one in excluded)
+    if algorithm == "MIXED_PRECISION":
+        rules += _mixed(mapping(told.get("quantized_layers") or {}, "modelopt: quantized_layers"), said)
+    elif algorithm:
+        rules.append(Rule(LINEAR, *_meaning(algorithm, told, said)))
+    raw = {key: value for key, value in told.items() if key not in _READ}
+    return ModelScheme(tuple(rules), _cache(told), scales_of(said, ENDINGS), "modelopt", json.dumps(raw))
+
+
+def _mixed(layers: Mapping[str, Any], said: Said) -> list[Rule]:
+    kinds: dict[tuple[Any, ...], list[Match]] = {}
+    for module, one in layers.items():
+        part = mapping(one, f"modelopt: quantized_layers[{module[:80]!r}]")
+        meaning = _meaning(str(part.get("quant_algo")).upper(), part, said)
+        kinds.setdefault(meaning, []).append(Match("name", module))
+    return [Rule(tuple(matches), *meaning) for meaning, matches in kinds.items()]
+
+
+def _meaning(algorithm: str, part: Mapping[str, Any], said: Said) -> tuple[Any, ...]:
+    if algorithm not in _ALGORITHMS:
+        raise ValueError(f"modelopt: quant_algo must be one of {', '.join(_ALGORITHMS)}, got {algorithm[:80]!r}")
+    weights, inputs, factor = _ALGORITHMS[algorithm]
+    size = part.get("group_size")
+    if isinstance(weights, INT4Scaling) and isinstance(size, int):
+        weights = INT4Scaling(group_size=size)
+    rank = part.get("lora_rank") if algorithm == "NVFP4_SVD" else None
+    stored = any(name.endswith(".pre_quant_scale") for name in said.entries)
+    return weights, inputs, None, factor and stored, rank
+
+
+def _cache(told: Mapping[str, Any]) -> KVCache | None:
+    """``kv_cache_quant_algo``, or ``kv_cache_scheme`` in config.json: an object of 8 bits is FP8, others a string."""
+    algorithm = told.get("kv_cache_quant_algo")
+    mirror = told.get("kv_cache_scheme")
+    if algorithm is None and isinstance(mirror, Mapping):
+        algorithm = "FP8" if mirror.get("type") == "float" else "INT8"
+    elif algorithm is None:
+        algorithm = mirror
+    if algorithm is None:
+        return None
+    if str(algorithm).upper() not in _CACHES:
+        raise ValueError(f"modelopt: kv_cache_quant_algo must be one of {', '.join(_CACHES)}, got {algorithm!r}")
+    return _CACHES[str(algorithm).upper()]

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a quantized model is stored and computed in, layer by layer, independent of any file format.
+
+A `ModelScheme` is to a model what a ScaledTensor is to a tensor: ordered rules, of which the first that matches a
+module's name says what its weight, inputs and outputs are; one entry for the KV cache; and every scale of activations
+as a multiplier, beside the form it is stored in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from breccia import recipes
+from breccia.recipes import ScalingRecipe
+from breccia.schemes.labels import activations_label, recipe_label
+from breccia.schemes.matching import Match
+
+__all__ = ["UNSAID", "Activations", "KVCache", "ModelScheme", "Rule", "StoredScale", "Unsaid"]
+
+_WHEN = ("static", "dynamic", "local")
+_PER = ("tensor", "token", "group", "block", "channel", "head", "token-head")
+_VERSION = 1
+
+
+class Unsaid(Enum):
+    """What a format says nothing of, which is not the same as "high precision" (None)."""
+
+    UNSAID = "unsaid"
+
+    def __repr__(self) -> str:
+        return "UNSAID"
+
+
+UNSAID = Unsaid.UNSAID
+
+
+@dataclass(frozen=True)
+class Activations:
+    """How the inputs or outputs of layers are quantized.
+
+    Attributes:
+        element: their format by its ml_dtypes name, such as "float8_e4m3fn" or "int8".
+        per: what shares a scale: "tensor", "token" (a row), "group" (``size`` elements of a row), "head".
+        when: "static" (the scale is in the file), "dynamic" (made of the data), or "local" (block scales are made of
+            the data, the tensor's own scale is in the file).
+        size: elements of a group; None where there are none.
+        symmetric: without a zero point.
+        scale: dtype of the scales by its ml_dtypes name: "float32", "float8_e8m0fnu" (powers of two, rounded up),
+            "float8_e4m3fn" (NVFP4's blocks).
+        bound: the largest magnitude that counts for a dynamic scale; None where there is none.
+    """
+
+    element: str
+    per: str
+    when: str
+    size: int | None = None
+    symmetric: bool = True
+    scale: str = "float32"
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.when not in _WHEN:
+            raise ValueError(f"when must be one of {', '.join(_WHEN)}, got {self.when!r}")
+        if self.per not in _PER:
+            raise ValueError(f"per must be one of {', '.join(_PER)}, got {self.per!r}")
+        if (self.per == "group") != (self.size is not None):
+            raise ValueError(f"size must be given for groups and for nothing else, got per {self.per!r}, {self.size}")
+
+    def __str__(self) -> str:
+        return activations_label(self)
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """How the keys and values of attention are kept.
+
+    Attributes:
+        element: their format by its ml_dtypes name.
+        per: what shares a scale: "tensor", "head", "token", "group".
+        when: "static", "dynamic" or "local", see `Activations`.
+        size: elements of a group.
+        symmetric: without a zero point.
+        affine: whether biases are taken off the keys and values first.
+    """
+
+    element: str
+    per: str = "tensor"
+    when: str = "static"
+    size: int | None = None
+    symmetric: bool = True
+    affine: bool = False
+
+    def __str__(self) -> str:
+        return activations_label(self) + (" affine" if self.affine else "")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the modules that a rule matches are.
+
+    Attributes:
+        match: any of these matches.
+        weights: a recipe; the name of a format that no recipe makes, such as "Q4_K"; None for high precision.
+        inputs: of the layer: None for high precision; `UNSAID` where the format leaves it to its reader.
+        outputs: likewise.
+        input_factor: whether inputs are multiplied by a stored factor for each column first.
+        low_rank: rank of a branch that is added; None where there is none.
+    """
+
+    match: tuple[Match, ...]
+    weights: ScalingRecipe | str | None
+    inputs: Activations | Unsaid | None = UNSAID
+    outputs: Activations | Unsaid | None = None
+    input_factor: bool = False
+    low_rank: int | None = None
+
+    def matches(self, name: str, kinds: Iterable[str]) -> bool:
+        """Whether the rule is of a module.
+
+        Args:
+            name: of the module.
+            kinds: names of its classes, such as "Linear".
+
+        Returns:
+            True where one of `match` matches.
+        """
+        kinds = tuple(kinds)
+        return any(one.matches(name, kinds) for one in self.match)
+
+    @property
+    def meaning(self) -> tuple[Any, ...]:
+        """All but whom it is for."""
+        return self.weights, self.inputs, self.outputs, self.input_factor, self.low_rank
+
+    def __str__(self) -> str:
+        if self.weights is None and not isinstance(self.inputs, Activations):
+            return "high precision"
+        text = recipe_label(self.weights)
+        if isinstance(self.inputs, Activations):
+            text += f" × {self.inputs}"
+        elif self.inputs is UNSAID:
+            text += " × unsaid"
+        text += " with factors of inputs" if self.input_factor else ""
+        text += f" + rank {self.low_rank}" if self.low_rank else ""
+        return text + (f" → {self.outputs}" if isinstance(self.outputs, Activations) else "")
+
+
+@dataclass(frozen=True)
+class StoredScale:
+    """A scale of activations or of a KV cache, as a multiplier and as its file has it.
+
+    Attributes:
+        module: the layer, or the attention whose keys or values it is of.
+        of: "input", "output", "k", "v", "q" or "prob".
+        multiplier: value = code · multiplier, float32 numbers in the order of the file.
+        form: "multiplier", or "divisor" where the file has the inverse.
+        name: of the stored tensor.
+        dtype: its safetensors name.
+        shape: as stored.
+    """
+
+    module: str
+    of: str
+    multiplier: tuple[float, ...]
+    form: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModelScheme:
+    """What a quantized model is: see the module.
+
+    Attributes:
+        rules: the first that matches a module holds; a module that none matches is in high precision.
+        kv_cache: None for high precision; `UNSAID` where the format leaves it to its reader.
+        scales: static scales of activations and KV caches.
+        source: the format that was read, "" where the scheme was made by hand. It does not count in comparisons.
+        raw: what was read and has no place here, as JSON; for the same format alone. It does not count either.
+    """
+
+    rules: tuple[Rule, ...]
+    kv_cache: KVCache | Unsaid | None = UNSAID
+    scales: tuple[StoredScale, ...] = ()
+    source: str = field(default="", compare=False)
+    raw: str = field(default="{}", compare=False)
+
+    def rule(self, name: str, kinds: Iterable[str] = ("Linear",)) -> Rule | None:
+        """The rule of a module; None where none matches it, which is then in high precision.
+
+        Args:
+            name: of the module.
+            kinds: names of its classes.
+
+        Returns:
+            The first rule that matches.
+        """
+        kinds = tuple(kinds)
+        return next((rule for rule in self.rules if rule.matches(name, kinds)), None)
+
+    def resolved(
+        self, names: Iterable[str], kinds: Mapping[str, Iterable[str]] | None = None
+    ) -> dict[str, Rule | None]:
+        """The rule of each module.
+
+        Args:
+            names: of modules.
+            kinds: classes of some; others are "Linear".
+
+        Returns:
+            Name → rule, in the order of the names.
+        """
+        known = kinds or {}
+        return {name: self.rule(name, known.get(name, ("Linear",))) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The scheme as JSON types.
+
+        Returns:
+            What `from_dict` takes.
+        """
+        return {
+            "version": _VERSION,
+            "rules": [_rule_to(rule) for rule in self.rules],
+            "kv_cache": _to(self.kv_cache),
+            "scales": [_to(scale) for scale in self.scales],
+            "source": self.source,
+            "raw": json.loads(self.raw),
+        }
+
+    @staticmethod
+    def from_dict(said: Mapping[str, Any]) -> ModelScheme:
+        """The inverse of `to_dict`.
+
+        Args:
+            said: the object.
+
+        Returns:
+            The scheme.
+
+        Raises:
+            ValueError: it is not of that form.
+        """
+        if not isinstance(said, Mapping) or said.get("version") != _VERSION:
+            raise ValueError(f"a scheme must be an object of version {_VERSION}, got {str(said)[:80]}")
+        try:
+            scales = [
+                StoredScale(**{**one, "multiplier": tuple(one["multiplier"]), "shape": tuple(one["shape"])})
+                for one in said["scales"]
+            ]
+            return ModelScheme(
+                tuple(_rule_of(rule) for rule in said["rules"]),
+                _of(KVCache, said["kv_cache"]),
+                tuple(scales),
+                said["source"],
+                json.dumps(said["raw"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"a scheme must have the fields that to_dict writes: {error}") from None
+
+    def __repr__(self) -> str:
+        lines = [f"  {', '.join(map(str, rule.match))}: {rule}" for rule in self.rules]
+        kv = "unsaid" if self.kv_cache is UNSAID else str(self.kv_cache or "high precision")
+        scales = f"  scales: {len(self.scales)}" if self.scales else ""
+        return "\n".join(filter(None, ["ModelScheme(", *lines, f"  KV cache: {kv}", scales, ")"]))
+
+
+def _to(value: Any) -> Any:
+    """A part of a scheme as JSON types."""
+    if isinstance(value, Unsaid):
+        return "unsaid"
+    if isinstance(value, ScalingRecipe):
+        return value.to_dict()
+    if isinstance(value, (Activations, KVCache, StoredScale, Match)):
+        return {one.name: _to(getattr(value, one.name)) for one in fields(value)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _of(kind: type[Any], said: Any) -> Any:
+    if said == "unsaid":
+        return UNSAID
+    return None if said is None else kind(**said)
+
+
+def _rule_to(rule: Rule) -> dict[str, Any]:
+    return {one.name: [_to(m) for m in rule.match] if one.name == "match" else _to(getattr(rule, one.name))
+            for one in fields(rule)}  # fmt: skip
+
+
+def _rule_of(said: Mapping[str, Any]) -> Rule:
+    weights = said["weights"]
+    return Rule(
+        tuple(Match(**one) for one in said["match"]),
+        recipes.from_dict(weights) if isinstance(weights, Mapping) else weights,
+        _of(Activations, said["inputs"]),
+        _of(Activations, said["outputs"]),
+        said["input_factor"],
+        said["low_rank"],
+    )
