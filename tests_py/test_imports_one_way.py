@@ -28,7 +28,8 @@ LAYERS = {
     "arrays": "frameworks kernels.triton gpu",
     "models": "nn quantize_model distributed sharding",
     "stored bytes": (
-        "checkpoint.arguments checkpoint.disk checkpoint.dtypes checkpoint.files.bounded_json "
+        "checkpoint.arguments checkpoint.disk checkpoint.dtypes checkpoint.locks checkpoint.sums "
+        "checkpoint.files.bounded_json "
         "checkpoint.files.input_file checkpoint.files.planned_file checkpoint.files.safetensors_file "
         "checkpoint.files.safetensors_header"
     ),

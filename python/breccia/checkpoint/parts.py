@@ -16,7 +16,6 @@ import json
 import os
 import re
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,25 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from breccia._version import __version__
-from breccia.checkpoint import disk
+from breccia.checkpoint import disk, part_sums
 from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.convert import Job, check_destination, names_folder, nbytes_of_choice
-from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.files.planned_file import PlannedWriter
-from breccia.checkpoint.folder import MAX_JSON
 from breccia.checkpoint.identity import spelled
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shares import shares
 from breccia.checkpoint.source import Checkpoint
-from breccia.checkpoint.sums import Sums, differing
+from breccia.checkpoint.sums import Sums
 from breccia.checkpoint.targets import Choice, Target, parse_target
 from breccia.checkpoint.work import Done, Work
-from breccia.checkpoint.workers import Workers
 
 __all__ = ["Piece", "finish", "parts_of", "plan"]
 
 _MARK = "part.identity"  # in a part's directory: what it was made from
-_SUMS = "part.sums"  # what was read for its files, and written to them
 _NAME = re.compile(r"\.?(\d+)-of-(\d+)(\.partial)?")
 _STEP = 16 << 20  # bytes copied at a time
 _SHOWN = 20  # missing parts that an error names
@@ -214,10 +209,6 @@ def _target(
     return parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
 
 
-def _again(place: Path) -> str:
-    return f"remove {place} and run the part"
-
-
 def _count(destination: Path) -> int:
     """How many parts an output has, as the names of those that are there say."""
     folder = parts_of(destination)
@@ -282,7 +273,7 @@ class _Parts(Job):
         place, folder = Path(destination), names_folder(destination)
         super().__init__(checkpoint, place, target, show, threads, folder=folder, strict=strict, checksums=checksums)
         self.kept: dict[str, Done] = {}
-        self._of_parts: dict[tuple[int, str], Done] = {}
+        self._of_parts: part_sums.OfParts = {}
         self.show, self.parts, self.folder = show, parts, parts_of(place)
         self.flat = [(name, choice) for name, choices in self.files for choice in choices]
         self.read = self._read()
@@ -354,35 +345,13 @@ class _Parts(Job):
                 self._write_files(files, work)
                 self.checkpoint.check_unchanged()
                 with work.noting():
-                    text = json.dumps(
-                        {name: done.said() for name, done in self.kept.items()} if self.checksums else None
-                    )
-                    disk.write_file(work.out / _SUMS, f"{zlib.crc32(text.encode()):08x}{text}".encode())
+                    part_sums.write(work.out, self.kept if self.checksums else None)
                     disk.write_file(work.out / _MARK, self.identity.encode())
             work.finish()
 
     def _keep(self, file: str, done: Done) -> None:
         super()._keep(file, done)
         self.kept.setdefault(file, Done(Sums(), Sums(), {})).add(done)
-
-    def _sums(self, part: int) -> dict[str, Done]:
-        """What a part knows of its files.
-
-        Raises:
-            ValueError: it has no checksums, or they are not as it wrote them.
-        """
-        place = self._place(part)
-        raw = read_bounded(place / _SUMS, MAX_JSON)[0] if (place / _SUMS).is_file() else b""
-        if raw[:8] != f"{zlib.crc32(raw[8:]):08x}".encode():
-            raise ValueError(f"{place / _SUMS} must be as its part wrote it, it is not: {_again(place)}")
-        said = json.loads(raw[8:])
-        if said is None:
-            if not self.checksums:
-                return {}
-            raise ValueError(
-                f"{place} must have checksums, it was made without: {_again(place)}, or leave them out here"
-            )
-        return {name: Done.of(text) for name, text in said.items()}
 
     def finish(self) -> dict[str, Any]:
         """See `finish`."""
@@ -394,45 +363,15 @@ class _Parts(Job):
                 f"run --part I/{self.parts} for I = {', '.join(map(str, missing[:_SHOWN]))}{more}"
             )
         for part in range(1, self.parts + 1):
-            for name, done in self._sums(part).items():
+            for name, done in part_sums.read(self._place(part), self.checksums).items():
                 super()._keep(name, done)
-                self._of_parts[part, name] = done
+                self._of_parts[self._place(part), name] = done
         if self.checksums:
-            self._check_source()
+            part_sums.check_source(self.checkpoint, self._of_parts, self.threads)
         report = self.run()
         if not disk.remove_tree(self.folder):
             report["notes"].append(f"{self.folder} is not needed any more and could not be removed")
         return report
-
-    def _check_source(self) -> None:
-        """Whether what parts read is what is there.
-
-        Raises:
-            ValueError: it is not; the message names a tensor.
-        """
-        pieces: dict[tuple[str, int, int], tuple[int, int]] = {}
-        for (part, _), done in self._of_parts.items():
-            for name, start, stop, crc in done.read:
-                pieces.setdefault((name, start, stop), (crc, part))
-                self._same(pieces[name, start, stop], crc, part, name)
-
-        def look(piece: tuple[tuple[str, int, int], tuple[int, int]], _: Any) -> None:
-            (name, start, stop), (crc, part) = piece
-            if name not in self.checkpoint.entries or any(differing([(name, start, stop, crc)], self.checkpoint.span)):
-                raise ValueError(
-                    f"{self.checkpoint.path}: tensor {name!r} must be as part {part} read it, it is another now: "
-                    f"{_again(self._place(part))}"
-                )
-
-        with contextlib.closing(Workers(self.threads)) as workers:
-            workers.each(look, iter(pieces.items()))
-
-    def _same(self, first: tuple[int, int], crc: int, part: int, name: str) -> None:
-        if first[0] != crc:
-            raise ValueError(
-                f"{self.checkpoint.path}: tensor {name!r} must be one for all parts, parts {first[1]} and {part} read "
-                f"different bytes: {_again(self._place(first[1]))}, {_again(self._place(part))}"
-            )
 
     def _make(self, work: Work) -> None:
         """Put the files of all parts together."""
@@ -443,7 +382,7 @@ class _Parts(Job):
         for name, choices in self.files:
             if len(pieces[name]) == 1:
                 path = pieces[name][0][0]
-                self._check_bytes(self._check(path, choices), path, name)
+                self._check(path, choices)
                 disk.link_or_copy(path, work.out / name)
                 self.progress.add(sum(map(nbytes_of_choice, choices)))
             else:
@@ -456,26 +395,10 @@ class _Parts(Job):
         if writer is None or not writer.complete:
             if writer is not None:
                 writer.abort()
-            raise ValueError(f"{path} must be as its part wrote it, it is not: {_again(path.parent)}")
+            raise ValueError(f"{path} must be as its part wrote it, it is not: {part_sums.again(path.parent)}")
+        if self.checksums:
+            part_sums.check_written(writer, self._of_parts[path.parent, path.name].wrote, self.threads)
         return writer
-
-    def _check_bytes(self, writer: PlannedWriter, path: Path, file: str) -> None:
-        """Whether a part's file has the bytes that were written to it."""
-        if not self.checksums:
-            return
-        wrote = self._of_parts[self._part_of(path), file].wrote
-        with contextlib.closing(Workers(self.threads)) as workers:
-
-            def look(name: str, _: Any) -> None:
-                if not writer.has(name, wrote):
-                    raise ValueError(
-                        f"{path}: tensor {name!r} must be as its part wrote it, it is not: {_again(path.parent)}"
-                    )
-
-            workers.each(look, iter(writer.spans))
-
-    def _part_of(self, path: Path) -> int:
-        return int(path.parent.name.partition("-")[0])
 
     def _join(self, path: Path, choices: list[Choice], pieces: list[tuple[Path, list[Choice]]]) -> None:
         writer = self._writer(path, choices)
@@ -484,9 +407,7 @@ class _Parts(Job):
                 self.progress.add(sum(map(nbytes_of_choice, choices)))
                 return
             for source, some in pieces:
-                writer_of = self._check(source, some)
-                self._check_bytes(writer_of, source, path.name)
-                spans = writer_of.spans
+                spans = self._check(source, some).spans
                 with disk.open_regular(source) as fd:
                     for name in (name for choice in some for name in choice.outputs):
                         self._copy_span(fd, spans[name], name, writer)
