@@ -78,10 +78,6 @@ def _mlx_lm(path: Path) -> Any:
     import numpy as np
     import torch
 
-    said = json.loads((path / "config.json").read_text())
-    # What transformers 5 writes by other names than mlx-lm and the configs of the time before it have.
-    said |= {"num_experts": said.get("num_local_experts"), "rope_theta": said["rope_parameters"]["rope_theta"]}
-    (path / "config.json").write_text(json.dumps(said))
     model, _ = mlx_lm.load_model(path)
     model.set_dtype(mx.float32)
     return torch.from_numpy(np.array(model(mx.array([list(TOKENS)])).astype(mx.float32)))

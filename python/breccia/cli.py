@@ -84,7 +84,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     convert.add_argument("--include", action="append", default=[], metavar="PATTERN", help="quantize only these names")
     convert.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="leave these names alone")
     convert.add_argument("--scale-search", choices=["amax", "mse"], help="mse searches scales of least error")
-    convert.add_argument("--group-size", type=count, metavar="N", help="elements per scale of INT4")
+    convert.add_argument("--group-size", type=_group_size, metavar="N|auto", help="elements per scale of INT4")
     convert.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
     convert.add_argument("--force", action="store_true", help=_FORCE)
     pieces = convert.add_mutually_exclusive_group()
@@ -171,6 +171,10 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
 
         demo_module.add_arguments(demo)
     return parser
+
+
+def _group_size(text: str) -> int | str:
+    return "auto" if text == "auto" else count(text)
 
 
 def _command(commands: Any, name: str, run: Any, text: str, *examples: str) -> argparse.ArgumentParser:

@@ -158,6 +158,14 @@ class Bridge(Protocol):
     def misread_experts(self) -> Mapping[str, str]:
         """What a program of many users does wrong with experts in tensors of their own, by the recipe's name."""
 
+    def misread(self, shape: tuple[int, ...], recipe: ScalingRecipe) -> str:
+        """What a program of many users does wrong with a tensor, in words; "" where all read it right.
+
+        Args:
+            shape: logical.
+            recipe: that it is written in.
+        """
+
     @property
     def turned_weights(self) -> bool:
         """Whether readers know matrices with inputs before outputs, which are written transposed."""
@@ -260,6 +268,13 @@ class Bridge(Protocol):
             ValueError, TypeError: they do not fit.
         """
 
+    def keeps(self, found: Found) -> bool:
+        """Whether a tensor of this format that has no recipe is written as it is stored where none is asked for.
+
+        Args:
+            found: the tensor, as `refine` gives it.
+        """
+
     def carries(self, recipe: ScalingRecipe) -> bool:
         """Whether the format holds a recipe's bytes as they are.
 
@@ -289,6 +304,18 @@ class Bridge(Protocol):
 
         Returns:
             A reason for the report, in words.
+        """
+
+    def instead(self, name: str, recipe: ScalingRecipe, model: Mapping[str, Any]) -> ScalingRecipe:
+        """The recipe for a tensor that the model's program does not read in the one that was asked for.
+
+        Args:
+            name: of the logical tensor.
+            recipe: that was asked for.
+            model: config.json.
+
+        Returns:
+            Another, or ``recipe``.
         """
 
     def model_knows(self, recipe: ScalingRecipe, model: Mapping[str, Any]) -> bool:
@@ -407,6 +434,7 @@ class FileFormat:
     fused_experts: bool = False
     single_experts: bool = True
     misread_experts: Mapping[str, str] = field(default_factory=dict)
+    misread: Callable[[tuple[int, ...], ScalingRecipe], str] = lambda shape, recipe: ""
     turned_weights: bool = False
     embeddings: bool = False
     row_axis: int | None = None
@@ -418,9 +446,11 @@ class FileFormat:
     find_all: Callable[[Mapping[str, Any], Mapping[str, str]], list[Found]] = lambda entries, metadata: []
     refine: Callable[[Found, Callable[[str], Array]], Found] = lambda found, array: found
     read: Callable[..., Made] | None = None
+    keeps: Callable[[Found], bool] = lambda found: False
     carries: Callable[[ScalingRecipe], bool] = lambda recipe: False
     takes: Callable[[str, tuple[int, ...]], bool] = lambda name, shape: True
     why_not: Callable[[str], str] = lambda name: ""
+    instead: Callable[[str, ScalingRecipe, Mapping[str, Any]], ScalingRecipe] = lambda name, recipe, model: recipe
     model_knows: Callable[[ScalingRecipe, Mapping[str, Any]], bool] = lambda recipe, model: True
     lay_out: Callable[[Any, Place], dict[str, Part]] | None = None
     store: Callable[[str, Any, Place], tuple[dict[str, Part], dict[str, str]]] | None = None

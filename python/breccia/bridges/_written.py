@@ -71,6 +71,7 @@ class Written:
         original: the source's config.json.
         cache: whether the KV cache is of FP8, by constant scales or by 1.
         activations: how the source quantizes the inputs of a module, where that is known.
+        kept: other quantized modules, by their stored names, which are as the source has them and says of them.
     """
 
     recipes: dict[str, ScalingRecipe]
@@ -79,6 +80,7 @@ class Written:
     original: Mapping[str, Any] = field(default_factory=dict)
     cache: bool = False
     activations: Mapping[str, Activations] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
 
     def dynamic(self, module: str) -> Activations | None:
         """How a module's inputs are quantized by scales made of them.

@@ -253,7 +253,10 @@ BRIDGE = FileFormat(
     shared_global_scale=True,
     bfloat16_scales=True,  # transformers rounds scales to the model's dtype
     input_scales=True,
-    misread_experts={"nvfp4": "transformers leaves out their second scales: read them by vLLM or SGLang"},
+    misread_experts={
+        "nvfp4": "transformers leaves out their second scales: read them by vLLM or SGLang",
+        "mxfp8": "transformers does not load them: read them by vLLM or SGLang",
+    },
     find=_headers.find,
     refine=_headers.refine,
     row_axis=0,

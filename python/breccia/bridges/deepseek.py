@@ -267,6 +267,14 @@ def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | 
     return InputScale("activation_scale", FP8_INPUTS, other_roles=("input_scale",)) if one else None
 
 
+def misread(shape: tuple[int, ...], recipe: ScalingRecipe) -> str:
+    """Tiles that end with the rows: transformers scales the last ones wrongly."""
+    rows = recipe.block_m if isinstance(recipe, Float8BlockScaling) else 1
+    if shape[-2] % rows == 0:
+        return ""
+    return f"transformers misreads tiles of rows that are no multiple of {rows}: read them by vLLM or SGLang"
+
+
 def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here.
 
@@ -304,5 +312,6 @@ BRIDGE = FileFormat(
     model_knows=model_knows,
     lay_out=lay_out_for_checkpoint,
     input_scale=input_scale,
+    misread=misread,
     config=config,
 )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF's block types (ggml). Q8_0, Q4_0, MXFP4 and NVFP4 are ScaledTensors, Q4_1 has a float minimum;
-the K-quants are made of values and read as values; Q5_0, Q5_1, IQ4_NL and IQ4_XS are readable.
+the K-quants are made of values and read as values; Q5_0, Q5_1, IQ1 to IQ4 and TQ are readable.
 
 A row is a run of blocks, each with its scale in front of its codes. Nibbles are split in halves: the
 first half of a block's elements is in the low ones.
@@ -23,6 +23,7 @@ from breccia.bridges._integers import offset_codes
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part, materialize, rows_or_outside
 from breccia.layouts import PerBlockK, PerBlockMN
+from breccia.peers import require
 from breccia.recipes import INT4Scaling, INT8Scaling, MXFP4BlockScaling, NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
@@ -50,18 +51,31 @@ TYPES: dict[str, tuple[int, int, int]] = {
     "Q4_K": (12, 256, 144),
     "Q5_K": (13, 256, 176),
     "Q6_K": (14, 256, 210),
+    "Q8_K": (15, 256, 292),
+    "IQ2_XXS": (16, 256, 66),
+    "IQ2_XS": (17, 256, 74),
+    "IQ3_XXS": (18, 256, 98),
+    "IQ1_S": (19, 256, 50),
     "IQ4_NL": (20, 32, 18),
+    "IQ3_S": (21, 256, 110),
+    "IQ2_S": (22, 256, 82),
     "IQ4_XS": (23, 256, 136),
     "I8": (24, 1, 1),
     "I16": (25, 1, 2),
     "I32": (26, 1, 4),
     "I64": (27, 1, 8),
     "F64": (28, 1, 8),
+    "IQ1_M": (29, 256, 56),
     "BF16": (30, 1, 2),
+    "TQ1_0": (34, 256, 54),
+    "TQ2_0": (35, 256, 66),
     "MXFP4": (39, 32, 17),
     "NVFP4": (40, 64, 36),
+    "Q1_0": (41, 128, 18),
 }
 NUMBERS = {number: name for name, (number, _, _) in TYPES.items()}
+# Types of codebooks and of three values, which gguf-py decodes.
+_OF_PEER = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ3_S", "IQ2_S", "IQ1_M", "TQ1_0", "TQ2_0")
 _TENSORS = ("Q8_0", "Q4_0", "Q4_1", "MXFP4", "NVFP4")  # types that `from_gguf` knows
 KINDS: dict[str, Kind] = {
     "f16": Kind("F16"),
@@ -262,7 +276,7 @@ def kind_of(recipe: ScalingRecipe) -> str:
 
 
 def dequantize_gguf(raw: Any, kind: str) -> Array:
-    """The values of a tensor of blocks as float32, for every kind in `TYPES` that has blocks.
+    """The values of a tensor of blocks as float32. IQ1 to IQ3 and TQ are decoded by gguf-py.
 
     Args:
         raw: bytes of whole blocks, uint8 ``(..., row bytes)``.
@@ -272,7 +286,8 @@ def dequantize_gguf(raw: Any, kind: str) -> Array:
         float32 ``(..., K)``.
 
     Raises:
-        ValueError: an unknown kind, or rows that are not whole blocks.
+        ValueError: a kind that is not read, or rows that are not whole blocks.
+        ImportError: gguf is not installed, which decodes this kind.
     """
     if kind in _TENSORS:
         from breccia.verbs import dequantize
@@ -280,9 +295,21 @@ def dequantize_gguf(raw: Any, kind: str) -> Array:
         made = from_gguf(raw, kind)
         return made.dequantize() if isinstance(made, OutsideTensor) else dequantize(made)
     blocks = _blocks(raw, kind)
+    if kind in _OF_PEER:
+        return _decoded_by_peer(codes(raw, "raw"), kind)
     if kind not in VALUES:
-        raise ValueError(f"kind must be one of {', '.join([*_TENSORS, *VALUES])}, got {kind!r}")
+        raise ValueError(f"kind must be one of {', '.join([*_TENSORS, *VALUES, *_OF_PEER])}, got {kind!r}")
     return _flat(VALUES[kind](blocks).astype(np.float32))
+
+
+def _decoded_by_peer(raw: Array, kind: str) -> Array:
+    require("gguf", EXTRA)
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    rows = np.ascontiguousarray(raw).reshape(-1, raw.shape[-1])
+    values = np.asarray(dequantize(rows, GGMLQuantizationType[kind]), np.float32)
+    return values.reshape(*raw.shape[:-1], values.shape[-1])
 
 
 def quantize_gguf(x: Any, kind: str) -> Array:

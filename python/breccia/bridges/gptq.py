@@ -291,9 +291,20 @@ def _recipe(bits: int, size: int, symmetric: bool, dtype: str) -> ScalingRecipe:
     return INT4Scaling(size, signed=symmetric, symmetric=symmetric, scale_dtype=dtype)
 
 
+def _keeps(found: Found) -> bool:
+    """Columns in order of activation, where config.json says of them what they are."""
+    return found.recipe is None and found.kind.startswith(f"{found.options['version']} ") and not _mislabelled(found)
+
+
+def _mislabelled(found: Found) -> bool:
+    return any(text.startswith("zero points are stored as") for text in found.findings)
+
+
 def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here. Readers take every linear layer for quantized but those
     whose names a pattern in ``dynamic`` takes out."""
+    if written.kept:
+        return {"quantization_config": dict(written.original["quantization_config"])}
     recipe = written.only(NAME)
     symmetric = getattr(recipe, "symmetric", True)
     said = {
@@ -331,6 +342,7 @@ BRIDGE = FileFormat(
     refine=refine,
     row_axis=-1,
     read=from_gptq,
+    keeps=_keeps,
     carries=carries,
     lay_out=lay_out_for_checkpoint,
     config=config,

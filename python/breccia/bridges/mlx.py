@@ -8,6 +8,7 @@ size: config.json says both, for single modules too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,7 @@ RECIPES: dict[str, ScalingRecipe] = {
 }
 _BITS = (2, 3, 4, 5, 6, 8)
 _SIZES = (32, 64, 128)
+_GPT_OSS_EXPERTS = re.compile(r"(.*\.)?experts\.(gate_up_proj|down_proj)")
 
 __all__ = ["from_mlx", "to_mlx"]
 
@@ -257,7 +259,8 @@ def _said(module: str, context: Mapping[str, Any]) -> Mapping[str, Any]:
         every = context.get(key)
         if isinstance(every, Mapping) and "bits" in every and "quant_method" not in every:
             own = every.get(module)
-            return own if isinstance(own, Mapping) else every
+            said = own if isinstance(own, Mapping) else every
+            return {key: value for key, value in said.items() if value is not None}  # null is what is not there
     return {}
 
 
@@ -328,12 +331,65 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
 
 
 def config(written: Written) -> dict[str, Any]:
-    """What config.json says of a checkpoint written here: most modules' numbers, and others' by their names."""
-    (first, _), *others = written.groups()
-    said: dict[str, Any] = _numbers(first)
-    for recipe, modules in others:
-        said |= {module: _numbers(recipe) for module in modules}
-    return {"quantization": said, "quantization_config": said}
+    """What config.json says of a checkpoint written here: most modules' numbers, and others' by their names; and the
+    model's numbers by the names that mlx-lm reads, where transformers 5 has others."""
+    groups = written.groups()
+    said = _said_of_kept(written) if written.kept else _numbers(groups.pop(0)[0])
+    for recipe, modules in groups:
+        said |= {name: _numbers(recipe) for module in modules for name in _read_as(module)}
+    model = _as_mlx_reads(written.original)
+    for place in ("text_config", "language_config"):
+        inner = written.original.get(place)
+        if isinstance(inner, Mapping) and (more := _as_mlx_reads(inner)):
+            model[place] = {**inner, **more}
+    return {"quantization": said, "quantization_config": said, **model}
+
+
+def _said_of_kept(written: Written) -> dict[str, Any]:
+    """What the source says of the modules that stay as they are, and of all."""
+    every: Mapping[str, Any] = {}
+    for key in ("quantization", "quantization_config"):
+        there = written.original.get(key)
+        every = every or (there if isinstance(there, Mapping) and "quant_method" not in there else {})
+    numbers = {key: every[key] for key in ("group_size", "bits", "mode") if every.get(key) is not None}
+    own = {module: every[module] for module in sorted(written.kept) if isinstance(every.get(module), Mapping)}
+    return {"group_size": 64, "bits": 4, **numbers, **own}
+
+
+def _read_as(module: str) -> tuple[str, ...]:
+    """The modules that mlx-lm makes of one: gates and others of gpt-oss' experts are two."""
+    at = module.removesuffix("experts.gate_up_proj")
+    return (module,) if at == module else (f"{at}experts.gate_proj", f"{at}experts.up_proj")
+
+
+def instead(name: str, recipe: ScalingRecipe, model: Mapping[str, Any]) -> ScalingRecipe:
+    """MXFP4 for the experts of gpt-oss, whose gates and others mlx-lm takes apart: it does not know them in affine
+    modes, nor do its makers' own files have them so."""
+    experts = model.get("model_type") == "gpt_oss" and _GPT_OSS_EXPERTS.fullmatch(name) is not None
+    return MXFP4BlockScaling() if experts and isinstance(recipe, (INT4Scaling, INT8Scaling)) else recipe
+
+
+def _as_mlx_reads(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries that transformers 5 keeps under other names: of rotary embeddings, whose numbers mlx-lm takes for its
+    defaults where they are not there, and how many experts there are."""
+    result: dict[str, Any] = {}
+    rope = model.get("rope_parameters")
+    rope = rope if isinstance(rope, Mapping) else {}
+    local = rope.get("sliding_attention")
+    every = rope.get("full_attention", rope)
+    every = every if isinstance(every, Mapping) else {}
+    if "rope_theta" in every:
+        result["rope_theta"] = every["rope_theta"]
+    if every.get("rope_type", "default") != "default":
+        scaling = {key: value for key, value in every.items() if key != "rope_theta"}
+        result["rope_scaling"] = {**scaling, "type": every["rope_type"]}
+    if isinstance(local, Mapping) and "rope_theta" in local:
+        result["rope_local_base_freq"] = local["rope_theta"]
+    if "partial_rotary_factor" in every:
+        result["partial_rotary_factor"] = every["partial_rotary_factor"]
+    if "num_local_experts" in model:
+        result["num_experts"] = model["num_local_experts"]
+    return {key: value for key, value in result.items() if key not in model}
 
 
 def _numbers(recipe: ScalingRecipe) -> dict[str, Any]:
@@ -364,6 +420,8 @@ BRIDGE = FileFormat(
     read=from_mlx,
     carries=carries,
     why_not=why_not,
+    instead=instead,
+    keeps=lambda found: found.kind.startswith("affine"),
     lay_out=lambda scaled, place: lay_out(scaled),
     config=config,
 )

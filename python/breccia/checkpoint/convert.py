@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -37,7 +38,17 @@ from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.shared_scales import share
 from breccia.checkpoint.source import FACTOR, Checkpoint, is_float
 from breccia.checkpoint.sums import Sums
-from breccia.checkpoint.targets import LEFT, QUANTIZED, Choice, Target, choose, has_one_level, parse_target
+from breccia.checkpoint.targets import (
+    AUTO,
+    LEFT,
+    QUANTIZED,
+    Choice,
+    Target,
+    choose,
+    has_one_level,
+    largest_group,
+    parse_target,
+)
 from breccia.checkpoint.unread import check_all_is_read
 from breccia.checkpoint.work import Done, Work, check_replaceable, partial_of
 from breccia.checkpoint.workers import Workers, thread_count
@@ -56,7 +67,7 @@ def convert(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     scale_search: str | None = None,
-    group_size: int | None = None,
+    group_size: int | str | None = None,
     progress: bool = False,
     threads: int | None = None,
     force: bool = False,
@@ -74,7 +85,7 @@ def convert(
         include: patterns of names to quantize, instead of all weights but embeddings, norms and routers.
         exclude: patterns of names to leave alone.
         scale_search: "mse" searches block scales for the least error.
-        group_size: of INT4.
+        group_size: of INT4; "auto" is, for each tensor, the largest of 128, 64 and 32 that divides its columns.
         progress: draw a line on a terminal.
         threads: how many to use (default: one per core).
         force: replace a file or a checkpoint's directory at ``destination``, when the new one is complete and not
@@ -195,7 +206,9 @@ class Job:
         self._check_group_size()
         self.notes += outputs.changed_meaning(checkpoint, self.target, self.choices)
         self.notes += self._note_nothing()
+        self.notes += self._note_group_size()
         self.notes += self._note_levels()
+        self.notes += self._note_instead()
         self.notes += self._note_experts()
         if self.from_gguf and not self.into_directory and not target.bridge.own_files:
             self.notes.append(f"there is no config.json: {destination}/ instead makes a directory that has one")
@@ -246,13 +259,22 @@ class Job:
         as_numbers = [one.name for one in refined if NUMBERS in one.options]
         odd |= {AS_NUMBERS: as_numbers} if as_numbers else {}
         for text, names in odd.items():
-            more = f" and {len(names) - 1} more" if names[1:] else ""
-            self.notes.append(f"{names[0]}{more}: {text}")
+            self.notes.append(f"{_some(names)}: {text}")
         return refined
 
     def _choose(self, found: Found) -> Choice:
         with naming(self.checkpoint.path, found.name):
-            return choose(found, self.target)
+            return self._as_stored(found) or choose(found, self.target)
+
+    def _as_stored(self, found: Found) -> Choice | None:
+        """A tensor whose own form no recipe says, where none is asked for and the format stays."""
+        target = self.target
+        others = target.recipe is not None or target.kind or target.float_dtype or found.recipe is not None
+        if others or found.format != target.format or not target.bridge.keeps(found):
+            return None
+        names = dict.fromkeys(found.parts.values())
+        entries = (self.checkpoint.entries[name] for name in names)
+        return Choice(found, "same", {entry.name: (entry.dtype, entry.shape) for entry in entries})
 
     def _note_folded(self, found: list[Found]) -> None:
         count = sum(FACTOR in one.options for one in found)
@@ -266,7 +288,7 @@ class Job:
 
     def _check_group_size(self) -> None:
         size = self.target.group_size
-        if not size or any(choice.action in QUANTIZED for choice in self.choices):
+        if not isinstance(size, int) or any(choice.action in QUANTIZED for choice in self.choices):
             return
         left = [choice.found for choice in self.choices if choice.note.startswith(LEFT) and choice.found.shape]
         left = [found for found in left if found.shape[-1] % size]
@@ -280,6 +302,20 @@ class Job:
         if self.target.quantizes_nothing or any(c.action in QUANTIZED for c in self.choices):
             return []
         return [f"no tensor is quantized: none of the source has a place in {self.target.spelled}"]
+
+    def _note_group_size(self) -> list[str]:
+        """What to ask for where groups do not divide the columns of some tensors."""
+        recipe = self.target.recipe or self.target.default
+        size = int(getattr(recipe, "group_size", None) or 0)
+        left = [c.found for c in self.choices if c.note.startswith(LEFT) and size and c.found.shape[-1] % size]
+        best = largest_group(math.gcd(*(found.shape[-1] for found in left)), size) if left else None
+        if not best:
+            return []
+        names = _some([found.name for found in left])
+        return [
+            f"{names}: groups of {size} do not divide their columns: --group-size {best} divides them all, "
+            f"--group-size {AUTO} takes the largest that divides, for each"
+        ]
 
     def _identity(self) -> bytes:
         return identity_of(self.checkpoint, self.target)
@@ -310,11 +346,29 @@ class Job:
             return []
         return [f"NVFP4 has one level: programs do not apply all second scales of a {names.architecture} model"]
 
+    def _note_instead(self) -> list[str]:
+        """Which tensors have another recipe than the one that was asked for, as the model's program needs it."""
+        asked, target = self.target.recipe, self.target
+        if asked is None:
+            return []
+        names: dict[str, list[str]] = {}
+        for choice in self.choices:
+            name, recipe = choice.found.name, choice.recipe
+            if recipe is not None and target.bridge.instead(name, asked, target.model) != asked:
+                names.setdefault(recipe.name, []).append(name)
+        said = "which the model's program reads, and not what was asked for"
+        return [f"{_some(some)}: written in {recipe}, {said}" for recipe, some in names.items()]
+
     def _note_experts(self) -> list[str]:
-        """What programs do wrong with experts that are written."""
+        """What programs do wrong with experts, and others, that are written."""
         said = self.target.bridge.misread_experts
         names = {c.recipe.name for c in self.choices if c.recipe is not None and is_one_expert(c.found.name)}
-        return [f"experts in {name}: {said[name]}" for name in sorted(names & said.keys())]
+        notes = [f"experts in {name}: {said[name]}" for name in sorted(names & said.keys())]
+        wrong: dict[str, list[str]] = {}
+        for choice in self.choices:
+            if choice.recipe and (text := self.target.bridge.misread(choice.found.shape, choice.recipe)):
+                wrong.setdefault(text, []).append(choice.found.name)
+        return notes + [f"{_some(names)}: {text}" for text, names in wrong.items()]
 
     def _kept(self) -> dict[str, Any] | None:
         """The weights that stay as they were beside quantized ones: their bytes, and the largest of them."""
@@ -532,6 +586,11 @@ class Job:
 
 def _taken(sums: Sums | None) -> Sums:
     return Sums() if sums is None else sums.take()
+
+
+def _some(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
 
 
 def nbytes_of_choice(choice: Choice) -> int:

@@ -4,6 +4,7 @@ bytes as they are where they are kept."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -61,6 +62,10 @@ def execute(
             (name,) = choice.outputs
             read, nbytes = _bytes_of(checkpoint, found)
             _copy(_counting(read, found.dtype, bad), nbytes, name, writer, workers, done)
+        case "same":
+            for name in choice.outputs:
+                read = functools.partial(checkpoint.span, name)
+                _copy(read, checkpoint.entries[name].nbytes, name, writer, workers, done)
         case "float":
             ((name, (dtype, _)),) = choice.outputs.items()
             if found.format == "plain" and not choice.turned and not found.options:

@@ -116,12 +116,15 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
         config["dtype" if "dtype" in config else "torch_dtype"] = name
         return config, {}
     recipes = modules_of(choices)
-    if not recipes:
+    kept = frozenset(_module(next(iter(c.outputs))) for c in choices if c.action == "same")
+    if not recipes and not kept:
         return config, {}
     inputs = target.inputs.intersection(recipes)
     ignored = _ignored(checkpoint, choices)
     activations = {module: one for module in recipes if (one := inputs_of(checkpoint, module))}
-    said = target.bridge.config(Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations))
+    said = target.bridge.config(
+        Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept)
+    )
     beside = target.bridge.beside
     others = {beside: said.pop(beside)} if beside in said else {}
     return {**config, **said}, others

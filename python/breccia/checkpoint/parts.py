@@ -64,7 +64,7 @@ class Piece:
     include: tuple[str, ...]
     exclude: tuple[str, ...]
     scale_search: str | None
-    group_size: int | None
+    group_size: int | str | None
     part: int
     parts: int
     tensors: int
@@ -110,7 +110,7 @@ def plan(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     scale_search: str | None = None,
-    group_size: int | None = None,
+    group_size: int | str | None = None,
 ) -> list[Piece]:
     """Divide a conversion into parts that cost about the same, from headers alone.
 
@@ -162,7 +162,7 @@ def finish(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     scale_search: str | None = None,
-    group_size: int | None = None,
+    group_size: int | str | None = None,
     progress: bool = False,
     strict: bool = False,
     checksums: bool = True,
@@ -204,7 +204,7 @@ def parts_of(destination: Path) -> Path:
 
 
 def _target(
-    to: str, include: Sequence[str], exclude: Sequence[str], scale_search: str | None, group_size: int | None
+    to: str, include: Sequence[str], exclude: Sequence[str], scale_search: str | None, group_size: int | str | None
 ) -> Target:
     return parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
 

@@ -22,12 +22,14 @@ from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = [
+    "AUTO",
     "FLOATS",
     "LEFT",
     "QUANTIZED",
     "Choice",
     "Target",
     "has_one_level",
+    "largest_group",
     "parse_target",
     "requantized",
     "target_names",
@@ -73,7 +75,9 @@ EXCLUDED = (
     "*mm_projector*",
 )
 
-QUANTIZED = ("repack", "requantize", "cast", "encode", "keep")  # actions that write codes
+QUANTIZED = ("repack", "requantize", "cast", "encode", "keep", "same")  # actions that write codes
+AUTO = "auto"  # the size of groups that is looked for
+_GROUP_SIZES = (128, 64, 32)  # that programs have kernels for
 LEFT = "left as it is"  # how a note begins on a tensor that has no place in the target
 
 
@@ -104,7 +108,7 @@ class Target:
     inputs: frozenset[str] = frozenset()
     cache: bool = False
     model: Mapping[str, Any] = field(default_factory=dict)
-    group_size: int | None = None
+    group_size: int | str | None = None
 
     def spell(self, name: str) -> str:
         """The name a tensor is stored under."""
@@ -125,8 +129,9 @@ class Target:
 @dataclass(frozen=True)
 class Choice:
     """What happens to one tensor: "copy", "float", "repack", "requantize", "cast", "encode" (values as a format's own
-    kind), "keep" (the blocks of one), "multiply" (a scale by the number in ``values``), "divide" (that number by it) or
-    "make" (``values``, which no tensor of the source has), and what it gives.
+    kind), "keep" (the blocks of one), "same" (all that is stored of one), "multiply" (a scale by the number in
+    ``values``), "divide" (that number by it) or "make" (``values``, which no tensor of the source has), and what it
+    gives.
 
     ``turned``: its matrices are written transposed. ``shared``: what it has in common with other tensors (`Shared`).
     """
@@ -155,7 +160,7 @@ def parse_target(
     spelled: str,
     *,
     scale_search: str | None = None,
-    group_size: int | None = None,
+    group_size: int | str | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
 ) -> Target:
@@ -219,11 +224,18 @@ def _of_kind(
 
 def _with(recipe: ScalingRecipe, options: Mapping[str, Any]) -> ScalingRecipe:
     given = {k: v for k, v in options.items() if v is not None}
+    if isinstance(size := given.get("group_size"), str) and size != AUTO:
+        raise ValueError(f"--group-size must be a number or '{AUTO}', got {size!r}")
     known = {f.name for f in dataclasses.fields(recipe)}
     for name in given:
         if name not in known:
             raise ValueError(f"--{name.replace('_', '-')} must be left out: {type(recipe).__name__} has no {name}")
-    return dataclasses.replace(recipe, **given)
+    return dataclasses.replace(recipe, **{k: v for k, v in given.items() if v != AUTO})
+
+
+def largest_group(columns: int, most: int) -> int | None:
+    """The largest size of groups that readers know, up to ``most``, that divides the columns."""
+    return next((size for size in _GROUP_SIZES if size <= most and columns % size == 0), None)
 
 
 def wanted(found: Found, target: Target) -> bool:
@@ -252,7 +264,16 @@ def _recipe(found: Found, target: Target) -> ScalingRecipe | None:
         recipe = target.with_inputs
     if isinstance(recipe, recipes.NVFP4BlockScaling) and has_one_level(found, target):
         return dataclasses.replace(recipe, two_level=False, global_scale_form="multiplier")
-    return recipe
+    if target.group_size == AUTO:
+        recipe = _of_largest_groups(recipe, found.shape[-1])
+    return recipe and target.bridge.instead(found.name, recipe, target.model)
+
+
+def _of_largest_groups(recipe: ScalingRecipe | None, columns: int) -> ScalingRecipe | None:
+    if not isinstance(recipe, (recipes.INT4Scaling, recipes.INT8Scaling)):
+        return recipe
+    best = largest_group(columns, recipe.group_size or _GROUP_SIZES[0])
+    return dataclasses.replace(recipe, group_size=best) if best else recipe
 
 
 def has_one_level(found: Found, target: Target) -> bool:
@@ -285,6 +306,9 @@ def choose(found: Found, target: Target) -> Choice:
         return _as_bfloat16(found, target, why)
     if found.format != "plain" and not _named(found, target):
         return _left_out(found, target)
+    as_it_is = not target.kind and target.recipe is None and found.recipe is None
+    if as_it_is and found.format == target.format and "blocks" in found.parts:
+        return Choice(found, "keep", {target.spell(found.name): (found.kind, found.shape)})
     if target.kind:
         return _choose_kind(found, target, target.bridge.kinds[target.kind])
     if found.format == "plain":
@@ -345,6 +369,9 @@ def _holds(found: Found, target: Target) -> bool:
     recipe = found.recipe
     assert recipe is not None
     asked = [one for one in (target.recipe, target.with_inputs) if one is not None]
+    if target.group_size == AUTO and asked:
+        asked = [one for one in (_recipe(found, target),) if one is not None]
+    asked = [target.bridge.instead(found.name, one, target.model) for one in asked]
     if target.recipe is not None and not any(same_grid(recipe, one) for one in asked):
         return False
     if not target.bridge.carries(recipe):
