@@ -37,7 +37,7 @@ LAYERS = {
     "checkpoints": "checkpoint files",
     "programs": (
         "distributed.loading distributed.reader distributed.refitting distributed.taking "
-        "served diffusers sglang transformers vllm demo cli __main__ ="
+        "served diffusers peft sglang transformers vllm demo cli __main__ ="
     ),
 }
 LEVELS = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}

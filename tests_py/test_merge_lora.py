@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import breccia
+import lora_peer
 import numpy as np
 import pytest
 from breccia.bridges._common import bfloat16_bits, float32
@@ -256,11 +257,10 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_pefts_own_merge_gives_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("transformer_engine", "gptqmodel", "awq"):  # installed in part, they stop PEFT
-        monkeypatch.setitem(sys.modules, name, None)
+    lora_peer.hide(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        peft = pytest.importorskip("peft")
+        peft = lora_peer.peft()
         from tiny_models import tiny, transformers
 
         torch = pytest.importorskip("torch")

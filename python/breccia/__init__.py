@@ -96,6 +96,7 @@ _LAZY = {
     "distributed": "torch",
     "dlpack": "",
     "nn": "torch",
+    "peft": "peft",
     "schemes": "",
     "sglang": "",
     "sharding": "jax",

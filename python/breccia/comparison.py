@@ -17,7 +17,7 @@ from breccia._inputs import refuse_mask
 from breccia.formats import decode, finfo
 from breccia.scaled_tensor import ScaledTensor, check_kernels
 
-__all__ = ["CodeCounts", "Comparison", "Magnitudes", "compare", "count_codes", "error_magnitudes", "magnitudes"]
+__all__ = ["CodeCounts", "Comparison", "Magnitudes", "compare", "count_codes", "error_magnitudes", "kept", "magnitudes"]
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
@@ -182,6 +182,20 @@ def count_codes(scaled: ScaledTensor) -> CodeCounts:
         saturated=int(counts[values >= finfo(element).max].sum()),
         nan=int(counts[np.isnan(values)].sum()),
     )
+
+
+def kept(old: Any, new: Any, change: Any) -> tuple[float, float]:
+    """How much of a change that was asked for was made: the first number by the second. 1 is all of it, 0 is none.
+
+    Args:
+        old: values before, an array of NumPy or torch.
+        new: values after, likewise.
+        change: what was to be added to ``old``.
+
+    Returns:
+        (Σ change · (new - old), Σ change²).
+    """
+    return float((change * (new - old)).sum()), float((change * change).sum())
 
 
 def _operand(x: Any, argument: str) -> Any:

@@ -30,7 +30,7 @@ def test_documented_modules_are_there_after_the_import():
 
 def test_dir_lists_what_is_public_and_nothing_else():
     code = "import breccia; print(*(n for n in dir(breccia) if n not in breccia.__all__))"
-    named = "bridges checkpoint diffusers distributed dlpack nn open schemes sglang sharding transformers vllm"
+    named = "bridges checkpoint diffusers distributed dlpack nn open peft schemes sglang sharding transformers vllm"
     assert run(code).split() == named.split()
 
 
@@ -75,7 +75,7 @@ def test_what_lacks_a_peer_says_which():
     code = (
         BARE
         + """
-lacking = {"diffusers": "diffusers", "distributed": "torch", "nn": "torch", "sharding": "jax",
+lacking = {"diffusers": "diffusers", "distributed": "torch", "nn": "torch", "peft": "peft", "sharding": "jax",
            "transformers": "transformers"}
 for name, peer in lacking.items():
     try:

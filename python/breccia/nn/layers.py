@@ -243,6 +243,27 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             self._made = made
         return made
 
+    def put_weight_(self, weight: ScaledTensor) -> None:
+        """Take another weight.
+
+        Args:
+            weight: of the shape of the one there is, on the same device.
+
+        Raises:
+            TypeError: it is no ScaledTensor of torch tensors.
+            ValueError: its shape is another one, or the weight is sharded.
+        """
+        if not isinstance(weight, ScaledTensor) or not isinstance(weight.data, torch.Tensor):
+            raise TypeError(f"weight must be a ScaledTensor of torch tensors, got {type(weight).__name__}")
+        if weight.shape != self.weight.shape:
+            raise ValueError(f"weight must have shape {self.weight.shape}, got {weight.shape}")
+        if self._dtypes:
+            raise ValueError("weight must be put into a layer before make_shardable_")
+        for part in PARTS:
+            self._buffers[f"weight_{part}"] = getattr(weight, part)
+        self._form, self.recipe, self._made = weight._form, weight.recipe, None
+        self._repeats.clear()
+
     def forward(self, input: Any) -> Any:  # noqa: A002 (torch's name)
         """``input @ weight.T + bias``, with the input quantized on the fly where the layer has a recipe for it.
 
