@@ -14,11 +14,13 @@ consteval long long bit_matrix(const std::uint8_t (&rows)[8]) {
 /// operations of eight.
 template <bool Told>
 struct AffineE4M3 {
+    static constexpr bool packed = false;
     static constexpr bool knows_all = false;
     static constexpr bool is_told = Told;
     static constexpr char filler = 0x38;
     I least = _mm512_set1_epi8(-1);
 
+    BRECCIA_INLINE_MEMBER explicit AffineE4M3(const CodeTables& /*unused*/) {}
     BRECCIA_INLINE_MEMBER BF16x64 decode(I codes) {
         constexpr std::uint8_t s = 1 << 7, e3 = 1 << 6, e2 = 1 << 5, e1 = 1 << 4, e0 = 1 << 3, m2 = 4, m1 = 2, m0 = 1;
         // Above e0 m2 m1 m0 0 0 0 0 the sign and the exponent, 120 more than e3 e2 e1 e0: e3, four times not e3, e2,
@@ -43,6 +45,6 @@ struct AffineE4M3 {
 
 static void gemv_e4m3(const Gemv& g) {
     if (row_span(g.w.block, g.w.k, false) > longest_span_of_ordinary) return gemv_bf16<Float8E4M3FN>(g);
-    if (g.vectors == 1 && g.w.special != nullptr) return gemv_one<Float8E4M3FN, AffineE4M3<true>>(g);
-    gemv_any<Float8E4M3FN, AffineE4M3<false>>(g);
+    if (g.vectors == 1 && g.w.special != nullptr) return gemv_one<AffineE4M3<true>>(g, code_tables<Float8E4M3FN>);
+    gemv_any<AffineE4M3<false>>(g, code_tables<Float8E4M3FN>);
 }

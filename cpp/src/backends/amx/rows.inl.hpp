@@ -49,8 +49,14 @@ inline constexpr WordTable high_table = [] {
     return table;
 }();
 
-template <class C>
-inline constexpr int tiles_of_line = C::bits == 4 ? 4 : 2;
+template <CodeKind Kind>
+inline constexpr int tiles_of_line = Kind == CodeKind::nibbles ? 4 : 2;
+
+/// The tables of a format, and what its codes are looked up in where scales go into them.
+struct RowTables {
+    CodeTables codes;
+    const WordTable* scaled = nullptr;
+};
 
 /// What a kernel is made for besides the codes: how their scales apply, whether they have zero points, and whether the
 /// activations are codes with scales of their own.
@@ -70,24 +76,25 @@ BRECCIA_INLINE I load_line(const std::uint8_t* codes) {
 }
 
 /// One line of each tile.
-template <class C, RowScaling Scaling>
+template <CodeKind Kind, RowScaling Scaling>
 struct RowDecoder {
+    const ByteTables* bytes;
     I table, scale_of_byte;
     __mmask16 scales_of_line;
 
-    BRECCIA_INLINE_MEMBER explicit RowDecoder(const TileRows& g) {
+    BRECCIA_INLINE_MEMBER RowDecoder(const TileRows& g, const RowTables& tables) : bytes(tables.codes.bytes) {
         table = i_set(0);
         scale_of_byte = i_set(0);
         scales_of_line = 0;
         if constexpr (into_codes(Scaling)) {
-            table = _mm512_load_si512(Scaling == RowScaling::codes ? float16_table<C>.words : high_table<C>.words);
+            table = _mm512_load_si512(tables.scaled->words);
             scales_of_line = first_lanes(row_step(true) >> g.code_block_shift);
             // A doubleword holds 8 codes.
             const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             const I scale = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(g.code_block_shift - 3));
             scale_of_byte = _mm512_mullo_epi32(scale, i_set(0x0101'0101));
-        } else if constexpr (C::bits == 4) {
-            table = nibble_table<C>(0);
+        } else if constexpr (Kind == CodeKind::nibbles) {
+            table = tables.codes.nibbles->of(0);
         }
     }
 
@@ -119,12 +126,12 @@ struct RowDecoder {
                 const I code = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * i), table);
                 _mm512_store_si512(out + i * 1024, _mm512_subs_epu16(code, less));
             }
-        } else if constexpr (C::bits == 4) {
+        } else if constexpr (Kind == CodeKind::nibbles) {
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i)
                 _mm512_store_si512(out + i * 1024, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * i), words));
         } else {
-            const BF16x64 value = decode_bytes<C>(codes);
+            const BF16x64 value = decode_bytes<Kind>(codes, *bytes);
             _mm512_store_si512(out, value.first);
             _mm512_store_si512(out + 1024, value.second);
         }
@@ -132,11 +139,11 @@ struct RowDecoder {
 };
 
 /// The products of one step; sums of the block before leave first.
-template <class C, RowScaling Scaling, bool First>
+template <CodeKind Kind, RowScaling Scaling, bool First>
 BRECCIA_INLINE void multiply_line(const TileRows& g, const std::uint8_t* w, const std::uint16_t* x,
                                   float (&sums)[2][256]) {
     // Pairs of the parts take turns, or follow one another.
-    constexpr std::int64_t parts = Scaling == RowScaling::tile ? 1 : tiles_of_line<C>;
+    constexpr std::int64_t parts = Scaling == RowScaling::tile ? 1 : tiles_of_line<Kind>;
     const std::int64_t x_bytes = 4 * parts * g.vectors, x_tile = (parts == 1 ? 32 : 2) * g.vectors;
     tile_memory_barrier();
     _tile_loadd(2, w, 64);
@@ -153,7 +160,7 @@ BRECCIA_INLINE void multiply_line(const TileRows& g, const std::uint8_t* w, cons
         _tile_zero(1);
     }
     _tile_dpbf16ps(1, 4, 5);
-    if constexpr (C::bits == 4) {
+    if constexpr (Kind == CodeKind::nibbles) {
         _tile_loadd(6, w + 2048, 64);
         _tile_loadd(7, x + 2 * x_tile, x_bytes);
         _tile_dpbf16ps(0, 6, 7);
@@ -184,18 +191,18 @@ BRECCIA_INLINE F add_block(F total, const float (&sums)[2][256], int r, [[maybe_
     }
 }
 
-template <class C, class Options>
-static void multiply_16_rows(const TileRows& g, std::int64_t row) {
+template <CodeKind Kind, class Options>
+static void multiply_16_rows(const TileRows& g, const RowTables& tables, std::int64_t row) {
     constexpr RowScaling scaling = Options::scaling;
-    constexpr std::int64_t line = 64, step_k = C::bits == 4 ? 128 : 64;
+    constexpr std::int64_t line = 64, step_k = Kind == CodeKind::nibbles ? 128 : 64;
     // Steps from decoding to multiplying: with two, tiles do not wait for the stores of their lines, which pays where
     // decoding is short.
     constexpr std::int64_t ahead = scaling == RowScaling::exponents ? 2 : 1;
-    alignas(64) std::uint8_t lines[ahead + 1][tiles_of_line<C> * 1024], edge[16 * line] = {};
+    alignas(64) std::uint8_t lines[ahead + 1][tiles_of_line<Kind> * 1024], edge[16 * line] = {};
     constexpr std::int64_t most_scales = step_k / 16;  // of a line
     std::uint8_t scale_edge[16 * most_scales] = {};
     alignas(64) float sums[2][256] = {}, tile_scales[16][16] = {};
-    const RowDecoder<C, scaling> decoder(g);
+    const RowDecoder<Kind, scaling> decoder(g, tables);
     const std::int64_t steps = (g.row_bytes + line - 1) / line;
     const std::int64_t rows = g.rows - row < 16 ? g.rows - row : 16;
     const std::uint8_t* codes = g.codes + row * g.row_stride;
@@ -261,7 +268,7 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
 #pragma GCC unroll 16
         for (int r = 0; r < 16; ++r, from += stride, from_scales += code_stride) {
             I words = decoder.table;
-            if constexpr (Options::zero_points) words = nibble_table<C>(zero_points[r]);
+            if constexpr (Options::zero_points) words = tables.codes.nibbles->of(zero_points[r]);
             decoder.decode(load_line<scaling>(from), from_scales, words, lines[step % (ahead + 1)] + r * line);
             if constexpr (Add)
                 total_f32x16[r] =
@@ -269,8 +276,6 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
         }
     };
     const F none = f_set(0.0F);
-    for (std::int64_t step = 0; step < ahead && step < steps; ++step)
-        decode.template operator()<false>(step, nullptr, none);
     const std::uint16_t* x = g.x;
     const float* x_scales = g.x_scales;
     const auto next_x_scale = [&]() BRECCIA_INLINE_LAMBDA {
@@ -279,18 +284,24 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
         x_scales += 16;
         return x_scale;
     };
+    // Decoding stands at two places, not more: each is code for 16 rows.
     std::int64_t scale = 0, blocks = 0, left = 0;
-    for (std::int64_t step = 0; step < steps; ++step, --left, x += step_k * g.vectors) {
-        const std::uint8_t* w = lines[step % (ahead + 1)];
-        const bool more = step + ahead < steps;
-        if (left > 0) {
-            multiply_line<C, scaling, false>(g, w, x, sums);
-            if (more) decode.template operator()<false>(step + ahead, nullptr, none);
-            continue;
+    for (std::int64_t step = -ahead; step < steps; ++step) {
+        bool add = false;
+        if (step >= 0) {
+            const std::uint8_t* w = lines[step % (ahead + 1)];
+            if (left > 0) {
+                multiply_line<Kind, scaling, false>(g, w, x, sums);
+            } else {
+                multiply_line<Kind, scaling, true>(g, w, x, sums);
+                left = g.block_steps;
+                add = step > 0;
+            }
+            --left;
+            x += step_k * g.vectors;
         }
-        left = g.block_steps;
-        multiply_line<C, scaling, true>(g, w, x, sums);
-        if (step == 0) {
+        const bool more = step + ahead < steps;
+        if (!add) {
             if (more) decode.template operator()<false>(step + ahead, nullptr, none);
             continue;
         }
@@ -320,37 +331,36 @@ static void multiply_16_rows(const TileRows& g, std::int64_t row) {
                 add_block<Options>(total_f32x16[r], sums, r, block_scales + r * scale_stride, x_scale));
 }
 
-template <class C, class Options>
-static void multiply_rows(const TileRows& g) {
-    for (std::int64_t row = 0; row < g.rows; row += 16) multiply_16_rows<C, Options>(g, row);
+template <CodeKind Kind, class Options>
+static void multiply_rows(const TileRows& g, const RowTables& tables) {
+    for (std::int64_t row = 0; row < g.rows; row += 16) multiply_16_rows<Kind, Options>(g, tables, row);
 }
 
-template <class C, RowScaling Scaling>
-static void multiply_rows(const TileRows& g) {
-    if constexpr (may_have_zero_points<C> && Scaling == RowScaling::steps)
+template <CodeKind Kind, RowScaling Scaling>
+static void multiply_rows(const TileRows& g, const RowTables& tables) {
+    if constexpr (Kind == CodeKind::nibbles && Scaling == RowScaling::steps)
         if (g.zero_points != nullptr)
-            return g.x_scales != nullptr ? multiply_rows<C, RowOptions<Scaling, true, true>>(g)
-                                         : multiply_rows<C, RowOptions<Scaling, true, false>>(g);
-    g.x_scales != nullptr ? multiply_rows<C, RowOptions<Scaling, false, true>>(g)
-                          : multiply_rows<C, RowOptions<Scaling, false, false>>(g);
-}
-
-template <class C>
-static void multiply_scaled_codes([[maybe_unused]] const TileRows& g) {
-    if constexpr (std::is_same_v<C, Float4E2M1FN>) multiply_rows<C, RowScaling::codes>(g);
+            return g.x_scales != nullptr ? multiply_rows<Kind, RowOptions<Scaling, true, true>>(g, tables)
+                                         : multiply_rows<Kind, RowOptions<Scaling, true, false>>(g, tables);
+    g.x_scales != nullptr ? multiply_rows<Kind, RowOptions<Scaling, false, true>>(g, tables)
+                          : multiply_rows<Kind, RowOptions<Scaling, false, false>>(g, tables);
 }
 
 template <class C>
 static void multiply_rows_in_place(const TileRows& g) {
     configure_row_tiles(g.vectors);
-    if constexpr (C::bits == 4)
+    constexpr CodeKind kind = code_kind<C>;
+    constexpr CodeTables codes = code_tables<C>;
+    if constexpr (kind == CodeKind::nibbles) {
         if (g.code_block_shift == 0)
-            multiply_rows<C, RowScaling::steps>(g);
+            multiply_rows<kind, RowScaling::steps>(g, {.codes = codes});
         else if (g.scale_type == ScaleType::e8m0)
-            multiply_rows<C, RowScaling::exponents>(g);
+            multiply_rows<kind, RowScaling::exponents>(g, {.codes = codes, .scaled = &high_table<C>});
         else
-            multiply_scaled_codes<C>(g);
-    else
-        g.tile_scales ? multiply_rows<C, RowScaling::tile>(g) : multiply_rows<C, RowScaling::steps>(g);
+            multiply_rows<kind, RowScaling::codes>(g, {.codes = codes, .scaled = &float16_table<C>});
+    } else {
+        g.tile_scales ? multiply_rows<kind, RowScaling::tile>(g, {.codes = codes})
+                      : multiply_rows<kind, RowScaling::steps>(g, {.codes = codes});
+    }
     release_tiles();
 }

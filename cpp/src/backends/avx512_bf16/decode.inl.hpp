@@ -8,44 +8,78 @@
 template <class C>
 inline constexpr bool has_bf16 = C::family != CodecFamily::exponent;
 
+/// How codes are looked up. Formats of a kind differ in what their tables hold, which kernels are handed: one kernel
+/// does for all of them.
+enum class CodeKind : std::uint8_t {
+    nibbles,     ///< two codes to a byte
+    six_bits,    ///< the table knows the sign
+    magnitudes,  ///< bytes whose highest bit is the sign
+    one_zero,    ///< the same, but 0x80 is NaN
+    integers     ///< bytes in two's complement
+};
+
 template <class C>
+inline constexpr CodeKind code_kind = [] {
+    if constexpr (C::bits == 4)
+        return CodeKind::nibbles;
+    else if constexpr (C::bits == 6)
+        return CodeKind::six_bits;
+    else if constexpr (C::family == CodecFamily::integer)
+        return CodeKind::integers;
+    else
+        return is_nan(C::decode(0x80)) ? CodeKind::one_zero : CodeKind::magnitudes;
+}();
+
 struct ByteTables {
     alignas(64) std::uint8_t low[128];
     alignas(64) std::uint8_t high[128];
-    constexpr ByteTables() : low(), high() {
-        for (int i = 0; i < 128; ++i) {
-            const std::uint16_t bits = to_bfloat16(C::decode(static_cast<std::uint8_t>(i & ((1 << C::bits) - 1)))).bits;
-            low[i] = static_cast<std::uint8_t>(bits);
-            high[i] = static_cast<std::uint8_t>(bits >> 8);
-        }
-    }
 };
 template <class C>
-inline constexpr ByteTables<C> byte_tables{};
+inline constexpr ByteTables byte_tables = [] {
+    ByteTables tables{};
+    for (int i = 0; i < 128; ++i) {
+        const std::uint16_t bits = to_bfloat16(C::decode(static_cast<std::uint8_t>(i & ((1 << C::bits) - 1)))).bits;
+        tables.low[i] = static_cast<std::uint8_t>(bits);
+        tables.high[i] = static_cast<std::uint8_t>(bits >> 8);
+    }
+    return tables;
+}();
 
 inline constexpr int lowest_zero_point = -8, highest_zero_point = 15;
-template <class C>
 struct NibbleTables {
     alignas(64) std::uint16_t words[highest_zero_point - lowest_zero_point + 1][32];
-    constexpr NibbleTables() : words() {
-        for (int zero = lowest_zero_point; zero <= highest_zero_point; ++zero)
-            for (int i = 0; i < 32; ++i)
-                words[zero - lowest_zero_point][i] =
-                    to_bfloat16(C::decode(static_cast<std::uint8_t>(i & 15)) - static_cast<float>(zero)).bits;
+
+    BRECCIA_INLINE_MEMBER I of(std::uint8_t zero_point) const {
+        return _mm512_load_si512(words[static_cast<std::int8_t>(zero_point) - lowest_zero_point]);
     }
 };
 template <class C>
-inline constexpr NibbleTables<C> nibble_tables{};
+inline constexpr NibbleTables nibble_tables = [] {
+    NibbleTables tables{};
+    for (int zero = lowest_zero_point; zero <= highest_zero_point; ++zero)
+        for (int i = 0; i < 32; ++i)
+            tables.words[zero - lowest_zero_point][i] =
+                to_bfloat16(C::decode(static_cast<std::uint8_t>(i & 15)) - static_cast<float>(zero)).bits;
+    return tables;
+}();
+
+/// The tables of a format: those that its kind reads.
+struct CodeTables {
+    const NibbleTables* nibbles = nullptr;
+    const ByteTables* bytes = nullptr;
+};
+template <class C>
+inline constexpr CodeTables code_tables = [] {
+    if constexpr (code_kind<C> == CodeKind::nibbles)
+        return CodeTables{.nibbles = &nibble_tables<C>};
+    else
+        return CodeTables{.bytes = &byte_tables<C>};
+}();
 
 /// Unsigned 4-bit codes may have zero points, a byte to each row's block.
 template <class C>
 inline constexpr bool may_have_zero_points =
     C::bits == 4 && C::family == CodecFamily::integer && C::decode(15) == 15.0F;
-
-template <class C>
-BRECCIA_INLINE I nibble_table(std::uint8_t zero_point) {
-    return _mm512_load_si512(nibble_tables<C>.words[static_cast<std::int8_t>(zero_point) - lowest_zero_point]);
-}
 
 BRECCIA_INLINE __mmask64 first_bytes(std::int64_t n) { return n >= 64 ? ~__mmask64{0} : (__mmask64{1} << n) - 1; }
 
@@ -54,14 +88,13 @@ struct ByteHalves {
     I low, high;
 };
 
-template <class C>
-BRECCIA_INLINE ByteHalves look_up_bytes(I codes) {
+template <CodeKind Kind>
+BRECCIA_INLINE ByteHalves look_up_bytes(I codes, const ByteTables& tables) {
     I index = codes;
-    if constexpr (C::family == CodecFamily::integer) index = _mm512_abs_epi8(codes);
-    const std::uint8_t *low_table = byte_tables<C>.low, *high_table = byte_tables<C>.high;
-    I low = _mm512_permutex2var_epi8(_mm512_load_si512(low_table), index, _mm512_load_si512(low_table + 64));
-    I high = _mm512_permutex2var_epi8(_mm512_load_si512(high_table), index, _mm512_load_si512(high_table + 64));
-    if constexpr (C::bits == 8) {
+    if constexpr (Kind == CodeKind::integers) index = _mm512_abs_epi8(codes);
+    I low = _mm512_permutex2var_epi8(_mm512_load_si512(tables.low), index, _mm512_load_si512(tables.low + 64));
+    I high = _mm512_permutex2var_epi8(_mm512_load_si512(tables.high), index, _mm512_load_si512(tables.high + 64));
+    if constexpr (Kind != CodeKind::six_bits) {
         constexpr int a_or_b_and_c = 0xF8;
         high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8(-128), a_or_b_and_c);
         const auto replace_most_negative = [&](__mmask64 where, std::uint16_t bits) BRECCIA_INLINE_LAMBDA {
@@ -69,9 +102,9 @@ BRECCIA_INLINE ByteHalves look_up_bytes(I codes) {
             high = _mm512_mask_blend_epi8(where, high, _mm512_set1_epi8(static_cast<char>(bits >> 8)));
         };
         // The code 0x80 is not always minus code 0.
-        if constexpr (C::family == CodecFamily::integer)
+        if constexpr (Kind == CodeKind::integers)
             replace_most_negative(_mm512_movepi8_mask(index), to_bfloat16(-128.0F).bits);
-        else if constexpr (is_nan(C::decode(0x80)))
+        else if constexpr (Kind == CodeKind::one_zero)
             replace_most_negative(_mm512_cmpeq_epi8_mask(codes, _mm512_set1_epi8(-128)), 0x7FC0);
     }
     return {low, high};
@@ -82,9 +115,9 @@ struct BF16x64 {
 };
 
 /// 64 byte codes. `first` takes the lower 8 of every 16, `second` the upper 8.
-template <class C>
-BRECCIA_INLINE BF16x64 decode_bytes(I codes) {
-    const ByteHalves value = look_up_bytes<C>(codes);
+template <CodeKind Kind>
+BRECCIA_INLINE BF16x64 decode_bytes(I codes, const ByteTables& tables) {
+    const ByteHalves value = look_up_bytes<Kind>(codes, tables);
     return {_mm512_unpacklo_epi8(value.low, value.high), _mm512_unpackhi_epi8(value.low, value.high)};
 }
 
@@ -103,8 +136,8 @@ BRECCIA_INLINE I add_exponent(I x, I exponent) {
 /// Blocks: none, of a multiple of 32, or of 16 elements.
 enum class ByteScales : std::uint8_t { none, whole, halves };
 
-template <class C, ByteScales Scales>
-static void decode_byte_rows(DecodeBF16 d) {
+template <CodeKind Kind, ByteScales Scales>
+static void decode_byte_rows(DecodeBF16 d, const ByteTables& tables) {
     // Quarters of the codes are dealt out so that unpacking leaves them in order.
     const I deal = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     for (std::int64_t row = 0; row < d.rows; ++row) {
@@ -123,7 +156,7 @@ static void decode_byte_rows(DecodeBF16 d) {
             return add_exponent(words, exponent);
         };
         const auto put = [&](std::int64_t k, I bytes) BRECCIA_INLINE_LAMBDA {
-            const BF16x64 w = decode_bytes<C>(_mm512_permutexvar_epi64(deal, bytes));
+            const BF16x64 w = decode_bytes<Kind>(_mm512_permutexvar_epi64(deal, bytes), tables);
             _mm512_storeu_si512(out + k, scaled(w.first, k));
             _mm512_storeu_si512(out + k + 32, scaled(w.second, k + 32));
         };
@@ -172,44 +205,43 @@ BRECCIA_INLINE void decode_nibble_row(const DecodeBF16& d, std::int64_t row, Tab
     }
 }
 
-template <class C>
-static void decode_nibble_rows(DecodeBF16 d) {
-    const I no_zero_point = nibble_table<C>(0);
+[[maybe_unused]] static void decode_nibble_rows(DecodeBF16 d, const NibbleTables& tables) {
+    const I no_zero_point = tables.of(0);
     for (std::int64_t row = 0; row < d.rows; ++row) {
         const std::uint8_t* zero_points = d.zero_points + row * d.zero_stride;
         decode_nibble_row<false>(d, row, [&](std::int64_t k, bool) BRECCIA_INLINE_LAMBDA {
             if (d.zero_points == nullptr) return no_zero_point;
-            return nibble_table<C>(zero_points[(d.skip + k) >> d.block_shift]);
+            return tables.of(zero_points[(d.skip + k) >> d.block_shift]);
         });
     }
 }
 
 /// The codes times every scale that goes into them.
-template <class C, class Scale>
 struct ScaledTables {
     alignas(64) std::uint16_t words[256][16];
-    constexpr ScaledTables() : words() {
-        for (int scale = 0; scale < 256; ++scale) {
-            if (std::is_same_v<Scale, Float8E8M0FNU> && (scale < 127 - 60 || scale > 127 + 60)) continue;
-            const float by = Scale::decode(static_cast<std::uint8_t>(scale));
-            for (int i = 0; i < 16; ++i)
-                words[scale][i] = to_bfloat16(is_nan(by) ? by : C::decode(static_cast<std::uint8_t>(i)) * by).bits;
-        }
-    }
 };
 template <class C, class Scale>
-inline constexpr ScaledTables<C, Scale> scaled_tables{};
+inline constexpr ScaledTables scaled_tables = [] {
+    ScaledTables tables{};
+    for (int scale = 0; scale < 256; ++scale) {
+        if (std::is_same_v<Scale, Float8E8M0FNU> && (scale < 127 - 60 || scale > 127 + 60)) continue;
+        const float by = Scale::decode(static_cast<std::uint8_t>(scale));
+        for (int i = 0; i < 16; ++i)
+            tables.words[scale][i] = to_bfloat16(is_nan(by) ? by : C::decode(static_cast<std::uint8_t>(i)) * by).bits;
+    }
+    return tables;
+}();
 
 /// Halves: blocks of 16, of which a vector holds two.
-template <class C, class Scale, bool Halves>
-static void decode_scaled_nibble_rows(DecodeBF16 d) {
+template <bool Halves>
+static void decode_scaled_nibble_rows(DecodeBF16 d, const ScaledTables& tables) {
     for (std::int64_t row = 0; row < d.rows; ++row) {
         const std::uint8_t* scales = d.scales + row * d.scale_stride;
         _mm_prefetch(scales + (d.k >> d.block_shift) + 64, _MM_HINT_T1);  // rows of them are far apart, too
         decode_nibble_row<Halves>(d, row, [&](std::int64_t k, [[maybe_unused]] bool both) BRECCIA_INLINE_LAMBDA {
             const auto table_at = [&](std::int64_t at) BRECCIA_INLINE_LAMBDA {
                 const std::uint8_t scale = scales[(d.skip + at) >> d.block_shift];
-                return _mm256_load_si256(reinterpret_cast<const __m256i*>(scaled_tables<C, Scale>.words[scale]));
+                return _mm256_load_si256(reinterpret_cast<const __m256i*>(tables.words[scale]));
             };
             const __m256i first = table_at(k);
             if constexpr (!Halves) return _mm512_broadcast_i64x4(first);
@@ -219,22 +251,26 @@ static void decode_scaled_nibble_rows(DecodeBF16 d) {
     }
 }
 
-template <class C, class Scale>
-static void decode_scaled_nibble_rows(DecodeBF16 d) {
-    d.block_shift == 4 ? decode_scaled_nibble_rows<C, Scale, true>(d) : decode_scaled_nibble_rows<C, Scale, false>(d);
+[[maybe_unused]] static void decode_scaled_nibble_rows(const DecodeBF16& d, const ScaledTables& tables) {
+    d.block_shift == 4 ? decode_scaled_nibble_rows<true>(d, tables) : decode_scaled_nibble_rows<false>(d, tables);
+}
+
+template <CodeKind Kind>
+static void decode_byte_rows(const DecodeBF16& d, const ByteTables& tables) {
+    d.scales == nullptr  ? decode_byte_rows<Kind, ByteScales::none>(d, tables)
+    : d.block_shift == 4 ? decode_byte_rows<Kind, ByteScales::halves>(d, tables)
+                         : decode_byte_rows<Kind, ByteScales::whole>(d, tables);
 }
 
 template <class C>
 static void decode_bf16(const DecodeBF16& d) {
     if constexpr (C::bits != 4) {
-        d.scales == nullptr  ? decode_byte_rows<C, ByteScales::none>(d)
-        : d.block_shift == 4 ? decode_byte_rows<C, ByteScales::halves>(d)
-                             : decode_byte_rows<C, ByteScales::whole>(d);
+        decode_byte_rows<code_kind<C>>(d, byte_tables<C>);
     } else if (d.scales == nullptr) {
-        decode_nibble_rows<C>(d);
+        decode_nibble_rows(d, nibble_tables<C>);
     } else {
         if constexpr (std::is_same_v<C, Float4E2M1FN>)
-            if (d.scale_type == ScaleType::e4m3) return decode_scaled_nibble_rows<C, Float8E4M3FN>(d);
-        decode_scaled_nibble_rows<C, Float8E8M0FNU>(d);
+            if (d.scale_type == ScaleType::e4m3) return decode_scaled_nibble_rows(d, scaled_tables<C, Float8E4M3FN>);
+        decode_scaled_nibble_rows(d, scaled_tables<C, Float8E8M0FNU>);
     }
 }

@@ -15,13 +15,13 @@ static int largest_bits(const float* x) {
 constexpr int exponent_of(int bits) { return (bits >> 23) - 127; }
 
 /// Digits of a step's elements: [digit][element].
-template <class C>
-using ElementDigits = std::int8_t[3][row_step(CodeBytes<C>::packed)];
+template <bool Packed>
+using ElementDigits = std::int8_t[3][row_step(Packed)];
 
 /// `count` digits of v, which are so many bytes: |v| < 2^(8 count - 1) - 2^(8 count - 8). Returns what they leave;
 /// those of 16 elements go to digits[...][at].
-template <class C>
-BRECCIA_INLINE F f_take_digits(F v, int count, ElementDigits<C>& digits, std::int64_t at) {
+template <bool Packed>
+BRECCIA_INLINE F f_take_digits(F v, int count, ElementDigits<Packed>& digits, std::int64_t at) {
     I rest = _mm512_cvtps_epi32(v);
     const F left = f_sub(v, _mm512_cvtepi32_ps(rest));
     for (int d = count - 1; d >= 0; --d) {
@@ -34,10 +34,10 @@ BRECCIA_INLINE F f_take_digits(F v, int count, ElementDigits<C>& digits, std::in
 
 /// A step's digits in the order of the codes' bytes, and minus the sum of the integers that a lane meets. Returns which
 /// doublewords of the last digit are not all zeros.
-template <class C>
-static Mask put_digits(const ElementDigits<C>& digits, int count, int times, std::int8_t (*out)[128],
+template <bool Packed>
+static Mask put_digits(const ElementDigits<Packed>& digits, int count, int times, std::int8_t (*out)[128],
                        std::int32_t* offsets, std::int64_t run, std::int32_t (*runs)[16]) {
-    constexpr int vectors = CodeBytes<C>::vectors;
+    constexpr int vectors = Packed ? 2 : 1;
     I total = i_set(0);
     Mask last = 0;
     for (int d = 0; d < count; ++d) {
@@ -74,35 +74,35 @@ static Mask put_digits(const ElementDigits<C>& digits, int count, int times, std
 }
 
 /// The elements of a step whose products a lane adds up.
-template <class C>
-inline constexpr int lane_elements = CodeBytes<C>::packed ? 8 : 4;
+template <bool Packed>
+inline constexpr int lane_elements = Packed ? 8 : 4;
 
 /// The bits of the largest magnitude among those that a lane adds up, in the place of each.
-template <class C>
+template <bool Packed>
 BRECCIA_INLINE I lane_magnitudes(F x) {
     I most = i_and(as_bits(x), i_set(0x7FFF'FFFF));
     most = i_max(most, _mm512_shuffle_epi32(most, _MM_PERM_CDAB));
     most = i_max(most, _mm512_shuffle_epi32(most, _MM_PERM_BADC));
-    if constexpr (lane_elements<C> == 8) most = i_max(most, _mm512_shuffle_i32x4(most, most, 0b10'11'00'01));
+    if constexpr (lane_elements<Packed> == 8) most = i_max(most, _mm512_shuffle_i32x4(most, most, 0b10'11'00'01));
     return most;
 }
 
 /// Powers of two that make integers of numbers whose largest magnitude has the bits `most`, and of these numbers
 /// again: as large as three bytes hold, so that the third is seldom needed, below 2^23 - 2^16. Bytes of codes are
 /// larger than packed ones, and for the sums of a lane to fit in 32 bits theirs are below 2^21.
-template <class C>
+template <bool Packed>
 BRECCIA_INLINE void digit_units(I most, F& up, F& unit) {
-    I top = i_set(CodeBytes<C>::packed ? 22 : 20);
-    if constexpr (CodeBytes<C>::packed)
+    I top = i_set(Packed ? 22 : 20);
+    if constexpr (Packed)
         top = i_sub(top, i_select(i_less(i_and(most, i_set(0x7F'FFFF)), i_set(0x7E'0000)), i_set(0), i_set(1)));
     const I unit_exponent = i_sub(_mm512_srli_epi32(most, 23), top);
     unit = as_float(_mm512_slli_epi32(unit_exponent, 23));
     up = as_float(_mm512_slli_epi32(i_sub(i_set(254), unit_exponent), 23));
 }
 
-template <class C>
-static bool pack_step(const PackDigits& p, std::int64_t s) {
-    constexpr std::int64_t step = row_step(CodeBytes<C>::packed);
+template <bool Packed>
+static bool pack_step(const PackDigits& p, const CodeBytes& of_codes, std::int64_t s) {
+    constexpr std::int64_t step = row_step(Packed);
     DigitStep& to = p.out->steps[s];
     const float* x = p.x + s * step;
     const int largest = largest_bits<step>(x), exponent = exponent_of(largest);
@@ -113,50 +113,50 @@ static bool pack_step(const PackDigits& p, std::int64_t s) {
     const I at_least = i_set(one_unit ? largest : static_cast<int>(bits_of(exp2i(least))));
     const F zero = f_set(0.0F);
     alignas(64) float left[step], units[step];
-    ElementDigits<C> digits;
+    ElementDigits<Packed> digits;
     Mask lost = 0, any = 0;
     for (std::int64_t k = 0; k < step; k += 16) {
         const F value = f_load(x + k);
-        const I most = i_max(lane_magnitudes<C>(value), at_least);
+        const I most = i_max(lane_magnitudes<Packed>(value), at_least);
         F up_f32x16 = f_set(1.0F), unit_f32x16 = up_f32x16;
         // Where all are zero or subnormal there is none to go by; the latter leave something behind.
-        if (exponent >= -100) digit_units<C>(most, up_f32x16, unit_f32x16);
+        if (exponent >= -100) digit_units<Packed>(most, up_f32x16, unit_f32x16);
         const F v = f_mul(value, up_f32x16);
-        const F rest = f_take_digits<C>(v, DigitStep::first, digits, k);
+        const F rest = f_take_digits<Packed>(v, DigitStep::first, digits, k);
         f_store(left + k, rest);
         f_store(units + k, unit_f32x16);
         any = m_or(any, _mm512_cmp_ps_mask(rest, zero, _CMP_NEQ_UQ));
         lost = m_or(lost, _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(v, zero, _CMP_EQ_OQ), value, zero, _CMP_NEQ_UQ));
     }
     if (lost != 0) return false;
-    const int times = p.zero_points ? 1 : CodeBytes<C>::offset;
+    const int times = p.zero_points ? 1 : of_codes.offset;
     to.thirds = static_cast<std::uint16_t>(
-        put_digits<C>(digits, DigitStep::first, times, to.digits, to.offsets[0], p.run, to.runs));
+        put_digits<Packed>(digits, DigitStep::first, times, to.digits, to.offsets[0], p.run, to.runs));
     for (int lane = 0; lane < 16; ++lane)
-        to.units[lane] = units[lane * lane_elements<C>] * (CodeBytes<C>::unit * p.out->bias);
+        to.units[lane] = units[lane * lane_elements<Packed>] * (of_codes.unit * p.out->bias);
     int further = 0;
     while (any != 0) {
         if (++further > DigitStep::most - DigitStep::first) return false;
         const F more_f32x16 = f_set(exp2i(8 * further - 1));
         any = 0;
         for (std::int64_t k = 0; k < step; k += 16) {
-            const F rest = f_take_digits<C>(f_mul(f_load(left + k), more_f32x16), further, digits, k);
+            const F rest = f_take_digits<Packed>(f_mul(f_load(left + k), more_f32x16), further, digits, k);
             any = m_or(any, _mm512_cmp_ps_mask(rest, zero, _CMP_NEQ_UQ));
         }
     }
     to.further = static_cast<std::uint8_t>(further);
     to.count = static_cast<std::uint8_t>(to.thirds == 0 && further == 0 ? 2 : DigitStep::first + further);
     if (further > 0) {
-        put_digits<C>(digits, further, times, to.digits + DigitStep::first, to.offsets[1], p.run,
-                      to.runs + DigitStep::first);
+        put_digits<Packed>(digits, further, times, to.digits + DigitStep::first, to.offsets[1], p.run,
+                           to.runs + DigitStep::first);
         to.smaller = exp2i(1 - 8 * further);
     }
     return true;
 }
 
-template <class C>
-static bool pack_digits(const PackDigits& p) {
-    constexpr std::int64_t step = row_step(CodeBytes<C>::packed);
+template <bool Packed>
+static bool pack_digits(const PackDigits& p, const CodeBytes& of_codes) {
+    constexpr std::int64_t step = row_step(Packed);
     int least = 0, most = 0;
     for (std::int64_t s = 0; s < p.steps; ++s) {
         const int exponent = exponent_of(largest_bits<step>(p.x + s * step));
@@ -169,6 +169,11 @@ static bool pack_digits(const PackDigits& p) {
     // is, 2^-51 of its step's largest, by the least scale that is not subnormal; and the largest by 2^20 codes of 127.
     p.out->bias = p.scale_type == ScaleType::e4m3 && least >= -20 && most <= 17 ? exp2i(73) : 1.0F;
     for (std::int64_t s = 0; s < p.steps; ++s)
-        if (!pack_step<C>(p, s)) return false;
+        if (!pack_step<Packed>(p, of_codes, s)) return false;
     return true;
+}
+
+template <class C>
+static bool pack_digits(const PackDigits& p) {
+    return pack_digits<is_packed(byte_reading<C>)>(p, code_bytes<C>);
 }

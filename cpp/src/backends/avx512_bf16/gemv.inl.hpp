@@ -3,13 +3,16 @@
 // A few activations by a weight read in place: rows are dot products along K, codes are decoded in registers, a
 // block's sum is multiplied by its scale once. Several rows at a time share the loads of the activations.
 
-/// Decodes byte codes through tables.
-template <class C>
+/// Decodes through tables: byte codes here, packed ones where they are read.
+template <CodeKind Kind>
 struct TableDecoder {
+    static constexpr bool packed = Kind == CodeKind::nibbles;
     static constexpr bool knows_all = true;  ///< or else some spans are left to tables:
     static constexpr bool is_told = false;   ///< it is told which, instead of noticing them
     static constexpr char filler = 0;        ///< a code that it knows
-    BRECCIA_INLINE_MEMBER BF16x64 decode(I codes) { return decode_bytes<C>(codes); }
+    const ByteTables* tables;
+    BRECCIA_INLINE_MEMBER explicit TableDecoder(const CodeTables& of) : tables(of.bytes) {}
+    BRECCIA_INLINE_MEMBER BF16x64 decode(I codes) { return decode_bytes<Kind>(codes, *tables); }
     BRECCIA_INLINE_MEMBER bool failed() { return false; }
 };
 
@@ -20,7 +23,6 @@ struct Known {
     bool zero_points = false;  ///< the weight has them
     std::int64_t span = 0;     ///< so many codes between two looks at scales, and whole spans only; or 0
     bool two_blocks = false;   ///< a span is two blocks
-    bool next_near = false;    ///< the next rows fit the first-level cache
 
     [[nodiscard]] constexpr Known with_rows(int count) const {
         Known changed = *this;
@@ -38,11 +40,12 @@ struct SpanSums {
 /// `count` codes, which are whole steps or the last of their rows, by x, whose activations are padded_k apart. Rows of
 /// codes, and those after them at `next`, are addressed by their distances from the first, so that the loop does with
 /// the registers there are. `tables`: of packed codes.
-template <class C, Known What, class Decoder, int Rows, int Vectors>
+template <Known What, class Decoder, int Rows, int Vectors>
 BRECCIA_INLINE void add_up_span(Decoder& decoder, const std::uint8_t* codes, const std::uint8_t* next,
                                 const std::int64_t (&codes_to)[Rows], const I (&tables)[Rows], std::int64_t count,
-                                const std::uint16_t* x, std::int64_t padded_k, SpanSums<Rows, Vectors>& sums) {
-    constexpr bool packed = C::bits == 4;
+                                const std::uint16_t* x, std::int64_t padded_k, bool next_near,
+                                SpanSums<Rows, Vectors>& sums) {
+    constexpr bool packed = Decoder::packed;
     constexpr std::int64_t step = row_step(packed);
     constexpr int parts = packed ? 4 : 2;
 #pragma GCC unroll 4
@@ -51,10 +54,10 @@ BRECCIA_INLINE void add_up_span(Decoder& decoder, const std::uint8_t* codes, con
         for (int v = 0; v < Vectors; ++v) sums.of[r][v] = f_set(0.0F);
     const auto one_step = [&](std::int64_t at, auto load) BRECCIA_INLINE_LAMBDA {
         const std::int64_t k = packed ? 2 * at : at;
+        prefetch_rows(next + at, codes_to, next_near);
 #pragma GCC unroll 4
         for (int r = 0; r < Rows; ++r) {
             const I bytes = load(codes + codes_to[r] + at);
-            prefetch_codes<What.next_near>(next + codes_to[r] + at);
             I w[parts];
             if constexpr (packed) {
                 w[0] = _mm512_permutexvar_epi16(bytes, tables[r]);
@@ -95,8 +98,8 @@ BRECCIA_INLINE void add_up_span(Decoder& decoder, const std::uint8_t* codes, con
 
 /// Whether a decoder leaves some of a row's codes to tables.
 template <class Decoder>
-[[gnu::noinline]] static bool leaves_some(const std::uint8_t* codes, std::int64_t count) {
-    Decoder decoder{};
+BRECCIA_OUT_OF_LINE bool leaves_some(const std::uint8_t* codes, std::int64_t count) {
+    Decoder decoder{{}};
     for (; count > 0; count -= 64, codes += 64)
         decoder.decode(_mm512_mask_loadu_epi8(b_set(Decoder::filler), first_bytes(count), codes));
     return decoder.failed();
@@ -104,18 +107,18 @@ template <class Decoder>
 
 /// The sums of a row through tables, for spans that another decoder leaves: they are few, and out of the way.
 /// (Of sums that it returned gcc 12 would clear the upper half.)
-template <class C, int Vectors>
-[[gnu::noinline]] static void add_up_by_tables(const std::uint8_t* codes, std::int64_t count, const std::uint16_t* x,
-                                               std::int64_t padded_k, SpanSums<1, Vectors>& sums) {
-    TableDecoder<C> decoder;
+template <int Vectors>
+BRECCIA_OUT_OF_LINE void add_up_by_tables(const CodeTables& tables, const std::uint8_t* codes, std::int64_t count,
+                                          const std::uint16_t* x, std::int64_t padded_k, SpanSums<1, Vectors>& sums) {
+    TableDecoder<CodeKind::magnitudes> decoder{tables};
     const I no_tables[1] = {};
-    add_up_span<C, Known{.next_near = true}>(decoder, codes, codes, {0}, no_tables, count, x, padded_k, sums);
+    add_up_span<Known{}>(decoder, codes, codes, {0}, no_tables, count, x, padded_k, true, sums);
 }
 
-template <class C, class Decoder, Known What>
-static void gemv_rows(const Gemv& g, std::int64_t row) {
+template <class Decoder, Known What>
+static void gemv_rows(const Gemv& g, const CodeTables& of_codes, bool next_near, std::int64_t row) {
     constexpr int rows = What.rows, vectors = What.vectors;
-    constexpr bool packed = C::bits == 4;
+    constexpr bool packed = Decoder::packed;
     constexpr std::int64_t step = row_step(packed);
     const CodeRows& w = g.w;
     const std::int64_t padded_k = (w.k + step - 1) / step * step;
@@ -154,7 +157,7 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
         scales_to[r] = at - scales;
         codes_to[r] = r * w.row_stride;
         zeros_to[r] = (scale_row - first_scale_row) * w.zero_row_stride;
-        if constexpr (packed && !What.zero_points) tables[r] = nibble_table<C>(0);
+        if constexpr (packed && !What.zero_points) tables[r] = of_codes.nibbles->of(0);
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; ++v) total_f32x16[r][v] = f_set(0.0F);
     }
@@ -164,12 +167,12 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
         const std::int64_t count = What.span > 0 || left >= span ? span : left;
         if constexpr (packed && What.zero_points) {
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; ++r) tables[r] = nibble_table<C>(zeros[zeros_to[r]]);
+            for (int r = 0; r < rows; ++r) tables[r] = of_codes.nibbles->of(zeros[zeros_to[r]]);
             zeros += next_scales;
         }
         SpanSums<rows, vectors> sums;
-        Decoder decoder{};
-        add_up_span<C, What>(decoder, codes, next, codes_to, tables, count, x, padded_k, sums);
+        Decoder decoder{of_codes};
+        add_up_span<What>(decoder, codes, next, codes_to, tables, count, x, padded_k, next_near, sums);
         if constexpr (!Decoder::knows_all) {
             const unsigned told = Decoder::is_told ? *special++ >> row % special_rows : 0;
             if (Decoder::is_told ? told != 0 : decoder.failed()) [[unlikely]] {
@@ -178,7 +181,7 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
                     const std::uint8_t* from = codes + codes_to[r];
                     if (Decoder::is_told ? (told >> r & 1) == 0 : !leaves_some<Decoder>(from, count)) continue;
                     SpanSums<1, vectors> by_tables;
-                    add_up_by_tables<C>(from, count, x, padded_k, by_tables);
+                    add_up_by_tables(of_codes, from, count, x, padded_k, by_tables);
 #pragma GCC unroll 8
                     for (int v = 0; v < vectors; ++v) sums.of[r][v] = by_tables.of[0][v];
                 }
@@ -211,44 +214,44 @@ static void gemv_rows(const Gemv& g, std::int64_t row) {
         for (int v = 0; v < vectors; ++v) g.out[(row + r) * vectors + v] = f_sum(total_f32x16[r][v]);
 }
 
-template <class C, class Decoder, Known What>
-static void gemv_vectors(const Gemv& g) {
+template <class Decoder, Known What>
+static void gemv_vectors(const Gemv& g, const CodeTables& tables, bool next_near = false) {
     constexpr int rows = What.vectors == 1 ? 4 : What.vectors <= 3 ? 2 : 1;
     std::int64_t row = 0;
-    for (; row + rows <= g.w.rows; row += rows) gemv_rows<C, Decoder, What.with_rows(rows)>(g, row);
-    for (; row < g.w.rows; ++row) gemv_rows<C, Decoder, What.with_rows(1)>(g, row);
+    for (; row + rows <= g.w.rows; row += rows) gemv_rows<Decoder, What.with_rows(rows)>(g, tables, next_near, row);
+    constexpr Known last{.vectors = What.vectors,
+                         .zero_points = What.zero_points};  // few rows: one kernel does for all
+    for (; row < g.w.rows; ++row) gemv_rows<Decoder, last>(g, tables, next_near, row);
 }
 
-template <class C, class Decoder, bool HasZero = false>
-static void gemv_one(const Gemv& g) {
-    constexpr std::int64_t step = row_step(C::bits == 4);
+template <class Decoder, bool HasZero = false>
+static void gemv_one(const Gemv& g, const CodeTables& tables) {
+    constexpr std::int64_t step = row_step(Decoder::packed);
     const CodeRows& w = g.w;
     if (2 * w.block == step && w.k % step == 0)
-        return gemv_vectors<C, Decoder, Known{.zero_points = HasZero, .span = step, .two_blocks = true}>(g);
+        return gemv_vectors<Decoder, Known{.zero_points = HasZero, .span = step, .two_blocks = true}>(g, tables);
     const bool cut = !Decoder::knows_all && w.block >= w.k;
     const bool known = (w.block == usual_span || cut) && w.k % usual_span == 0;
-    if (w.block >= step && next_rows_fit(w, 2 * w.k))
-        return known ? gemv_vectors<C, Decoder, Known{.zero_points = HasZero, .span = usual_span, .next_near = true}>(g)
-                     : gemv_vectors<C, Decoder, Known{.zero_points = HasZero, .next_near = true}>(g);
-    known ? gemv_vectors<C, Decoder, Known{.zero_points = HasZero, .span = usual_span}>(g)
-          : gemv_vectors<C, Decoder, Known{.zero_points = HasZero}>(g);
+    const bool near = w.block >= step && next_rows_fit(w, 2 * w.k);
+    known ? gemv_vectors<Decoder, Known{.zero_points = HasZero, .span = usual_span}>(g, tables, near)
+          : gemv_vectors<Decoder, Known{.zero_points = HasZero}>(g, tables, near);
 }
 
-template <class C, class Decoder, bool HasZero = false>
-static void gemv_any(const Gemv& g) {
+template <class Decoder, bool HasZero = false>
+static void gemv_any(const Gemv& g, const CodeTables& tables) {
     switch (g.vectors) {
-        case 1: return gemv_one<C, Decoder, HasZero>(g);
-        case 2: return gemv_vectors<C, Decoder, Known{.vectors = 2, .zero_points = HasZero}>(g);
-        case 3: return gemv_vectors<C, Decoder, Known{.vectors = 3, .zero_points = HasZero}>(g);
-        case 4: return gemv_vectors<C, Decoder, Known{.vectors = 4, .zero_points = HasZero}>(g);
-        case 6: return gemv_vectors<C, Decoder, Known{.vectors = 6, .zero_points = HasZero}>(g);
-        default: return gemv_vectors<C, Decoder, Known{.vectors = 8, .zero_points = HasZero}>(g);
+        case 1: return gemv_one<Decoder, HasZero>(g, tables);
+        case 2: return gemv_vectors<Decoder, Known{.vectors = 2, .zero_points = HasZero}>(g, tables);
+        case 3: return gemv_vectors<Decoder, Known{.vectors = 3, .zero_points = HasZero}>(g, tables);
+        case 4: return gemv_vectors<Decoder, Known{.vectors = 4, .zero_points = HasZero}>(g, tables);
+        case 6: return gemv_vectors<Decoder, Known{.vectors = 6, .zero_points = HasZero}>(g, tables);
+        default: return gemv_vectors<Decoder, Known{.vectors = 8, .zero_points = HasZero}>(g, tables);
     }
 }
 
 template <class C>
 static void gemv_bf16(const Gemv& g) {
     if constexpr (C::bits == 4 && C::family == CodecFamily::integer)
-        if (g.w.zero_points != nullptr) return gemv_any<C, TableDecoder<C>, true>(g);
-    gemv_any<C, TableDecoder<C>>(g);
+        if (g.w.zero_points != nullptr) return gemv_any<TableDecoder<CodeKind::nibbles>, true>(g, code_tables<C>);
+    gemv_any<TableDecoder<code_kind<C>>>(g, code_tables<C>);
 }

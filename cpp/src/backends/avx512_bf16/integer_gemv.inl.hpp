@@ -8,9 +8,9 @@
 enum class RowScales : std::uint8_t { one, floats, e4m3, e8m0 };
 
 /// Bytes of a step's scales that are codes: of blocks of 16 packed elements, or of 32.
-template <class C, RowScales Scales>
+template <bool Packed, RowScales Scales>
 inline constexpr int scale_bytes = Scales == RowScales::e4m3 ? 8
-                                   : C::bits == 4            ? 4
+                                   : Packed                  ? 4
                                                              : 2;
 
 /// Whether a shift makes floats of all of a row's `n` codes: E4M3 that are neither negative nor subnormal nor NaN
@@ -44,7 +44,7 @@ BRECCIA_INLINE I scales_of_lanes(int per_step) {
 }
 
 /// The scales of a row's step, lane by lane.
-template <class C, RowScales Scales>
+template <bool Packed, RowScales Scales>
 BRECCIA_INLINE F step_scale(const std::byte* at, I scale_of_lane) {
     if constexpr (Scales == RowScales::one) {
         float scale;
@@ -54,7 +54,7 @@ BRECCIA_INLINE F step_scale(const std::byte* at, I scale_of_lane) {
         return _mm512_permutexvar_ps(scale_of_lane,
                                      _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(at))));
     } else {
-        constexpr int width = scale_bytes<C, Scales>;
+        constexpr int width = scale_bytes<Packed, Scales>;
         long long word = 0;
         __builtin_memcpy(&word, at, width);
         const I all = width == 8 ? _mm512_set1_epi64(word) : i_set(static_cast<int>(word));
@@ -65,13 +65,15 @@ BRECCIA_INLINE F step_scale(const std::byte* at, I scale_of_lane) {
 
 /// Four rows, the last one again where there are fewer. Their addresses are distances from the first's, so that the
 /// loop does with the registers there are.
-template <class C, RowScales Scales, bool HasZero, bool Near>
-static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
-    constexpr int rows = 4, vectors = CodeBytes<C>::vectors;
+template <ByteReading Reading, RowScales Scales, bool HasZero>
+static void integer_rows(const IntegerGemv& g, const CodeBytes& of_codes, bool near, std::int64_t first, float* out) {
+    const ByteReader<Reading> reader(of_codes);
+    constexpr bool packed = is_packed(Reading);
+    constexpr int rows = 4, vectors = packed ? 2 : 1;
     constexpr bool coded = Scales == RowScales::e4m3 || Scales == RowScales::e8m0;
-    constexpr std::int64_t step_codes = row_step(CodeBytes<C>::packed);
+    constexpr std::int64_t step_codes = row_step(packed);
     const CodeRows& w = g.w;
-    const std::int64_t blocks = (w.k + w.block - 1) / w.block, bytes = CodeBytes<C>::packed ? (w.k + 1) / 2 : w.k;
+    const std::int64_t blocks = (w.k + w.block - 1) / w.block, bytes = packed ? (w.k + 1) / 2 : w.k;
     const std::int64_t per_step = blocks > 1 && w.block < step_codes ? step_codes / w.block : 1;
     const std::int64_t steps_per_scale = blocks == 1 ? w.k : w.block < step_codes ? 1 : w.block / step_codes;
     constexpr std::int64_t scale_size = coded ? 1 : sizeof(float);
@@ -98,7 +100,7 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
     }
     I scale_of_lane = scales_of_lanes<Scales>(static_cast<int>(per_step));
     const auto scale_at = [&](const std::byte* at)
-                              BRECCIA_INLINE_LAMBDA { return step_scale<C, Scales>(at, scale_of_lane); };
+                              BRECCIA_INLINE_LAMBDA { return step_scale<packed, Scales>(at, scale_of_lane); };
 
     const DigitStep* step = g.x->steps;
     const auto by_digits = [&]<int Count>(const std::uint8_t* next) BRECCIA_INLINE_LAMBDA {
@@ -109,20 +111,20 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
             offsets = _mm512_srai_epi32(offsets, 8);
             unit_f32x16 = f_mul(unit_f32x16, f_set(256.0F));
         }
+        prefetch_rows(next, codes_to, near);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; ++r) {
             const auto by_zero_point = [&](I of) BRECCIA_INLINE_LAMBDA {
                 if constexpr (!HasZero) return of;
                 return _mm512_mullo_epi32(of, i_set(static_cast<std::int8_t>(zeros[zeros_to[r]])));
             };
-            I code_bytes[vectors];
-            CodeBytes<C>::read(_mm512_loadu_si512(codes + codes_to[r]), code_bytes);
-            prefetch_codes<Near>(next + codes_to[r]);
+            I bytes_of[vectors];
+            reader.read(_mm512_loadu_si512(codes + codes_to[r]), bytes_of);
             F sum_f32x16 =
-                _mm512_cvtepi32_ps(integer_sum<C, first_digits>(code_bytes, step->digits, by_zero_point(offsets)));
+                _mm512_cvtepi32_ps(integer_sum<first_digits>(bytes_of, step->digits, by_zero_point(offsets)));
             if constexpr (Count > first_digits) {
-                const I small = integer_sum<C, Count - first_digits>(code_bytes, step->digits + first_digits,
-                                                                     by_zero_point(i_load(step->offsets[1])));
+                const I small = integer_sum<Count - first_digits>(bytes_of, step->digits + first_digits,
+                                                                  by_zero_point(i_load(step->offsets[1])));
                 sum_f32x16 = f_multiply_add(_mm512_cvtepi32_ps(small), f_set(step->smaller), sum_f32x16);
             }
             sum_f32x16 = f_mul(sum_f32x16, unit_f32x16);
@@ -154,12 +156,12 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
         }
         if (rest == 0) break;
         const std::int64_t scales_left = blocks - (blocks - 1) / per_step * per_step;
+        prefetch_rows(codes + ahead, codes_to, near);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; ++r) {
             const __mmask64 codes_there = first_bytes(rest), scales_there = first_bytes(scales_left * scale_size);
             _mm512_store_si512(last_codes[r], _mm512_maskz_loadu_epi8(codes_there, codes + codes_to[r]));
             _mm512_store_si512(last_scales[r], _mm512_maskz_loadu_epi8(scales_there, scales + scales_to[r]));
-            prefetch_codes<Near>(codes + ahead + codes_to[r]);
             codes_to[r] = scales_to[r] = r * 64;
         }
         codes = last_codes[0];
@@ -170,9 +172,10 @@ static void integer_rows(const IntegerGemv& g, std::int64_t first, float* out) {
     for (int r = 0; r < rows; ++r) out[r] = f_sum(total_f32x16[r]) * end;
 }
 
-template <class C, bool HasZero, bool Near>
-static void integer_gemv_of(const IntegerGemv& g) {
-    constexpr bool packed = CodeBytes<C>::packed;
+template <ByteReading Reading, bool HasZero>
+static void integer_gemv_of(const IntegerGemv& g, const CodeBytes& of_codes, bool near) {
+    constexpr bool packed = is_packed(Reading);
+    constexpr bool looked_up = Reading == ByteReading::looked_up_nibbles || Reading == ByteReading::looked_up_bytes;
     const CodeRows& w = g.w;
     const std::int64_t blocks = (w.k + w.block - 1) / w.block;
     const bool e4m3 = packed && w.scale_type == ScaleType::e4m3 && w.block == 16 && g.x->bias != 1;
@@ -184,29 +187,28 @@ static void integer_gemv_of(const IntegerGemv& g) {
             coded = shift_makes_floats(w.scales + w.scale_row_of(row + r) * w.scale_row_stride, w.scale_type, blocks);
         float sums[4];
         if (w.block >= row_step(packed) || blocks == 1) {
-            integer_rows<C, RowScales::one, HasZero, Near>(g, row, sums);
+            integer_rows<Reading, RowScales::one, HasZero>(g, of_codes, near, row, sums);
         } else if constexpr (!HasZero) {  // zero points come one to so many steps
-            if (coded && e8m0 && C::family == CodecFamily::minifloat)
-                integer_rows<C, RowScales::e8m0, false, Near>(g, row, sums);
-            else if (packed && coded && e4m3 && C::family == CodecFamily::minifloat)
-                integer_rows<C, RowScales::e4m3, false, Near>(g, row, sums);
+            if (looked_up && coded && e8m0)
+                integer_rows<Reading, looked_up ? RowScales::e8m0 : RowScales::floats, false>(g, of_codes, near, row,
+                                                                                              sums);
+            else if (looked_up && packed && coded && e4m3)
+                integer_rows<Reading, looked_up && packed ? RowScales::e4m3 : RowScales::floats, false>(
+                    g, of_codes, near, row, sums);
             else
-                integer_rows<C, RowScales::floats, false, Near>(g, row, sums);
+                integer_rows<Reading, RowScales::floats, false>(g, of_codes, near, row, sums);
         }
         for (std::int64_t r = 0; r < n; ++r) g.out[row + r] = sums[r];
     }
 }
 
-template <class C, bool Near>
-static void integer_gemv_of(const IntegerGemv& g) {
-    if constexpr (may_have_zero_points<C>)
-        if (g.w.zero_points != nullptr) return integer_gemv_of<C, true, Near>(g);
-    integer_gemv_of<C, false, Near>(g);
-}
-
 template <class C>
 static void integer_gemv(const IntegerGemv& g) {
     constexpr std::int64_t step_bytes = 9 * 64;  // of a DigitStep, what is read where digits are few
-    const std::int64_t steps = (g.w.k + row_step(CodeBytes<C>::packed) - 1) / row_step(CodeBytes<C>::packed);
-    next_rows_fit(g.w, steps * step_bytes) ? integer_gemv_of<C, true>(g) : integer_gemv_of<C, false>(g);
+    constexpr ByteReading reading = byte_reading<C>;
+    constexpr std::int64_t step = row_step(is_packed(reading));
+    const bool near = next_rows_fit(g.w, (g.w.k + step - 1) / step * step_bytes);
+    if constexpr (may_have_zero_points<C>)
+        if (g.w.zero_points != nullptr) return integer_gemv_of<reading, true>(g, code_bytes<C>, near);
+    integer_gemv_of<reading, false>(g, code_bytes<C>, near);
 }

@@ -11,10 +11,10 @@ constexpr float third_digit = exp2i(-8);
 
 /// Products of `n` doublewords of each row, of at most `Run`, with `Count` digits, as the number that they stand for,
 /// if the second digit's unit is 1, or that of an only one.
-template <class C, int Count, int Run>
-BRECCIA_INLINE F run_of_digits(const std::uint8_t* codes, std::int64_t n, const std::int8_t* digits,
-                               const std::int32_t* offsets) {
-    constexpr int vectors = CodeBytes<C>::vectors;
+template <int Count, int Run, ByteReading Reading>
+BRECCIA_INLINE F run_of_digits(const ByteReader<Reading>& reader, const std::uint8_t* codes, std::int64_t n,
+                               const std::int8_t* digits, const std::int32_t* offsets) {
+    constexpr int vectors = ByteReader<Reading>::vectors;
     // Two in turn, so that no product waits for the one before; of short runs there are others meanwhile.
     constexpr int chains = Run == 2 ? 1 : 2;
     I sums[Count][chains];
@@ -27,7 +27,7 @@ BRECCIA_INLINE F run_of_digits(const std::uint8_t* codes, std::int64_t n, const 
         I bytes[vectors];
         // One stream is not enough for the hardware to keep memory busy.
         if constexpr (Count > 1) _mm_prefetch(codes + j * 64 + 8192, _MM_HINT_T0);
-        CodeBytes<C>::read(_mm512_loadu_si512(codes + j * 64), bytes);
+        reader.read(_mm512_loadu_si512(codes + j * 64), bytes);
 #pragma GCC unroll 3
         for (int d = 0; d < Count; ++d)
 #pragma GCC unroll 2
@@ -61,8 +61,9 @@ BRECCIA_INLINE F run_of_digits(const std::uint8_t* codes, std::int64_t n, const 
 /// overflows; others take the unit first.
 enum class LaneScaling : std::uint8_t { any, e8m0, biased };
 
-template <class C, int Run, LaneScaling Scaling>
-static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes, const std::byte* scales, float* out) {
+template <ByteReading Reading, int Run, LaneScaling Scaling>
+static void integer_lane_group(const IntegerLanes& g, const ByteReader<Reading>& reader, const std::uint8_t* codes,
+                               const std::byte* scales, float* out) {
     constexpr bool biased = Scaling == LaneScaling::biased;
     constexpr int lift = 40;
     const Digits& x = *g.x;
@@ -82,13 +83,13 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
             const std::uint8_t* at = codes + (s * 16 + j) * 64;
             const std::int8_t* digits = step.digits[0] + j * 4;
             const std::int32_t* offsets = step.runs[0] + j / Run;
-            F sum = (thirds >> j & ((1U << Run) - 1)) == 0 ? run_of_digits<C, 2, Run>(at, n, digits, offsets)
-                                                           : run_of_digits<C, 3, Run>(at, n, digits, offsets);
+            F sum = (thirds >> j & ((1U << Run) - 1)) == 0 ? run_of_digits<2, Run>(reader, at, n, digits, offsets)
+                                                           : run_of_digits<3, Run>(reader, at, n, digits, offsets);
             if (further != 0) [[unlikely]] {
                 F small = f_set(0.0F);
                 for (std::int64_t d = 3; d < 3 + further; ++d)
                     small = f_multiply_add(small, f_set(256.0F),
-                                           run_of_digits<C, 1, Run>(at, n, digits + d * 128, offsets + d * 16));
+                                           run_of_digits<1, Run>(reader, at, n, digits + d * 128, offsets + d * 16));
                 sum = f_multiply_add(small, small_unit_f32x16, sum);
                 if constexpr (biased) sum = f_mul(sum, f_set(exp2i(lift)));
             }
@@ -117,27 +118,30 @@ static void integer_lane_group(const IntegerLanes& g, const std::uint8_t* codes,
     f_store(out, f_mul(total_f32x16, f_set((biased ? e4m3_bias : 1.0F) / x.bias)));
 }
 
-template <class C, int Run, LaneScaling Scaling>
-static void integer_lane_groups(const IntegerLanes& g) {
+template <ByteReading Reading, int Run, LaneScaling Scaling = LaneScaling::any>
+static void integer_lane_groups(const IntegerLanes& g, const CodeBytes& of_codes) {
+    const ByteReader<Reading> reader(of_codes);
     for (std::int64_t i = 0; i < g.groups; ++i)
-        integer_lane_group<C, Run, Scaling>(g, g.codes + i * g.quads * 256, g.scales + i * g.group_scale_stride,
-                                            g.out + i * 16);
+        integer_lane_group<Reading, Run, Scaling>(g, reader, g.codes + i * g.quads * 256,
+                                                  g.scales + i * g.group_scale_stride, g.out + i * 16);
 }
 
 template <class C>
 static void integer_lanes(const IntegerLanes& g) {
+    constexpr ByteReading reading = byte_reading<C>;
+    constexpr const CodeBytes& of_codes = code_bytes<C>;
     // Blocks of the standards: of 16 elements, a doubleword of packed codes being 8, or of 32.
     constexpr int mx_run = C::bits == 4 ? 4 : 8;
     if constexpr (std::is_same_v<C, Float4E2M1FN>)
         if (g.run == 2 && g.scale_type == ScaleType::e4m3 && g.x->bias != 1)
-            return integer_lane_groups<C, 2, LaneScaling::biased>(g);
+            return integer_lane_groups<reading, 2, LaneScaling::biased>(g, of_codes);
     if constexpr (C::family == CodecFamily::minifloat)
         if (g.run == mx_run && g.scale_type == ScaleType::e8m0)
-            return integer_lane_groups<C, mx_run, LaneScaling::e8m0>(g);
+            return integer_lane_groups<reading, mx_run, LaneScaling::e8m0>(g, of_codes);
     switch (g.run) {
-        case 2: return integer_lane_groups<C, 2, LaneScaling::any>(g);
-        case 4: return integer_lane_groups<C, 4, LaneScaling::any>(g);
-        case 8: return integer_lane_groups<C, 8, LaneScaling::any>(g);
-        default: return integer_lane_groups<C, 16, LaneScaling::any>(g);
+        case 2: return integer_lane_groups<reading, 2>(g, of_codes);
+        case 4: return integer_lane_groups<reading, 4>(g, of_codes);
+        case 8: return integer_lane_groups<reading, 8>(g, of_codes);
+        default: return integer_lane_groups<reading, 16>(g, of_codes);
     }
 }

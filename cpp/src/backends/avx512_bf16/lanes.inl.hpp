@@ -7,8 +7,8 @@
 // A doubleword of codes is 4 of a row (8 where they are packed) and makes `parts` pairs of bfloat16: part p holds the
 // codes p and p + parts.
 
-template <class C>
-inline constexpr int lane_parts = C::bits == 4 ? 4 : 2;
+template <CodeKind Kind>
+inline constexpr int lane_parts = Kind == CodeKind::nibbles ? 4 : 2;
 
 /// Differences of code and zero point, modulo 64.
 struct DifferenceTable {
@@ -21,26 +21,28 @@ struct DifferenceTable {
 inline constexpr DifferenceTable difference_table{};
 
 /// What decoding takes besides codes.
-template <class C, bool Zero>
+template <CodeKind Kind, bool Zero>
 struct LaneDecoder {
     I table, upper_table;
     I zero_points;  ///< of the block, one in every byte of a row's doubleword
+    const ByteTables* bytes;
 };
 
-template <class C, bool Zero>
-BRECCIA_INLINE LaneDecoder<C, Zero> lane_decoder() {
-    LaneDecoder<C, Zero> decoder{.table = i_set(0), .upper_table = i_set(0), .zero_points = i_set(0)};
+template <CodeKind Kind, bool Zero>
+BRECCIA_INLINE LaneDecoder<Kind, Zero> lane_decoder(const CodeTables& tables) {
+    LaneDecoder<Kind, Zero> decoder{
+        .table = i_set(0), .upper_table = i_set(0), .zero_points = i_set(0), .bytes = tables.bytes};
     if constexpr (Zero) {
         decoder.table = _mm512_load_si512(difference_table.words);
         decoder.upper_table = _mm512_load_si512(difference_table.words + 32);
-    } else if constexpr (C::bits == 4) {
-        decoder.table = nibble_table<C>(0);
+    } else if constexpr (Kind == CodeKind::nibbles) {
+        decoder.table = tables.nibbles->of(0);
     }
     return decoder;
 }
 
-template <class C, bool Zero>
-BRECCIA_INLINE void start_block(LaneDecoder<C, Zero>& decoder, const std::byte* zero_points, std::int64_t block) {
+template <CodeKind Kind, bool Zero>
+BRECCIA_INLINE void start_block(LaneDecoder<Kind, Zero>& decoder, const std::byte* zero_points, std::int64_t block) {
     if constexpr (Zero) {
         const I rows = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
         const I byte = _mm512_add_epi8(rows, _mm512_set1_epi8(static_cast<char>(block % 4)));
@@ -48,8 +50,8 @@ BRECCIA_INLINE void start_block(LaneDecoder<C, Zero>& decoder, const std::byte* 
     }
 }
 
-template <class C, bool Zero>
-BRECCIA_INLINE void decode_lanes(I codes, const LaneDecoder<C, Zero>& decoder, I (&pairs)[lane_parts<C>]) {
+template <CodeKind Kind, bool Zero>
+BRECCIA_INLINE void decode_lanes(I codes, const LaneDecoder<Kind, Zero>& decoder, I (&pairs)[lane_parts<Kind>]) {
     if constexpr (Zero) {
         const I nibble = _mm512_set1_epi8(15);
         const I even = _mm512_sub_epi8(_mm512_and_si512(codes, nibble), decoder.zero_points);
@@ -61,13 +63,13 @@ BRECCIA_INLINE void decode_lanes(I codes, const LaneDecoder<C, Zero>& decoder, I
         pairs[1] = look_up(odd);
         pairs[2] = look_up(_mm512_srli_epi16(even, 8));
         pairs[3] = look_up(_mm512_srli_epi16(odd, 8));
-    } else if constexpr (C::bits == 4) {
+    } else if constexpr (Kind == CodeKind::nibbles) {
         pairs[0] = _mm512_permutexvar_epi16(codes, decoder.table);
         pairs[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), decoder.table);
         pairs[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), decoder.table);
         pairs[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), decoder.table);
     } else {
-        const ByteHalves value = look_up_bytes<C>(codes);
+        const ByteHalves value = look_up_bytes<Kind>(codes, *decoder.bytes);
         const I low_bytes = _mm512_set1_epi16(0x00FF);
         constexpr int a_selects_b_else_c = 0xCA;
         pairs[0] =
@@ -133,6 +135,17 @@ BRECCIA_INLINE void load_quad(const CodesInRows& from, std::int64_t quad, I (&co
     codes[1] = _mm512_unpackhi_epi64(t[0], t[2]);
     codes[2] = _mm512_unpacklo_epi64(t[1], t[3]);
     codes[3] = _mm512_unpackhi_epi64(t[1], t[3]);
+}
+
+/// A group's codes, however they lie. (Kernels of their own for either would be twice the code.)
+struct LaneCodes {
+    InterleavedCodes interleaved;
+    CodesInRows in_rows;
+    bool are_interleaved;
+};
+
+BRECCIA_INLINE void load_quad(const LaneCodes& from, std::int64_t quad, I (&codes)[4]) {
+    from.are_interleaved ? load_quad(from.interleaved, quad, codes) : load_quad(from.in_rows, quad, codes);
 }
 
 /// Scales of a block for 16 rows that lie four codes to a doubleword, turned to where a float32 has its fields: E4M3
@@ -204,10 +217,11 @@ BRECCIA_INLINE void add_to_stored(const LaneTotals<Vectors, true>& totals) {
 }
 
 /// Blocks of many elements: the sums of all activations go on at once, as several chains where these are few.
-template <class C, int Vectors, bool Zero, class Source>
-static void lane_group_long(const LaneProduct& g, const Source& source, const LaneBlockValues& of, float* out) {
-    constexpr int parts = lane_parts<C>, chains = Vectors <= 3 ? 4 : Vectors <= 6 ? 2 : 1;
-    LaneDecoder<C, Zero> decoder = lane_decoder<C, Zero>();
+template <CodeKind Kind, int Vectors, bool Zero>
+BRECCIA_INLINE void lane_group_long(const LaneProduct& g, const CodeTables& tables, const LaneCodes& source,
+                                    const LaneBlockValues& of, float* out) {
+    constexpr int parts = lane_parts<Kind>, chains = Vectors <= 3 ? 4 : Vectors <= 6 ? 2 : 1;
+    LaneDecoder<Kind, Zero> decoder = lane_decoder<Kind, Zero>(tables);
     LaneTotals<Vectors, (Vectors <= 8)> totals{.values = {}, .out = out};
     clear(totals);
     const std::uint16_t* x = g.x;
@@ -253,10 +267,11 @@ static void lane_group_long(const LaneProduct& g, const Source& source, const La
 
 /// Blocks of 16, 32 or 64: the codes of 16 elements are decoded at a time, then one activation follows another. Sums
 /// of 1024 elements are added up on their own.
-template <class C, int Vectors, bool Zero, class Source>
-static void lane_group_short(const LaneProduct& g, const Source& source, const LaneBlockValues& of, float* out) {
-    constexpr int parts = lane_parts<C>, in_unit = 8 / parts, units = 4 / in_unit, chains = Vectors <= 3 ? 2 : 1;
-    LaneDecoder<C, Zero> decoder = lane_decoder<C, Zero>();
+template <CodeKind Kind, int Vectors, bool Zero>
+BRECCIA_INLINE void lane_group_short(const LaneProduct& g, const CodeTables& tables, const LaneCodes& source,
+                                     const LaneBlockValues& of, float* out) {
+    constexpr int parts = lane_parts<Kind>, in_unit = 8 / parts, units = 4 / in_unit, chains = Vectors <= 3 ? 2 : 1;
+    LaneDecoder<Kind, Zero> decoder = lane_decoder<Kind, Zero>(tables);
     LaneTotals<Vectors, true> totals{.values = {}, .out = out};
     constexpr std::int64_t quads_at_once = 64 / units;  // 1024 elements
     const std::uint16_t* x = g.x;
@@ -302,52 +317,51 @@ static void lane_group_short(const LaneProduct& g, const Source& source, const L
     end > quads_at_once ? add_to_stored(totals) : store(totals);
 }
 
-template <class C, int Vectors, bool Short, bool Zero>
-static void lane_groups(const LaneProduct& g) {
+template <CodeKind Kind, int Vectors, bool Short, bool Zero>
+static void lane_groups(const LaneProduct& g, const CodeTables& tables) {
     LaneBlockValues of{.scales = g.scales, .zero_points = g.zero_points};
     float* out = g.out;
     I lines[2][4][4];
     for (std::int64_t row = 0; row < g.rows; row += 16, out += Vectors * 16) {
-        const InterleavedCodes interleaved{.codes = g.codes + row / 16 * g.quads * 256};
-        const CodesInRows in_rows{.codes = g.codes + row * g.row_stride,
-                                  .row_stride = g.row_stride,
-                                  .row_bytes = g.row_bytes,
-                                  .last_row = (g.rows - row < 16 ? g.rows - row : 16) - 1,
-                                  .lines = lines};
-        const auto multiply = [&](const auto& source) {
-            if constexpr (Short)
-                lane_group_short<C, Vectors, Zero>(g, source, of, out);
-            else
-                lane_group_long<C, Vectors, Zero>(g, source, of, out);
-        };
-        g.interleaved ? multiply(interleaved) : multiply(in_rows);
+        const LaneCodes source{.interleaved = {.codes = g.codes + row / 16 * g.quads * 256},
+                               .in_rows = {.codes = g.codes + row * g.row_stride,
+                                           .row_stride = g.row_stride,
+                                           .row_bytes = g.row_bytes,
+                                           .last_row = (g.rows - row < 16 ? g.rows - row : 16) - 1,
+                                           .lines = lines},
+                               .are_interleaved = g.interleaved};
+        if constexpr (Short)
+            lane_group_short<Kind, Vectors, Zero>(g, tables, source, of, out);
+        else
+            lane_group_long<Kind, Vectors, Zero>(g, tables, source, of, out);
         of.scales += g.group_scale_stride;
         if constexpr (Zero) of.zero_points += g.group_zero_stride;
     }
 }
 
-template <class C, int Vectors, bool Zero>
-static void lane_groups_of(const LaneProduct& g) {
-    g.block_quads == 0 ? lane_groups<C, Vectors, true, Zero>(g) : lane_groups<C, Vectors, false, Zero>(g);
+template <CodeKind Kind, int Vectors, bool Zero>
+static void lane_groups_of(const LaneProduct& g, const CodeTables& tables) {
+    g.block_quads == 0 ? lane_groups<Kind, Vectors, true, Zero>(g, tables)
+                       : lane_groups<Kind, Vectors, false, Zero>(g, tables);
 }
 
-template <class C, int Vectors>
-static void lane_product_of(const LaneProduct& g) {
-    if constexpr (may_have_zero_points<C>)
-        if (g.zero_points != nullptr) return lane_groups_of<C, Vectors, true>(g);
-    lane_groups_of<C, Vectors, false>(g);
+template <CodeKind Kind, bool Zero>
+static void lane_product_of(const LaneProduct& g, const CodeTables& tables) {
+    switch (g.vectors) {
+        case 1: return lane_groups_of<Kind, 1, Zero>(g, tables);
+        case 2: return lane_groups_of<Kind, 2, Zero>(g, tables);
+        case 3: return lane_groups_of<Kind, 3, Zero>(g, tables);
+        case 4: return lane_groups_of<Kind, 4, Zero>(g, tables);
+        case 8: return lane_groups_of<Kind, 8, Zero>(g, tables);
+        default: return lane_groups_of<Kind, 16, Zero>(g, tables);
+    }
 }
 
 template <class C>
 static void lane_product(const LaneProduct& g) {
-    switch (g.vectors) {
-        case 1: return lane_product_of<C, 1>(g);
-        case 2: return lane_product_of<C, 2>(g);
-        case 3: return lane_product_of<C, 3>(g);
-        case 4: return lane_product_of<C, 4>(g);
-        case 8: return lane_product_of<C, 8>(g);
-        default: return lane_product_of<C, 16>(g);
-    }
+    if constexpr (may_have_zero_points<C>)
+        if (g.zero_points != nullptr) return lane_product_of<CodeKind::nibbles, true>(g, {});
+    lane_product_of<code_kind<C>, false>(g, code_tables<C>);
 }
 
 /// Activations for a lane_product, rounded to nearest. Returns what pack_bf16 does.

@@ -13,13 +13,16 @@ BRECCIA_INLINE bool next_rows_fit(const CodeRows& w, std::int64_t activation_byt
     return 8 * w.row_stride + activation_bytes <= w.first_level_cache - rest;
 }
 
-/// Rows are too short for the hardware to learn: the next ones are asked for.
-template <bool Near>
-BRECCIA_INLINE void prefetch_codes(const std::uint8_t* codes) {
-    if constexpr (Near)
-        _mm_prefetch(codes, _MM_HINT_T0);
-    else
-        _mm_prefetch(codes, _MM_HINT_T1);
+/// Rows are too short for the hardware to learn: the next ones are asked for. `to`: from `next` to each of them.
+template <int Rows>
+BRECCIA_INLINE void prefetch_rows(const std::uint8_t* next, const std::int64_t (&to)[Rows], bool near) {
+    if (near) {
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) _mm_prefetch(next + to[r], _MM_HINT_T0);
+    } else {
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) _mm_prefetch(next + to[r], _MM_HINT_T1);
+    }
 }
 
 /// `n` scales as float32.
