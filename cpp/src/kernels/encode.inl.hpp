@@ -155,74 +155,69 @@ BRECCIA_INLINE void with_scaler(const BlockScale& s, Body body) {
         body(Divide{f_set(s.factor)});
 }
 
-template <class C, bool MayBeNan, class Scale>
-BRECCIA_INLINE void encode_bytes(const float* x, std::int64_t n, Scale scale, float zero_point, std::uint8_t* codes) {
-    std::int64_t i = 0;
-    if constexpr (!MayBeNan)
-        for (; i + wide <= n; i += wide)
-            b_store(codes + i, encode_wide<C, true>(x + i, scale, scale, scale, scale, zero_point));
-    for (; i + lanes <= n; i += lanes) {
-        const F x_f32x16 = f_load(x + i);
-        i_store_bytes(codes + i, encode<C, MayBeNan>(x_f32x16, scale(x_f32x16), zero_point));
+// The first n of 16 codes. Of an odd number of packed ones the last byte's high nibble is 0.
+BRECCIA_OUT_OF_LINE void store_codes_n(std::uint8_t* codes, I code, std::int64_t n, bool packed) {
+    if (!packed) return i_store_bytes_n(codes, code, n);
+    alignas(64) std::int32_t tail[lanes];
+    i_store(tail, code);
+    for (std::int64_t j = 0; j < n; j += 2) {
+        const int high = j + 1 < n ? tail[j + 1] & 15 : 0;
+        codes[j / 2] = static_cast<std::uint8_t>((tail[j] & 15) | high << 4);
     }
-    if (i < n) {
-        const F x_f32x16 = f_load_n(x + i, n - i);
-        i_store_bytes_n(codes + i, encode<C, MayBeNan>(x_f32x16, scale(x_f32x16), zero_point), n - i);
-    }
-    if constexpr (C::bits < 8 && C::family == CodecFamily::integer)
-        for (i = 0; i < n; ++i) codes[i] &= C::code_mask;
 }
 
+// Codes of n values by 16 at a time; packed ones begin with a low nibble.
 template <class C, bool MayBeNan, class Scale>
-BRECCIA_INLINE void encode_nibbles(const float* x, std::int64_t n, Scale scale, float zero_point, std::uint8_t* codes) {
+BRECCIA_INLINE void encode_lanes(const float* x, std::int64_t n, const Scale& scale, float zero_point,
+                                 std::uint8_t* codes, bool packed) {
+    for (std::int64_t i = 0; i < n; i += lanes) {
+        const bool whole = n - i >= lanes;
+        const F x_f32x16 = whole ? f_load(x + i) : f_load_n(x + i, n - i);
+        I code = encode<C, MayBeNan>(x_f32x16, scale(x_f32x16), zero_point);
+        if constexpr (C::bits < 8 && C::family == CodecFamily::integer) code = i_and(code, i_set(C::code_mask));
+        std::uint8_t* to = codes + (packed ? i / 2 : i);
+        if (!whole)
+            store_codes_n(to, code, n - i, packed);
+        else if (packed)
+            i_store_nibbles(to, code);
+        else
+            i_store_bytes(to, code);
+    }
+}
+
+// The same of finite values by 64 at a time. Returns how many it encoded.
+template <class C, class Scale>
+BRECCIA_INLINE std::int64_t encode_wides(const float* x, std::int64_t n, const Scale& scale, float zero_point,
+                                         std::uint8_t* codes, bool packed) {
     std::int64_t i = 0;
-    if constexpr (!MayBeNan)
-        for (; i + wide <= n; i += wide)
-            b_store_nibbles(codes + i / 2, encode_wide<C, true>(x + i, scale, scale, scale, scale, zero_point));
-    for (; i + lanes <= n; i += lanes) {
-        const F x_f32x16 = f_load(x + i);
-        i_store_nibbles(codes + i / 2, encode<C, MayBeNan>(x_f32x16, scale(x_f32x16), zero_point));
+    for (; i + wide <= n; i += wide) {
+        const B code = encode_wide<C, true>(x + i, scale, scale, scale, scale, zero_point);
+        if constexpr (C::bits == 4)
+            if (packed) {
+                b_store_nibbles(codes + i / 2, code);
+                continue;
+            }
+        b_store(codes + i, code);
     }
-    if (i < n) {
-        const F x_f32x16 = f_load_n(x + i, n - i);
-        alignas(64) std::int32_t tail[lanes];
-        i_store(tail, encode<C, MayBeNan>(x_f32x16, scale(x_f32x16), zero_point));
-        for (std::int64_t j = 0; i + j < n; j += 2) {
-            const int high = i + j + 1 < n ? tail[j + 1] & 15 : 0;  // an unused high nibble is 0
-            codes[(i + j) / 2] = static_cast<std::uint8_t>((tail[j] & 15) | high << 4);
-        }
-    }
+    return i;
 }
 
 static inline void fill_zero(std::uint8_t* bytes, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) bytes[i] = 0;
 }
 
-// A scale that FastDivide does not take is so rare that the one loop that also knows NaNs does for it.
-template <class Body>
-BRECCIA_INLINE void with_scaler_and_nans(const BlockScale& s, Body body) {
-    with_scaler(s, [&](auto scale) BRECCIA_INLINE_LAMBDA {
-        if constexpr (!std::is_same_v<decltype(scale), Divide>)
-            if (s.all_finite) return body(scale, std::false_type{});
-        body(scale, std::true_type{});
-    });
-}
-
+// Codes from a byte's beginning. What FastDivide takes is finite; a block whose scale it does not take is so rare that
+// the one loop that also knows NaNs does for it.
 template <class C>
-static void encode_packed(const float* x, std::int64_t n, const BlockScale& s, std::uint8_t* codes,
-                          std::int64_t offset) {
-    codes += offset / 2;
-    if (offset % 2 != 0) {  // the high nibble of a byte whose low nibble is written
-        std::uint8_t code = 0;
-        if (!s.poisoned)
-            with_scaler(
-                s, [&](auto scale) BRECCIA_INLINE_LAMBDA { encode_bytes<C, true>(x, 1, scale, s.zero_point, &code); });
-        *codes = static_cast<std::uint8_t>((*codes & 0x0FU) | code << 4);
-        ++codes, ++x, --n;
-    }
-    if (s.poisoned) return fill_zero(codes, (n + 1) / 2);
-    with_scaler_and_nans(s, [&](auto scale, auto may_be_nan) BRECCIA_INLINE_LAMBDA {
-        encode_nibbles<C, decltype(may_be_nan)::value>(x, n, scale, s.zero_point, codes);
+static void encode_from_byte(const float* x, std::int64_t n, const BlockScale& s, std::uint8_t* codes, bool packed) {
+    if constexpr (C::bits != 4) packed = false;
+    if (s.poisoned) return fill_zero(codes, packed ? (n + 1) / 2 : n);
+    with_scaler(s, [&](auto scale) BRECCIA_INLINE_LAMBDA {
+        std::int64_t done = 0;
+        if constexpr (!std::is_same_v<decltype(scale), Divide>)
+            if (s.all_finite) done = encode_wides<C>(x, n, scale, s.zero_point, codes, packed);
+        constexpr bool finite = std::is_same_v<decltype(scale), FastDivide>;
+        encode_lanes<C, !finite>(x + done, n - done, scale, s.zero_point, codes + (packed ? done / 2 : done), packed);
     });
 }
 
@@ -230,20 +225,22 @@ template <class C>
 static void encode_run(const float* x, std::int64_t n, const BlockScale& s, std::uint8_t* codes, std::int64_t offset,
                        bool packed) {
     if (n <= 0) return;
-    if constexpr (C::bits == 4)
-        if (packed) return encode_packed<C>(x, n, s, codes, offset);
-    codes += offset;
-    if (s.poisoned) return fill_zero(codes, n);
-    with_scaler_and_nans(s, [&](auto scale, auto may_be_nan) BRECCIA_INLINE_LAMBDA {
-        encode_bytes<C, decltype(may_be_nan)::value>(x, n, scale, s.zero_point, codes);
-    });
+    if (C::bits != 4 || !packed) return encode_from_byte<C>(x, n, s, codes + offset, false);
+    codes += offset / 2;
+    if (offset % 2 != 0) {  // the high nibble of a byte whose low nibble is written
+        std::uint8_t code = 0;
+        encode_from_byte<C>(x, 1, s, &code, false);
+        *codes = static_cast<std::uint8_t>((*codes & 0x0FU) | code << 4);
+        ++codes, ++x, --n;
+    }
+    encode_from_byte<C>(x, n, s, codes, true);
 }
 
 // The codes of numbers as they are.
 template <class C>
 static void encode_unscaled(const float* x, std::int64_t n, std::uint8_t* codes) {
     const auto one = [](F value) BRECCIA_INLINE_LAMBDA { return value; };
-    encode_bytes<C, true>(x, n, one, 0.0F, codes);
+    encode_lanes<C, true>(x, n, one, 0.0F, codes, false);
 }
 
 // The order of addition is part of the definition: lane i sums elements i, i + 16, …, then halves are added.
@@ -252,14 +249,8 @@ static float squared_error(const float* x, std::int64_t n, const BlockScale& s) 
     F sum_f32x16 = f_set(0.0F);
     const F decoded = f_set(s.decoded * s.error_unit), unit = f_set(s.error_unit);
     with_scaler(s, [&](auto scale) BRECCIA_INLINE_LAMBDA {
-        std::int64_t i = 0;
-        for (; i + lanes <= n; i += lanes) {
-            const F x_f32x16 = f_load(x + i);
-            sum_f32x16 =
-                f_add(sum_f32x16, squared_errors<C>(f_mul(x_f32x16, unit), scale(x_f32x16), decoded, s.zero_point));
-        }
-        if (i < n) {
-            const F x_f32x16 = f_load_n(x + i, n - i);
+        for (std::int64_t i = 0; i < n; i += lanes) {
+            const F x_f32x16 = n - i >= lanes ? f_load(x + i) : f_load_n(x + i, n - i);
             sum_f32x16 =
                 f_add(sum_f32x16, squared_errors<C>(f_mul(x_f32x16, unit), scale(x_f32x16), decoded, s.zero_point));
         }
@@ -288,9 +279,10 @@ static bool keeps(const float* x, std::int64_t n, const BlockScale& s) {
         };
         std::int64_t i = 0;
         for (; kept && i + 2 * lanes <= n; i += 2 * lanes) kept = i_none(m_or(at(i), at(i + lanes)));
-        for (; kept && i + lanes <= n; i += lanes) kept = i_none(at(i));
-        if (kept && i < n)
-            kept = i_none(differing<C>(f_load_n(x + i, n - i), scale(f_load_n(x + i, n - i)), decoded, s.zero_point));
+        for (; kept && i < n; i += lanes) {
+            const F x_f32x16 = n - i >= lanes ? f_load(x + i) : f_load_n(x + i, n - i);
+            kept = i_none(differing<C>(x_f32x16, scale(x_f32x16), decoded, s.zero_point));
+        }
     });
     return kept;
 }

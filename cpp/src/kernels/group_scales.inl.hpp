@@ -57,9 +57,12 @@ BRECCIA_INLINE void mirrored_error_sums(const float* turned, std::int64_t block,
     errors[1] = sum_of_halves(sums_f32x16[1]);
 }
 
+// No rule that multiplies has groups of integers.
 template <class C>
-static F group_error(const float* turned, std::int64_t block, const GroupScale& s, bool multiply) {
-    if (multiply) return error_sum<C>(turned, block, Multiply{s.factor}, s.decoded);
+BRECCIA_INLINE F group_error(const float* turned, std::int64_t block, const GroupScale& s,
+                             [[maybe_unused]] bool multiply) {
+    if constexpr (C::family == CodecFamily::minifloat)
+        if (multiply) return error_sum<C>(turned, block, Multiply{s.factor}, s.decoded);
     return error_sum<C>(turned, block, FastDivide(s.factor), s.decoded);
 }
 
@@ -82,7 +85,7 @@ template <class C>
 static GroupScale search_mirrored(const float* turned, std::int64_t block, I amax_bits, const ScaleParams& p) {
     GroupChoice best{}, best_mirrored{};
     for (int candidate = 0; candidate < number_candidates; ++candidate) {
-        const GroupScale scale = scale_of_amax<C, SixteenLanes>(amax_bits, p, candidate);
+        const GroupScale scale = scale_of_amax<SixteenLanes>(amax_bits, p, scale_format<C>, candidate);
         const FastDivide divide(scale.factor);
         const F largest = f_add(divide(as_float(amax_bits)), f_set(integer_magic));
         F errors[2] = {f_set(0.0F), f_set(f32_max)};
@@ -110,11 +113,14 @@ static GroupScale search_group(const float* x, std::int64_t block, I amax_bits, 
     const int count = candidate_count<C>(p);
     if constexpr (C::family == CodecFamily::integer)
         if (count == 2 * number_candidates) return search_mirrored<C>(turned, block, amax_bits, p);
-    const auto choice = [&](int candidate) {
-        const GroupScale scale = scale_of_amax<C, SixteenLanes>(amax_bits, p, candidate);
-        return GroupChoice{group_error<C>(turned, block, scale, multiplies(p.rule)), scale};
-    };
-    GroupChoice best = choice(0);
-    for (int candidate = 1; candidate < count; ++candidate) choose(best, choice(candidate));
+    GroupChoice best{};
+    for (int candidate = 0; candidate < count; ++candidate) {
+        const GroupScale scale = scale_of_amax<SixteenLanes>(amax_bits, p, scale_format<C>, candidate);
+        const GroupChoice choice{group_error<C>(turned, block, scale, multiplies(p.rule)), scale};
+        if (candidate == 0)
+            best = choice;
+        else
+            choose(best, choice);
+    }
     return best.scale;
 }

@@ -44,7 +44,10 @@ BRECCIA_INLINE void write_scales(void* scales, std::int64_t first, std::int64_t 
 struct GroupMultiply {
     const float* factor;
     BRECCIA_INLINE_MEMBER Multiply operator[](std::int64_t block) const { return {f_set(factor[block])}; }
-    BRECCIA_INLINE_MEMBER Multiply unit(std::int64_t block) const { return (*this)[block]; }
+    BRECCIA_INLINE_MEMBER void set(BlockScale& s, std::int64_t block) const {
+        s.multiply = true;
+        s.factor = factor[block];
+    }
 };
 struct GroupDivide {
     alignas(64) float divisor[lanes], high[lanes], low[lanes];
@@ -57,7 +60,10 @@ struct GroupDivide {
     BRECCIA_INLINE_MEMBER FastDivide operator[](std::int64_t block) const {
         return {f_set(divisor[block]), f_set(high[block]), f_set(low[block])};
     }
-    BRECCIA_INLINE_MEMBER FastDivide unit(std::int64_t block) const { return (*this)[block]; }
+    BRECCIA_INLINE_MEMBER void set(BlockScale& s, std::int64_t block) const {
+        s.fast_division = true;
+        s.factor = divisor[block], s.high = high[block], s.low = low[block];
+    }
 };
 
 // What comes next is fetched while codes are computed: the pass for amax would wait for memory.
@@ -76,7 +82,10 @@ struct Quarters {
 struct GroupQuarters {
     const float* factor;
     BRECCIA_INLINE_MEMBER Quarters operator[](std::int64_t block) const { return {f_set(factor[block])}; }
-    BRECCIA_INLINE_MEMBER Multiply unit(std::int64_t block) const { return {f_set(factor[block] * 0.25F)}; }
+    BRECCIA_INLINE_MEMBER void set(BlockScale& s, std::int64_t block) const {
+        s.multiply = true;
+        s.factor = factor[block] * 0.25F;
+    }
 };
 
 template <class C, bool Saturate, class Scale>
@@ -95,46 +104,35 @@ BRECCIA_INLINE void encode_wide_to(std::uint8_t* codes, const float* x, const Sc
     }
 }
 
-template <class C, class Scale>
-BRECCIA_INLINE void encode_block(const float* x, std::int64_t block, std::uint8_t* codes, const Scale& scale) {
-    if constexpr (C::bits == 4)
-        encode_nibbles<C, false>(x, block, scale, 0.0F, codes);
-    else
-        encode_bytes<C, false>(x, block, scale, 0.0F, codes);
-}
-
-// The codes of up to 16 blocks.
+// The codes of up to 16 blocks: 64 values at a time, which are several blocks or a part of one. What is left is encoded
+// a block at a time.
 template <class C, bool Saturate, class Scales>
 static void encode_group(const float* x, std::int64_t block, std::int64_t count, std::uint8_t* codes,
                          const Scales& scales) {
     constexpr std::int64_t wide_bytes = C::bits == 4 ? wide / 2 : wide;
+    const std::int64_t at_once = block == wide / 4 ? 4 : block == wide / 2 ? 2 : block % wide == 0 ? 1 : 0;
+    const std::int64_t span = block < wide ? wide : block;
     std::int64_t b = 0;
-    if (block % wide == 0) {
-        for (; b < count; ++b) {
-            const auto s = scales[b];
-            for (std::int64_t k = 0; k < block; k += wide, x += wide, codes += wide_bytes)
-                encode_wide_to<C, Saturate>(codes, x, s, s, s, s);
-        }
-    } else if (block == wide / 2) {
-        for (; b + 2 <= count; b += 2, x += wide, codes += wide_bytes) {
-            const auto s = scales[b], t = scales[b + 1];
-            encode_wide_to<C, Saturate>(codes, x, s, s, t, t);
-        }
-    } else if (block == wide / 4) {
-        for (; b + 4 <= count; b += 4, x += wide, codes += wide_bytes)
-            encode_wide_to<C, Saturate>(codes, x, scales[b], scales[b + 1], scales[b + 2], scales[b + 3]);
+    for (; at_once > 0 && b + at_once <= count; b += at_once) {
+        const auto s0 = scales[b], s1 = scales[b + at_once / 4], s2 = scales[b + at_once / 2],
+                   s3 = scales[b + at_once - 1];
+        for (std::int64_t k = 0; k < span; k += wide, x += wide, codes += wide_bytes)
+            encode_wide_to<C, Saturate>(codes, x, s0, s1, s2, s3);
     }
-    for (; b < count; ++b, x += block, codes += block * wide_bytes / wide)
-        encode_block<C>(x, block, codes, scales.unit(b));
+    BlockScale s;
+    s.all_finite = true;
+    for (; b < count; ++b, x += block, codes += block * wide_bytes / wide) {
+        scales.set(s, b);
+        encode_run<C>(x, block, s, codes, 0, C::bits == 4);
+    }
 }
 
 // Whether x / scale may round beyond the format's largest value. It cannot where the scale is amax over that value,
 // rounded to no fewer bits than decide it, or rounded up. An NVFP4 scale that is a normal number of E4M3 is within 1/16
 // of that, where 7/6 would matter; the largest may stand for what is larger, where the amax came from outside and was
 // too small. Unsigned codes cut off negative values.
-template <class C>
-BRECCIA_INLINE bool may_saturate(I stored, const ScaleParams& p) {
-    if (p.search != ScaleSearch::amax || C::lowest >= 0) return true;
+BRECCIA_INLINE bool may_saturate(I stored, const ScaleParams& p, const ScaleFormat& format) {
+    if (p.search != ScaleSearch::amax || format.lowest >= 0) return true;
     switch (p.rule) {
         case ScaleRule::nvfp4_te:
         case ScaleRule::nvfp4_torchao:
@@ -195,22 +193,24 @@ struct Group {
     std::int64_t first, count;
 };
 
-BRECCIA_INLINE void measure_group(const QuantizeRow& row, Group g, GroupFactors& group) {
+BRECCIA_OUT_OF_LINE void measure_group(const QuantizeRow& row, Group g, GroupFactors& group) {
     if (row.amax_bits != nullptr && g.count == lanes) return i_store(group.amax_bits, i_load(row.amax_bits + g.first));
     const float* x = row.x + g.first * row.block;
     i_store(group.amax_bits, g.count == lanes ? group_amax(x, row.block, lanes) : group_amax(x, row.block, g.count));
 }
 
+using SearchGroup = GroupScale (*)(const float* x, std::int64_t block, I amax_bits, const ScaleParams& p);
+
 // Scales of a group, whose amax_bits are known; nothing is written if they are not ordinary.
-template <class C>
-BRECCIA_INLINE void choose_group(const QuantizeRow& row, Group g, GroupFactors& group) {
+BRECCIA_OUT_OF_LINE void choose_group(const QuantizeRow& row, Group g, const ScaleFormat& format, SearchGroup search,
+                                      GroupFactors& group) {
     const I amax_bits = i_load(group.amax_bits);
     group.ordinary = ordinary(amax_bits, row.params.type);
     if (!group.ordinary) return;
     const GroupScale s = row.params.search == ScaleSearch::amax
-                             ? scale_of_amax<C, SixteenLanes>(amax_bits, row.params, 0)
-                             : search_group<C>(row.x + g.first * row.block, row.block, amax_bits, row.params);
-    group.saturate = may_saturate<C>(s.stored, row.params);
+                             ? scale_of_amax<SixteenLanes>(amax_bits, row.params, format, 0)
+                             : search(row.x + g.first * row.block, row.block, amax_bits, row.params);
+    group.saturate = may_saturate(s.stored, row.params, format);
     write_scales(row.scales, g.first, g.count, s.stored, row.params.type);
     f_store(group.factor, s.factor);
 }
@@ -261,7 +261,8 @@ static std::int64_t quantize_groups(const QuantizeRow& row) {
             for (std::int64_t b = done; b < end; b += lanes) body(Group{b, lanes < end - b ? lanes : end - b}, *f++);
         };
         each([&](Group g, GroupFactors& f) BRECCIA_INLINE_LAMBDA { measure_group(row, g, f); });
-        each([&](Group g, GroupFactors& f) BRECCIA_INLINE_LAMBDA { choose_group<C>(row, g, f); });
+        each([&](Group g, GroupFactors& f)
+                 BRECCIA_INLINE_LAMBDA { choose_group(row, g, scale_format<C>, search_group<C>, f); });
         each([&](Group g, GroupFactors& f) BRECCIA_INLINE_LAMBDA {
             if (!f.ordinary)
                 for (std::int64_t b = g.first; b < g.first + g.count; ++b) quantize_block<C>(row, b);

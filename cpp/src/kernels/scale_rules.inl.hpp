@@ -8,6 +8,23 @@
 
 inline constexpr float f32_max = std::numeric_limits<float>::max();
 
+// What a rule takes of the format that codes have.
+struct ScaleFormat {
+    CodecFamily family;
+    float max, lowest;
+    int max_exponent, mantissa_bits;  // of minifloats
+    bool has_nan;
+};
+template <class C>
+inline constexpr ScaleFormat scale_format = [] {
+    ScaleFormat format{C::family, C::max, C::lowest, 0, 0, C::has_nan};
+    if constexpr (C::family == CodecFamily::minifloat) {
+        format.max_exponent = C::max_exponent;
+        format.mantissa_bits = C::mantissa_bits;
+    }
+    return format;
+}();
+
 // The scales of as many blocks as L has lanes.
 template <class L>
 struct LaneScale {
@@ -64,36 +81,33 @@ static inline int candidate_count(const ScaleParams& p) {
 // ---- Powers of two: the MX rules ----
 
 // E8M0 of the amax over the format's largest number, or over the power of two in that.
-template <class C, class L>
-BRECCIA_INLINE L::Int mx_code(typename L::Int amax_bits, ScaleRule rule) {
-    if constexpr (C::family != CodecFamily::minifloat) {
-        return L::set(0);
-    } else {
-        // Added to a float's bits, this makes the exponent that of the next power of two.
-        const auto almost_one = L::set(0x007F'FFFF);
-        auto bits = amax_bits;
-        switch (rule) {
-            case ScaleRule::mx_rceil: {
-                // As PTX cvt.rp.satfinite.ue8m0x2.f32: 2^-127 and less give 0.
-                const auto ratio = as_bits(f_div(as_float(amax_bits), L::set(C::max)));
-                auto code = i_shr<23>(i_add(ratio, almost_one));
-                if constexpr (!L::ordinary)
-                    code = i_select(i_less(L::set(0x0040'0000), ratio), i_min(code, L::set(254)), L::set(0));
-                return code;
-            }
-            case ScaleRule::mx_ceil: bits = i_add(bits, almost_one); break;
-            case ScaleRule::mx_even: bits = i_add(bits, L::set(1 << (22 - C::mantissa_bits))); break;
-            case ScaleRule::mx_floor: break;
-            case ScaleRule::divide:
-            case ScaleRule::multiply:
-            case ScaleRule::nvfp4_te:
-            case ScaleRule::nvfp4_torchao:
-            case ScaleRule::asymmetric: return L::set(0);  // no powers of two
+template <class L>
+BRECCIA_INLINE L::Int mx_code(typename L::Int amax_bits, ScaleRule rule, const ScaleFormat& format) {
+    if (format.family != CodecFamily::minifloat) return L::set(0);
+    // Added to a float's bits, this makes the exponent that of the next power of two.
+    const auto almost_one = L::set(0x007F'FFFF);
+    auto bits = amax_bits;
+    switch (rule) {
+        case ScaleRule::mx_rceil: {
+            // As PTX cvt.rp.satfinite.ue8m0x2.f32: 2^-127 and less give 0.
+            const auto ratio = as_bits(f_div(as_float(amax_bits), L::set(format.max)));
+            auto code = i_shr<23>(i_add(ratio, almost_one));
+            if constexpr (!L::ordinary)
+                code = i_select(i_less(L::set(0x0040'0000), ratio), i_min(code, L::set(254)), L::set(0));
+            return code;
         }
-        auto code = i_sub(i_shr<23>(bits), L::set(C::max_exponent));
-        if constexpr (!L::ordinary) code = i_min(i_max(code, L::set(0)), L::set(254));
-        return code;
+        case ScaleRule::mx_ceil: bits = i_add(bits, almost_one); break;
+        case ScaleRule::mx_even: bits = i_add(bits, L::set(1 << (22 - format.mantissa_bits))); break;
+        case ScaleRule::mx_floor: break;
+        case ScaleRule::divide:
+        case ScaleRule::multiply:
+        case ScaleRule::nvfp4_te:
+        case ScaleRule::nvfp4_torchao:
+        case ScaleRule::asymmetric: return L::set(0);  // no powers of two
     }
+    auto code = i_sub(i_shr<23>(bits), L::set(format.max_exponent));
+    if constexpr (!L::ordinary) code = i_min(i_max(code, L::set(0)), L::set(254));
+    return code;
 }
 
 // 2^(code - 127). Of code 0 that is a subnormal float.
@@ -106,9 +120,10 @@ BRECCIA_INLINE L::Float power_of_two(typename L::Int code) {
         return f_select(i_less(code, L::set(1)), L::set(exp2i(-127)), power);
 }
 
-template <class C, class L>
-BRECCIA_INLINE LaneScale<L> mx_scale(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
-    const auto own = mx_code<C, L>(amax_bits, p.rule);
+template <class L>
+BRECCIA_INLINE LaneScale<L> mx_scale(typename L::Int amax_bits, const ScaleParams& p, const ScaleFormat& format,
+                                     int candidate) {
+    const auto own = mx_code<L>(amax_bits, p.rule, format);
     auto code = i_add(own, L::set(e8m0_offsets[candidate]));
     if constexpr (!L::ordinary)
         code = i_select(i_less(code, L::set(1)), own, i_select(i_less(L::set(254), code), own, code));
@@ -199,20 +214,22 @@ BRECCIA_INLINE L::Float one_of_zero(typename L::Int amax_bits, typename L::Float
         return f_select(i_less(amax_bits, L::set(1)), L::set(1.0F), x);
 }
 
-template <class C, class L>
-BRECCIA_INLINE LaneScale<L> divide_scale(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
+template <class L>
+BRECCIA_INLINE LaneScale<L> divide_scale(typename L::Int amax_bits, const ScaleParams& p, const ScaleFormat& format,
+                                         int candidate) {
     const int step = candidate % number_candidates;
-    const float moved = C::family == CodecFamily::minifloat ? larger(step) : smaller(step);
-    auto scale = f_mul(f_div(as_float(amax_bits), L::set(C::max)), L::set(p.margin_factor));
+    const float moved = format.family == CodecFamily::minifloat ? larger(step) : smaller(step);
+    auto scale = f_mul(f_div(as_float(amax_bits), L::set(format.max)), L::set(p.margin_factor));
     scale = one_of_zero<L>(amax_bits, f_mul(scale, L::set(moved)));
     const LaneScale<L> s = stored_as<L>(scale, p.type);
     return candidate < number_candidates ? s : minus(s, p.type);
 }
 
-template <class C, class L>
-BRECCIA_INLINE LaneScale<L> multiply_scale(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
+template <class L>
+BRECCIA_INLINE LaneScale<L> multiply_scale(typename L::Int amax_bits, const ScaleParams& p, const ScaleFormat& format,
+                                           int candidate) {
     const auto most = L::set(f32_max);
-    const auto ratio = f_min(f_div(L::set(C::max), as_float(amax_bits)), most);
+    const auto ratio = f_min(f_div(L::set(format.max), as_float(amax_bits)), most);
     const auto factor =
         one_of_zero<L>(amax_bits, f_min(f_div(ratio, L::set(p.margin_factor * larger(candidate))), most));
     LaneScale<L> s = stored_as<L>(f_div(L::set(1.0F), factor), p.type);
@@ -220,18 +237,19 @@ BRECCIA_INLINE LaneScale<L> multiply_scale(typename L::Int amax_bits, const Scal
     return s;
 }
 
-// Every rule that an amax decides.
-template <class C, class L>
-BRECCIA_INLINE LaneScale<L> scale_of_amax(typename L::Int amax_bits, const ScaleParams& p, int candidate) {
+// Every rule that an amax decides. One function of a lane type does for all formats.
+template <class L>
+BRECCIA_OUT_OF_LINE LaneScale<L> scale_of_amax(typename L::Int amax_bits, const ScaleParams& p,
+                                               const ScaleFormat& format, int candidate) {
     switch (p.rule) {
         case ScaleRule::mx_rceil:
         case ScaleRule::mx_floor:
         case ScaleRule::mx_ceil:
-        case ScaleRule::mx_even: return mx_scale<C, L>(amax_bits, p, candidate);
+        case ScaleRule::mx_even: return mx_scale<L>(amax_bits, p, format, candidate);
         case ScaleRule::nvfp4_te:
         case ScaleRule::nvfp4_torchao: return nvfp4_scale<L>(amax_bits, p, candidate);
-        case ScaleRule::divide: return divide_scale<C, L>(amax_bits, p, candidate);
-        case ScaleRule::multiply: return multiply_scale<C, L>(amax_bits, p, candidate);
+        case ScaleRule::divide: return divide_scale<L>(amax_bits, p, format, candidate);
+        case ScaleRule::multiply: return multiply_scale<L>(amax_bits, p, format, candidate);
         case ScaleRule::asymmetric: break;  // takes the range, see asymmetric_scale
     }
     return {L::set(0), L::set(1.0F), L::set(1.0F)};
@@ -250,14 +268,13 @@ static inline BlockScale block_scale(const LaneScale<OneLane>& s) {
 }
 
 // s = (max - min) / levels over a range that contains zero, and the code zero maps to.
-template <class C>
-static inline BlockScale asymmetric_scale(float min, float max, const ScaleParams& p) {
+static inline BlockScale asymmetric_scale(float min, float max, const ScaleParams& p, const ScaleFormat& format) {
     // Halved first: the range of two finite floats can be infinite.
-    const float levels = C::max - C::lowest;
+    const float levels = format.max - format.lowest;
     const float s = (max * 0.5F - min * 0.5F) / levels * 2.0F;
     BlockScale result = block_scale(stored_as<OneLane>(s == 0 ? 1.0F : s, p.type));
-    const float zero = C::lowest - min / result.decoded;
-    result.zero_point = (clamp(zero, C::lowest, C::max) + integer_magic) - integer_magic;
+    const float zero = format.lowest - min / result.decoded;
+    result.zero_point = (clamp(zero, format.lowest, format.max) + integer_magic) - integer_magic;
     return result;
 }
 
@@ -276,23 +293,28 @@ static inline BlockScale poisoned_scale(ScaleType type) {
     return result;
 }
 
-template <class C>
-static inline BlockScale scale_of_rule(const BlockStats& stats, const ScaleParams& p, int candidate) {
+static inline BlockScale scale_of_rule(const BlockStats& stats, const ScaleParams& p, const ScaleFormat& format,
+                                       int candidate) {
     if (p.rule == ScaleRule::asymmetric)  // values beyond a shrunken range saturate
-        return asymmetric_scale<C>(stats.min * smaller(candidate), stats.max * smaller(candidate), p);
+        return asymmetric_scale(stats.min * smaller(candidate), stats.max * smaller(candidate), p, format);
     BlockScale result =
-        block_scale(scale_of_amax<C, OneLane>(static_cast<std::int32_t>(stats.amax_bits), p, candidate));
+        block_scale(scale_of_amax<OneLane>(static_cast<std::int32_t>(stats.amax_bits), p, format, candidate));
     result.multiply = multiplies(p.rule);
     return result;
 }
 
-template <class C>
-static inline BlockScale choose_scale(const BlockStats& stats, const ScaleParams& p, int candidate) {
-    if (!C::has_nan && stats.has_nan) return poisoned_scale(p.type);
-    BlockScale result = scale_of_rule<C>(stats, p, candidate);
+BRECCIA_OUT_OF_LINE BlockScale scale_for_format(const BlockStats& stats, const ScaleParams& p,
+                                                const ScaleFormat& format, int candidate) {
+    if (!format.has_nan && stats.has_nan) return poisoned_scale(p.type);
+    BlockScale result = scale_of_rule(stats, p, format, candidate);
     result.all_finite = !stats.has_nan && !stats.has_infinity;
     allow_fast_division(result, stats.amax_bits);
     const int exponent = static_cast<int>(stats.amax_bits >> 23) - 127;
     result.error_unit = exp2i(exponent < -126 ? 126 : (exponent > 126 ? -126 : -exponent));
     return result;
+}
+
+template <class C>
+static inline BlockScale choose_scale(const BlockStats& stats, const ScaleParams& p, int candidate) {
+    return scale_for_format(stats, p, scale_format<C>, candidate);
 }
