@@ -5,8 +5,8 @@
 // clang-format off: sorting would break the order
 #include "kernels/lanes.inl.hpp"
 #include "kernels/bfloat16.inl.hpp"
-#include "kernels/dequantize.inl.hpp"
 #include "kernels/convert.inl.hpp"
+#include "kernels/dequantize.inl.hpp"
 // clang-format on
 
 static consteval DequantizeKernels make_dequantize_kernels() {
