@@ -5,12 +5,11 @@
 // and the few operations on Eight elements.
 
 /// See pack_step of avx512_bf16/digits.inl.hpp, whose digits these are; here a lane is Eight.
-template <class C>
-static bool pack_nibble_step(const PackDigits& p, std::int64_t s, std::int32_t largest) {
+static bool pack_nibble_step(const PackDigits& p, const NibbleBytes& of_codes, std::int64_t s, std::int32_t largest) {
     constexpr int lanes_of_step = 16;
     DigitStep& to = p.out->steps[s];
     const float* x = p.x + s * row_step(true);
-    const int exponent = (largest >> 23) - 127, offset = p.zero_points ? 1 : NibbleBytes<C>::offset;
+    const int exponent = (largest >> 23) - 127, offset = p.zero_points ? 1 : of_codes.offset;
     constexpr int fineness = 7;
     const int least = exponent - fineness > -100 ? exponent - fineness : -100;
     const auto at_least = exponent < -100 ? largest : static_cast<std::int32_t>(bits_of(exp2i(least)));
@@ -34,7 +33,7 @@ static bool pack_nibble_step(const PackDigits& p, std::int64_t s, std::int32_t l
         store_eight(left[lane], rest);
         thirds |= put_lane(integers, DigitStep::first, to.digits, lane);
         to.offsets[0][lane] = -offset * sum_of(integers);
-        to.units[lane] = unit * NibbleBytes<C>::unit;
+        to.units[lane] = unit * of_codes.unit;
     }
     int further = 0;
     while (any) {
@@ -55,8 +54,7 @@ static bool pack_nibble_step(const PackDigits& p, std::int64_t s, std::int32_t l
     return true;
 }
 
-template <class C>
-static bool pack_nibble_digits(const PackDigits& p) {
+static bool pack_nibble_digits(const PackDigits& p, const NibbleBytes& of_codes) {
     p.out->bias = 1;
     for (std::int64_t s = 0; s < p.steps; ++s) {
         const float* x = p.x + s * row_step(true);
@@ -66,16 +64,19 @@ static bool pack_nibble_digits(const PackDigits& p) {
             largest = own > largest ? own : largest;
         }
         if ((largest >> 23) - 127 > 100) return false;  // infinities and NaN, too
-        if (!pack_nibble_step<C>(p, s, largest)) return false;
+        if (!pack_nibble_step(p, of_codes, s, largest)) return false;
     }
     return true;
 }
 
-/// Rows of codes by an activation of digits, `Rows` at a time.
-template <class C, int PerHalf, bool HasZero, int Rows>
+/// Rows of codes by an activation of digits, two at a time; the last one again where there is no other.
+template <bool AreCodes, int PerHalf, bool HasZero>
 struct NibbleRows {
+    static constexpr int at_once = 2;
     const IntegerGemv& g;
-    NibbleSums<C, PerHalf, HasZero, Rows> sums;
+    NibbleSums<AreCodes, PerHalf, HasZero, at_once> sums;
+
+    [[nodiscard]] std::int64_t at(std::int64_t row) const { return row < g.w.rows ? row : g.w.rows - 1; }
 
     BRECCIA_INLINE_MEMBER void one_step(std::int64_t ahead) {
         switch (sums.step->count) {
@@ -92,40 +93,46 @@ struct NibbleRows {
         const CodeRows& w = g.w;
         const std::int64_t bytes = (w.k + 1) / 2, rest = bytes % 64;
         const std::int64_t steps_per_scale = PerHalf > 0 ? 1 : blocks == 1 ? w.k : w.block / row_step(true);
-        for (int r = 0; r < Rows; ++r) {
-            sums.codes[r] = w.codes + (row + r) * w.row_stride;
+        for (int r = 0; r < at_once; ++r) {
+            sums.codes[r] = w.codes + at(row + r) * w.row_stride;
             sums.scales[r] = converted + r * blocks;
-            if constexpr (HasZero) sums.zeros[r] = w.zero_points + w.scale_row_of(row + r) * w.zero_row_stride;
+            if constexpr (HasZero) sums.zeros[r] = w.zero_points + w.scale_row_of(at(row + r)) * w.zero_row_stride;
             sums.clear(r);
         }
-        std::int64_t left = steps_per_scale;
-        for (std::int64_t s = 0; s < bytes / 64; ++s) {
-            one_step(Rows * w.row_stride);
+        Rest last;
+        std::int64_t left = steps_per_scale, ahead = at_once * w.row_stride;
+        for (std::int64_t s = 0; s * 64 < bytes; ++s) {
+            if (s * 64 + 64 > bytes) {
+                ahead = 0;
+                read_rest(last, rest, converted, blocks);
+            }
+            one_step(ahead);
             const bool next_scale = PerHalf > 0 || --left == 0;
-            for (int r = 0; r < Rows; ++r) {
+            for (int r = 0; r < at_once; ++r) {
                 sums.codes[r] += 64;
                 if (next_scale) sums.scales[r] += PerHalf > 0 ? 2 * PerHalf : 1;
                 if (HasZero && next_scale) ++sums.zeros[r];
             }
             if (next_scale) left = steps_per_scale;
         }
-        if (rest > 0) run_rest(rest, converted, blocks);
-        for (int r = 0; r < Rows; ++r) g.out[row + r] = sums.total(r);
+        for (int r = 0; r < at_once; ++r)
+            if (row + r < w.rows) g.out[row + r] = sums.total(r);
     }
 
     // Less than a step, filled up with codes and scales that meet zeros.
-    BRECCIA_INLINE_MEMBER void run_rest(std::int64_t rest, const float* converted, std::int64_t blocks) {
-        alignas(64) std::uint8_t last[Rows][64];
-        float last_scales[Rows][8];
-        for (int r = 0; r < Rows; ++r) {
-            for (std::int64_t i = 0; i < 64; ++i) last[r][i] = i < rest ? sums.codes[r][i] : 0;
-            sums.codes[r] = last[r];
+    struct Rest {
+        alignas(64) std::uint8_t codes[at_once][64];
+        float scales[at_once][8];
+    };
+    BRECCIA_INLINE_MEMBER void read_rest(Rest& last, std::int64_t rest, const float* converted, std::int64_t blocks) {
+        for (int r = 0; r < at_once; ++r) {
+            for (std::int64_t i = 0; i < 64; ++i) last.codes[r][i] = i < rest ? sums.codes[r][i] : 0;
+            sums.codes[r] = last.codes[r];
             if constexpr (PerHalf == 0) continue;
             const std::int64_t there = converted + (r + 1) * blocks - sums.scales[r];
-            for (std::int64_t i = 0; i < 8; ++i) last_scales[r][i] = i < there ? sums.scales[r][i] : 0;
-            sums.scales[r] = last_scales[r];
+            for (std::int64_t i = 0; i < 8; ++i) last.scales[r][i] = i < there ? sums.scales[r][i] : 0;
+            sums.scales[r] = last.scales[r];
         }
-        one_step(0);
     }
 };
 
@@ -158,48 +165,39 @@ static void convert_scales(const std::byte* from, ScaleType type, std::int64_t n
     }
 }
 
-template <class C, int PerHalf, bool HasZero>
-static void nibble_rows(const IntegerGemv& g) {
+template <bool AreCodes, int PerHalf, bool HasZero>
+static void nibble_rows(const IntegerGemv& g, const NibbleBytes& of_codes) {
     const CodeRows& w = g.w;
     const std::int64_t blocks = (w.k + w.block - 1) / w.block;
-    const auto some = [&]<int Rows>(std::int64_t row) BRECCIA_INLINE_LAMBDA {
-        for (int r = 0; r < Rows; ++r) {
-            const std::byte* from = w.scales + w.scale_row_of(row + r) * w.scale_row_stride;
+    using Rows = NibbleRows<AreCodes, PerHalf, HasZero>;
+    for (std::int64_t row = 0; row < w.rows; row += Rows::at_once) {
+        Rows rows{.g = g, .sums = {.of_codes = of_codes, .step = g.x->steps}};
+        for (int r = 0; r < Rows::at_once; ++r) {
+            const std::byte* from = w.scales + w.scale_row_of(rows.at(row + r)) * w.scale_row_stride;
             convert_scales(from, w.scale_type, blocks, w.scale_scratch + r * blocks);
         }
-        NibbleRows<C, PerHalf, HasZero, Rows>{.g = g, .sums = {.step = g.x->steps}}.run(row, w.scale_scratch, blocks);
-    };
-    std::int64_t row = 0;
-    for (; row + 2 <= w.rows; row += 2) some.template operator()<2>(row);
-    for (; row < w.rows; ++row) some.template operator()<1>(row);
-}
-
-template <class C, bool HasZero>
-static void nibble_gemv(const IntegerGemv& g) {
-    const CodeRows& w = g.w;
-    if (w.block >= row_step(true) || w.block >= w.k) return nibble_rows<C, 0, HasZero>(g);
-    if constexpr (!HasZero) {  // zero points come one to so many steps
-        if (w.block == 64) return nibble_rows<C, 1, false>(g);
-        if (w.block == 32) return nibble_rows<C, 2, false>(g);
-        nibble_rows<C, 4, false>(g);
+        rows.run(row, w.scale_scratch, blocks);
     }
 }
 
-template <class C>
-static void integer_rows(const IntegerGemv& g) {
-    if constexpr (C::family == CodecFamily::integer)
-        if (g.w.zero_points != nullptr) return nibble_gemv<C, true>(g);
-    nibble_gemv<C, false>(g);
+static void nibble_gemv(const IntegerGemv& g, const NibbleBytes& of_codes) {
+    const CodeRows& w = g.w;
+    if (w.zero_points != nullptr)  // which come one to so many steps
+        return of_codes.are_codes ? nibble_rows<true, 0, true>(g, of_codes) : nibble_rows<false, 0, true>(g, of_codes);
+    if (w.block >= row_step(true) || w.block >= w.k) return nibble_rows<false, 0, false>(g, of_codes);
+    if (w.block == 64) return nibble_rows<false, 1, false>(g, of_codes);
+    if (w.block == 32) return nibble_rows<false, 2, false>(g, of_codes);
+    nibble_rows<false, 4, false>(g, of_codes);
 }
 
 static consteval BF16Kernels make_integer_kernels() {
     BF16Kernels kernels;
     kernels.pack_digits = Codecs::map([]<Codec C>() -> bool (*)(const PackDigits&) {
-        if constexpr (C::bits == 4) return pack_nibble_digits<C>;
+        if constexpr (C::bits == 4) return [](const PackDigits& p) { return pack_nibble_digits(p, nibble_bytes<C>); };
         return nullptr;
     });
     kernels.gemv_integers = Codecs::map([]<Codec C>() -> void (*)(const IntegerGemv&) {
-        if constexpr (C::bits == 4) return integer_rows<C>;
+        if constexpr (C::bits == 4) return [](const IntegerGemv& g) { nibble_gemv(g, nibble_bytes<C>); };
         return nullptr;
     });
     return kernels;

@@ -13,29 +13,29 @@ BRECCIA_INLINE float sum_of(__m256 x) {
 }
 
 /// Codes as unsigned bytes: a code's value is (byte - offset) * unit.
-template <class C>
 struct NibbleBytes {
-    static constexpr float unit = C::decode(1);
-    static constexpr int offset = static_cast<int>(-C::lowest / unit);
-    static constexpr auto table = [] {
-        struct {
-            alignas(16) std::uint8_t byte[16];
-        } of{};
-        for (int i = 0; i < 16; ++i)
-            of.byte[i] =
-                static_cast<std::uint8_t>((C::decode(static_cast<std::uint8_t>(i)) - C::lowest) / C::decode(1));
-        return of;
-    }();
-
-    BRECCIA_INLINE __m256i read(__m256i nibbles) {
-        if constexpr (C::family == CodecFamily::minifloat || offset != 0) {
-            const auto* bytes = reinterpret_cast<const __m128i*>(table.byte);
-            return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(bytes)), nibbles);
-        } else {
-            return nibbles;
-        }
-    }
+    alignas(16) std::uint8_t byte[16];
+    float unit;
+    int offset;
+    bool are_codes;  ///< codes are those bytes
 };
+template <class C>
+inline constexpr NibbleBytes nibble_bytes = [] {
+    NibbleBytes of{.byte = {},
+                   .unit = C::decode(1),
+                   .offset = static_cast<int>(-C::lowest / C::decode(1)),
+                   .are_codes = C::family == CodecFamily::integer && C::lowest == 0};
+    for (int i = 0; i < 16; ++i)
+        of.byte[i] = static_cast<std::uint8_t>((C::decode(static_cast<std::uint8_t>(i)) - C::lowest) / C::decode(1));
+    return of;
+}();
+
+template <bool AreCodes>
+BRECCIA_INLINE __m256i read_nibbles(const NibbleBytes& of, __m256i nibbles) {
+    if constexpr (AreCodes) return nibbles;
+    const auto* bytes = reinterpret_cast<const __m128i*>(of.byte);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(bytes)), nibbles);
+}
 
 /// 64 codes of a row: those of even and of odd k.
 struct NibblePair {
@@ -82,8 +82,9 @@ BRECCIA_INLINE __m256 scales_of_half(const float* scales, int half) {
 }
 
 /// Sums of `Rows` rows at a time.
-template <class C, int PerHalf, bool HasZero, int Rows>
+template <bool AreCodes, int PerHalf, bool HasZero, int Rows>
 struct NibbleSums {
+    const NibbleBytes& of_codes;
     const DigitStep* step;
     const std::uint8_t* codes[Rows] = {};
     const float* scales[Rows] = {};
@@ -117,8 +118,9 @@ struct NibbleSums {
                 const __m256i nibble = _mm256_set1_epi8(15);
                 const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes[r]) + half);
                 if (half == 0) prefetch(codes[r] + ahead);
-                const NibblePair pair = {NibbleBytes<C>::read(_mm256_and_si256(bytes, nibble)),
-                                         NibbleBytes<C>::read(_mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble))};
+                const __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+                const NibblePair pair = {read_nibbles<AreCodes>(of_codes, _mm256_and_si256(bytes, nibble)),
+                                         read_nibbles<AreCodes>(of_codes, high)};
                 const __m256i sum =
                     _mm256_add_epi32(nibble_sums<first>(pair, step->digits, half), by_zero_point(start));
                 __m256 sum_f32x8 = _mm256_cvtepi32_ps(sum);

@@ -5,19 +5,19 @@
 // elements. A sum is exact; it becomes a float once and takes its scale. See also avx2/integer_rows.inl.hpp.
 
 /// Codes as signed bytes: a code's value is (byte - offset) * unit.
-template <class C>
 struct NibbleBytes {
-    static constexpr float unit = C::decode(1);
-    static constexpr int offset = 0;
-    static constexpr auto table = [] {
-        struct {
-            alignas(16) std::int8_t byte[16];
-        } of{};
-        for (int i = 0; i < 16; ++i)
-            of.byte[i] = static_cast<std::int8_t>(C::decode(static_cast<std::uint8_t>(i)) / C::decode(1));
-        return of;
-    }();
+    alignas(16) std::int8_t byte[16];
+    float unit;
+    int offset;
+    bool are_codes;  ///< codes are those bytes
 };
+template <class C>
+inline constexpr NibbleBytes nibble_bytes = [] {
+    NibbleBytes of{.byte = {}, .unit = C::decode(1), .offset = 0, .are_codes = false};
+    for (int i = 0; i < 16; ++i)
+        of.byte[i] = static_cast<std::int8_t>(C::decode(static_cast<std::uint8_t>(i)) / C::decode(1));
+    return of;
+}();
 
 /// 32 codes of a row: those of even and of odd k.
 struct NibblePair {
@@ -46,8 +46,9 @@ BRECCIA_INLINE float32x4_t scales_of_quarter(const float* scales, int quarter) {
 }
 
 /// Sums of `Rows` rows at a time.
-template <class C, int PerHalf, bool HasZero, int Rows>
+template <bool AreCodes, int PerHalf, bool HasZero, int Rows>
 struct NibbleSums {
+    const NibbleBytes& of_codes;
     const DigitStep* step;
     const std::uint8_t* codes[Rows] = {};
     const float* scales[Rows] = {};
@@ -60,7 +61,7 @@ struct NibbleSums {
     template <int Count>
     BRECCIA_INLINE_MEMBER void by_digits(std::int64_t /*ahead*/) {
         constexpr int first = Count < DigitStep::first ? Count : DigitStep::first;
-        const int8x16_t table = vld1q_s8(NibbleBytes<C>::table.byte);
+        const int8x16_t table = vld1q_s8(of_codes.byte);
 #pragma GCC unroll 4
         for (int quarter = 0; quarter < 4; ++quarter) {
             float32x4_t unit_f32x4 = vld1q_f32(step->units + 4 * quarter);
