@@ -2,16 +2,14 @@
 //
 // Rows of codes to float32 panels: (code - zero point) * scale, as dequantize has it.
 
-template <class C, bool Zeros>
-static void decode_row_f32(const DecodeF32& d, std::int64_t row) {
-    using Unit = OrderedUnit<C>;
-    constexpr bool shifted = Zeros || Unit::offset != 0;
+template <class Unit>
+static void decode_row_f32(const DecodeF32& d, const UnitNumbers& numbers, std::int64_t row) {
     const std::uint8_t* codes = d.codes + row * d.row_stride;
     const float* scales = d.scales + row * d.scale_stride;
-    const float* zeros = Zeros ? d.zero_points + row * d.scale_stride : nullptr;
+    const float* zeros = Unit::shifted && d.zero_points != nullptr ? d.zero_points + row * d.scale_stride : nullptr;
     float* out = d.out + row * d.out_stride;
     const std::int64_t bytes = Unit::packed ? (d.k + 1) / 2 : d.k;
-    Unit unit{};
+    Unit unit{numbers};
     const auto put = [&](const std::uint8_t* from, std::int64_t k) BRECCIA_INLINE_LAMBDA {
         F x_f32x16[4];
         unit.decode(from, x_f32x16);
@@ -19,9 +17,8 @@ static void decode_row_f32(const DecodeF32& d, std::int64_t row) {
         prefetch(from + bytes);
         const auto scaled = [&](int part, std::int64_t block) BRECCIA_INLINE_LAMBDA {
             F x = x_f32x16[part];
-            if constexpr (Zeros) x = f_sub(x, f_set(zeros[block] - Unit::offset));
-            if constexpr (shifted && !Zeros) x = f_sub(x, f_set(-Unit::offset));
-            if constexpr (Unit::factor != 1) x = f_mul(x, f_set(Unit::factor));
+            if constexpr (Unit::shifted) x = f_sub(x, f_set((zeros != nullptr ? zeros[block] : 0.0F) - numbers.offset));
+            if constexpr (Unit::scaled) x = f_mul(x, f_set(numbers.factor));
             f_store(out + k + part * 16, f_mul(x, f_set(scales[block])));
         };
         if (d.block == 16) {
@@ -46,17 +43,18 @@ static void decode_row_f32(const DecodeF32& d, std::int64_t row) {
     if constexpr (!Unit::packed)
         if (unit.missed_nan()) [[unlikely]]
             for (std::int64_t i = 0; i < d.k; ++i)
-                if (const float value = decode_table<C>.values[codes[i]]; value != value) out[i] = value;
+                if (const float value = numbers.values[codes[i]]; value != value) out[i] = value;
 }
 
 template <class C>
 static void decode_f32(const DecodeF32& d) {
+    using Units = UnitsOf<C>;
     for (std::int64_t row = 0; row < d.rows; ++row) {
         if constexpr (C::bits == 4 && C::family == CodecFamily::integer)
             if (d.zero_points != nullptr) {
-                decode_row_f32<C, true>(d, row);
+                decode_row_f32<typename Units::ShiftedPanel>(d, Units::numbers, row);
                 continue;
             }
-        decode_row_f32<C, false>(d, row);
+        decode_row_f32<typename Units::Panel>(d, Units::numbers, row);
     }
 }

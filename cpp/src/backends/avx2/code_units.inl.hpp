@@ -8,7 +8,7 @@
 template <class C>
 inline constexpr bool through_halves = [] {
     if constexpr (C::bits == 4)
-        return true;
+        return false;
     else if constexpr (C::family == CodecFamily::minifloat)
         return C::exponent_bits < 5 || C::specials == Specials::ieee;
     else
@@ -18,16 +18,90 @@ inline constexpr bool through_halves = [] {
 /// High bytes of the float16 numbers that 4-bit codes stand for, unsigned ones less 8: their low bytes are zero.
 template <class C>
 inline constexpr float table_offset = C::lowest < 0 ? 0.0F : 8.0F;
+struct HighBytes {
+    alignas(16) std::uint8_t byte[16];
+};
 template <class C>
-inline constexpr auto high_bytes = [] {
-    struct {
-        alignas(16) std::uint8_t byte[16];
-    } of{};
+inline constexpr HighBytes high_bytes = [] {
+    HighBytes of{};
     for (int i = 0; i < 16; ++i)
         of.byte[i] =
             static_cast<std::uint8_t>(to_float16(C::decode(static_cast<std::uint8_t>(i)) - table_offset<C>).bits >> 8);
     return of;
 }();
+
+/// High bytes of the float16 numbers of 64 packed codes: those of even k, those of odd k.
+struct NibbleLookup {
+    const HighBytes* table;
+
+    BRECCIA_INLINE_MEMBER void operator()(const std::uint8_t* p, __m256i& even, __m256i& odd) const {
+        const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), nibble = _mm256_set1_epi8(15);
+        const __m256i bytes =
+            _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table->byte)));
+        even = _mm256_shuffle_epi8(bytes, _mm256_and_si256(codes, nibble));
+        odd = _mm256_shuffle_epi8(bytes, _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble));
+    }
+};
+
+/// 64 packed codes of any format.
+struct NibbleUnit {
+    static constexpr bool packed = true, shifted = false;
+    static constexpr std::int64_t bytes = 32, elements = 64;
+    static constexpr int parts = 4;
+    /// Lane i of a part: every fourth element.
+    static constexpr std::int64_t place(std::int64_t k) { return k % 4 * 16 + k / 4; }
+
+    NibbleLookup look_up;
+
+    BRECCIA_INLINE_MEMBER explicit NibbleUnit(const UnitNumbers& numbers)
+        : look_up{static_cast<const HighBytes*>(numbers.table)} {}
+    BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[parts]) const {
+        const __m256i high_byte = _mm256_set1_epi16(-256);
+        __m256i even, odd;
+        look_up(p, even, odd);
+        out[0] = f_of_halves(_mm256_slli_epi16(even, 8));
+        out[1] = f_of_halves(_mm256_slli_epi16(odd, 8));
+        out[2] = f_of_halves(_mm256_and_si256(even, high_byte));
+        out[3] = f_of_halves(_mm256_and_si256(odd, high_byte));
+    }
+    BRECCIA_INLINE_MEMBER bool missed_nan() const { return false; }
+};
+
+struct OrderedNibbles {
+    static constexpr bool packed = true, shifted = false, scaled = false;
+    static constexpr std::int64_t bytes = 32;
+
+    NibbleLookup look_up;
+
+    BRECCIA_INLINE_MEMBER explicit OrderedNibbles(const UnitNumbers& numbers)
+        : look_up{static_cast<const HighBytes*>(numbers.table)} {}
+    BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[4]) const {
+        __m256i even, odd;
+        look_up(p, even, odd);
+        // Unpacking works within 128-bit halves: the upper ones are elements from 32 up.
+        const __m256i zero = _mm256_setzero_si256();
+        const __m256i first = _mm256_unpacklo_epi8(even, odd), second = _mm256_unpackhi_epi8(even, odd);
+        const __m256i a = _mm256_unpacklo_epi8(zero, first), b = _mm256_unpackhi_epi8(zero, first);
+        const __m256i c = _mm256_unpacklo_epi8(zero, second), d = _mm256_unpackhi_epi8(zero, second);
+        out[0] = f_of_halves(_mm256_permute2x128_si256(a, b, 0x20));
+        out[1] = f_of_halves(_mm256_permute2x128_si256(c, d, 0x20));
+        out[2] = f_of_halves(_mm256_permute2x128_si256(a, b, 0x31));
+        out[3] = f_of_halves(_mm256_permute2x128_si256(c, d, 0x31));
+    }
+    BRECCIA_INLINE_MEMBER bool missed_nan() const { return false; }
+};
+
+/// Unsigned codes always come out too small by 8.
+template <class C>
+requires(C::bits == 4)
+struct UnitsOf<C> {
+    using ShiftedProduct = ShiftedUnit<NibbleUnit>;
+    using ShiftedPanel = ShiftedUnit<OrderedNibbles>;
+    using Product = std::conditional_t<table_offset<C> == 0, NibbleUnit, ShiftedProduct>;
+    using Panel = std::conditional_t<table_offset<C> == 0, OrderedNibbles, ShiftedPanel>;
+    static constexpr UnitNumbers numbers{
+        .values = decode_table<C>.values, .offset = table_offset<C>, .table = &high_bytes<C>};
+};
 
 /// Byte codes at the tops of words to float16 numbers. The sign goes to the top, and from there with the rest to the
 /// right: its copies are masked out.
@@ -59,131 +133,81 @@ struct NanWatch {
     }
 };
 
-/// High bytes of the float16 numbers of 64 packed codes: those of even k, those of odd k.
 template <class C>
-BRECCIA_INLINE void look_up_nibbles(const std::uint8_t* p, __m256i& even, __m256i& odd) {
-    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), nibble = _mm256_set1_epi8(15);
-    const __m256i table =
-        _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(high_bytes<C>.byte)));
-    even = _mm256_shuffle_epi8(table, _mm256_and_si256(codes, nibble));
-    odd = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble));
-}
-
-template <class C>
-inline constexpr float half_offset = [] {
-    if constexpr (C::bits == 4) return table_offset<C>;
-    return 0.0F;
-}();
-template <class C>
-inline constexpr float half_factor = [] {
-    if constexpr (C::bits == 4)
-        return 1.0F;
-    else
-        return exp2i(15 - C::bias);
-}();
-
-template <class C>
-requires through_halves<C>
-struct CodeUnit<C> {
-    static constexpr bool packed = C::bits == 4;
-    static constexpr std::int64_t bytes = 32, elements = packed ? 64 : 32;
-    static constexpr int parts = packed ? 4 : 2;
-    static constexpr float offset = half_offset<C>, factor = half_factor<C>;
-    /// Lane i of a part: every second or fourth element.
-    static constexpr std::int64_t place(std::int64_t k) {
-        if constexpr (packed) return k % 4 * 16 + k / 4;
-        return k % 2 * 16 + k / 2;
-    }
+struct HalfUnit {
+    static constexpr bool packed = false, shifted = false;
+    static constexpr std::int64_t bytes = 32, elements = 32;
+    static constexpr int parts = 2;
+    /// Lane i of a part: every second element.
+    static constexpr std::int64_t place(std::int64_t k) { return k % 2 * 16 + k / 2; }
 
     NanWatch<C> watch{};
 
+    BRECCIA_INLINE_MEMBER explicit HalfUnit(const UnitNumbers& /*unused*/) {}
     BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[parts]) {
-        if constexpr (packed) {
-            const __m256i high_byte = _mm256_set1_epi16(-256);
-            __m256i even, odd;
-            look_up_nibbles<C>(p, even, odd);
-            out[0] = f_of_halves(_mm256_slli_epi16(even, 8));
-            out[1] = f_of_halves(_mm256_slli_epi16(odd, 8));
-            out[2] = f_of_halves(_mm256_and_si256(even, high_byte));
-            out[3] = f_of_halves(_mm256_and_si256(odd, high_byte));
-        } else {
-            const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-            out[0] = f_of_halves(halves_of<C>(_mm256_slli_epi16(codes, 8)));
-            out[1] = f_of_halves(halves_of<C>(codes));
-            watch.look_at(codes);
+        const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        out[0] = f_of_halves(halves_of<C>(_mm256_slli_epi16(codes, 8)));
+        out[1] = f_of_halves(halves_of<C>(codes));
+        watch.look_at(codes);
+    }
+    BRECCIA_INLINE_MEMBER bool missed_nan() { return watch.found(); }
+};
+
+template <class C>
+struct OrderedHalves {
+    static constexpr bool packed = false, shifted = false, scaled = true;
+    static constexpr std::int64_t bytes = 64;
+
+    NanWatch<C> watch{};
+
+    BRECCIA_INLINE_MEMBER explicit OrderedHalves(const UnitNumbers& /*unused*/) {}
+    BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[4]) {
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) {
+            const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * part));
+            out[part] = f_of_halves(halves_of<C>(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8)));
         }
+        watch.look_at(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+        watch.look_at(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)));
     }
-    BRECCIA_INLINE_MEMBER bool missed_nan() {
-        if constexpr (packed)
-            return false;
-        else
-            return watch.found();
-    }
+    BRECCIA_INLINE_MEMBER bool missed_nan() { return watch.found(); }
 };
 
 template <class C>
 requires through_halves<C>
-struct OrderedUnit<C> {
-    static constexpr bool packed = C::bits == 4;
-    static constexpr std::int64_t bytes = packed ? 32 : 64;
-    static constexpr float offset = half_offset<C>, factor = half_factor<C>;
-
-    NanWatch<C> watch{};
-
-    BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[4]) {
-        if constexpr (packed) {
-            __m256i even, odd;
-            look_up_nibbles<C>(p, even, odd);
-            // Unpacking works within 128-bit halves: the upper ones are elements from 32 up.
-            const __m256i zero = _mm256_setzero_si256();
-            const __m256i first = _mm256_unpacklo_epi8(even, odd), second = _mm256_unpackhi_epi8(even, odd);
-            const __m256i a = _mm256_unpacklo_epi8(zero, first), b = _mm256_unpackhi_epi8(zero, first);
-            const __m256i c = _mm256_unpacklo_epi8(zero, second), d = _mm256_unpackhi_epi8(zero, second);
-            out[0] = f_of_halves(_mm256_permute2x128_si256(a, b, 0x20));
-            out[1] = f_of_halves(_mm256_permute2x128_si256(c, d, 0x20));
-            out[2] = f_of_halves(_mm256_permute2x128_si256(a, b, 0x31));
-            out[3] = f_of_halves(_mm256_permute2x128_si256(c, d, 0x31));
-        } else {
-#pragma GCC unroll 4
-            for (int part = 0; part < 4; ++part) {
-                const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * part));
-                out[part] = f_of_halves(halves_of<C>(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8)));
-            }
-            watch.look_at(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-            watch.look_at(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)));
-        }
-    }
-    BRECCIA_INLINE_MEMBER bool missed_nan() {
-        if constexpr (packed)
-            return false;
-        else
-            return watch.found();
-    }
+struct UnitsOf<C> {
+    using Product = HalfUnit<C>;
+    using Panel = OrderedHalves<C>;
+    static constexpr UnitNumbers numbers{.values = decode_table<C>.values, .factor = exp2i(15 - C::bias)};
 };
 
-template <class C>
-requires(C::bits == 8 && C::family == CodecFamily::integer)
-struct CodeUnit<C> {
-    static constexpr bool packed = false;
+struct SignedBytes {
+    static constexpr bool packed = false, shifted = false;
     static constexpr std::int64_t elements = 16, bytes = 16;
     static constexpr int parts = 1;
-    static constexpr float offset = 0, factor = 1;
     static constexpr std::int64_t place(std::int64_t k) { return k; }
 
-    BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[parts]) { out[0] = f_of_signed_bytes(p); }
-    BRECCIA_INLINE_MEMBER bool missed_nan() { return false; }
+    BRECCIA_INLINE_MEMBER explicit SignedBytes(const UnitNumbers& /*unused*/) {}
+    BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[parts]) const { out[0] = f_of_signed_bytes(p); }
+    BRECCIA_INLINE_MEMBER bool missed_nan() const { return false; }
 };
 
-template <class C>
-requires(C::bits == 8 && C::family == CodecFamily::integer)
-struct OrderedUnit<C> {
-    static constexpr bool packed = false;
+struct OrderedBytes {
+    static constexpr bool packed = false, shifted = false, scaled = false;
     static constexpr std::int64_t bytes = 64;
-    static constexpr float offset = 0, factor = 1;
 
-    BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[4]) {
+    BRECCIA_INLINE_MEMBER explicit OrderedBytes(const UnitNumbers& /*unused*/) {}
+    BRECCIA_INLINE_MEMBER void decode(const std::uint8_t* p, F (&out)[4]) const {
 #pragma GCC unroll 4
         for (int part = 0; part < 4; ++part) out[part] = f_of_signed_bytes(p + 16 * part);
     }
-    BRECCIA_INLINE_MEMBER bool missed_nan() { return false; }
+    BRECCIA_INLINE_MEMBER bool missed_nan() const { return false; }
+};
+
+template <class C>
+requires(C::bits == 8 && C::family == CodecFamily::integer)
+struct UnitsOf<C> {
+    using Product = SignedBytes;
+    using Panel = OrderedBytes;
+    static constexpr UnitNumbers numbers{.values = decode_table<C>.values};
 };

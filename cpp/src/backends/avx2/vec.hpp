@@ -287,16 +287,19 @@ BRECCIA_INLINE F f_of_signed_bytes(const std::uint8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))),
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8))))};
 }
-/// As many numbers as there are runs of lanes, which take one each.
-template <int Runs>
-BRECCIA_INLINE F f_spread(const float* p) {
-    if constexpr (Runs == 1) return f_set(*p);
-    if constexpr (Runs == 2) return {_mm256_set1_ps(p[0]), _mm256_set1_ps(p[1])};
-    const auto two = [](const float* q) BRECCIA_INLINE_LAMBDA {
-        return _mm256_set_m128(_mm_broadcast_ss(q + 1), _mm_broadcast_ss(q));
-    };
-    return {two(p), two(p + 2)};
-}
+/// One, two or four numbers, which as many runs of lanes take. Four are read.
+struct Spread {
+    I index;
+    BRECCIA_INLINE_MEMBER explicit Spread(int runs) {
+        const I lane = {_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15)};
+        const __m256i times = _mm256_set1_epi32(runs);
+        index = i_shr<4>({_mm256_mullo_epi32(lane.lo, times), _mm256_mullo_epi32(lane.hi, times)});
+    }
+    BRECCIA_INLINE_MEMBER F operator()(const float* p) const {
+        const __m256 four = _mm256_castps128_ps256(_mm_loadu_ps(p));
+        return {_mm256_permutevar8x32_ps(four, index.lo), _mm256_permutevar8x32_ps(four, index.hi)};
+    }
+};
 
 /// Asks for the line of a row that will be read soon.
 BRECCIA_INLINE void prefetch(const std::uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }

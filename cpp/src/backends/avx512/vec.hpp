@@ -332,13 +332,17 @@ BRECCIA_INLINE F f_of_halves(__m256i x) { return _mm512_cvtph_ps(x); }
 BRECCIA_INLINE F f_of_signed_bytes(const std::uint8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-/// As many numbers as there are runs of lanes, which take one each.
-template <int Runs>
-BRECCIA_INLINE F f_spread(const float* p) {
-    if constexpr (Runs == 1) return f_set(*p);
-    const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(lane, Runs == 2 ? 3 : 2), _mm512_castps128_ps512(_mm_loadu_ps(p)));
-}
+/// One, two or four numbers, which as many runs of lanes take. Four are read.
+struct Spread {
+    I index;
+    BRECCIA_INLINE_MEMBER explicit Spread(int runs) {
+        const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        index = _mm512_srli_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(runs)), 4);
+    }
+    BRECCIA_INLINE_MEMBER F operator()(const float* p) const {
+        return _mm512_permutexvar_ps(index, _mm512_castps128_ps512(_mm_loadu_ps(p)));
+    }
+};
 
 /// Asks for the line of a row that will be read soon.
 BRECCIA_INLINE void prefetch(const std::uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }

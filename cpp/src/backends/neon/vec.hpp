@@ -273,12 +273,12 @@ BRECCIA_INLINE void i_store_words(std::uint16_t* p, I x) {
     vst1q_u16(p + 8, narrow_to_words(x.q[2], x.q[3]));
 }
 
-/// As many numbers as there are runs of lanes, which take one each.
-template <int Runs>
-BRECCIA_INLINE F f_spread(const float* p) {
-    static_assert(Runs == 1);
-    return f_set(*p);
-}
+/// A number that all lanes take: units are one vector here.
+struct Spread {
+    BRECCIA_INLINE_MEMBER explicit Spread(int /*runs*/) {}
+    BRECCIA_INLINE_MEMBER F operator()(const float* p) const { return f_set(*p); }
+};
+
 /// Asks for the line of a row that will be read soon.
 BRECCIA_INLINE void prefetch(const std::uint8_t* p) { __builtin_prefetch(p); }
 
