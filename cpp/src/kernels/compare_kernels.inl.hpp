@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The unit that compares: sums over pairs of numbers in float64, in eight lanes. A backend defines before it Doubles, a
+// What compares: sums over pairs of numbers in float64, in eight lanes. A backend defines before it Doubles, a
 // vector of doubles, and for such vectors multiply_add(a, b, c) = a b + c, rounded once or twice, and
 // larger(a, b) = a > b ? a : b.
 //

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The unit that makes numbers: decoding, and conversions between float32 and the other types. Included as
+// What makes numbers: decoding, and conversions between float32 and the other types. Included as
 // quantize_kernels.inl.hpp is.
 // clang-format off: sorting would break the order
-#include "kernels/lanes.inl.hpp"
-#include "kernels/bfloat16.inl.hpp"
 #include "kernels/convert.inl.hpp"
 #include "kernels/dequantize.inl.hpp"
 // clang-format on

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The unit that multiplies, in float32 for every backend. Included as quantize_kernels.inl.hpp is.
-// clang-format off: sorting would break the order
-#include "kernels/lanes.inl.hpp"
+// What multiplies, in float32 for every backend. Included as quantize_kernels.inl.hpp is.
 #include "kernels/gemm.inl.hpp"
-// clang-format on
 
 static consteval MatmulKernels make_matmul_kernels(const BF16Kernels* bf16 = nullptr,
                                                    const CodeKernelsF32* codes_f32 = nullptr) {

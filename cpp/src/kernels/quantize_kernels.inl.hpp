@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The unit that makes codes: statistics of blocks, their scales, encoding. Included inside
+// What makes codes: statistics of blocks, their scales, encoding. Included inside
 // `namespace breccia::inline v0_3::<cpu> { namespace {`, after the backend's vocabulary.
 // clang-format off: sorting would break the order
-#include "kernels/lanes.inl.hpp"
-#include "kernels/bfloat16.inl.hpp"
 #include "kernels/encode.inl.hpp"
 #include "kernels/lane_types.inl.hpp"
 #include "kernels/scale_rules.inl.hpp"

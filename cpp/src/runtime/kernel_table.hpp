@@ -129,7 +129,7 @@ struct DequantizeKernels {
     }
 };
 
-/// Each part is a translation unit of its own, so that two of them compile at once.
+/// A backend.
 struct KernelTable {
     std::string_view name;
     const QuantizeKernels& quantize;

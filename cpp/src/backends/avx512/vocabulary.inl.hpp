@@ -5,4 +5,6 @@
 #include "kernels/decode_table.inl.hpp"
 #include "backends/avx512/vec.hpp"
 #include "backends/avx512/transpose.inl.hpp"
+#include "kernels/lanes.inl.hpp"
+#include "kernels/bfloat16.inl.hpp"
 // clang-format on

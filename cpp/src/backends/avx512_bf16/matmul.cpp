@@ -6,7 +6,6 @@ namespace breccia::inline v0_3::avx512_bf16 {
 namespace {
 // clang-format off: sorting would break the order
 #include "backends/avx512_bf16/vocabulary.inl.hpp"
-#include "kernels/bfloat16.inl.hpp"
 #include "kernels/matmul_kernels.inl.hpp"
 
 #include "backends/avx512_bf16/vec.hpp"

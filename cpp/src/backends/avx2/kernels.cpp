@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backend's table, and its kernels but for those that products of codes in place need.
+#include "backends/avx2/target.hpp"
+#include "quantize/compare_kernels.hpp"
+
+BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
+namespace breccia::inline v0_3::avx2 {
+extern constinit const BF16Kernels integer_kernels;
+extern constinit const CodeKernelsF32 codes_f32_kernels;
+namespace {
+// clang-format off: sorting would break the order
+#include "backends/avx2/vocabulary.inl.hpp"
+#include "kernels/quantize_kernels.inl.hpp"
+#include "kernels/dequantize_kernels.inl.hpp"
+#include "kernels/matmul_kernels.inl.hpp"
+namespace compares {
+using Doubles = __m256d;
+BRECCIA_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm256_fmadd_pd(a, b, c); }
+BRECCIA_INLINE Doubles larger(Doubles a, Doubles b) { return _mm256_max_pd(a, b); }
+#include "kernels/compare_kernels.inl.hpp"
+}
+// clang-format on
+
+constinit const QuantizeKernels quantize_kernels = make_quantize_kernels();
+constinit const DequantizeKernels dequantize_kernels = make_dequantize_kernels();
+constinit const MatmulKernels matmul_kernels = make_matmul_kernels(&integer_kernels, &codes_f32_kernels);
+constinit const CompareKernels compare_kernels = compares::make_compare_kernels();
+}  // namespace
+
+extern constinit const KernelTable kernels;
+constinit const KernelTable kernels{.name = "avx2",
+                                    .quantize = quantize_kernels,
+                                    .dequantize = dequantize_kernels,
+                                    .matmul = matmul_kernels,
+                                    .compare = compare_kernels};
+
+}  // namespace breccia::inline v0_3::avx2
+BRECCIA_TARGET_END

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backend's table, and its kernels but for those that products of codes in place need.
+#include "backends/avx512_bf16/target.hpp"
+#include "quantize/compare_kernels.hpp"
+
+BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
+namespace breccia::inline v0_3::avx512_bf16 {
+extern constinit const MatmulKernels matmul_kernels;
+namespace {
+// clang-format off: sorting would break the order
+#include "backends/avx512_bf16/vocabulary.inl.hpp"
+#include "kernels/quantize_kernels.inl.hpp"
+#include "kernels/dequantize_kernels.inl.hpp"
+namespace compares {
+#include "backends/avx512/doubles.inl.hpp"
+#include "kernels/compare_kernels.inl.hpp"
+}
+// clang-format on
+
+constinit const QuantizeKernels quantize_kernels = make_quantize_kernels();
+constinit const DequantizeKernels dequantize_kernels = make_dequantize_kernels();
+constinit const CompareKernels compare_kernels = compares::make_compare_kernels();
+}  // namespace
+
+extern constinit const KernelTable kernels;
+constinit const KernelTable kernels{.name = "avx512_bf16",
+                                    .quantize = quantize_kernels,
+                                    .dequantize = dequantize_kernels,
+                                    .matmul = matmul_kernels,
+                                    .compare = compare_kernels};
+
+}  // namespace breccia::inline v0_3::avx512_bf16
+BRECCIA_TARGET_END

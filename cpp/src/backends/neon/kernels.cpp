@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backend's table, and its kernels but for those that products of codes in place need.
+#include "backends/neon/target.hpp"
+#include "quantize/compare_kernels.hpp"
+
+namespace breccia::inline v0_3::neon {
+extern constinit const CodeKernelsF32 codes_f32_kernels;
+namespace {
+// clang-format off: sorting would break the order
+#include "backends/neon/vocabulary.inl.hpp"
+#include "kernels/quantize_kernels.inl.hpp"
+#include "kernels/dequantize_kernels.inl.hpp"
+#include "kernels/matmul_kernels.inl.hpp"
+namespace compares {
+using Doubles = float64x2_t;
+BRECCIA_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return vfmaq_f64(c, a, b); }
+BRECCIA_INLINE Doubles larger(Doubles a, Doubles b) { return vbslq_f64(vcgtq_f64(a, b), a, b); }
+#include "kernels/compare_kernels.inl.hpp"
+}
+// clang-format on
+
+constinit const QuantizeKernels quantize_kernels = make_quantize_kernels();
+constinit const DequantizeKernels dequantize_kernels = make_dequantize_kernels();
+constinit const MatmulKernels matmul_kernels = make_matmul_kernels(nullptr, &codes_f32_kernels);
+constinit const CompareKernels compare_kernels = compares::make_compare_kernels();
+}  // namespace
+
+extern constinit const KernelTable kernels;
+constinit const KernelTable kernels{.name = "neon",
+                                    .quantize = quantize_kernels,
+                                    .dequantize = dequantize_kernels,
+                                    .matmul = matmul_kernels,
+                                    .compare = compare_kernels};
+
+}  // namespace breccia::inline v0_3::neon
