@@ -163,6 +163,67 @@ static void refusals(void) {
     breccia_recipe_free(NULL);
 }
 
+/* Every function with each of its pointers null, the others in order: a status and the name of the pointer, whichever
+ * of its arguments a compiler evaluates first. */
+static void null_pointers(void) {
+    static float x[2 * 32], w[2 * 32], y[2 * 2], row[2];
+    breccia_recipe *mxfp8 = recipe_of("mxfp8", NULL), *recipe = NULL;
+    breccia_matrix a = numbers(x, 2, 32), weight = numbers(w, 2, 32), turned = weight, bias = numbers(row, 1, 2);
+    breccia_matrix out = numbers(y, 2, 2), back = numbers(w, 2, 32), codes = quantized(mxfp8, 2, 32),
+                   other = quantized(mxfp8, 2, 32), bare = codes;
+    breccia_part_bytes sizes;
+    turned.transposed = 1;
+#define NULL_IS(name, call)                                                                        \
+    do {                                                                                           \
+        CHECK((call) == BRECCIA_VALUE_ERROR);                                                      \
+        CHECK(strstr(breccia_last_message(), name " must not be NULL") == breccia_last_message()); \
+    } while (0)
+    NULL_IS("name", breccia_recipe_new(NULL, NULL, &recipe));
+    NULL_IS("recipe", breccia_recipe_new("mxfp8", NULL, NULL));
+    NULL_IS("recipe", breccia_recipe_new(NULL, NULL, NULL));
+    breccia_recipe_free(NULL);
+    NULL_IS("recipe", breccia_part_sizes(NULL, 2, 32, &sizes));
+    NULL_IS("sizes", breccia_part_sizes(mxfp8, 2, 32, NULL));
+    NULL_IS("sizes", breccia_part_sizes(NULL, 2, 32, NULL));
+    NULL_IS("x", breccia_cast(NULL, &codes));
+    NULL_IS("out", breccia_cast(&a, NULL));
+    NULL_IS("x", breccia_cast(NULL, NULL));
+    NULL_IS("scaled", breccia_dequantize(NULL, &back));
+    NULL_IS("out", breccia_dequantize(&codes, NULL));
+    NULL_IS("scaled", breccia_dequantize(NULL, NULL));
+    NULL_IS("scaled", breccia_requantize(NULL, &other));
+    NULL_IS("out", breccia_requantize(&codes, NULL));
+    NULL_IS("scaled", breccia_requantize(NULL, NULL));
+    NULL_IS("a", breccia_matmul(NULL, &turned, &out));
+    NULL_IS("b", breccia_matmul(&a, NULL, &out));
+    NULL_IS("out", breccia_matmul(&a, &turned, NULL));
+    NULL_IS("a", breccia_matmul(NULL, NULL, NULL));
+    NULL_IS("x", breccia_linear(NULL, &weight, &bias, &out));
+    NULL_IS("w", breccia_linear(&a, NULL, &bias, &out));
+    NULL_IS("out", breccia_linear(&a, &weight, &bias, NULL));
+    NULL_IS("x", breccia_linear(NULL, NULL, NULL, NULL));
+    CHECK(breccia_linear(&a, &weight, NULL, &out) == BRECCIA_OK); /* the one that may be */
+
+    /* And each pointer of a matrix. */
+    bare.data = NULL;
+    NULL_IS("scaled.data", breccia_dequantize(&bare, &back));
+    bare = codes;
+    bare.scale = NULL;
+    NULL_IS("w.scale", breccia_linear(&a, &bare, NULL, &out));
+    NULL_IS("out.recipe", breccia_cast(&a, &back));
+    bare = out;
+    bare.data = NULL;
+    CHECK(breccia_matmul(&bare, &out, &out) == BRECCIA_VALUE_ERROR);
+    CHECK(breccia_matmul(&a, &turned, &bare) == BRECCIA_VALUE_ERROR);
+    bare = bias;
+    bare.data = NULL;
+    CHECK(breccia_linear(&a, &weight, &bare, &out) == BRECCIA_VALUE_ERROR);
+#undef NULL_IS
+    free_parts(&codes);
+    free_parts(&other);
+    breccia_recipe_free(mxfp8);
+}
+
 int main(void) {
     round_trip("MXFP8BlockScaling", NULL, 0);
     round_trip("mxfp4", NULL, 0);
@@ -172,6 +233,7 @@ int main(void) {
     round_trip("int8", NULL, 0.01F);
     products();
     refusals();
+    null_pointers();
     printf("breccia %s from C\n", breccia_version());
     return EXIT_SUCCESS;
 }

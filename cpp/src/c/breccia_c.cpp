@@ -214,9 +214,11 @@ breccia_status breccia_requantize(const breccia_matrix* scaled, const breccia_ma
 
 breccia_status breccia_matmul(const breccia_matrix* a, const breccia_matrix* b, const breccia_matrix* out) {
     return guarded([&] {
-        const breccia::Side left(not_null(a, "a"), "a", a->transposed != 0);
-        const breccia::Side right(not_null(b, "b"), "b", b->transposed != 0);
+        // Before anything is read through them: arguments of one call are evaluated in any order.
+        not_null(a, "a");
+        not_null(b, "b");
         check_not_transposed(not_null(out, "out"), "out");
+        const breccia::Side left(*a, "a", a->transposed != 0), right(*b, "b", b->transposed != 0);
         breccia::matmul_into(left.operand(), right.operand(), breccia::numbers(*out, "out"));
     });
 }
