@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import breccia
+import numpy as np
 import pytest
 from breccia import layouts, recipes
+from numpy.lib.stride_tricks import as_strided
 
 LIMIT = 20  # seconds, most of them for starting Python
 
@@ -80,3 +82,36 @@ def test_very_many_rows_without_columns(tmp_path, command):
 def test_the_layouts_above_are_all_there_are():
     assert {type(layout) for layout in LAYOUTS} == set(layouts.Layout.__subclasses__())
     assert recipes.from_dict(breccia.INT8Scaling().to_dict()) == breccia.INT8Scaling()
+
+
+STRIDES = [0, 3, -1, 2**55, 2**62, -(2**62), 2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize("stride", STRIDES)
+def test_the_stride_of_one_row_may_be_any_number(stride):
+    """NumPy lets it: nothing may be computed with it."""
+    rows = np.random.default_rng(0).standard_normal((1, 256)).astype(np.float32)
+    x = as_strided(rows, rows.shape, (stride, 4))
+    for recipe in (breccia.INT4Scaling(), breccia.NVFP4BlockScaling(), breccia.Float8CurrentScaling("E4M3", "row")):
+        plain = breccia.cast(rows, recipe)
+        w = breccia.cast(x, recipe)
+        data = as_strided(w.data, w.data.shape, (stride, 1))
+        scale = as_strided(w.scale, w.scale.shape, (stride, w.scale.itemsize))
+        view = breccia.from_buffer(data, scale, recipe, w.layout, global_scale=w.global_scale)
+        out = as_strided(np.zeros((1, 256), np.float32), (1, 256), (stride, 4))
+        np.testing.assert_array_equal(breccia.dequantize(view), breccia.dequantize(plain))
+        np.testing.assert_array_equal(breccia.linear(x, view), breccia.linear(rows, plain))
+        np.testing.assert_array_equal(breccia.matmul(x, view.T), breccia.matmul(rows, plain.T))
+        assert breccia.requantize(view, "fp8") == breccia.requantize(plain, "fp8")
+        np.testing.assert_array_equal(breccia.dequantize(view, out=out), breccia.dequantize(plain))
+
+
+@pytest.mark.parametrize("stride", [s for s in STRIDES if s >= 0])
+def test_the_stride_of_one_row_of_torch(stride):
+    """torch counts strides in elements: those of one element may not fit in bytes."""
+    torch = pytest.importorskip("torch")
+    rows = torch.linspace(-2, 2, 256).reshape(1, 256)
+    x = torch.as_strided(rows, (1, 256), (stride, 1))
+    plain = breccia.cast(rows, "int4")
+    assert breccia.cast(x, "int4").to("numpy") == plain.to("numpy")
+    torch.testing.assert_close(breccia.linear(x, plain), breccia.linear(rows, plain), rtol=0, atol=0)

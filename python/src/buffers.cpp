@@ -80,7 +80,9 @@ Array borrow(std::uintptr_t pointer, Shape shape, Shape strides, std::string_vie
 Array borrow_elements(std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype) {
     const auto item = static_cast<std::int64_t>(ElementType::parse(dtype).size());
     constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
-    for (std::int64_t& stride : strides) {
+    for (std::size_t i = 0; i < std::min(strides.size(), shape.size()); ++i) {
+        std::int64_t& stride = strides[i];
+        if (shape[i] <= 1) stride = 1;  // any number may stand there
         if (stride > most / item || stride < -most / item)
             throw_value("strides must be below 2^63 bytes, got " + to_string(strides));
         stride *= item;

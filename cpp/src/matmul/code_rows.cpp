@@ -52,7 +52,7 @@ std::int64_t span_of(const ScaledMatrix& w) { return row_span(w.grid.block_cols,
 
 void for_rows(const ScaledMatrix& w, std::int64_t n, const std::function<void(std::int64_t, std::int64_t)>& body) {
     constexpr std::int64_t together = special_rows;
-    const std::int64_t group_bytes = together * std::max<std::int64_t>(w.row_stride, 1);
+    const std::int64_t group_bytes = together * w.row_bytes();
     parallel_for((n + together - 1) / together, std::max<std::int64_t>(2, bytes_per_task / group_bytes),
                  [&](std::int64_t begin, std::int64_t end) { body(begin * together, std::min(end * together, n)); });
 }

@@ -160,7 +160,6 @@ std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, co
         if (!lane_blocks(matrix(i))) return nullptr;
     const std::int64_t groups = (first.grid.rows + lanes - 1) / lanes;
     const std::int64_t group_bytes = quads_of(first.grid.cols, first.packed) * 256;
-    const std::int64_t row_bytes = first.packed ? (first.grid.cols + 1) / 2 : first.grid.cols;
     auto result = std::make_shared<InterleavedWeight>();
     result->special = find_special(*bf16, w, batch);
     const auto allocate = [&](std::int64_t bytes) {
@@ -174,7 +173,7 @@ std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, co
         const ScaledMatrix m = matrix(i / groups);
         const std::int64_t row = i % groups * lanes;
         const ByteRows codes{.data = reinterpret_cast<const std::byte*>(m.data), .stride = m.row_stride, .first = row};
-        interleave_rows(table, codes, std::min(lanes, m.grid.rows - row), row_bytes,
+        interleave_rows(table, codes, std::min(lanes, m.grid.rows - row), m.row_bytes(),
                         result->codes.as<std::byte>() + i * group_bytes);
     }
     Scratch scratch;

@@ -64,11 +64,11 @@ void add_bias(const Array& out, const Array& bias) {
     const std::size_t outer = out.rank() - 1;
     Shape at(outer, 0);
     for (std::int64_t row = 0; row < rows; ++row) {
-        auto* item = static_cast<std::byte*>(out.data);
-        for (std::size_t d = 0; d < outer; ++d) item += at[d] * out.strides[d];
-        for (const double term : added) {
-            store(item, out.type.dtype(), load(item, out.type.dtype()) + term);
-            item += out.strides.back();
+        auto* first = static_cast<std::byte*>(out.data);
+        for (std::size_t d = 0; d < outer; ++d) first += at[d] * out.strides[d];
+        for (std::int64_t j = 0; j < columns; ++j) {
+            std::byte* item = first + j * out.strides.back();
+            store(item, out.type.dtype(), load(item, out.type.dtype()) + added[static_cast<std::size_t>(j)]);
         }
         for (std::size_t d = outer; d-- > 0;) {
             if (++at[d] < out.shape[d]) break;

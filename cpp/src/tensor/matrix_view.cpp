@@ -35,6 +35,24 @@ float read_number(const std::byte* p, DType dtype) {
     return 0;
 }
 
+// Of -1 and -2.
+constexpr int other_axis(int axis) { return -3 - axis; }
+
+bool has_steps(const Array& array, int axis) {
+    const auto at = static_cast<std::ptrdiff_t>(array.rank()) + axis;
+    return at >= 0 && array.shape[static_cast<std::size_t>(at)] > 1;
+}
+
+// The stride of an axis of one element may be any number, and nothing is computed with it: where there is no second row
+// the stride of rows is 0, and columns lie side by side.
+std::int64_t row_stride_of(const Array& array, int axis) {
+    return has_steps(array, axis) ? array.strides.end()[axis] : 0;
+}
+
+std::int64_t col_stride_of(const Array& array, int axis) {
+    return has_steps(array, axis) ? array.strides.end()[axis] : static_cast<std::int64_t>(array.type.size());
+}
+
 // The scale array's strides for a (rows, columns) grid in storage order: zero along an axis it does not have.
 struct GridStrides {
     std::int64_t row = 0, col = 0;
@@ -43,10 +61,8 @@ struct GridStrides {
 GridStrides grid_strides(const Array& array, const Layout& layout, std::size_t data_rank) {
     if (layout.kind == LayoutKind::per_tensor) return {};
     if (array.rank() < data_rank)
-        return {.row = array.strides.back(), .col = 0};  // PerChannel without its constant axis
-    if (data_rank < 2) return {.row = 0, .col = array.strides.back()};
-    const std::int64_t last = array.strides[data_rank - 1], other = array.strides[data_rank - 2];
-    return layout.axis == -1 ? GridStrides{.row = other, .col = last} : GridStrides{.row = last, .col = other};
+        return {.row = row_stride_of(array, -1), .col = 0};  // PerChannel without its constant axis
+    return {.row = row_stride_of(array, other_axis(layout.axis)), .col = col_stride_of(array, layout.axis)};
 }
 
 const std::byte* grid_data(const Array& array, const Layout& layout, std::size_t data_rank, const Shape& batch,
@@ -87,13 +103,10 @@ NumberMatrix number_matrix(const Array& array, int axis, const Shape& batch, std
     m.data = array.as<const std::byte>() + batch_offset(array, batch, index);
     m.dtype = array.type.dtype();
     m.cols = n == 0 ? 1 : array.shape[n - 1];
-    m.col_stride = n == 0 ? 0 : array.strides[n - 1];
     m.rows = n < 2 ? 1 : array.shape[n - 2];
-    m.row_stride = n < 2 ? 0 : array.strides[n - 2];
-    if (axis == -2) {
-        std::swap(m.rows, m.cols);
-        std::swap(m.row_stride, m.col_stride);
-    }
+    if (axis == -2) std::swap(m.rows, m.cols);
+    m.col_stride = col_stride_of(array, axis);
+    m.row_stride = row_stride_of(array, other_axis(axis));
     return m;
 }
 
@@ -127,9 +140,8 @@ ScaledMatrix scaled_matrix(const ScaledTensor& scaled, const Shape& batch, std::
     m.grid.block_cols = std::min(m.grid.block_cols, largest);
     m.packed = scaled.is_packed();
     m.data = data.as<const std::uint8_t>() + batch_offset(data, batch, index);
-    m.row_stride = rank < 2 ? 0 : data.strides[rank - 2];
-    m.col_stride = data.strides[rank - 1];
-    if (layout.axis == -2) std::swap(m.row_stride, m.col_stride);
+    m.row_stride = row_stride_of(data, other_axis(layout.axis));
+    m.col_stride = col_stride_of(data, layout.axis);
 
     m.scale_type = scaled.scale_type();
     m.scale = grid_data(scaled.scale(), layout, rank, batch, index);

@@ -62,6 +62,8 @@ struct ScaledMatrix {
     const std::uint8_t* special = nullptr;
     std::int64_t special_row_stride = 0;
 
+    /// Bytes of a row's codes, whatever lies between rows.
+    [[nodiscard]] std::int64_t row_bytes() const { return packed ? (grid.cols + 1) / 2 : grid.cols; }
     /// Dequantized elements [begin, begin + n) of a row, as float32 or another type that has a kernel.
     void read(const KernelTable& kernels, std::int64_t row, std::int64_t begin, std::int64_t n, Scratch& scratch,
               void* out, DType dtype = DType::float32) const;

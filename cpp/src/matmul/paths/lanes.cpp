@@ -114,7 +114,7 @@ private:
         for (std::int64_t r = 0; r < n; r += group_rows)
             run(a, {.codes = w_.data + (row + r) * w_.row_stride,
                     .row_stride = w_.row_stride,
-                    .row_bytes = w_.packed ? (product_.k + 1) / 2 : product_.k,
+                    .row_bytes = w_.row_bytes(),
                     .rows = std::min(group_rows, n - r),
                     .scales = scales_.data(),
                     .scale_type = scales_of(row + r),

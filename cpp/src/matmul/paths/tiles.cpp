@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "matmul/bf16_terms.hpp"
+#include "matmul/code_rows.hpp"
 #include "matmul/coded_activations.hpp"
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
@@ -164,7 +165,7 @@ private:
         product_.table.matmul.bf16->tiles[static_cast<std::size_t>(w_.element)](
             {.codes = w_.data + row * w_.row_stride,
              .row_stride = w_.row_stride,
-             .row_bytes = w_.packed ? (product_.k + 1) / 2 : product_.k,
+             .row_bytes = w_.row_bytes(),
              .rows = n,
              .scales = scales_.data(),
              .scale_stride = scale_stride_,
@@ -235,10 +236,9 @@ bool paths::tiles(const Product& product, const ScaledMatrix& w) {
             {.first = first, .rows = count, .terms = terms, .vectors = count * terms, .x = {}, .scales = {}});
         if (!pack(product, coded, w.packed, *how, *bf16, passes.back())) return false;
     }
-    constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
     parallel_for(
         (product.n + tile_size - 1) / tile_size,
-        std::max<std::int64_t>(1, bytes_per_task / std::max<std::int64_t>(1, tile_size * w.row_stride)),
+        std::max<std::int64_t>(1, bytes_per_task / (tile_size * w.row_bytes())),
         [&](std::int64_t begin, std::int64_t end) {
             RowsInTiles(product, w, *how).multiply(passes, begin * tile_size, std::min(end * tile_size, product.n));
         });
