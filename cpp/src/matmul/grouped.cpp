@@ -6,6 +6,7 @@
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
 #include "breccia/ops.hpp"
+#include "matmul/product.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
 
@@ -87,6 +88,7 @@ void grouped_matmul_into(const Operand& x, const ScaledTensor& w_stack, std::spa
     check_no_overlap(out, w_stack);
     fill_with_zeros(rows_of(out, offsets.back(), rows));
 
+    const KernelTable& table = kernels();  // the caller's: a worker thread has no BackendScope
     const auto multiply = [&](std::int64_t expert) {
         const std::int64_t begin = offsets[static_cast<std::size_t>(expert)];
         const std::int64_t end = offsets[static_cast<std::size_t>(expert) + 1];
@@ -96,10 +98,10 @@ void grouped_matmul_into(const Operand& x, const ScaledTensor& w_stack, std::spa
             part_of(w_stack, {n, k}, [&](const Array& array) { return member_of(array, expert); }).transposed();
         if (x.scaled() != nullptr) {
             const ScaledTensor activations = part_of(*x.scaled(), {end - begin, k}, its_rows);
-            matmul_into(activations, weight, its_rows(out), precision);
+            multiply_into(table, activations, weight, its_rows(out), precision);
         } else {
             const Array activations = its_rows(*x.array());
-            matmul_into(activations, weight, its_rows(out), precision);
+            multiply_into(table, activations, weight, its_rows(out), precision);
         }
     };
     for_each_large(experts, multiply);

@@ -55,8 +55,8 @@ void multiply(const Product& product, const Rows& w) {
 // Calls multiply(product, weight) for the products that there are: one for each matrix of a batch of weights, whose
 // order is left open, else one.
 template <class Multiply>
-void for_each_product(const Operand& a, const Operand& b, const Array& out, Precision precision,
-                      const Thresholds& limits, Multiply multiply_one) {
+void for_each_product(const KernelTable& table, const Operand& a, const Operand& b, const Array& out,
+                      Precision precision, const Thresholds& limits, Multiply multiply_one) {
     check_operand(a, "a");
     check_operand(b, "b");
     const Shape shape = matmul_shape(a.shape(), b.shape());
@@ -67,7 +67,6 @@ void for_each_product(const Operand& a, const Operand& b, const Array& out, Prec
     const IeeeArithmetic arithmetic;
     const Shape batch = batch_shape(shape);
     const std::int64_t members = element_count(batch);
-    const KernelTable& table = kernels();
     const auto product_of = [&](std::int64_t begin, std::int64_t end) {
         Product product{.table = table,
                         .limits = limits,
@@ -113,17 +112,23 @@ Shape matmul_shape(const Shape& a, const Shape& b) {
     return shape;
 }
 
+void multiply_into(const KernelTable& table, const Operand& a, const Operand& b, const Array& out,
+                   Precision precision) {
+    for_each_product(table, a, b, out, precision, thresholds_of(table.name), multiply);
+}
+
 void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision precision) {
-    for_each_product(a, b, out, precision, thresholds_of(kernels().name), multiply);
+    multiply_into(kernels(), a, b, out, precision);
 }
 
 bool multiply_by(std::string_view path, const Operand& a, const Operand& b, const Array& out) {
     const Path* chosen = std::ranges::find(in_order, path, &Path::name);
     if (chosen == std::end(in_order)) throw_value("path must be one that there is, got '" + std::string(path) + "'");
     std::atomic<bool> all{true};
-    for_each_product(a, b, out, Precision::exact, no_thresholds(), [&](const Product& product, const Rows& w) {
-        if (!chosen->multiply(product, w)) all = false;
-    });
+    for_each_product(kernels(), a, b, out, Precision::exact, no_thresholds(),
+                     [&](const Product& product, const Rows& w) {
+                         if (!chosen->multiply(product, w)) all = false;
+                     });
     return all;
 }
 

@@ -58,15 +58,15 @@ Array pack_codes(const Array& from) {
     return to;
 }
 
-Array widened(const Array& scale) {
+Array widened(const KernelTable& table, const Array& scale) {
     const DType dtype = scale.type.dtype();
     if (dtype == DType::float32) return scale;
     Array to = Array::allocate(DType::float32, scale.shape);
-    kernels().dequantize.load[static_cast<std::size_t>(dtype)](scale.data, scale.size(), to.as<float>());
+    table.dequantize.load[static_cast<std::size_t>(dtype)](scale.data, scale.size(), to.as<float>());
     return to;
 }
 
-ScaledTensor ready(const ScaledTensor& w) {
+ScaledTensor ready(const KernelTable& table, const ScaledTensor& w) {
     if (w.data().rank() < 2 || (is_in_order(w) && is_aligned(w))) return w;
     const int axis = w.layout().axis;
     const auto turned = [&](const Array& array) { return axis == -2 ? array.transposed() : array; };
@@ -79,7 +79,7 @@ ScaledTensor ready(const ScaledTensor& w) {
     if (scale.type.is_half_word()) scale.type = DType::bfloat16;
     if (scale.type.is_number() && !is_coded(w.recipe().scale)) {
         if (full) scale = turned(scale);
-        scale = widened(scale);
+        scale = widened(table, scale);
         if (full) scale = turned(scale);
     }
     Extras extras{.zero_point = std::nullopt,
@@ -96,9 +96,10 @@ PreparedWeight::PreparedWeight(const ScaledTensor& weight) : tensor_(weight) {
     check_memory(weight, "weight");
     if (weight.interleaved_ != nullptr || element_count(weight.shape()) == 0) return;
     const IeeeArithmetic arithmetic;
-    if (weight.data().rank() < 2 || !is_in_order(weight)) tensor_ = ready(weight);
-    tensor_.interleaved_ = interleave(kernels(), tensor_);
-    if (tensor_.interleaved_ == nullptr) tensor_ = ready(weight);
+    const KernelTable& table = kernels();
+    if (weight.data().rank() < 2 || !is_in_order(weight)) tensor_ = ready(table, weight);
+    tensor_.interleaved_ = interleave(table, tensor_);
+    if (tensor_.interleaved_ == nullptr) tensor_ = ready(table, weight);
 }
 
 std::int64_t ScaledTensor::packed_nbytes() const {

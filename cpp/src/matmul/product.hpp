@@ -41,6 +41,10 @@ constexpr std::uint32_t out_of_range(float x, int lowest, int highest) {
     return static_cast<std::uint32_t>(magnitude != 0) & static_cast<std::uint32_t>(magnitude - least > span);
 }
 
+/// matmul_into by the kernels of a verb that shares out products: where a worker thread begins one, no BackendScope of
+/// the caller's holds.
+void multiply_into(const KernelTable& table, const Operand& a, const Operand& b, const Array& out, Precision precision);
+
 /// The name of the path that multiplies such operands. It is found by multiplying them.
 std::string_view matmul_path(const Operand& a, const Operand& b);
 

@@ -16,17 +16,16 @@ namespace {
 
 class NumberSource final : public RowSource {
 public:
-    explicit NumberSource(const Array& x) : x_(x), batch_(batch_shape(x.shape)), kernels_(kernels()) {}
+    explicit NumberSource(const Array& x) : RowSource(breccia::kernels()), x_(x), batch_(batch_shape(x.shape)) {}
 
     const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
                       Scratch& scratch) const override {
-        return number_matrix(x_, -1, batch_, matrix).read(kernels_, row, begin, n, scratch.values);
+        return number_matrix(x_, -1, batch_, matrix).read(kernels(), row, begin, n, scratch.values);
     }
 
 private:
     const Array& x_;
     Shape batch_;
-    const KernelTable& kernels_;
 };
 
 void check_options(const CastOptions& options, const Recipe& recipe, const BlockGrid& grid) {

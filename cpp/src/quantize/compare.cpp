@@ -177,7 +177,7 @@ private:
 Magnitudes count_magnitudes(const Operand& first, const Operand& second, bool difference, float unit) {
     const IeeeArithmetic arithmetic;
     const KernelTable& table = kernels();
-    const CompareKernels& compare = kernels().compare;
+    const CompareKernels& compare = table.compare;
     const PairedRows rows(first, second);
     std::mutex adding;
     BinCounts total{};
@@ -235,7 +235,7 @@ Comparison compare(const Operand& reference, const Operand& tensor) {
     check_pair(reference, tensor);
     const IeeeArithmetic arithmetic;
     const KernelTable& table = kernels();
-    const CompareKernels& compare = kernels().compare;
+    const CompareKernels& compare = table.compare;
     const PairedRows rows(reference, tensor);
     std::vector<Partial> partials(static_cast<std::size_t>(rows.tiles()));
     parallel_for(rows.tiles(), 1, [&](std::int64_t begin, std::int64_t end) {

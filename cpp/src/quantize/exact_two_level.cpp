@@ -29,7 +29,7 @@ public:
           rows_(matrices * grid.rows),
           count_(rows_ * grid.grid_cols()),
           recipe_(recipe),
-          kernels_(kernels()),
+          kernels_(source.kernels()),
           blocks_(count_),
           chosen_(count_) {}
 

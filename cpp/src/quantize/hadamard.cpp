@@ -22,7 +22,7 @@ void transform(float* x, std::int64_t block) {
 }  // namespace
 
 HadamardSource::HadamardSource(const RowSource& source, std::int64_t block, std::uint64_t seed)
-    : source_(source), block_(block), signs_(static_cast<std::size_t>(block)) {
+    : RowSource(source.kernels()), source_(source), block_(block), signs_(static_cast<std::size_t>(block)) {
     const RandomKey key(seed, RandomStream::signs);
     for (std::uint32_t i = 0; i < signs_.size(); ++i) signs_[i] = key.bits(i) >> 31 == 0 ? 1.0F : -1.0F;
 }

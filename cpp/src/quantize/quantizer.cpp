@@ -22,7 +22,7 @@ public:
         : source_(source),
           recipe_(recipe),
           out_(out),
-          kernels_(kernels()),
+          kernels_(source.kernels()),
           format_(kernels_[recipe.element]),
           grid_(recipe.layout.grid(shape)),
           matrices_(element_count(batch_shape(shape))),

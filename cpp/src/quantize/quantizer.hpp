@@ -22,6 +22,8 @@ inline constexpr std::int64_t piece_cols = 4096;
 class RowSource {
 public:
     virtual ~RowSource() = default;
+    /// The kernels of the verb, which it takes once.
+    [[nodiscard]] const KernelTable& kernels() const { return kernels_; }
     /// Elements [begin, begin + n) of a row, valid until the next call with the same scratch.
     virtual const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
                               Scratch& scratch) const = 0;
@@ -64,6 +66,12 @@ public:
     }
     /// The tensor's one global scale, if the source has one, in the form that the recipe stores.
     [[nodiscard]] virtual std::optional<float> own_global_scale() const { return {}; }
+
+protected:
+    explicit RowSource(const KernelTable& kernels) : kernels_(kernels) {}
+
+private:
+    const KernelTable& kernels_;
 };
 
 /// Blocks of a row that go through the kernels together.

@@ -14,8 +14,8 @@ namespace {
 class ScaledSource final : public RowSource {
 public:
     ScaledSource(const ScaledTensor& scaled, const Recipe& recipe)
-        : axis_(scaled.layout().axis),
-          kernels_(kernels()),
+        : RowSource(breccia::kernels()),
+          axis_(scaled.layout().axis),
           one_scale_(scaled.scale().size() == 1 && (!scaled.global_scale() || scaled.global_scale()->size() == 1)) {
         const Shape batch = batch_shape(scaled.shape());
         if (element_count(scaled.shape()) == 0) return;  // of any number of matrices, none of which will be read
@@ -31,9 +31,9 @@ public:
         if (n == 0) return scratch.values.data();  // of an empty tensor, which has no matrix here
         const ScaledMatrix& stored = stored_[static_cast<std::size_t>(matrix)];
         if (axis_ == -1)
-            stored.read(kernels_, row, begin, n, scratch, scratch.values.data());
+            stored.read(kernels(), row, begin, n, scratch, scratch.values.data());
         else
-            for (std::int64_t i = 0; i < n; ++i) stored.read(kernels_, begin + i, row, 1, scratch, &scratch.values[i]);
+            for (std::int64_t i = 0; i < n; ++i) stored.read(kernels(), begin + i, row, 1, scratch, &scratch.values[i]);
         return scratch.values.data();
     }
 
@@ -82,7 +82,6 @@ public:
 private:
     std::vector<ScaledMatrix> stored_;
     int axis_;
-    const KernelTable& kernels_;
     bool one_scale_;
     std::optional<float> global_;
 };
