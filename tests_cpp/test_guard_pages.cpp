@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every verb on buffers that touch a page nobody may read or write, on one side and then on the other: each recipe at
-// every length up to three vectors, on each backend. What comes out has the portable backend's bytes.
+// Every verb on buffers that touch a page nobody may read or write, on one side and then on the other, and on buffers
+// at odd addresses: each recipe at every length up to three vectors, on each backend. What comes out has the portable
+// backend's bytes.
 #if defined(__unix__)
 #include <sys/mman.h>
 #include <unistd.h>
@@ -11,7 +12,7 @@
 namespace breccia {
 namespace {
 
-enum class Side { before, after };
+enum class Side { before, after, odd };
 
 constexpr DType number_types[] = {DType::float32, DType::float64, DType::float16, DType::bfloat16};
 constexpr std::int64_t rows = 3;
@@ -29,11 +30,12 @@ public:
     Guarded(const Guarded&) = delete;
     Guarded& operator=(const Guarded&) = delete;
 
-    /// An array with the forbidden page on one side, filled with junk.
+    /// An array with the forbidden page on one side, or a byte behind one, filled with junk.
     [[nodiscard]] Array array(ElementType type, const Shape& shape, Side side) const {
         const std::size_t bytes = static_cast<std::size_t>(element_count(shape)) * type.size();
-        if (bytes > capacity) throw std::bad_alloc();
-        std::byte* data = base_ + page_ + (side == Side::before ? 0 : capacity - bytes);
+        if (bytes >= capacity) throw std::bad_alloc();
+        const std::size_t offset = side == Side::before ? 0 : side == Side::odd ? 1 : capacity - bytes;
+        std::byte* data = base_ + page_ + offset;
         std::memset(data, 0xA5, bytes);
         return Array::borrow(data, type, shape);
     }
@@ -160,7 +162,7 @@ TEST_P(GuardPages, CastOfColumns) {
         Array columns = memory.array(DType::float32, {shape[1], shape[0]}, side()).transposed();
         for (std::int64_t r = 0; r < shape[0]; ++r)
             for (std::int64_t c = 0; c < shape[1]; ++c)
-                columns.as<float>()[c * shape[0] + r] = x.as<float>()[r * shape[1] + c];
+                std::memcpy(columns.as<std::byte>() + (c * shape[0] + r) * 4, x.as<float>() + r * shape[1] + c, 4);
         const BackendScope scope(backend());
         const CastOutput out = parts.output(plan_cast(shape, recipe), side());
         cast_into(columns, recipe, out);
@@ -235,6 +237,32 @@ TEST_P(GuardPages, Matmul) {
     });
 }
 
+TEST_P(GuardPages, LinearByAPreparedWeight) {
+    const Guarded activations, memory, bias;
+    const GuardedTensor parts;
+    for_each_case([&](const Array& x, const Recipe& recipe, const Shape& shape, const ScaledTensor& scaled) {
+        std::vector<float> added = heavy_tailed(1, rows, 3, 1);
+        const Array b = array_of(added, {rows});
+        const BackendScope scope(backend());
+        const ScaledTensor w = guarded(parts, scaled, recipe, side());
+        const PreparedWeight prepared(w), elsewhere(scaled);
+        EXPECT_TRUE(same_bytes(prepared.tensor().data(), elsewhere.tensor().data()));
+        for (const DType dtype : number_types) {
+            const Array y = memory.array(dtype, {rows, rows}, side()), row = bias.copy(converted(b, dtype), side());
+            const Array number = converted(x, dtype), plain_row = converted(b, dtype);
+            linear_into(activations.copy(number, side()), prepared, &row, y);
+            EXPECT_TRUE(same_bytes(y, linear(number, elsewhere, &plain_row, dtype))) << name_of(dtype);
+        }
+        if (shape[1] == 0) return;
+        const Array stack = Array::borrow(x.data, DType::float32, {1, rows, shape[1]});
+        const ScaledTensor experts = guarded(parts, cast(stack, recipe), recipe, side());
+        const std::int64_t offsets[] = {0, rows};
+        const Array y = memory.array(DType::float32, {rows, rows}, side());
+        grouped_matmul_into(activations.copy(x, side()), experts, offsets, y);
+        EXPECT_TRUE(same_bytes(y, grouped_matmul(x, cast(stack, recipe), offsets)));
+    });
+}
+
 TEST_P(GuardPages, Compare) {
     const Guarded memory;
     const GuardedTensor parts;
@@ -261,7 +289,8 @@ TEST_P(GuardPages, Codes) {
         for (std::int64_t n = 0; n <= 48; ++n) {
             const auto count = static_cast<std::size_t>(n);
             std::vector<float> values = heavy_tailed(1, n);
-            const Array x = number_memory.copy(array_of(values, {n}), side());
+            // A span of floats lies where floats may.
+            const Array x = number_memory.copy(array_of(values, {n}), side() == Side::odd ? Side::before : side());
             const Array codes = code_memory.array(ElementType::uint8(), {n}, side());
             const std::span<std::uint8_t> code_span(codes.as<std::uint8_t>(), count);
             const std::span<float> x_span(x.as<float>(), count);
@@ -277,10 +306,13 @@ TEST_P(GuardPages, Codes) {
 
 INSTANTIATE_TEST_SUITE_P(Every, GuardPages,
                          testing::Combine(testing::ValuesIn(cpu_info().supported),
-                                          testing::Values(Side::before, Side::after)),
+                                          testing::Values(Side::before, Side::after, Side::odd)),
                          [](const auto& test) {
-                             const bool before = std::get<1>(test.param) == Side::before;
-                             return std::get<0>(test.param) + (before ? "_before" : "_after");
+                             const Side side = std::get<1>(test.param);
+                             const char* name = side == Side::before  ? "_before"
+                                                : side == Side::after ? "_after"
+                                                                      : "_odd";
+                             return std::get<0>(test.param) + name;
                          });
 
 }  // namespace

@@ -53,13 +53,17 @@ static void fold_amax(const float* x, std::int64_t n, std::int64_t block, std::i
     }
 }
 
-static inline void write_scale(void* scales, std::int64_t i, const BlockScale& s, ScaleType type) {
-    if (is_coded(type))
-        static_cast<std::uint8_t*>(scales)[i] = static_cast<std::uint8_t>(s.stored);
-    else if (type == ScaleType::float32)
-        static_cast<std::uint32_t*>(scales)[i] = s.stored;
-    else
-        static_cast<std::uint16_t*>(scales)[i] = static_cast<std::uint16_t>(s.stored);
+/// Scale `i` of a row of them, at any address.
+static inline void write_scale(void* scales, std::int64_t i, std::uint32_t stored, ScaleType type) {
+    auto* bytes = static_cast<std::uint8_t*>(scales);
+    if (is_coded(type)) {
+        bytes[i] = static_cast<std::uint8_t>(stored);
+    } else if (type == ScaleType::float32) {
+        __builtin_memcpy(bytes + i * 4, &stored, 4);
+    } else {
+        const auto half = static_cast<std::uint16_t>(stored);
+        __builtin_memcpy(bytes + i * 2, &half, 2);
+    }
 }
 
 template <class C>
@@ -84,7 +88,7 @@ static inline void quantize_block(const QuantizeRow& row, std::int64_t i) {
     const float* x = row.x + i * row.block;
     const BlockStats stats = block_stats(x, row.block, row.params.rule == ScaleRule::asymmetric);
     const BlockScale s = search_scale<C>(x, row.block, stats, row.params);
-    write_scale(row.scales, i, s, row.params.type);
+    write_scale(row.scales, i, s.stored, row.params.type);
     if (row.zero_points != nullptr) row.zero_points[i] = static_cast<std::uint8_t>(static_cast<int>(s.zero_point));
     encode_run<C>(x, row.block, s, row.codes, i * row.block, C::bits == 4);
 }

@@ -32,12 +32,7 @@ BRECCIA_INLINE void write_scales(void* scales, std::int64_t first, std::int64_t 
     }
     alignas(64) std::int32_t bits[lanes];
     i_store(bits, stored);
-    for (std::int64_t i = 0; i < count; ++i) {
-        if (type == ScaleType::float32)
-            static_cast<std::int32_t*>(scales)[first + i] = bits[i];
-        else
-            static_cast<std::uint16_t*>(scales)[first + i] = static_cast<std::uint16_t>(bits[i]);
-    }
+    for (std::int64_t i = 0; i < count; ++i) write_scale(scales, first + i, static_cast<std::uint32_t>(bits[i]), type);
 }
 
 // What the blocks of a group are multiplied or divided by, spread out from memory a block at a time.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <mutex>
 #include <span>
 
@@ -47,7 +48,7 @@ public:
         if (out_.global_scale) {
             if (source_.may_be_exact() && in_rows())
                 if (const auto levels = exact_two_levels(source_, grid_, matrices_, recipe_)) return keep_all(*levels);
-            set_global_scale(*out_.global_scale->as<float>());
+            set_global_scale();
         }
         if (recipe_.layout.kind == LayoutKind::per_tensor) return quantize_whole();
         in_rows() ? quantize_rows() : quantize_tiles();
@@ -126,7 +127,7 @@ private:
 
     // TransformerEngine's compute_global_encode_scaling_factor_FP4, and torchao's per_tensor_amax_to_scale for the
     // number that is stored.
-    void set_global_scale(float& global_scale) {
+    void set_global_scale() {
         const float amax = amax_.empty() ? measured_amax() : amax_[0];
         constexpr float range = Float8E4M3FN::max * Float4E2M1FN::max;
         const float encode = range / amax;
@@ -139,8 +140,11 @@ private:
             params_.global_encode = encode;
             params_.global_scale = amax / range;
         }
-        global_scale = recipe_.global_divides ? params_.global_encode : params_.global_scale;
+        write_global_scale(recipe_.global_divides ? params_.global_encode : params_.global_scale);
     }
+
+    // Parts of an output may lie at any address.
+    void write_global_scale(float x) const { std::memcpy(out_.global_scale->as<std::byte>(), &x, sizeof x); }
 
     void write_scale(std::int64_t block, const BlockScale& s) const {
         std::byte* p = scale_at(block);
@@ -236,7 +240,7 @@ private:
 
     // Blocks that keep the source's scales and codes are copied.
     void keep_all(const TwoLevels& levels) const {
-        if (out_.global_scale) *out_.global_scale->as<float>() = levels.global_scale();
+        if (out_.global_scale) write_global_scale(levels.global_scale());
         const std::int64_t blocks = grid_.grid_cols(), size = grid_.block_cols;
         const std::int64_t step = blocks_of_a_piece(size);
         for_each_row([&](const BlockRange& row, Scratch& scratch) {

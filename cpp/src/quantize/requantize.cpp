@@ -22,7 +22,7 @@ public:
         for (std::int64_t i = 0; i < element_count(batch); ++i) stored_.push_back(scaled_matrix(scaled, batch, i));
         const auto& global = scaled.global_scale();
         const bool same_form = recipe.two_level && scaled.recipe().global_divides == recipe.global_divides;
-        if (global && global->size() == 1 && same_form) global_ = *global->as<const float>();
+        if (global && global->size() == 1 && same_form) global_ = stored_.front().global_scale;
     }
 
     const float* read(std::int64_t matrix, std::int64_t row, std::int64_t begin, std::int64_t n,
