@@ -3,6 +3,22 @@
 
 namespace py = pybind11;
 
+namespace {
+
+// In place of the memory that pybind11 would give, unset, to an object that `__new__` has made without `__init__`.
+void* refuse_unmade(std::size_t) {
+    throw py::type_error("an object of breccia._core must be made by calling its class: its __init__() has not run");
+}
+
+void refuse_unmade_objects(const py::module_& m) {
+    for (const auto& [name, value] : py::dict(m.attr("__dict__")))
+        if (py::isinstance<py::type>(value))
+            if (auto* type = py::detail::get_type_info(reinterpret_cast<PyTypeObject*>(value.ptr())))
+                type->operator_new = refuse_unmade;
+}
+
+}  // namespace
+
 PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
     m.doc() = "The compiled core of breccia.";
     breccia::set_spelling(breccia::Spelling::python);
@@ -27,4 +43,5 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
 #ifdef BRECCIA_XLA
     breccia::python::register_xla(m);
 #endif
+    refuse_unmade_objects(m);
 }
