@@ -160,6 +160,24 @@ def test_nvfp4_torchao_rule_equals_torchao(kind):
     oracles.assert_same_bits(dequantize(scaled), back, "dequantize")
 
 
+@pytest.mark.parametrize("amax", [7.8e-36, 1e-37])
+def test_nvfp4_below_the_range_of_torchao(amax):
+    """Where 2688 / amax overflows, torchao multiplies by an infinite 1 / g: zeros become -1.5 times their scale. Here
+    they stay zero, and the largest keep their size."""
+    x = (np.linspace(-1, 1, 64, dtype=np.float32) * np.float32(amax)).reshape(1, 64)
+    x[0, 3] = 0
+    back = dequantize(cast(x, breccia.NVFP4BlockScaling(scale_rule="torchao")))
+    assert back[0, 3] == 0
+    assert back[0, -1] == pytest.approx(amax, rel=0.04)
+    *_, theirs, _ = oracles.torchao_nvfp4(x, two_level=True)
+    assert theirs[0, 3] < 0
+    edge = (np.linspace(-1, 1, 64, dtype=np.float32) * np.float32(8e-36)).reshape(1, 64)
+    data, scale, _, level = oracles.torchao_nvfp4(edge, two_level=True)
+    scaled = cast(edge, breccia.NVFP4BlockScaling(scale_rule="torchao"))
+    assert_equal_bytes(scaled, data, scale, "NVFP4Tensor")
+    assert scaled.global_scale == level
+
+
 @DATA
 def test_nvfp4_one_level_equals_torchao(kind):
     x = cases.heavy_tailed(kind, SHAPE)

@@ -256,3 +256,19 @@ def test_empty_last_axis(recipe):
     assert (oracles.scale_values(scaled) == 1).all()  # no element, but a row or a tensor has a scale
     product = matmul(scaled, np.zeros((0, 3), np.float32))
     np.testing.assert_array_equal(product, np.zeros((4, 3), np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("kind", [breccia.INT8Scaling, breccia.INT4Scaling])
+def test_integer_scales_that_underflow(kind, symmetric, dtype):
+    """They stop at the smallest subnormal of their type; 1 is the scale of a block of zeros alone."""
+    smallest = np.float32({"fp32": 2.0**-149, "fp16": 2.0**-24, "bf16": 2.0**-133}[dtype])
+    unsigned = {} if symmetric or kind is breccia.INT8Scaling else {"signed": False}
+    recipe = kind(group_size=64, symmetric=symmetric, scale_dtype=dtype, **unsigned)
+    levels = 7 if kind is breccia.INT4Scaling else 63
+    x = (np.arange(64, dtype=np.float32) % levels - levels // 2) * np.float32(2.0**-149)
+    scaled = cast(np.stack([x, np.zeros_like(x)]), recipe)
+    assert (oracles.scale_values(scaled).ravel() == [smallest, 1]).all()
+    if dtype == "fp32":
+        np.testing.assert_array_equal(dequantize(scaled), [x, np.zeros_like(x)])

@@ -12,7 +12,7 @@ from breccia.kernels import whole_array
 from breccia.kernels.whole_array.namespace import NumPy
 
 XP = NumPy()
-SPECIAL = ("nan", "infinity", "zero", "subnormal", "batch", "empty")
+SPECIAL = ("nan", "infinity", "zero", "subnormal", "smallest", "batch", "empty")
 
 
 def tensor(kind):
@@ -28,6 +28,8 @@ def tensor(kind):
         x[3:] = -0.0
     elif kind == "subnormal":
         x = (x * 1e-40).astype(np.float32)
+    elif kind == "smallest":  # whole multiples of the smallest subnormal: scales underflow
+        x = (np.rint(cases.heavy_tailed("student", (6, 256)) * 9) * np.float32(2.0**-149)).astype(np.float32)
     elif kind == "batch":
         x = cases.normal((2, 3, 5, 256))
     elif kind == "empty":

@@ -272,7 +272,7 @@ static inline BlockScale asymmetric_scale(float min, float max, const ScaleParam
     // Halved first: the range of two finite floats can be infinite.
     const float levels = format.max - format.lowest;
     const float s = (max * 0.5F - min * 0.5F) / levels * 2.0F;
-    BlockScale result = block_scale(stored_as<OneLane>(s == 0 ? 1.0F : s, p.type));
+    BlockScale result = block_scale(stored_as<OneLane>(min < max ? s : 1.0F, p.type));
     const float zero = format.lowest - min / result.decoded;
     result.zero_point = (clamp(zero, format.lowest, format.max) + integer_magic) - integer_magic;
     return result;

@@ -201,7 +201,7 @@ def _float_scale(xp: Namespace, stats: Stats, spec: Spec, candidate: int) -> Sca
         low, high = stats.low * shrink, stats.high * shrink
         levels = element.max - element.lowest
         s = xp.divide(high * value(0.5) - low * value(0.5), value(levels)) * value(2.0)
-        result = stored_scale(xp, xp.where(s == 0, one, s), spec)
+        result = stored_scale(xp, xp.where(stats.amax == 0, one, s), spec)
         zero = xp.minimum(
             xp.maximum(value(element.lowest) - xp.divide(low, result.decoded), value(element.lowest)),
             value(element.max),

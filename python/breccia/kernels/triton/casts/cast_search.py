@@ -88,7 +88,7 @@ def float_candidate(amax, low, high, candidate, FORM: tl.constexpr, SDT: tl.cons
         low = low * shrink
         high = high * shrink
         s = tl.div_rn(high * 0.5 - low * 0.5, tl.full(amax.shape, HI - LO, tl.float32)) * 2.0
-        stored, value = stored_scale(tl.where(s == 0, 1.0, s), SDT)
+        stored, value = stored_scale(tl.where(amax == 0, 1.0, s), SDT)
         zero = tl.minimum(tl.maximum(LO - tl.div_rn(low, value), LO * 1.0), HI * 1.0)
         return stored, value, (zero + 12582912.0) - 12582912.0
     else:
