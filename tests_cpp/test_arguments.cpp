@@ -196,6 +196,25 @@ TEST(Recipes, RaggedRowsOfBlocks) {
     std::vector<float> x = heavy_tailed(rows, cols, 3, 2), padded(rows * 96);
     for (std::int64_t r = 0; r < rows; ++r) std::copy_n(x.begin() + r * cols, cols, padded.begin() + r * 96);
     for (const char* name : {"MXFP8BlockScaling", "MXFP6BlockScaling", "MXFP4BlockScaling", "NVFP4BlockScaling"}) {
+// Numbers where a recipe has codes for scales, whose codes they might be: refused whatever the elements are.
+TEST(ScaledTensor, ScalesThatAreCodesAreNoNumbers) {
+    std::vector<float> x = heavy_tailed(4, 256, 1, 1);
+    for (const Recipe& recipe : all_recipes()) {
+        const ScaledTensor scaled = cast(array_of(x, {4, 256}), recipe);
+        for (const DType type : {DType::float32, DType::float16, DType::bfloat16, DType::float64}) {
+            const auto make = [&] {
+                return ScaledTensor(scaled.data(), Array::allocate(type, scaled.scale().shape), recipe, recipe.layout,
+                                    {.zero_point = scaled.zero_point(), .global_scale = scaled.global_scale()});
+            };
+            SCOPED_TRACE(describe(recipe) + " with " + std::string(name_of(type)));
+            if (!is_coded(recipe.scale))
+                EXPECT_NO_THROW(make());
+            else
+                EXPECT_THAT(message_of(Error::Kind::type, make), HasSubstr("scale must be uint8 or float8_e"));
+        }
+    }
+}
+
         Recipe recipe = make_recipe(name);
         const ScaledTensor expected = cast(array_of(padded, {rows, 96}), recipe);
         recipe.ragged = true;

@@ -50,6 +50,16 @@ INVARIANTS = {
         "data must be at least 1-D",
         lambda: ScaledTensor(u8(), ONE, FP8, PerTensor()),
     ),
+    "E8M0 codes stored as float32, MXFP8": (
+        TypeError,
+        "^scale must be uint8 or float8_e8m0fnu codes for MXFP8BlockScaling, got dtype float32",
+        lambda: ScaledTensor(u8(4, 64), f32(4, 2), breccia.MXFP8BlockScaling(), PerBlockMN(1, 32)),
+    ),
+    "E8M0 codes stored as float32, FP8 blocks": (
+        TypeError,
+        "^scale must be uint8 or float8_e8m0fnu codes for Float8BlockScaling, got dtype float32",
+        lambda: ScaledTensor(u8(4, 128), f32(4, 1), breccia.Float8BlockScaling(scale_format="e8m0"), PerBlockK(128)),
+    ),
     "no recipe": (ValueError, "recipe is required", lambda: ScaledTensor(u8(4, 8), ONE, None, PerTensor())),
     "no layout": (ValueError, "layout is required", lambda: ScaledTensor(u8(4, 8), ONE, FP8, None)),
     "zero_point is a list": (

@@ -48,7 +48,8 @@ void ScaledTensor::check_data() {
 void ScaledTensor::check_scale() {
     const ElementType type = scale_.type;
     const bool coded = is_coded(recipe_.scale);
-    if (type.is_number()) {
+    // Codes in an array of numbers would be off by orders of magnitude, but numbers are numbers whatever their width.
+    if (type.is_number() && !coded) {
         scale_type_ = static_cast<ScaleType>(type.dtype());
         // Codes read as numbers would be off by orders of magnitude, but numbers are numbers whatever their width.
         if (!coded || recipe_.element == format_of<Float8E4M3FN> || recipe_.element == format_of<Float8E5M2>) return;
