@@ -6,6 +6,13 @@ import sys
 import pytest
 
 _IN_PART = ("transformer_engine", "gptqmodel", "awq")
+# Runs the script that is the first argument.
+RUN = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys({_IN_PART}))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def hide(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ LAYERS = {
     ),
     "registry": "frameworks= kernels.triton=",
     "value": "cuts checked identity plain display scaled_tensor kernels.whole_array",
-    "verbs": "verbs prepared delayed autograd grouped pieces kernels comparison",
+    "verbs": "verbs prepared delayed autograd grouped low_rank pieces kernels comparison",
     "arrays": "frameworks kernels.triton gpu",
     "models": "nn quantize_model distributed sharding",
     "stored bytes": (

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from breccia.bridges._common import bfloat16_bits, float32
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, merge_lora, save_arrays, verify
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.verify import render, values
 from checkpoints import write_shards
 
 RANK = 4
@@ -254,6 +254,46 @@ def test_the_command(tmp_path: Path) -> None:
     second = subprocess.run(command, capture_output=True, text=True, check=False)
     assert second.returncode == 2
     assert "destination must not be there" in second.stderr
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_verify_says_how_much_is_kept(to: str, tmp_path: Path) -> None:
+    """Nearest rounding keeps little of a small change, chance all of it on average."""
+    products = adapter(tmp_path / "adapter", factor=0.012)
+    convert(base(tmp_path / "base"), tmp_path / "q", to)
+    kept = {}
+    for seed in (None, 7):
+        out = tmp_path / f"out-{seed}"
+        merge_lora(tmp_path / "q", tmp_path / "adapter", out, seed=seed)
+        report = verify(tmp_path / "q", out, adapter=tmp_path / "adapter", min_sqnr_db=1)
+        assert report["ok"], report["failed"]
+        changed = {t["name"]: t["kept"] for t in report["tensors"] if "kept" in t}
+        assert changed.keys() == products.keys()
+        kept[seed] = report["kept"]
+        before, after = loaded(tmp_path / "q"), loaded(out)
+        dots = [(2 * products[n] * (values(after[n]) - values(before[n]))).sum() for n in products]
+        np.testing.assert_allclose(kept[seed], sum(dots) / sum((4 * p * p).sum() for p in products.values()), rtol=1e-3)
+    bits = 4 if "4" in to.replace("e4m3", "") else 8
+    assert kept[None] < (0.6 if bits == 4 else 1.2)
+    assert abs(kept[7] - 1) < 0.35
+    text = render(report)
+    assert f"{kept[7]:.1%} of the adapter's change kept, in 4 tensors\n" in text
+
+
+def test_verify_with_an_adapter_of_plain_floats(tmp_path: Path) -> None:
+    """And tensors that take another's place, and the sentence of one that changes what is not there."""
+    source = base(tmp_path / "base")
+    norm = {"base_model.model.model.norm.weight": np.full(128, 3, np.float32)}
+    adapter(tmp_path / "adapter", more=norm)
+    merge_lora(source, tmp_path / "adapter", tmp_path / "out")
+    command = [sys.executable, "-m", "breccia", "verify", source, tmp_path / "out", "--adapter", tmp_path / "adapter"]
+    run = subprocess.run([*map(str, command), "--json"], capture_output=True, text=True, check=True)
+    report = json.loads(run.stdout)
+    assert abs(report["kept"] - 1) < 1e-2
+    assert len([t for t in report["tensors"] if "kept" in t]) == 5
+    adapter(tmp_path / "other", more={"base_model.model.model.none.weight": np.ones(3, np.float32)})
+    with pytest.raises(ValueError, match=r"adapter must change tensors of .*, which has no 'model\.none\.weight'"):
+        verify(source, tmp_path / "out", adapter=tmp_path / "other")
 
 
 def test_pefts_own_merge_gives_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

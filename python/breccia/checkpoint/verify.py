@@ -25,6 +25,7 @@ from breccia.checkpoint.bounds import FLOATS_DB, bits_of, least
 from breccia.checkpoint.files.gguf_rope import ROPE_TENSORS
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.source import Checkpoint, is_float
+from breccia.checkpoint.survival import Survival
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import differences, modules_of
 
@@ -211,7 +212,12 @@ _MISTAKES: dict[str, Callable[[ScaledTensor, Any], Any]] = {
 
 
 def verify(
-    a: str | os.PathLike[str], b: str | os.PathLike[str], *, min_sqnr_db: float | None = None, progress: bool = False
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    min_sqnr_db: float | None = None,
+    adapter: str | os.PathLike[str] | None = None,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Compare checkpoint ``b`` with its reference ``a``. JSON types only.
 
@@ -220,20 +226,25 @@ def verify(
         b: what is to be judged.
         min_sqnr_db: a tensor below it fails; None for a bound that follows from the format of each, 3 dB a bit, and
             12 dB where both are plain floats.
+        adapter: folder of a LoRA adapter that was merged into ``a`` to make ``b``, which is then compared with ``a``
+            and the adapter's change.
         progress: draw a line on a terminal.
 
     Returns:
-        ``ok``, and per tensor SQNR, cosine, largest error, the likely mistake and the bound that held.
+        ``ok``, and per tensor SQNR, cosine, largest error, the likely mistake and the bound that held. With an adapter
+        also ``kept``, of all that it changes and of each tensor: Σ change · (b - a) / Σ change². 1 is all of the
+        change, 0 is none.
 
     Raises:
         TypeError: ``min_sqnr_db`` is neither a number nor None.
-        ValueError: a checkpoint is not valid.
+        ValueError: a checkpoint or the adapter is not valid, or the adapter changes what is not there.
     """
     if min_sqnr_db is not None and not isinstance(min_sqnr_db, (int, float)):
         raise TypeError(f"min_sqnr_db must be a number of decibels, got {min_sqnr_db!r}")
     first, second = Checkpoint(a, mapped=False), Checkpoint(b, mapped=False)
     others = {_canonical(f): f for f in second.found}
     results, failed, missing = [], [], []
+    merged = None if adapter is None else Survival(adapter, first)
     line = Progress(sum(first.nbytes(found) for found in first.found), progress)
     for found in first.found:
         line.add(first.nbytes(found))
@@ -248,7 +259,7 @@ def verify(
             if not plain or first.raw(found).tobytes() != second.raw(other).tobytes():
                 failed.append(found.name)
             continue
-        difference = _compared(first, found, second, other, min_sqnr_db)
+        difference = _compared(first, found, second, other, min_sqnr_db, merged)
         results.append(difference)
         if not difference.ok:
             failed.append(found.name)
@@ -272,10 +283,14 @@ def verify(
                 "equal": d.equal,
                 "mistake": d.mistake,
                 "bound_db": d.bound_db,
+                **({} if merged is None else merged.of(d.name)),
             }
             for d in results
         ],
     }
+    if merged is not None:
+        report["kept"] = merged.kept
+        merged.close()
     first.close()
     second.close()
     return report
@@ -289,10 +304,23 @@ def _scheme_differences(first: Checkpoint, second: Checkpoint) -> list[str]:
         return [f"what is said of inputs and KV cache is not compared: {error}"]
 
 
-def _compared(first: Checkpoint, a: Found, second: Checkpoint, b: Found, bound_db: float | None) -> Difference:
+def _of_adapter(report: dict[str, Any]) -> list[str]:
+    """What became of an adapter's change, the three tensors that kept least of it named."""
+    changed = sorted((t for t in report["tensors"] if "kept" in t), key=lambda t: float(t["kept"]))
+    lines = [f"{report['kept']:.1%} of the adapter's change kept, in {len(changed)} tensors"]
+    for t in changed[:3]:
+        lines += fitted(f"{t['kept']:>8.1%}", one_line(t["name"]))
+    return lines
+
+
+def _compared(
+    first: Checkpoint, a: Found, second: Checkpoint, b: Found, bound_db: float | None, merged: Survival | None
+) -> Difference:
     reference, tensor = first.load(first.folded(a)), second.load(second.folded(b))
     if bound_db is None:
         bound_db = least(bits_of(first, a, reference), bits_of(second, b, tensor))
+    if merged is not None:
+        reference = merged.add(a, reference, tensor)
     difference = compare(a.name, reference, tensor, bound_db)
     first.release(a)
     second.release(b)
@@ -318,6 +346,8 @@ def render(report: dict[str, Any], every: bool = False) -> str:
         lines += fitted(figures, one_line(t["name"]), *([f"← {t['mistake']}?"] if t["mistake"] else []))
     same = sum(t["equal"] for t in report["tensors"])
     lines.append(f"{len(report['tensors'])} tensors compared, {same} equal in every value")
+    if "kept" in report:
+        lines += _of_adapter(report)
     lines += [line for name in report["missing"] for line in wrapped(f"! missing: {name}")]
     lines += [line for said in report["scheme"] for line in wrapped(f"! {said}")]
     bounds = {t["name"]: t["bound_db"] for t in report["tensors"]}

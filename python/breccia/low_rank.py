@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What quantizing a weight loses, as the start of a low-rank adapter: after LoftQ (Li et al., 2023, arXiv 2310.08659),
+whose first step this is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from breccia import frameworks, verbs
+from breccia.recipe_names import resolve
+from breccia.recipes import ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["lora_init"]
+
+
+def lora_init(w: Any, recipe: ScalingRecipe | str | ScaledTensor, rank: int, importance: Any = None) -> tuple[Any, Any]:
+    """The matrices of that rank whose product is nearest to what quantizing a weight loses.
+
+    ``dequantize(cast(w, recipe)) + B @ A`` is nearer to ``w`` than the codes alone, by singular values of the error.
+    With PEFT, ``lora_alpha`` equal to the rank multiplies by 1.
+
+    Args:
+        w: float array ``(N, K)``, the weight before it is quantized.
+        recipe: what it is quantized to, or its name; or the codes that it was quantized to.
+        rank: of the product, 1 to min(N, K).
+        importance: ``(K,)``, what an error in each column counts, such as the mean square of the layer's inputs; None
+            counts all alike. A column of 0 counts as the least that is not.
+
+    Returns:
+        A ``(rank, K)`` and B ``(N, rank)``, float32, in the framework of ``w``.
+
+    Raises:
+        TypeError: ``w`` is not an array of floats, or ``rank`` is no integer.
+        ValueError: ``w`` is not a matrix or has no finite error, the rank is too large, or ``importance`` is not one
+            number of 0 or more for each column.
+    """
+    if isinstance(w, ScaledTensor):
+        raise TypeError("w must be the weight before it is quantized, an array of floats, got a ScaledTensor")
+    if not isinstance(rank, int) or isinstance(rank, bool):
+        raise TypeError(f"rank must be an integer, got {rank!r}")
+    shape = tuple(getattr(w, "shape", ()))
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"w must be a matrix (N, K), got shape {shape}")
+    if not 1 <= rank <= min(shape):
+        raise ValueError(f"rank must be 1 to {min(shape)} for w of shape {shape}, got {rank}")
+    codes = recipe if isinstance(recipe, ScaledTensor) else verbs.cast(w, resolve(recipe))
+    if codes.shape != shape:
+        raise ValueError(f"recipe must be codes of w's shape {shape}, got {codes.shape}")
+    framework = frameworks.common(w, codes.data)
+    error = framework.namespace.astype(w, "float32") - verbs.dequantize(codes)
+    on_torch = type(error).__module__.partition(".")[0] == "torch"
+    error = error.detach() if on_torch else np.asarray(frameworks.on_host(error)[0])
+    root = _root(importance, shape[1])
+    if root is not None:
+        error = error * _like(root, error, on_torch)
+    if not bool(abs(error).max() < np.inf):
+        raise ValueError("w must be finite and have a finite error, it holds NaN or infinity")
+    if on_torch:
+        import torch
+
+        left, values, right = torch.linalg.svd(error, full_matrices=False)
+    else:
+        left, values, right = np.linalg.svd(error, full_matrices=False)
+    spread = values[:rank] ** 0.5
+    a, b = right[:rank] * spread[:, None], left[:, :rank] * spread
+    if root is not None:
+        a = a / _like(root, a, on_torch)
+    if on_torch:
+        return a.contiguous(), b.contiguous()
+    return tuple(framework.from_dlpack(np.ascontiguousarray(x), "float32") for x in (a, b))
+
+
+def _root(importance: Any, columns: int) -> np.ndarray[Any, Any] | None:
+    """The square root of what each column counts, positive.
+
+    Raises:
+        ValueError: it is not one number of 0 or more for each column.
+    """
+    if importance is None:
+        return None
+    host = np.asarray(frameworks.on_host(importance)[0] if hasattr(importance, "shape") else importance, np.float64)
+    if host.shape != (columns,):
+        raise ValueError(f"importance must have shape ({columns},) for w of {columns} columns, got {host.shape}")
+    if not (np.isfinite(host) & (host >= 0)).all():
+        wrong = host[~(np.isfinite(host) & (host >= 0))][0]
+        raise ValueError(f"importance must be of finite numbers of 0 or more, got {wrong} in it")
+    positive = host[host > 0]
+    least = positive.min() if positive.size else 1.0
+    return np.sqrt(np.maximum(host, least))
+
+
+def _like(root: np.ndarray[Any, Any], like: Any, on_torch: bool) -> Any:
+    if not on_torch:
+        return root.astype(np.float32)
+    import torch
+
+    return torch.as_tensor(root, dtype=torch.float32, device=like.device)
