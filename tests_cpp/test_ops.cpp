@@ -241,7 +241,7 @@ TEST(Matmul, ShapesBroadcast) {
     EXPECT_EQ(matmul_shape({2, 3}, {3, 4}), (Shape{2, 4}));
     EXPECT_EQ(matmul_shape({5, 1, 2, 3}, {7, 3, 4}), (Shape{5, 7, 2, 4}));
     EXPECT_EQ(message_of(Error::Kind::value, [] { matmul_shape({2, 3}, {4, 5}); }),
-              "b must be (..., 3, N) for a of shape (2, 3), got shape (4, 5)");
+              "matmul shape mismatch: b must be (..., 3, N) for a of shape (2, 3), got shape (4, 5)");
     message_of(Error::Kind::value, [] { matmul_shape({2, 2, 3}, {5, 3, 4}); });
     message_of(Error::Kind::value, [] { matmul_shape({3}, {3, 4}); });
     const Array a = Array::allocate(DType::float32, {2, 0}), b = Array::allocate(DType::float32, {0, 3});

@@ -332,6 +332,11 @@ def test_int4_scales_are_numbers(name, dtype):
     assert breccia.requantize(breccia.cast(normal(4, 128), "fp8"), st.recipe).scale_dtype.name == dtype
 
 
+def test_a_product_of_shapes_that_do_not_match():
+    with pytest.raises(ValueError, match=r"matmul shape mismatch: b must be \(\.\.\., 128, N\)"):
+        breccia.matmul(breccia.cast(normal(4, 128), "fp8"), breccia.cast(normal(64, 16), "fp8"))
+
+
 # --- layouts ------------------------------------------------------------------------------------------------
 
 FITS = {
@@ -353,7 +358,8 @@ MISFITS = {
     "PerChannel, grid": (PerChannel(), (4, 128), (4, 2), r"scale\.shape must be one of"),
     "PerChannel, 1-D": (PerChannel(), (4,), (4,), r"data must be at least 2-D \(M, K\), got ndim=1"),
     "PerBlockMN, M": (PerBlockMN(4, 32), (5, 64), (1, 2), r"must be \(2, 2\), got .* block_m=4, block_n=32"),
-    "PerBlockMN, N": (PerBlockMN(1, 32), (4, 50), (4, 1), r"must be \(4, 2\), got .* block_m=1, block_n=32"),
+    "PerBlockMN, N": (PerBlockMN(1, 32), (4, 50), (4, 2), r"shape\[-1\]=50 must be divisible by block_n=32"),
+    "PerBlockMN, tiles": (PerBlockMN(2, 32), (4, 50), (4, 1), r"must be \(2, 2\), got .* block_m=2, block_n=32"),
     "PerBlockMN, 1-D": (PerBlockMN(1, 32), (64,), (2,), r"data must be at least 2-D \(M, K\), got ndim=1"),
 }
 
@@ -365,8 +371,8 @@ def test_scales_that_fit(layout, data, scale):
 
 @pytest.mark.parametrize(("layout", "data", "scale", "sentence"), MISFITS.values(), ids=MISFITS.keys())
 def test_scales_that_do_not_fit(layout, data, scale, sentence):
-    """The page's PerBlockMN refuses short tiles at the edges; checkpoints have them, so they fit a scale for each
-    tile that is begun."""
+    """The page's PerBlockMN refuses short tiles at the edges; checkpoints have tiles of several rows that are, so
+    these fit a scale for each that is begun."""
     with pytest.raises(ValueError, match=sentence):
         layout.validate(u8(*data), f32(*scale))
     with pytest.raises(ValueError, match=sentence):
@@ -401,6 +407,8 @@ def test_packing_needs_pairs():
     with pytest.raises(ValueError, match="codes must have an even number of columns, got 5"):
         breccia.formats.pack(u8(2, 5))
     assert breccia.formats.unpack(u8(2, 3), n_values=5).shape == (2, 5)
+    with pytest.raises(ValueError, match="n_values must be 2 or 1, the capacity of 1 bytes a row, got 10"):
+        breccia.formats.unpack(u8(1), n_values=10)
 
 
 # --- bridges ------------------------------------------------------------------------------------------------

@@ -154,7 +154,9 @@ def unpack(packed: Any, n_values: int | None = None) -> NDArray[np.uint8]:
     if not isinstance(n, (int, np.integer)):
         raise TypeError(f"n_values must be an integer, got {n!r}")
     if (n + 1) // 2 != stored or n < 0:
-        raise ValueError(f"n_values must be {2 * stored} or {max(2 * stored - 1, 0)} for {stored} bytes a row, got {n}")
+        raise ValueError(
+            f"n_values must be {2 * stored} or {max(2 * stored - 1, 0)}, the capacity of {stored} bytes a row, got {n}"
+        )
     return _core.unpack(array, 2 * array.size).reshape(*array.shape[:-1], 2 * stored)[..., :n]
 
 

@@ -104,14 +104,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def resolve(recipe: Any, argument: str = "recipe") -> ScalingRecipe:
-    """The recipe that a public function was given, as itself or by name.
+    """The recipe that a public function was given: the very object, or the one of a name.
 
     Raises:
         TypeError: it is neither; a class is told from a recipe.
         ValueError: there is none of that name.
     """
     if isinstance(recipe, ScalingRecipe):
-        return recipes.known(recipe)
+        return recipe
     if isinstance(recipe, str):
         named = _NAMED.get(recipe)  # as it is spelled almost always
         return recipes.known(recipe_of(recipe, argument) if named is None else named)

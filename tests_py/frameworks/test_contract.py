@@ -2,6 +2,7 @@
 """Every verb × recipe × framework: the bytes are those of the NumPy path."""
 
 import copy
+import dataclasses
 import pickle
 import tracemalloc
 
@@ -39,6 +40,18 @@ def test_cast_dequantize_requantize(peer, recipe):
     for source in (breccia.MXFP4BlockScaling(), breccia.INT4Scaling(), breccia.Float8CurrentScaling()):
         a, b = cast(peer.array(x), source), cast(x, source)
         peers.same_parts(peer, requantize(a, recipe), requantize(b, recipe), f"requantize {source}")
+
+
+@cases.ALL
+@peers.ALL
+def test_the_recipe_is_the_one_that_was_given(peer, recipe):
+    """Not an equal one: `cast(x, recipe).recipe is recipe`."""
+    mine = dataclasses.replace(recipe)
+    scaled = cast(peer.array(cases.normal((6, K))), mine)
+    assert scaled.recipe is mine
+    other = dataclasses.replace(recipe)
+    assert requantize(scaled, other).recipe is other
+    assert cast(peer.array(cases.normal((6, K))), mine, rounding="stochastic", seed=1).recipe is mine
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])

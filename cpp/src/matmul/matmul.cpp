@@ -93,8 +93,8 @@ Shape matmul_shape(const Shape& a, const Shape& b) {
     if (b.size() < 2) throw_value("b must be at least 2-D, got shape " + to_string(b));
     const std::int64_t k_a = a.back(), k_b = b[b.size() - 2];
     if (k_a != k_b)
-        throw_value("b must be (..., " + std::to_string(k_a) + ", N) for a of shape " + to_string(a) + ", got shape " +
-                    to_string(b));
+        throw_value("matmul shape mismatch: b must be (..., " + std::to_string(k_a) + ", N) for a of shape " +
+                    to_string(a) + ", got shape " + to_string(b));
     const Shape batch_a = batch_shape(a), batch_b = batch_shape(b);
     Shape shape(std::max(batch_a.size(), batch_b.size()));
     for (std::size_t i = 0; i < shape.size(); ++i) {

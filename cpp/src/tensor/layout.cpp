@@ -105,11 +105,18 @@ Shape Layout::scale_shape(const Shape& logical_shape) const {
     return storage_shape(shape, axis);
 }
 
+bool Layout::divides(const Shape& logical_shape) const {
+    const BlockGrid blocks = grid(logical_shape);
+    const bool along_rows =
+        kind == LayoutKind::per_block_k || (kind == LayoutKind::per_block_mn && blocks.block_rows == 1);
+    return !along_rows || blocks.cols % blocks.block_cols == 0;
+}
+
 bool Layout::fits(const Shape& logical_shape, const Shape& scale_shape) const {
     breccia::validate(*this);
     if (kind == LayoutKind::per_tensor) return scale_shape.empty();
     if (logical_shape.size() < 2) return false;
-    if (kind == LayoutKind::per_block_k && storage_shape(logical_shape, axis).back() % block_n != 0) return false;
+    if (!divides(logical_shape)) return false;
     Shape expected = this->scale_shape(logical_shape);
     if (scale_shape == expected) return true;
     if (kind != LayoutKind::per_channel) return false;
@@ -127,11 +134,11 @@ void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) cons
     if (logical_shape.size() < 2)
         throw_value(who + ": data must be at least 2-D (M, K), got ndim=" + std::to_string(logical_shape.size()) +
                     " with shape=" + to_string(logical_shape));
-    if (kind == LayoutKind::per_block_k) {
-        const std::int64_t extent = storage_shape(logical_shape, axis).back();
-        if (extent % block_n != 0)
-            throw_value("PerBlockK: data.shape[" + std::to_string(axis) + "]=" + std::to_string(extent) +
-                        " must be divisible by block_size=" + std::to_string(block_n));
+    if (!divides(logical_shape)) {
+        const BlockGrid blocks = grid(logical_shape);
+        const char* size = kind == LayoutKind::per_block_k ? "block_size" : axis == -1 ? "block_n" : "block_m";
+        throw_value(who + ": data.shape[" + std::to_string(axis) + "]=" + std::to_string(blocks.cols) +
+                    " must be divisible by " + size + "=" + std::to_string(blocks.block_cols));
     }
     const Shape expected = this->scale_shape(logical_shape);
     if (kind == LayoutKind::per_channel) {

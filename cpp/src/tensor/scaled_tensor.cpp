@@ -51,8 +51,7 @@ void ScaledTensor::check_scale() {
     // Codes in an array of numbers would be off by orders of magnitude, but numbers are numbers whatever their width.
     if (type.is_number() && !coded) {
         scale_type_ = static_cast<ScaleType>(type.dtype());
-        // Codes read as numbers would be off by orders of magnitude, but numbers are numbers whatever their width.
-        if (!coded || recipe_.element == format_of<Float8E4M3FN> || recipe_.element == format_of<Float8E5M2>) return;
+        return;
     } else if (coded &&
                (type == ElementType::uint8() || (type.is_codes() && type.format() == format_of_scale(recipe_.scale)))) {
         scale_type_ = recipe_.scale;
@@ -110,8 +109,8 @@ void ScaledTensor::find_shape(bool may_pack, std::size_t pack_axis) {
         shape_ = odd;
         return;
     }
-    const bool rows = layout_.kind == LayoutKind::per_block_k && data_.shape[pack_axis] % layout_.block_n == 0;
-    if (rows || layout_.kind == LayoutKind::per_block_mn)
+    const bool blocks = layout_.kind == LayoutKind::per_block_k || layout_.kind == LayoutKind::per_block_mn;
+    if (blocks && layout_.divides(data_.shape))
         throw_value(std::string(name_of(layout_.kind)) + ": scale.shape must be " +
                     to_string(layout_.scale_shape(as_packed)) + " for data of shape " + to_string(data_.shape) +
                     " with two codes per byte, or " + to_string(layout_.scale_shape(data_.shape)) + " with one, got " +

@@ -128,8 +128,13 @@ def _converted(
 
 def parts_to_tensor(made: Any, shape: Any, recipe: ScalingRecipe, original_dtype: str) -> ScaledTensor:
     """The ScaledTensor of an operator's outputs, which are those parts that there are."""
-    form = cast_form(recipe, shape, original_dtype)
+    form = cast_form(returnable(recipe), shape, original_dtype)
     return ScaledTensor._of(form, *form.place(made))
+
+
+def returnable(recipe: ScalingRecipe) -> ScalingRecipe:
+    """The recipe; the one that torch.compile can return where it traces, which cannot return one made meanwhile."""
+    return recipes.known(recipe) if torch.compiler.is_dynamo_compiling() else recipe
 
 
 def raw(x: Any) -> Any:

@@ -12,7 +12,6 @@ import torch
 from breccia import _core
 from breccia._inputs import check_float32
 from breccia.cast_options import CastOptions
-from breccia.form import cast_form
 from breccia.frameworks import (
     _torch_gradients,  # noqa: F401 (gradients of these)
     _torch_launch,
@@ -144,7 +143,7 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
         data = (values * factor).clamp(-element.max, element.max).to(NATIVE[element.name])
     else:
         data = whole_array.cast_scaled(namespace, values, recipe, factor, options).view(NATIVE[element.name])
-    return ScaledTensor._of(cast_form(recipe, x.shape, dtype_name(x)), data, 1 / factor)
+    return parts_to_tensor([data, 1 / factor], x.shape, recipe, dtype_name(x))
 
 
 def silu_mul(gate: Any, up: Any, recipe: ScalingRecipe) -> ScaledTensor:
