@@ -93,7 +93,7 @@ STAGES = (
         "slow Python tests",
         ".ci/run_slow",
         "Python tests marked slow: files of many megabytes, whole registries where others take a part",
-        ("tests_py/hostile/", "tests_py/test_hostile.py", "tests_py/conftest.py"),
+        ("tests_py/hostile/", "tests_py/test_hostile.py", "tests_py/conftest.py", "benchmarks/comparison/"),
     ),
     Stage(
         "GPU kernels, interpreted",

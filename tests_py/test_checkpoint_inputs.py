@@ -139,6 +139,7 @@ print(json.dumps([time.process_time() - begin, most() - before]))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="measures memory by /proc")
+@pytest.mark.slow
 def test_a_header_of_very_many_tensors(tmp_path: Path) -> None:
     """Within twice the processor time of the format's own library, and in 4 bytes of memory a byte of header."""
     pytest.importorskip("safetensors")

@@ -409,6 +409,7 @@ def large(folder: Path, layers: int, experts: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_large_checkpoint_is_divided_evenly_from_headers(tmp_path, monkeypatch):
     """All 671 billion parameters of DeepSeek-V3 for 64 workers, in seconds of one core."""
     source = large(tmp_path / "large", 61, 256)

@@ -151,6 +151,7 @@ def test_output_layers_by_other_names_stay(model: str, models: Any, tmp_path: Pa
     check(models(model), tmp_path / "q", "compressed-tensors:fp8")
 
 
+@pytest.mark.slow
 def test_output_layers_of_every_language_model_are_known() -> None:
     """What transformers' classes for text say of weights that two modules share."""
     shared = set()

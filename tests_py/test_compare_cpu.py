@@ -66,6 +66,7 @@ def test_peers_search_for_the_same_scales(x):
         assert np.array_equal(run().numpy()[..., 0], int4.scale.astype(np.float32))
 
 
+@pytest.mark.slow
 def test_quick_run_gives_every_row(tmp_path):
     files = {name: tmp_path / f"cpu.{name}" for name in ("json", "markdown", "picture")}
     options = [str(part) for name, path in files.items() for part in (f"--{name}", path)]

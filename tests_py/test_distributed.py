@@ -207,7 +207,9 @@ def everything(rank, world):
         body(rank, world)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_ranks_make_what_one_process_makes(world):
     distributed_ranks.run(world, everything)
 

@@ -87,7 +87,7 @@ def loads_values(rank, world, folder):
             assert torch.equal(whole(value).float(), values[name].to(value.dtype).float()), (to, name)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_float_parameters_get_the_values_of_every_format(world, sources):
     distributed_ranks.run(world, loads_values, sources)
 
@@ -126,7 +126,7 @@ def loads_codes(rank, world, folder):
     assert len(kept) >= len(written) - 2, written - kept  # those of values that a ScaledTensor cannot say
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_quantized_layers_get_the_codes_as_they_are(world, sources):
     distributed_ranks.run(world, loads_codes, sources)
 
@@ -178,7 +178,7 @@ def reads_its_share(rank, world, folder):
             assert peak < 16 << 20, (to, peak)  # the model has 32 MiB in bf16, float32 values of one tensor 8
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_rank_reads_its_rows_and_holds_a_few_of_them(world, tmp_path):
     arrays = {f"{i}.weight": weight(1024, 2048).astype(ml_dtypes.bfloat16) for i in range(8)}
     write_shards(tmp_path / "in", [arrays], {})

@@ -55,7 +55,7 @@ def runs_as_one_process(rank, world):
         assert bytes_held(model) < held / world + 0.1 * held + 256, name
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_sharded_models_compute_what_whole_ones_do(world):
     distributed_ranks.run(world, runs_as_one_process)
 
@@ -138,7 +138,7 @@ def runs_before_2_13(rank, world, folder):
     assert {tensor.dtype for name, tensor in state.items() if "weight_" in name} == {torch.uint8}
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_sharded_models_compute_and_load_under_earlier_torch(world, tmp_path):
     if world == 1:  # in a process of its own: what it changes of torch stays changed
         torch.multiprocessing.spawn(one_rank_before_2_13, (str(tmp_path),))

@@ -101,7 +101,7 @@ def gives_what_convert_writes(rank, world, folder):
         ), to
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_bytes_are_those_of_convert(world, converted):
     distributed_ranks.run(world, gives_what_convert_writes, converted)
 

@@ -118,7 +118,7 @@ def loads_floats(rank, world):
         check_codes(model, whole_codes(recipe), key)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_floats_of_a_state_dict_become_the_codes_of_the_whole(world):
     distributed_ranks.run(world, loads_floats)
 
@@ -187,7 +187,7 @@ def opens(rank, world, folder):
     assert {to.partition(":")[0] for to in kept} >= {"comfyui", "compressed-tensors", "deepseek", "mlx", "modelopt"}
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_layers_take_codes_of_their_recipe_and_quantize_other_values(world, sources):
     distributed_ranks.run(world, opens, sources)
 

@@ -63,7 +63,7 @@ def runs_as_one_process(rank, world):
     assert tried > 30
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_layers_compute_what_whole_ones_do(world):
     distributed_ranks.run(world, runs_as_one_process)
 
@@ -240,7 +240,7 @@ def runs_on_meshes(rank, world):
             assert codes.numel() * world == whole[0].weight_data.numel()
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_meshes_of_sharded_and_tensor_parallel_ranks(world):
     distributed_ranks.run(world, runs_on_meshes)
 
@@ -381,6 +381,6 @@ def trains_on_meshes(rank, world):
             assert sent.dtypes["_allgather_base_"] == ({torch.uint8} if shape[0] > 1 else set())
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_meshes_of_ranks_that_train(world):
     distributed_ranks.run(world, trains_on_meshes)

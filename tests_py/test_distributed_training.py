@@ -125,7 +125,7 @@ def trains_as_one_process(rank, world):
         check_same(name, model, alone, losses, wanted, rank)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_steps_are_those_of_one_process(world):
     distributed_ranks.run(world, trains_as_one_process)
 
@@ -165,7 +165,7 @@ def sends_codes_alone(rank, world):
         assert sent.seen == [gathered, gathered, reduced] or sent.seen == [gathered, reduced], (name, sent.seen)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_gathers_send_bytes_of_codes_and_scales_alone(world):
     distributed_ranks.run(world, sends_codes_alone)
 
@@ -208,7 +208,7 @@ def casts_parts_as_the_whole(rank, world):
             assert made == breccia.cast(w, recipe, square_blocks=square), (recipe, rows)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_blocks_that_two_ranks_hold_are_those_of_the_whole(world):
     distributed_ranks.run(world, casts_parts_as_the_whole)
 

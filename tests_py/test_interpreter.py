@@ -170,7 +170,7 @@ def test_a_fork_inside_long_work_of_another_thread():
     assert done.stdout.strip() == str([7] * 5)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_workers_of_a_dataloader(method, tmp_path):
     """They cast on threads of their own, whether they were forked after the parent's threads had begun or not."""
     pytest.importorskip("torch")

@@ -217,6 +217,7 @@ def test_experts_in_one_tensor_have_no_form_in_modelopt(models: Any, tmp_path: P
     assert not stacks(model)
 
 
+@pytest.mark.slow
 def test_memory_of_loading(models: Any, tmp_path: Path) -> None:
     """Peak memory above that of a process that has loaded another model, over the checkpoint's size."""
     sizes = {"hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16}

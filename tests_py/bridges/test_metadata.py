@@ -136,8 +136,12 @@ class File:
             header[name] = spec
             data += raw
         text = json.dumps(header).encode()
-        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
-        (folder / "config.json").write_text(json.dumps(config))
+        for name, content in (
+            ("model.safetensors", struct.pack("<Q", len(text)) + text + data),
+            ("config.json", json.dumps(config).encode()),
+        ):
+            (folder / name).unlink(missing_ok=True)  # a file that is cut and written again goes to the disk at once
+            (folder / name).write_bytes(content)
 
     def bad(self, folder: Path) -> Iterator[str]:
         """Write each bad file and say what is wrong with it."""

@@ -23,7 +23,10 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=[path.stem for path in SCRIPTS])
+@pytest.mark.parametrize(
+    "path",  # test_schedulers.py runs those of ray and Dask, too
+    [pytest.param(p, marks=[pytest.mark.slow] if "convert_with" in p.stem else [], id=p.stem) for p in SCRIPTS],
+)
 def test_example(path, tmp_path):
     used = packages(path.read_text())
     for package in used:

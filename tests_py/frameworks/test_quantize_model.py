@@ -113,6 +113,7 @@ def test_embeddings_lose_what_rounding_to_eight_bits_must():
     assert abs(mine - noise) < 5e-4, (mine, noise)
 
 
+@pytest.mark.slow
 def test_embeddings_of_four_bits_are_as_good_as_their_peers():
     torchao = pytest.importorskip("torchao.quantization")
     nvfp4 = pytest.importorskip("torchao.prototype.mx_formats").NVFP4WeightOnlyConfig
