@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 from breccia.kernels.triton.products.configs import PARTS, TIMED, Tile, divides, fp8_tile
-from breccia.kernels.triton.products.fp8_matmul import fp8_matmul
+from breccia.kernels.triton.products.dense_matmul import dense_matmul
 from comparison.gpu_products import block_operands
 from comparison.gpu_timing import replay_time
 
@@ -43,7 +43,7 @@ def main() -> None:
             x, x_scale, w, w_scale = block_operands(m, n, k)
 
             def time(tile: Tile, given: tuple = (x, w, x_scale, w_scale)) -> float:
-                return replay_time([lambda: fp8_matmul(*given, block=True, tile=tile)], 32, 3)
+                return replay_time([lambda: dense_matmul(*given, block=True, tile=tile)], 32, 3)
 
             times = {tile: time(tile) for tile in [fp8_tile(m, n, k, "block"), *tiles(m, k)]}
             picked, best = fp8_tile(m, n, k, "block"), min(times, key=lambda tile: times[tile])

@@ -13,8 +13,8 @@ from breccia.kernels import triton as kernels
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.casts import cast_block
 from breccia.kernels.triton.conversions import dequant
+from breccia.kernels.triton.products import dense_matmul
 from breccia.kernels.triton.products import dispatch as products
-from breccia.kernels.triton.products import fp8_matmul
 from torch.nn import functional
 
 from comparison.gpu_timing import FP8, Fn, alternate, error, note, randn, replay_time
@@ -57,7 +57,7 @@ def products_large(shapes: list[tuple[int, int, int]]) -> None:
         row(
             "1x128 by 128x128",
             "fp32 every 128",
-            lambda: fp8_matmul.fp8_matmul(ac, bc, sa, sb, block=True),
+            lambda: dense_matmul.dense_matmul(ac, bc, sa, sb, block=True),
             lambda: torch._scaled_mm(ac, bc.T, scale_a=sa, scale_b=sb.T, out_dtype=torch.bfloat16),
             ref,
         )
@@ -69,7 +69,7 @@ def products_large(shapes: list[tuple[int, int, int]]) -> None:
             row(
                 "per tensor",
                 mode,
-                lambda: fp8_matmul.fp8_matmul(ac, bc, one, one, fast=fast),
+                lambda: dense_matmul.dense_matmul(ac, bc, one, one, fast=fast),
                 lambda: torch._scaled_mm(
                     ac, bc.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=fast
                 ),
@@ -78,7 +78,7 @@ def products_large(shapes: list[tuple[int, int, int]]) -> None:
         row(
             "per row",
             "fast",
-            lambda: fp8_matmul.fp8_matmul(ac, bc, rows_a, rows_b, fast=True),
+            lambda: dense_matmul.dense_matmul(ac, bc, rows_a, rows_b, fast=True),
             lambda: torch._scaled_mm(
                 ac, bc.T, scale_a=rows_a, scale_b=rows_b.T, out_dtype=torch.bfloat16, use_fast_accum=True
             ),
@@ -96,7 +96,7 @@ def products_small() -> None:
         ac, sa, _, _ = block_operands(m, 128, k)
         ref = values(ac, sa, (1, 128)) @ values(*weights[0], (128, 128)).T
         for state, used in (("cold", weights), ("warm", weights[:1])):
-            ours = [lambda w=w: fp8_matmul.fp8_matmul(ac, w[0], sa, w[1], block=True) for w in used]
+            ours = [lambda w=w: dense_matmul.dense_matmul(ac, w[0], sa, w[1], block=True) for w in used]
             peer = [
                 lambda w=w: torch._scaled_mm(ac, w[0].T, scale_a=sa, scale_b=w[1].T, out_dtype=torch.bfloat16)
                 for w in used
@@ -221,7 +221,7 @@ def accuracy() -> None:
         note(
             "accuracy",
             f"K={k}, float32 output",
-            block=error(fp8_matmul.fp8_matmul(ac, bc, sa, sb, out, block=True), ref),
-            tensor_promoted=error(fp8_matmul.fp8_matmul(ac, bc, one, one, out), unit),
-            tensor_fast=error(fp8_matmul.fp8_matmul(ac, bc, one, one, out, fast=True), unit),
+            block=error(dense_matmul.dense_matmul(ac, bc, sa, sb, out, block=True), ref),
+            tensor_promoted=error(dense_matmul.dense_matmul(ac, bc, one, one, out), unit),
+            tensor_fast=error(dense_matmul.dense_matmul(ac, bc, one, one, out, fast=True), unit),
         )

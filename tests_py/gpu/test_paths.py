@@ -15,15 +15,20 @@ from breccia.kernels.triton.products import dispatch, paths
 
 pytestmark = pytest.mark.offline
 
-HOPPER, OTHER = (9, 0), (8, 9)
+HOPPER, OTHER, BLACKWELL = (9, 0), (8, 9), (10, 0)
 FP8 = breccia.Float8BlockScaling()
 TILE = breccia.Float8BlockScaling(block_m=128)
 TENSOR = breccia.Float8CurrentScaling()
 ROW = breccia.Float8CurrentScaling(granularity="row")
 NVFP4, MXFP4, INT4 = breccia.NVFP4BlockScaling(), breccia.MXFP4BlockScaling(), breccia.INT4Scaling()
 MXFP8, MXFP6, INT8 = breccia.MXFP8BlockScaling(), breccia.MXFP6BlockScaling(), breccia.INT8Scaling()
+ZEROS = breccia.INT8Scaling(symmetric=False)
 GLUON = "Gluon, codes decode on their way to wgmma"
 DECODED, FLOAT32 = "decode to the type of the activations, then cuBLAS", "decode to float32, then a float32 product"
+DENSE = "codes as bf16, then Gluon, TMA and wgmma, scales in float32"
+INTEGERS = "codes as INT8, then Gluon, TMA and wgmma"
+PLAIN = "decode to bf16, then Gluon, TMA and wgmma"
+ROWS = "the left side decodes to bf16, then as weight-only matmul"
 
 # (rows and their recipe or dtype, the weight's recipe, GPU) -> the path's name
 TAKEN: list[tuple[int, Any, Any, tuple[int, int], str]] = [
@@ -31,27 +36,49 @@ TAKEN: list[tuple[int, Any, Any, tuple[int, int], str]] = [
     (4, FP8, TILE, OTHER, "Triton"),
     (4, FP8, FP8, OTHER, "Triton"),
     (4, TENSOR, TENSOR, HOPPER, "Gluon, TMA and wgmma"),
-    (4, ROW, ROW, OTHER, FLOAT32),
-    (4, MXFP8, FP8, HOPPER, FLOAT32),
+    (4, ROW, ROW, OTHER, "decode to bf16, then cuBLAS, then scales"),
+    (4, TILE, TILE, HOPPER, "Gluon, TMA and wgmma"),
+    (4, TENSOR, TILE, HOPPER, "Gluon, TMA and wgmma"),
+    (4, TILE, ROW, OTHER, "Triton"),
+    (4, MXFP8, FP8, HOPPER, ROWS),
+    (4097, MXFP8, FP8, HOPPER, ROWS),
+    (4, MXFP8, MXFP8, BLACKWELL, "torch._scaled_mm by block scales"),
+    (300, NVFP4, NVFP4, BLACKWELL, "torch._scaled_mm by block scales"),
+    (300, NVFP4, NVFP4, (12, 0), "torch._scaled_mm by block scales"),
+    (4, MXFP8, MXFP4, BLACKWELL, ROWS),
+    (4, INT8, INT8, BLACKWELL, "Triton"),
+    (4097, NVFP4, NVFP4, HOPPER, DENSE),
+    (4097, NVFP4, NVFP4, OTHER, ROWS),
+    (4, INT8, INT8, HOPPER, "Gluon, TMA and wgmma"),
+    (4, INT8, INT8, OTHER, "Triton"),
+    (4, ZEROS, INT8, HOPPER, "Gluon, TMA and wgmma"),
+    (4, INT4, INT4, HOPPER, INTEGERS),
+    (4, INT8, INT4, HOPPER, INTEGERS),
+    (4, INT4, INT8, OTHER, ROWS),
+    (4, INT8, NVFP4, HOPPER, ROWS),
+    (4097, INT8, NVFP4, HOPPER, DENSE),
     (4, torch.bfloat16, NVFP4, HOPPER, "Gluon, codes decode in registers for mma.sync"),
     (8, torch.bfloat16, INT4, HOPPER, "Gluon, codes decode in registers for mma.sync"),
     (9, torch.bfloat16, MXFP4, HOPPER, GLUON),
     (1, torch.bfloat16, ROW, HOPPER, "Triton, by rows"),
     (2, torch.bfloat16, MXFP8, HOPPER, "Triton, by rows"),
     (3, torch.bfloat16, MXFP8, HOPPER, GLUON),
-    (1024, torch.bfloat16, FP8, HOPPER, GLUON),
-    (1025, torch.bfloat16, FP8, HOPPER, DECODED),
+    (4096, torch.bfloat16, FP8, HOPPER, GLUON),
+    (4097, torch.bfloat16, FP8, HOPPER, PLAIN),
+    (4097, torch.bfloat16, ROW, HOPPER, PLAIN),
+    (4097, torch.bfloat16, NVFP4, HOPPER, PLAIN),
+    (4097, torch.bfloat16, NVFP4, OTHER, DECODED),
     (4, torch.float16, NVFP4, HOPPER, DECODED),
     (1, torch.float16, NVFP4, HOPPER, "Triton, by rows"),
     (1, torch.bfloat16, NVFP4, OTHER, "Triton, by rows"),
     (2, torch.bfloat16, NVFP4, OTHER, DECODED),
     (2, torch.bfloat16, INT8, OTHER, "Triton, by rows"),
     (3, torch.bfloat16, INT8, OTHER, DECODED),
-    (1, torch.bfloat16, MXFP6, HOPPER, DECODED),
-    (1, torch.bfloat16, breccia.INT4Scaling(symmetric=False, signed=False), HOPPER, DECODED),
-    (4, MXFP8, MXFP4, HOPPER, "decode to bf16, then cuBLAS"),
+    (1, torch.bfloat16, MXFP6, HOPPER, PLAIN),
+    (1, torch.bfloat16, breccia.INT4Scaling(symmetric=False, signed=False), HOPPER, PLAIN),
+    (4, MXFP8, MXFP4, HOPPER, ROWS),
     (4, torch.float32, NVFP4, HOPPER, FLOAT32),
-    (4, MXFP4, NVFP4, OTHER, FLOAT32),
+    (4, MXFP4, NVFP4, OTHER, ROWS),
 ]
 
 
@@ -67,6 +94,7 @@ def on(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> list[pat
         seen.append(p)
         raise Reached
 
+    monkeypatch.setattr(paths.Product, "major", capability[0])
     monkeypatch.setattr(paths.Product, "on_hopper", capability[0] == 9)
     monkeypatch.setattr(paths, "run", stop)
     return seen
@@ -82,6 +110,28 @@ def test_what_takes_a_product(
     w = breccia.cast(torch.from_numpy(cases.normal((128, 256), 1)), right)
     with pytest.raises(Reached):
         dispatch.linear(x, w, out_dtype="bfloat16")
+    assert paths.find(seen[0]).name == name
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "capability", "name"),
+    [
+        (MXFP8, NVFP4, HOPPER, ROWS),
+        (FP8, NVFP4, HOPPER, DENSE),
+        (FP8, NVFP4, OTHER, FLOAT32),
+        (INT8, INT4, HOPPER, INTEGERS),
+        (ZEROS, INT4, HOPPER, FLOAT32),
+        (breccia.INT4Scaling(group_size=32), INT4, HOPPER, FLOAT32),
+    ],
+    ids=str,
+)
+def test_float32_results_lose_nothing(
+    left: Any, right: Any, capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = on(monkeypatch, capability)
+    x, w = (breccia.cast(torch.from_numpy(cases.normal((128, 256), i)), r) for i, r in enumerate((left, right)))
+    with pytest.raises(Reached):
+        dispatch.linear(x, w)
     assert paths.find(seen[0]).name == name
 
 
@@ -126,7 +176,7 @@ def test_the_largest_products_of_fp8_are_cublas(monkeypatch: pytest.MonkeyPatch)
         (True, None, torch.float32, False),
         (False, None, torch.bfloat16, False),
     ):
-        monkeypatch.setattr(paths.Product, "on_hopper", hopper)
+        monkeypatch.setattr(paths.Product, "major", 9 if hopper else 8)
         path = paths.find(paths.Product(dtype, bias, paths.Fp8(x, x, one, one, False)))
         assert (path.name == "torch._scaled_mm") == cublas
 
@@ -134,7 +184,7 @@ def test_the_largest_products_of_fp8_are_cublas(monkeypatch: pytest.MonkeyPatch)
 def test_every_product_has_a_path_on_every_gpu() -> None:
     for verb in {path.verb for path in paths.PATHS}:
         those = [path for path in paths.PATHS if path.verb == verb]
-        assert not those[-1].hopper, verb
+        assert not those[-1].hopper and not those[-1].blackwell, verb
         assert len({(path.name, path.operands) for path in those}) == len(those)
 
 
@@ -149,7 +199,9 @@ def test_gpu_info_says_what_dispatch_does(capability: tuple[int, int], monkeypat
     assert ("Gluon" in str(info["kernels"])) == (capability == (9, 0))
     for path in paths.PATHS:
         said = f"{path.name}: {path.operands}" in info["kernels"][path.verb]
-        assert said == (capability == (9, 0) or not path.hopper)
+        assert said == path.runs_on(capability[0])
+    scaled = "torch._scaled_mm by block scales" in info["kernels"][paths.PAIR]
+    assert scaled == (capability == (10, 0))
     order = [info["kernels"][paths.FP8_FP8].find(p.operands) for p in paths.PATHS if p.verb == paths.FP8_FP8]
     assert [at for at in order if at >= 0] == sorted(at for at in order if at >= 0)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from breccia.kernels import triton as kernels
 from breccia.kernels.triton import ops, recipes
-from breccia.kernels.triton.products import configs, fp8_matmul, w4_gemv, weights_matmul
+from breccia.kernels.triton.products import configs, dense_matmul, int8_gemm, pairs, w4_gemv, weights_matmul
 from breccia.kernels.triton.products import dispatch as products
 
 BLOCK, TILE = breccia.Float8BlockScaling(), breccia.Float8BlockScaling(block_m=128)
@@ -59,13 +59,13 @@ def test_parts_and_pairs_of_k(tile: configs.Tile, parts: int, k: int) -> None:
         a, w = ops.cast(randn((m, k)), BLOCK), ops.cast(randn((n, k), 1), weights)
         for dtype in BOUND:
             given = (a.data, w.data, a.scale, w.scale, dtype, bias)
-            y = fp8_matmul.fp8_matmul(*given, block=True, tile=tile)
+            y = dense_matmul.dense_matmul(*given, block=True, tile=tile)
             close(y, exact(a, w.T) + bias.double())
-            assert torch.equal(y, fp8_matmul.fp8_matmul(*given, block=True, tile=tile))
+            assert torch.equal(y, dense_matmul.dense_matmul(*given, block=True, tile=tile))
     rows = breccia.Float8CurrentScaling(granularity="row")
     a, w = ops.cast(randn((m, k - 24)), rows), ops.cast(randn((n, k - 24), 1), rows)
     for fast in (False, True):
-        y = fp8_matmul.fp8_matmul(a.data, w.data, a.scale, w.scale, bias=bias, fast=fast, tile=tile)
+        y = dense_matmul.dense_matmul(a.data, w.data, a.scale, w.scale, bias=bias, fast=fast, tile=tile)
         close(y, exact(a, w.T) + bias.double(), 6e-3 if fast else None)
 
 
@@ -121,6 +121,94 @@ def test_every_recipe(recipe: Any) -> None:
     close(kernels.matmul(a, w.T), exact(a, w.T), 2e-3)
     b = ops.cast(randn((2 * width, 2 * width), 3), recipe)
     close(kernels.matmul(a, b), exact(a, b), 2e-3)
+
+
+QUANTIZED: dict[str, Any] = {
+    "fp8": breccia.Float8CurrentScaling(),
+    "fp8 rows": breccia.Float8CurrentScaling(granularity="row"),
+    "e5m2": breccia.Float8CurrentScaling(fp8_format="E5M2"),
+    "1x128": BLOCK,
+    "128x128": TILE,
+    "mxfp8": breccia.MXFP8BlockScaling(),
+    "mxfp6": breccia.MXFP6BlockScaling(),
+    "mxfp4": breccia.MXFP4BlockScaling(),
+    "nvfp4": breccia.NVFP4BlockScaling(),
+    "int4": breccia.INT4Scaling(),
+    "int4 g32": breccia.INT4Scaling(group_size=32),
+    "uint4": breccia.INT4Scaling(symmetric=False, signed=False),
+    "int8": breccia.INT8Scaling(),
+    "int8 g128": breccia.INT8Scaling(group_size=128),
+    "int8 zeros": breccia.INT8Scaling(symmetric=False),
+}
+
+
+def bound_of_pair(left: str, right: str, m: int, dtype: torch.dtype) -> float:
+    """Of the relative error. float32 results lose nothing but where FP8 meets FP8, added up in 14 bits,
+    and where exact activations meet a weight that is rounded."""
+    if dtype != torch.float32:
+        return 5e-3
+    fp8 = {"fp8", "fp8 rows", "e5m2", "1x128", "128x128"}
+    if {left, right} <= fp8:
+        return 1.5e-3
+    exact_in_bf16 = {"mxfp8", "mxfp6", "mxfp4", "nvfp4"}
+    if left in exact_in_bf16 and right not in exact_in_bf16:
+        return 5e-3
+    return 2e-5
+
+
+@pytest.mark.parametrize("right", QUANTIZED)
+@pytest.mark.parametrize("left", QUANTIZED)
+def test_every_pair_of_recipes(left: str, right: str) -> None:
+    n, k = 264, 640
+    w = ops.cast(randn((n, k), 1), QUANTIZED[right])
+    for m in (1, 16, 200, 4100):
+        x = ops.cast(randn((m, k)), QUANTIZED[left])
+        ref = exact(x, w.T)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            close(kernels.linear(x, w, out_dtype=dtype), ref, bound_of_pair(left, right, m, dtype))
+
+
+@pytest.mark.parametrize("zeros", [(False, False), (True, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 17, 31), (2100, 1000, 384), (17, 4096, 4096)], ids=str)
+def test_integers(shape: tuple[int, int, int], zeros: tuple[bool, bool]) -> None:
+    """Sums of INT8 are exact: float32 results are those of float64, rounded by scales alone."""
+    m, n, k = shape
+    left, right = (breccia.INT8Scaling(symmetric=not zero) for zero in zeros)
+    x, w, bias = ops.cast(randn((m, k)) + 0.5, left), ops.cast(randn((n, k), 1) - 0.3, right), randn((n,), 2)
+    ref = exact(x, w.T)
+    close(kernels.linear(x, w), ref, 2e-7)
+    close(kernels.linear(x, w, bias), ref + bias.double(), 2e-7)
+    close(kernels.linear(x, w, out_dtype="bfloat16"), ref, 2e-3)
+    y = int8_gemm.int8_gemm(
+        x.data.view(torch.int8), w.data.view(torch.int8), x.scale, w.scale, torch.float32, bias,
+        *(None if t.zero_point is None else t.zero_point.reshape(-1).view(torch.int8) for t in (x, w)),
+    )  # fmt: skip
+    close(y, ref + bias.double(), 2e-7)
+
+
+def test_integers_at_their_limit() -> None:
+    """The longest sum of the largest codes that int32 is trusted with, and one more K, which is not left to it."""
+    for k in (pairs.MAX_DEPTH // 16 * 16, pairs.MAX_DEPTH // 16 * 16 + 16):
+        recipe = breccia.INT8Scaling(symmetric=False)
+        x, w = ops.cast(torch.ones((3, k), device="cuda"), recipe), ops.cast(torch.ones((8, k), device="cuda"), recipe)
+        close(kernels.linear(x, w), exact(x, w.T), 2e-5)
+
+
+@pytest.mark.parametrize("block", [False, True])
+@pytest.mark.parametrize("shape", [(16, 130, 200), (64, 96, 384), (1100, 520, 640), (2100, 4100, 320)], ids=str)
+def test_halves(shape: tuple[int, int, int], block: bool) -> None:
+    """bf16 by bf16 in the dense kernel, with scales per row or per 128 of K."""
+    m, n, k = shape
+    x, w = randn((m, k)).bfloat16(), randn((n, k), 1).bfloat16()
+    blocks = -(-k // 128)
+    xs = randn((m, blocks if block else 1), 2).abs() + 0.5
+    ws = randn((n, blocks if block else 1), 3).abs() + 0.5
+
+    def scaled(t: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return t.double() * (s.repeat_interleave(128, 1)[:, :k] if block else s).double()
+
+    y = dense_matmul.dense_matmul(x, w, xs, ws, torch.float32, block=block)
+    close(y, scaled(x, xs) @ scaled(w, ws).T, 2e-6)
 
 
 WEIGHTS = [

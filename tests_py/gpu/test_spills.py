@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 import triton
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.casts import amax_words, cast_search, cast_words
-from breccia.kernels.triton.conversions import dequant_words
+from breccia.kernels.triton.conversions import dequant, dequant_words
+from breccia.kernels.triton.device.elements import ELEMENTS, form_of
 from breccia.kernels.triton.device.words import decode_asm
-from breccia.kernels.triton.products import configs, hopper_fp8, hopper_weights, w4_gemv
+from breccia.kernels.triton.products import configs, gemm, hopper_dense, hopper_weights, int8_gemm, w4_gemv
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -30,7 +32,9 @@ def descriptor(dtype: str, shape: list[int], swizzle: int, bits: int) -> str:
     return f"tensordesc<{dtype}{shape},{NVMMASharedLayout(swizzle, bits, 2)!r}>"
 
 
-def usage(kernel: Any, types: dict[str, str], constants: dict[str, Any], tmp: Path, **options: Any) -> dict[str, int]:
+def compiled_for(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int = 90, **options: Any
+) -> Any:
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     values = {(names.index(n),): v for n, v in constants.items()}
@@ -38,7 +42,11 @@ def usage(kernel: Any, types: dict[str, str], constants: dict[str, Any], tmp: Pa
     aligned = [n for n in names if signature[n].startswith("*") or n in ("x_stride", "w_stride")]
     attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, values, attrs)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **options})
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4, **options})
+
+
+def usage(kernel: Any, types: dict[str, str], constants: dict[str, Any], tmp: Path, **options: Any) -> dict[str, int]:
+    compiled = compiled_for(kernel, types, constants, **options)
     binary = tmp / "kernel.cubin"
     binary.write_bytes(compiled.asm["cubin"])
     told = subprocess.run([CUOBJDUMP, "-res-usage", "-sass", binary], capture_output=True, text=True, check=True).stdout
@@ -51,6 +59,7 @@ def usage(kernel: Any, types: dict[str, str], constants: dict[str, Any], tmp: Pa
         "local": local,
         "shared": compiled.metadata.shared,
         "products": told.count("HGMMA."),
+        **{name: told.count(name) for name in ("HGMMA.", "IGMMA.", "QGMMA.")},
         "waits": told.count("WARPGROUP.DEPBAR"),
     }
 
@@ -58,6 +67,7 @@ def usage(kernel: Any, types: dict[str, str], constants: dict[str, Any], tmp: Pa
 FP8_CASES = [
     (configs.LARGE["block"], 2, 1, False, 0),
     (configs.LARGE["block"], 2, 2, False, 0),
+    (configs.LARGE["block"], 1, 1, False, 0),
     (configs.LARGE["fast"], 0, 0, True, 1),
     (configs.LARGE["fast"], 0, 0, True, 2),
     (configs.LARGE["precise"], 0, 0, False, 2),
@@ -65,33 +75,39 @@ FP8_CASES = [
     (configs.fp8_tile(64, 7168, 4096, "block"), 2, 1, False, 0),
     (configs.fp8_tile(128, 7168, 4096, "block"), 2, 1, False, 0),
     (configs.Tile(True, 64, 16, 1, 1, 8, parts=2, pairs=True), 1, 2, False, 0),
+    (configs.Tile(True, 64, 16, 1, 1, 8, parts=2, pairs=True), 1, 1, False, 0),
     (configs.Tile(False, 64, 64, 1, 1, 6, parts=4, pairs=True), 2, 1, False, 0),
     (configs.Tile(False, 64, 128, 1, 1, 6, parts=4, pairs=True), 2, 1, False, 0),
     (configs.Tile(False, 128, 64, 2, 1, 6, parts=4, pairs=True), 2, 1, False, 0),
 ]
 
 
-@pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
-@pytest.mark.parametrize(("tile", "rows", "cols", "fast", "epilogue"), FP8_CASES, ids=str)
-@pytest.mark.parametrize(("out", "bias"), [("bf16", False), ("bf16", True), ("fp32", True)])
-def test_fp8(
-    tile: configs.Tile, rows: int, cols: int, fast: bool, epilogue: int, out: str, bias: bool, tmp_path: Path
-) -> None:
+def dense(
+    element: str, tile: configs.Tile, scales: tuple[int, int], zeros: bool, fast: bool, epilogue: int, out: str,
+    bias: bool, tmp: Path,
+) -> dict[str, int]:  # fmt: skip
     store = not tile.swap and out == "bf16"
+    bits = 16 if element == "bf16" else 8
     types = {
-        "row_desc": descriptor("fp8e4nv", [tile.rows, 128], 128, 8),
-        "col_desc": descriptor("fp8e4nv", [tile.cols, 128], 128, 8),
+        "row_desc": descriptor(element, [tile.rows, 1024 // bits], 128, bits),
+        "col_desc": descriptor(element, [tile.cols, 1024 // bits], 128, bits),
         "row_scale_desc": descriptor("fp32", [1, max(32, tile.rows)], 0, 32),
         "col_scale_desc": descriptor("fp32", [1, max(32, tile.cols)], 0, 32),
         "out_desc": descriptor("bf16", [64 if store else 8, tile.cols], min(128, 2 * tile.cols), 16),
         "out_ptr": f"*{out}",
         "row_scale_ptr": "*fp32",
         "col_scale_ptr": "*fp32",
+        "row_zero_ptr": "*i8",
+        "col_zero_ptr": "*i8",
+        "row_total_ptr": "*i32",
+        "col_total_ptr": "*i32",
         "bias_ptr": "*bf16",
     }
     constants = {
-        "ROW_SCALE": rows,
-        "COL_SCALE": cols,
+        "ROW_SCALE": scales[0],
+        "COL_SCALE": scales[1],
+        "ROW_ZERO": zeros,
+        "COL_ZERO": zeros,
         "FAST": fast,
         "EPILOGUE": epilogue,
         "BIAS": bias,
@@ -103,10 +119,34 @@ def test_fp8(
         "OUT_BUFS": tile.out_bufs,
         "GROUP": tile.group,
         "PARTS": tile.parts,
-        "PAIRS": tile.pairs,
+        "PAIRS": tile.pairs and not fast,
     }
-    used = usage(hopper_fp8.fp8_kernel, types, constants, tmp_path, maxnreg=tile.maxnreg)
+    return usage(hopper_dense.dense_kernel, types, constants, tmp, maxnreg=tile.maxnreg)
+
+
+@pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
+@pytest.mark.parametrize(("tile", "rows", "cols", "fast", "epilogue"), FP8_CASES, ids=str)
+@pytest.mark.parametrize(("out", "bias"), [("bf16", False), ("bf16", True), ("fp32", True)])
+def test_fp8(
+    tile: configs.Tile, rows: int, cols: int, fast: bool, epilogue: int, out: str, bias: bool, tmp_path: Path
+) -> None:
+    used = dense("fp8e4nv", tile, (rows, cols), False, fast, epilogue, out, bias, tmp_path)
     assert used["stack"] == used["local"] == 0 and used["shared"] <= 232_448, used
+
+
+@pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
+@pytest.mark.parametrize(("element", "products"), [("i8", "IGMMA."), ("bf16", "HGMMA.")])
+@pytest.mark.parametrize(("m", "block"), [(16, False), (64, False), (128, False), (2048, False), (2048, True)])
+@pytest.mark.parametrize("out", ["bf16", "fp32"])
+def test_dense_integers_and_halves(element: str, products: str, m: int, block: bool, out: str, tmp_path: Path) -> None:
+    """What float32 results of wide tiles keep in memory are addresses at their end, no sums."""
+    kept = 48 if out == "fp32" and m > 1024 else 0
+    tile = configs.dense_tile(m, 4096, 4096, element.replace("i8", "int8"), block)
+    scales = (2, 2) if block else (0, 0)
+    for zeros in (False, True)[: 2 if element == "i8" and not block else 1]:
+        used = dense(element, tile, scales, zeros, not block, 0 if block else 2, out, False, tmp_path)
+        assert used["local"] == 0 and used["stack"] <= kept and used["shared"] <= 232_448, used
+        assert used[products] > 0
 
 
 SCALES = {"nvfp4": "*i16", "mxfp4": "*u8", "int4": "*fp16", "mxfp8": "*u8", "block": "*fp32", "whole": "*fp32"}
@@ -271,3 +311,47 @@ def test_cast_search(recipe: Any, tmp_path: Path) -> None:
         cast_search.cast_search_kernel, types, constants, tmp_path, num_warps=cast_search.WARPS, enable_fp_fusion=False
     )
     assert used["stack"] == used["local"] == 0, used
+
+
+PORTABLE = {"e4m3": ("e4m3", "float", (1, 128)), "mxfp8": ("e4m3", "e8m0", (1, 32)), "e5m2": ("e5m2", "float", (0, 0)),
+            "mxfp6": ("e2m3", "e8m0", (1, 32)), "nvfp4": ("e2m1", "e4m3", (1, 16)), "int4": ("int4", "float", (1, 128)),
+            "int8": ("int8", "float", (1, 0))}  # fmt: skip
+
+
+def compile_portable(capability: int) -> None:
+    """Products, products of experts and dequantization, of FP8 by FP8 too."""
+    for kind, (fmt, sfmt, block) in PORTABLE.items():
+        scale = "*u8" if sfmt != "float" else "*fp16" if fmt == "int4" else "*fp32"
+        form = form_of(fmt, sfmt, block, fmt in ("e2m1", "int4"), None, 1 if kind == "nvfp4" else None)
+        pointers = {"w_ptr": "*u8", "s_ptr": scale, "z_ptr": "*u8", "g_ptr": "*fp32", "bias_ptr": "*bf16"}
+        pointers |= {"xs_ptr": "*fp32", "offset_ptr": "*i32"}
+        for x, experts in (("bf16", 0), ("fp16", 8), ("u8", 0))[: 3 if kind == "e4m3" else 2]:
+            types = {**pointers, "x_ptr": f"*{x}", "out_ptr": f"*{x}".replace("u8", "bf16")}
+            constants = {"X": ELEMENTS["e4m3"] if x == "u8" else None, "FORM": form, "FOLD": sfmt != "float"}
+            constants |= {"BIAS": False, "E": experts, "EP": max(1, experts), "BM": 64, "BN": 64, "BK": 128}
+            assert compiled_for(gemm.gemm_kernel, types, constants, capability).asm["cubin"]
+        types = {"code_ptr": "*u8", "scale_ptr": scale, "zero_ptr": "*u8", "global_ptr": "*fp32", "out_ptr": "*bf16"}
+        constants = {"FORM": form, "BM": 16, "BK": 256}
+        assert compiled_for(dequant.dequantize_kernel, types, constants, capability).asm["cubin"]
+
+
+@pytest.mark.parametrize("capability", [80, 89, 120])
+def test_portable_kernels_compile_for_other_gpus(capability: int) -> None:
+    """In a process of its own, which takes FP8 instructions to be there or not, as on such a GPU."""
+    fp8 = capability >= 89
+    code = "from breccia.kernels.triton import runtime; "
+    code += f"runtime.FP8 = {fp8}; import test_spills; test_spills.compile_portable({capability})"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+@pytest.mark.parametrize("capability", [80, 89, 120])
+def test_integer_products_compile_for_other_gpus(capability: int) -> None:
+    codes = {"x_ptr": "*i8", "w_ptr": "*i8", "xz_ptr": "*i8", "wz_ptr": "*i8", "xt_ptr": "*i32", "wt_ptr": "*i32"}
+    types = {**codes, "xs_ptr": "*fp32", "ws_ptr": "*fp32", "bias_ptr": "*bf16", "out_ptr": "*bf16"}
+    for tile in ({"BM": 16, "BN": 64, "BK": 128}, {"BM": 128, "BN": 128, "BK": 64}):
+        constants = {"X_ZERO": True, "W_ZERO": True, "BIAS": True, **tile}
+        made = compiled_for(int8_gemm.int8_kernel, types, constants, capability)
+        assert "mma.sync" in made.asm["ptx"] and ".s32.s8.s8.s32" in made.asm["ptx"]

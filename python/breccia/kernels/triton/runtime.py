@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-HW = not INTERPRETED  # FP8 conversion instructions; the interpreter computes the bits instead
+HW = not INTERPRETED  # instructions of a GPU; the interpreter computes their bits instead
+# The instructions for FP8, of capability 8.9 and later. Without a GPU, code is compiled for one that has them.
+FP8 = HW and (not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9))
 
 
 def out_dtype_of_scale(rule: str, scale_dtype: torch.dtype) -> torch.dtype:
@@ -32,6 +34,22 @@ def one_byte_scales(scale: torch.Tensor) -> torch.Tensor:
     """Their bytes, contiguous and where words of four can be viewed; no copy where that already holds."""
     scale = scale.view(torch.uint8).contiguous()
     return scale if scale.data_ptr() % 4 == 0 else scale.clone()
+
+
+def constant(make: Any) -> torch.Tensor:
+    """The tensor that `make` returns, to be kept: made by another thread, so that it lies in no pool of a CUDA graph
+    that this one is about to capture, which would take it for a leak."""
+    made: list[torch.Tensor] = []
+
+    def run() -> None:
+        made.append(make())
+        if made[0].is_cuda:
+            torch.cuda.current_stream(made[0].device).synchronize()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return made[0]
 
 
 class _Observer(threading.local):

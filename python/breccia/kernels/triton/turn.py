@@ -21,22 +21,23 @@ def turn_kernel(x_ptr, out_ptr, M, N, x_stride, out_stride, BM: tl.constexpr, BN
     inside = (rows < M)[:, None] & (cols < N)[None, :]
     x = tl.load(x_ptr + rows.to(tl.int64)[:, None] * x_stride + cols[None, :], mask=inside, other=0)
     at = out_ptr + cols.to(tl.int64)[:, None] * out_stride + rows[None, :]
-    tl.store(at, tl.trans(x), mask=tl.trans(inside))
+    tl.store(at, tl.trans(x).to(out_ptr.dtype.element_ty), mask=tl.trans(inside))
 
 
-def turned(x: torch.Tensor, multiple: int = 1) -> torch.Tensor:
-    """``x.T`` of a matrix with unit stride along its rows, in memory of its own; any dtype of 1, 2 or 4 bytes. Its
-    rows begin at multiples of `multiple` elements."""
+def turned(x: torch.Tensor, multiple: int = 1, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """``x.T`` of a matrix with unit stride along its rows, in memory of its own; any dtype of 1, 2 or 4 bytes, or
+    floats that become `dtype`. Its rows begin at multiples of `multiple` elements."""
     rows, cols = x.shape
-    out = torch.empty((cols, -(-rows // multiple) * multiple), dtype=x.dtype, device=x.device)[:, :rows]
+    made = x.dtype if dtype is None else dtype
+    out = torch.empty((cols, -(-rows // multiple) * multiple), dtype=made, device=x.device)[:, :rows]
     if out.numel() == 0:
         return out
-    words = _WORDS[x.element_size()]
+    words = _WORDS[x.element_size()] if made == x.dtype else None
     side = SIDE // (2 if x.element_size() > 1 else 1)
     grid = (triton.cdiv(rows, side), triton.cdiv(cols, side))
     launch(
-        turn_kernel, grid, x, x.view(words), out.view(words), rows, cols, x.stride(0), out.stride(0), BM=side, BN=side,
-        num_warps=WARPS,
+        turn_kernel, grid, x, x if words is None else x.view(words), out if words is None else out.view(words), rows,
+        cols, x.stride(0), out.stride(0), BM=side, BN=side, num_warps=WARPS,
     )  # fmt: skip
     return out
 

@@ -3,9 +3,9 @@
 # ruff: noqa: RET505
 """Device functions: element and scale codecs, written once and shared by every kernel.
 
-ELEMENT is a row of `elements`. Encoders round to nearest even and saturate, byte for byte like the C++ codecs. `HW`
-selects the hardware conversion for FP8 (sm_89 and later); Triton's interpreter and the formats without an instruction
-take the bit arithmetic.
+ELEMENT is a row of `elements`. Encoders round to nearest even and saturate, byte for byte like the C++ codecs. `FP8`
+selects the hardware conversion for FP8 (sm_89 and later); earlier GPUs, Triton's interpreter and the formats without an
+instruction take the bit arithmetic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 from breccia.kernels.triton import runtime
 from breccia.kernels.triton.device.elements import ELEMENTS
 
-HW = tl.constexpr(runtime.HW)
+HW, FP8 = tl.constexpr(runtime.HW), tl.constexpr(runtime.FP8)
 F32_MAX = tl.constexpr(3.4028234663852886e38)
 FUSED = HW  # the interpreter's fma rounds twice
 # NVFP4's scales and elements. The interpreter looks for attributes on a constexpr itself.
@@ -65,9 +65,9 @@ def encode_element(y, ELEMENT: tl.constexpr):
     """Code of a float32 that is not NaN, as uint8."""
     if ELEMENT.is_integer:
         return round_int(y, ELEMENT.lo, ELEMENT.hi).to(tl.uint8)
-    elif HW and ELEMENT.hardware == "fp8e4nv":
+    elif FP8 and ELEMENT.hardware == "fp8e4nv":
         return y.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    elif HW and ELEMENT.hardware == "fp8e5":
+    elif FP8 and ELEMENT.hardware == "fp8e5":
         return y.to(tl.float8e5).to(tl.uint8, bitcast=True)
     elif ELEMENT.name == "e2m1":
         return encode_e2m1(y).to(tl.uint8)
@@ -137,9 +137,9 @@ def decode_float(code, ELEMENT: tl.constexpr):
 @triton.jit
 def as_hardware(raw, ELEMENT: tl.constexpr):
     """Bytes as the type with conversion instructions, where there is one."""
-    if HW and ELEMENT.hardware == "fp8e4nv":
+    if FP8 and ELEMENT.hardware == "fp8e4nv":
         return raw.to(tl.float8e4nv, bitcast=True)
-    elif HW and ELEMENT.hardware == "fp8e5":
+    elif FP8 and ELEMENT.hardware == "fp8e5":
         return raw.to(tl.float8e5, bitcast=True)
     else:
         return raw
@@ -156,7 +156,7 @@ def decode_element(raw, ELEMENT: tl.constexpr):
             return ((code ^ ELEMENT.sign) - ELEMENT.sign).to(tl.float32)
         else:
             return (raw.to(tl.int32) & (2 * ELEMENT.sign - 1)).to(tl.float32)
-    elif HW and ELEMENT.hardware != "":
+    elif FP8 and ELEMENT.hardware != "":
         return as_hardware(raw, ELEMENT).to(tl.float32)
     elif ELEMENT.bits == 8:
         return decode_float(raw.to(tl.int32), ELEMENT)

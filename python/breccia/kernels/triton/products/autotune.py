@@ -58,7 +58,7 @@ def tuned(
 
     if torch.cuda.get_device_capability(x.device)[0] != 9:
         return fp8(x, w, x_scale, w_scale, dtype, bias, block, fast)
-    from breccia.kernels.triton.products.fp8_matmul import fp8_matmul
+    from breccia.kernels.triton.products.dense_matmul import dense_matmul
 
     mode = "block" if block else "fast" if fast else "precise"
     (m, k), n = x.shape, w.shape[0]
@@ -72,8 +72,8 @@ def tuned(
         times = {}
         for candidate in candidates(m, n, k, mode):
             times[candidate] = triton.testing.do_bench(
-                lambda c=candidate: fp8_matmul(x, w, x_scale, w_scale, dtype, bias, block, fast, c), warmup=5, rep=20
+                lambda c=candidate: dense_matmul(x, w, x_scale, w_scale, dtype, bias, block, fast, c), warmup=5, rep=20
             )
         tile = min(times, key=lambda c: times[c])
         _save(key, tile)
-    return fp8_matmul(x, w, x_scale, w_scale, dtype, bias, block, fast, tile)
+    return dense_matmul(x, w, x_scale, w_scale, dtype, bias, block, fast, tile)

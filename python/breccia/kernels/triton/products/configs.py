@@ -85,6 +85,19 @@ def fp8_tile(m: int, n: int, k: int, mode: str, sms: int = 132) -> Tile:
     return large(k, mode)
 
 
+def dense_tile(m: int, n: int, k: int, element: str, block: bool, sms: int = 132) -> Tile:
+    """Configuration for (m, k) by (n, k) of int8 or bf16: that of FP8 codes of as many bytes, but that sums without
+    scales along K leave the tensor cores once, where wide tiles pay. Triton has int8 products of up to 224 columns."""
+    row_bytes = 2 * k if element == "bf16" else k
+    if block:
+        return fp8_tile(m, n, row_bytes, "block", sms)
+    if m <= 1024:
+        return quickest(m, n, row_bytes, "precise", sms)
+    if -(-m // 128) * -(-n // 256) < sms // 2:
+        return MEDIUM
+    return replace(LARGE["precise" if element == "int8" else "fast"], group=16 if k <= 4096 else 8)
+
+
 def large(k: int, mode: str) -> Tile:
     """Bands twice as high read less of the columns' operand; with long rows they no longer fit the L2 cache."""
     return replace(LARGE[mode], group=16) if mode != "fast" and k <= 4096 else LARGE[mode]
@@ -132,6 +145,7 @@ def prefers_cublas(m: int, n: int, k: int, mode: str) -> bool:
 
 
 _ONE_WAVE, _MANY = 4224, 8192
+FUSED_ROWS = 4096  # up to so many, products decode weights themselves
 
 
 def weight_only(m: int, n: int, k: int, element: str) -> str:
@@ -142,7 +156,7 @@ def weight_only(m: int, n: int, k: int, element: str) -> str:
     few_bytes = m * n <= _ONE_WAVE or (m == 1 and n > _MANY)
     if m <= 8 if element in ("e2m1", "int4") else few_bytes:
         return "rows"
-    return "fused" if m <= 1024 else "decode"
+    return "fused" if m <= FUSED_ROWS else "decode"
 
 
 def candidates(m: int, n: int, k: int, mode: str) -> list[Tile]:

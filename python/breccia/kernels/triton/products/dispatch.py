@@ -9,8 +9,8 @@ import torch
 
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.ops import dequantize, float_dtype
-from breccia.kernels.triton.products import paths
-from breccia.kernels.triton.products.paths import Fp8, Product
+from breccia.kernels.triton.products import pairs, paths
+from breccia.kernels.triton.products.paths import Fp8, Integers, Product
 from breccia.scaled_tensor import ScaledTensor
 
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -86,25 +86,36 @@ def _by_weight(product: Product, a: Any, w: recipes.Operand, fast: bool) -> None
     x = recipes.operand(a)
     if x.transposed or len(x.shape) < 2:
         return
-    scale, block = (w.scale, w.block) if w.scale.numel() > 1 else (w.scale.reshape(1, 1), (0, 0))
-    mode = _fp8_mode(x, w, block)
-    if mode is not None:
-        codes = w.codes if w.transposed else w.codes.mT
-        xs = x.scale.reshape(1, 1) if x.scale.numel() == 1 else x.scale.flatten(0, -2)
+    if w.transposed:
+        product.pair = x, w
+    codes = w.codes if w.transposed else w.codes.mT
+    kinds = pairs.scale_of(x), pairs.scale_of(w)
+    if None in kinds or not x.sfmt == w.sfmt == "float":
+        product.ints = _integers(x, w) if w.transposed else None
+        return
+    if x.element in FP8 and w.element in FP8 and "e4m3" in (x.element, w.element):
+        blocks = "block" in kinds
+        scales = [pairs.flat_scale(op).float() for op in (x, w)]
         rows, weights = x.codes.flatten(0, -2).view(FP8[x.element]), codes.view(FP8[w.element])
-        product.fp8 = Fp8(rows, weights, xs.float(), scale.float(), mode == "block", fast)
+        if blocks:
+            scales = [
+                pairs.by_blocks(scale, len(side), x.shape[-1])
+                for scale, side in zip(scales, (rows, weights), strict=True)
+            ]
+        product.fp8 = Fp8(rows, weights, scales[0], scales[1], blocks, fast)
+    elif w.transposed:
+        product.ints = _integers(x, w)
 
 
-def _fp8_mode(x: recipes.Operand, w: recipes.Operand, wblock: tuple[int, int]) -> str | None:
-    if x.element not in FP8 or w.element not in FP8 or "e4m3" not in (x.element, w.element):
+def _integers(x: recipes.Operand, w: recipes.Operand) -> Integers | None:
+    """INT8 by INT8 with scales per tensor or row, where int32 holds every sum."""
+    if not x.element == w.element == "int8" or not (pairs.is_whole_integer(x) and pairs.is_whole_integer(w)):
         return None
-    whole = ((0, 0), (1, 0))
-    xblock = x.block if x.scale.numel() > 1 else (0, 0)
-    per_row = xblock != (1, 0) or tuple(x.scale.shape) == (*x.shape[:-1], 1)
-    if xblock in whole and wblock in whole and per_row:
-        return "whole"
-    float_scales = x.sfmt == w.sfmt == "float"
-    return "block" if float_scales and xblock == (1, 128) and wblock in ((1, 128), (128, 128)) else None
+    if x.shape[-1] > pairs.MAX_DEPTH or w.codes.stride(-1) != 1:
+        return None
+    codes = [op.codes.reshape(-1, op.shape[-1]).view(torch.int8) for op in (x, w)]
+    scales = [pairs.flat_scale(op) for op in (x, w)]
+    return Integers(codes[0], codes[1], scales[0], scales[1], pairs.zeros_of(x), pairs.zeros_of(w))
 
 
 def fp8(

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from breccia.kernels.triton.device.codecs import HW, as_hardware, decode_element, decode_scale
+from breccia.kernels.triton.device.codecs import FP8, HW, as_hardware, decode_element, decode_scale
 from breccia.kernels.triton.device.elements import ELEMENTS, form_of
 from breccia.kernels.triton.runtime import launch
 
@@ -94,8 +94,12 @@ def gemm_kernel(
         sraw = tl.load(s_ptr + srow[:, None] + scol[None, :], mask=smask, other=0)
         s = decode_scale(sraw, SCALE)
         if X is not None:
-            if HW:
+            if FP8:
                 part = tl.dot(as_hardware(x, X), tl.trans(raw))
+            elif HW:
+                part = tl.dot(
+                    decode_element(x, X).to(tl.bfloat16), tl.trans(decode_element(raw, ELEMENT).to(tl.bfloat16))
+                )
             else:
                 part = tl.dot(decode_element(x, X), tl.trans(decode_element(raw, ELEMENT)))
             xs = tl.load(xs_ptr + rows.to(tl.int64) * xs_row + (k0 // 128) * xs_col, mask=live_m, other=0)

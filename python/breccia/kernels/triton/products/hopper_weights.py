@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from breccia.kernels.triton.products.hopper_fp8_product import tile_position, wait_for_kernel_before
+from breccia.kernels.triton.products.hopper_dense_product import tile_position, wait_for_kernel_before
 from breccia.kernels.triton.products.order_in_place import order_slices
 from breccia.kernels.triton.products.scale_range import any_outside, look_at_scales
 from breccia.kernels.triton.products.weights_steps import (

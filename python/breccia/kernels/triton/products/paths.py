@@ -4,6 +4,7 @@ what this list says."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,16 +15,16 @@ import torch
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.device.elements import ELEMENTS
 from breccia.kernels.triton.ops import dequantize, dequantize_operand
-from breccia.kernels.triton.products import configs, gemm
+from breccia.kernels.triton.products import blackwell, configs, gemm, pairs
 from breccia.scaled_tensor import ScaledTensor
 
-HOPPER = 9  # the major number of its compute capability
+HOPPER, BLACKWELL = 9, 10  # the major numbers of their compute capabilities; those after the latter have its units
 
 
 @dataclass
 class Fp8:
-    """FP8 rows (M, K) and weights (N, K), each with a scale for all, one per row, or (`blocks`) one per 1 x 128, of
-    weights also per 128 x 128; float32."""
+    """FP8 rows (M, K) and weights (N, K), each with a scale for all, one per row, or (`blocks`) one per 1 x 128 or
+    128 x 128; float32."""
 
     x: torch.Tensor
     w: torch.Tensor
@@ -38,12 +39,27 @@ class Fp8:
 
 
 @dataclass
+class Integers:
+    """INT8 rows (M, K) and weights (N, K), each with a scale for all or one per row, and perhaps as many zero points of
+    int8."""
+
+    x: torch.Tensor
+    w: torch.Tensor
+    x_scale: torch.Tensor
+    w_scale: torch.Tensor
+    x_zero: torch.Tensor | None = None
+    w_zero: torch.Tensor | None = None
+
+
+@dataclass
 class Product:
     """A product as the paths look at it. What it is not stays None."""
 
     dtype: torch.dtype
     bias: Any = None
     fp8: Fp8 | None = None  # both sides are FP8
+    ints: Integers | None = None  # both sides are INT8
+    pair: tuple[recipes.Operand, recipes.Operand] | None = None  # (..., M, K) and a weight (N, K), both quantized
     rows: torch.Tensor | None = None  # (M, K) of 16-bit floats, to be multiplied by w
     w: recipes.Operand | None = None  # a weight (N, K), or with offsets one per expert
     offsets: torch.Tensor | None = None  # rows offsets[e] to offsets[e + 1] are expert e's
@@ -60,8 +76,13 @@ class Product:
         return device
 
     @cached_property
+    def major(self) -> int:
+        """Of the compute capability, 0 where there is none."""
+        return int(torch.cuda.get_device_capability(self.device)[0]) if self.device.type == "cuda" else 0
+
+    @cached_property
     def on_hopper(self) -> bool:
-        return self.device.type == "cuda" and bool(torch.cuda.get_device_capability(self.device)[0] == HOPPER)
+        return self.major == HOPPER
 
     @cached_property
     def scaled(self) -> tuple[torch.Tensor, tuple[int, int]]:
@@ -103,6 +124,8 @@ def _takes_gemv8(p: Product) -> bool:
     if w is None or ELEMENTS[w.element].bits != 8 or w.codes.stride(-1) != 1:
         return False
     fused = p.on_hopper and p.kind is not None and not p.configured("rows")
+    if w.global_scale is not None:
+        return False
     return p.few_rows(2) and not fused
 
 
@@ -116,7 +139,7 @@ def _scaled_mm_scales(p: Fp8, dtype: torch.dtype) -> tuple[torch.Tensor, torch.T
     if dtype != torch.bfloat16 or not whole or not rows:
         return None
     if p.blocks:
-        if w_scale.shape[0] == n:
+        if w_scale.shape[0] == n or x_scale.shape[0] != m:
             return None
         return (x_scale if x_scale.stride(0) == 1 else x_scale.T.contiguous().T), w_scale.contiguous().T
     if x_scale.numel() == 1 and w_scale.numel() == 1:
@@ -140,11 +163,11 @@ def _run_scaled_mm(p: Product) -> torch.Tensor:
 
 
 def _run_fp8_hopper(p: Product) -> torch.Tensor:
-    from breccia.kernels.triton.products.fp8_matmul import fp8_matmul
+    from breccia.kernels.triton.products.dense_matmul import dense_matmul
 
     f = p.fp8
     assert f is not None
-    return fp8_matmul(f.x, f.w, f.x_scale, f.w_scale, p.dtype, p.bias, f.blocks, f.fast)
+    return dense_matmul(f.x, f.w, f.x_scale, f.w_scale, p.dtype, p.bias, f.blocks, f.fast)
 
 
 def _run_fp8_blocks(p: Product) -> torch.Tensor:
@@ -152,14 +175,18 @@ def _run_fp8_blocks(p: Product) -> torch.Tensor:
     assert f is not None
     rows = 1 if f.w_scale.shape[0] == f.w.shape[0] else 128
     element = "e4m3" if f.w.dtype == torch.float8_e4m3fn else "e5m2"
-    x_scale = f.x_scale.reshape(f.x.shape[0], -1)
+    # Tiles of activations as rows.
+    x_scale = f.x_scale if f.x_scale.shape[0] == len(f.x) else f.x_scale.repeat_interleave(128, 0)[: len(f.x)]
     return gemm.gemm(f.x, f.w, f.w_scale, element, "float", (rows, 128), False, p.dtype, x_scale, bias=p.bias)
 
 
 def _run_fp8_decoded(p: Product) -> torch.Tensor:
     f = p.fp8
     assert f is not None
-    y = (f.x.float() * f.x_scale) @ (f.w.float() * f.w_scale).mT
+    if f.x.device.type == "cuda" and _wide_output():
+        y = torch.mm(f.x.bfloat16(), f.w.bfloat16().mT, out_dtype=torch.float32) * f.x_scale * f.w_scale.reshape(1, -1)
+    else:
+        y = (f.x.float() * f.x_scale) @ (f.w.float() * f.w_scale).mT
     return (y if p.bias is None else y + p.bias).to(p.dtype)
 
 
@@ -180,7 +207,7 @@ def _run_fused(p: Product) -> torch.Tensor:
     assert p.kind is not None
     (scale, block), level = p.scaled, p.w.global_scale
     if p.offsets is not None and level is not None:
-        level = level.reshape(-1).expand(p.w.shape[0]).contiguous()
+        level = pairs.for_each(level, p.w.shape[0])
     return weights_matmul(p.rows, p.w.codes, scale, p.kind, p.w.element, block, p.dtype, level, p.bias, p.offsets)
 
 
@@ -219,7 +246,7 @@ def _run_grouped(p: Product) -> torch.Tensor:
     x, x_scale = (p.rows, None) if p.fp8 is None else (p.fp8.x, p.fp8.x_scale)
     assert x is not None
     (scale, block), level = p.scaled, w.global_scale
-    level = None if level is None else level.reshape(-1).expand(w.shape[0]).contiguous()
+    level = None if level is None else pairs.for_each(level, w.shape[0])
     zero = w.zero_point if w.element != "int8" or w.zero_point is None else w.zero_point.view(torch.int8)
     return gemm.gemm(
         x, w.codes, scale, w.element, w.sfmt, block, w.packed, p.dtype, x_scale, zero, level, None, p.offsets
@@ -231,6 +258,10 @@ def _exact_in_bf16(x: Any) -> bool:
         return bool(x.dtype == torch.bfloat16)
     op = recipes.operand(x)
     return op.sfmt == "e8m0" and op.element != "int8"
+
+
+def _all_quantized(p: Product) -> bool:
+    return p.operands is not None and all(isinstance(x, ScaledTensor) for x in p.operands)
 
 
 def _takes_exact(p: Product) -> bool:
@@ -247,6 +278,86 @@ def _run_exact(p: Product) -> torch.Tensor:
     if p.dtype == torch.float32 and a.ndim == b.ndim == 2 and _wide_output():
         return _biased(torch.mm(a, b, out_dtype=torch.float32), p.bias)
     return _biased(torch.matmul(a, b) if p.dtype == torch.bfloat16 else torch.matmul(a.float(), b.float()), p.bias)
+
+
+def _run_int8_hopper(p: Product) -> torch.Tensor:
+    from breccia.kernels.triton.products.dense_matmul import dense_matmul
+
+    i = p.ints
+    assert i is not None
+    return dense_matmul(
+        i.x, i.w, i.x_scale.float(), i.w_scale.float(), p.dtype, p.bias, a_zero=i.x_zero, b_zero=i.w_zero
+    )
+
+
+def _run_int8(p: Product) -> torch.Tensor:
+    from breccia.kernels.triton.products.int8_gemm import int8_gemm
+
+    i = p.ints
+    assert i is not None
+    return int8_gemm(i.x, i.w, i.x_scale, i.w_scale, p.dtype, p.bias, i.x_zero, i.w_zero)
+
+
+def _pair(p: Product) -> tuple[recipes.Operand, recipes.Operand]:
+    assert p.pair is not None
+    return p.pair
+
+
+def _takes_integers(p: Product) -> bool:
+    return p.pair is not None and all(pairs.is_integer(op) for op in p.pair)
+
+
+def _run_integers(p: Product) -> torch.Tensor:
+    return _run_dense(p, *((pairs.integers(op), pairs.flat_scale(op)) for op in _pair(p)))
+
+
+def _takes_halves(p: Product) -> bool:
+    """float32 results that rounded scales would spoil, or many rows whose scales wait until the end."""
+    if p.pair is None:
+        return False
+    kinds = [pairs.scale_of(op) for op in p.pair]
+    if p.dtype == torch.float32 and not all(pairs.is_exact(op) for op in p.pair):
+        return None not in kinds
+    return kinds == ["whole", "whole"] and math.prod(p.pair[0].shape[:-1]) > configs.FUSED_ROWS
+
+
+def _run_halves(p: Product) -> torch.Tensor:
+    return _run_dense(p, *(pairs.halves(op) for op in _pair(p)))
+
+
+def _run_rows_dense(p: Product) -> torch.Tensor:
+    """Scales per block that are floats go into the weights, which rounds them once."""
+    assert p.rows is not None
+    assert p.w is not None
+    one = pairs.one(p.rows.device.index)
+    exact = pairs.scale_of(p.w) == "whole"
+    return _run_dense(p, (p.rows, one), pairs.halves(p.w) if exact else (dequantize_operand(p.w, torch.bfloat16), one))
+
+
+def _run_dense(
+    p: Product, left: tuple[torch.Tensor, torch.Tensor], right: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """By `dense_matmul`: operands of one type, each with its scales."""
+    from breccia.kernels.triton.products.dense_matmul import dense_matmul
+
+    (x, xs), (w, ws) = left, right
+    blocks = any(s.shape[1] > 1 or s.shape[0] not in (1, len(t)) for t, s in (left, right))
+    if blocks:
+        xs, ws = (pairs.by_blocks(s, *t.shape) for t, s in (left, right))
+    return dense_matmul(x, w, xs, ws, p.dtype, p.bias, blocks)
+
+
+def _takes_rows_by_weight(p: Product) -> bool:
+    return p.pair is not None and (p.dtype != torch.float32 or pairs.is_exact(p.pair[0]))
+
+
+def _run_rows_by_weight(p: Product) -> torch.Tensor:
+    rows, w = pairs.rows_by_weight(*_pair(p))
+    return run(Product(p.dtype, p.bias, rows=rows, w=w))
+
+
+def _run_bf16(p: Product) -> torch.Tensor:
+    return _biased(torch.matmul(*_decoded(p, torch.bfloat16)).to(p.dtype), p.bias)
 
 
 def _run_float32(p: Product) -> torch.Tensor:
@@ -271,9 +382,19 @@ class Path:
     takes: Callable[[Product], bool]
     run: Callable[[Product], torch.Tensor]
     hopper: bool = False  # the kernel is Hopper's
+    blackwell: bool = False  # it needs tensor cores that multiply by block scales
+
+    def runs_on(self, major: int) -> bool:
+        """Whether GPUs of a compute capability of that major number have what it needs."""
+        return (major == HOPPER or not self.hopper) and (major >= BLACKWELL or not self.blackwell)
+
+    @property
+    def where(self) -> str:
+        return "Hopper" if self.hopper else "Blackwell, not run by us" if self.blackwell else "any"
 
 
-GROUPED, FP8_FP8, WEIGHTS, OTHER = "grouped_matmul", "fp8 matmul", "weight-only matmul", "other matmul"
+GROUPED, FP8_FP8, INT8_INT8 = "grouped_matmul", "fp8 matmul", "int8 matmul"
+PAIR, WEIGHTS, OTHER = "matmul of two quantized", "weight-only matmul", "other matmul"
 _CODES = "NVFP4, MXFP4, INT4 g128"
 
 PATHS = [
@@ -303,7 +424,7 @@ PATHS = [
     Path(
         "Gluon, TMA and wgmma",
         FP8_FP8,
-        "scales per tensor, row, 1 × 128 or 128 × 128 (weights)",
+        "scales per tensor, row, 1 × 128 or 128 × 128",
         lambda p: p.fp8 is not None,
         _run_fp8_hopper,
         hopper=True,
@@ -311,16 +432,63 @@ PATHS = [
     Path(
         "Triton",
         FP8_FP8,
-        "scales per 1 × 128 or 128 × 128 (weights)",
+        "scales per 1 × 128 or 128 × 128, of one side at least",
         lambda p: p.fp8 is not None and p.fp8.blocks,
         _run_fp8_blocks,
     ),
     Path(
-        "decode to float32, then a float32 product",
+        "decode to bf16, then cuBLAS, then scales",
         FP8_FP8,
         "scales per tensor or row",
         lambda p: p.fp8 is not None,
         _run_fp8_decoded,
+    ),
+    Path(
+        "Gluon, TMA and wgmma",
+        INT8_INT8,
+        "INT8 × INT8 with scales and zero points per tensor or row",
+        lambda p: p.ints is not None,
+        _run_int8_hopper,
+        hopper=True,
+    ),
+    Path(
+        "Triton",
+        INT8_INT8,
+        "INT8 × INT8 with scales and zero points per tensor or row",
+        lambda p: p.ints is not None,
+        _run_int8,
+    ),
+    Path(
+        "torch._scaled_mm by block scales",
+        PAIR,
+        "MXFP8 × MXFP8, NVFP4 × NVFP4",
+        lambda p: p.pair is not None and blackwell.takes(*p.pair),
+        lambda p: blackwell.product(*_pair(p), p.dtype, p.bias),
+        blackwell=True,
+    ),
+    Path(
+        "codes as INT8, then Gluon, TMA and wgmma",
+        PAIR,
+        "INT4 or INT8, scales per tensor, row or 128 of K",
+        _takes_integers,
+        _run_integers,
+        hopper=True,
+    ),
+    Path(
+        "codes as bf16, then Gluon, TMA and wgmma, scales in float32",
+        PAIR,
+        f"float32 results: MX, NVFP4, scales per tensor, row or 128 of K; more than {configs.FUSED_ROWS} rows without "
+        "the last",
+        _takes_halves,
+        _run_halves,
+        hopper=True,
+    ),
+    Path(
+        "the left side decodes to bf16, then as weight-only matmul",
+        PAIR,
+        "MX and NVFP4 on the left; 16-bit results of any",
+        _takes_rows_by_weight,
+        _run_rows_by_weight,
     ),
     Path(
         "Gluon, codes decode in registers for mma.sync",
@@ -340,7 +508,7 @@ PATHS = [
     Path(
         "Gluon, codes decode on their way to wgmma",
         WEIGHTS,
-        f"up to 1024 rows of bf16 × {_CODES}, FP8, INT8 or MXFP8",
+        f"up to {configs.FUSED_ROWS} rows of bf16 × {_CODES}, FP8, INT8 or MXFP8",
         lambda p: (p.configured("fused") or p.configured("rows")) and p.kind is not None,
         _run_fused,
         hopper=True,
@@ -353,9 +521,17 @@ PATHS = [
         _run_gemv,
     ),
     Path(
+        "decode to bf16, then Gluon, TMA and wgmma",
+        WEIGHTS,
+        "bf16 × any other weights, or more rows",
+        lambda p: p.rows is not None and p.rows.dtype == torch.bfloat16,
+        _run_rows_dense,
+        hopper=True,
+    ),
+    Path(
         "decode to the type of the activations, then cuBLAS",
         WEIGHTS,
-        "16-bit floats × any other weights, or more rows",
+        "16-bit floats × any other weights",
         lambda p: p.rows is not None,
         _run_decoded_weight,
     ),
@@ -366,13 +542,20 @@ PATHS = [
         _takes_exact,
         _run_exact,
     ),
+    Path(
+        "decode to bf16, then cuBLAS",
+        OTHER,
+        "16-bit results of quantized operands",
+        lambda p: p.dtype != torch.float32 and _all_quantized(p),
+        _run_bf16,
+    ),
     Path("decode to float32, then a float32 product", OTHER, "everything else", lambda p: True, _run_float32),
 ]
 
 
 def find(p: Product) -> Path:
     """The path that takes a product."""
-    return next(path for path in PATHS if (p.on_hopper or not path.hopper) and path.takes(p))
+    return next(path for path in PATHS if path.runs_on(p.major) and path.takes(p))
 
 
 def run(p: Product) -> torch.Tensor:
@@ -383,7 +566,7 @@ def on(capability: tuple[int, int]) -> dict[str, str]:
     """Verb -> what takes its products on a GPU of that compute capability, in order."""
     made: dict[str, str] = {}
     for path in PATHS:
-        if capability[0] == HOPPER or not path.hopper:
+        if path.runs_on(capability[0]):
             said = f"{path.name}: {path.operands}"
             made[path.verb] = f"{made[path.verb]}; {said}" if path.verb in made else said
     return made
@@ -395,5 +578,5 @@ def table() -> str:
     for path in PATHS:
         name = path.name.replace("torch._scaled_mm", "`torch._scaled_mm`").replace("wgmma", "`wgmma`")
         name = name.replace("mma.sync", "`mma.sync`")
-        lines.append(f"| {path.verb} | {path.operands} | {name} | {'Hopper' if path.hopper else 'any'} |")
+        lines.append(f"| {path.verb} | {path.operands} | {name} | {path.where} |")
     return "\n".join(lines)

@@ -20,4 +20,4 @@ def scales_along_rows(scale: torch.Tensor) -> torch.Tensor:
         and s.shape[0] > 0
     ):
         return s
-    return turned(contiguous_rows(scale.float()), multiple=4)
+    return turned(contiguous_rows(scale), 4, torch.float32)

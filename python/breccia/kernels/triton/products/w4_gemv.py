@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from breccia.kernels.triton.device.decode import E2M1_ASM, E2M1_ONCE_ASM, INT4_FMA_ASM, e4m3_pair, halves, power
-from breccia.kernels.triton.products.fp8_matmul import sm_count
+from breccia.kernels.triton.products.dense_matmul import sm_count
 from breccia.kernels.triton.runtime import launch, one_byte_scales
 
 WARPS = (8, 16)  # of a program; more where each program has a multiprocessor to itself

@@ -9,7 +9,7 @@ from triton.experimental.gluon.language._layouts import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from breccia.kernels.triton.products.configs import FOUR_BITS, WeightTile, weight_tile
-from breccia.kernels.triton.products.fp8_matmul import sm_count
+from breccia.kernels.triton.products.dense_matmul import sm_count
 from breccia.kernels.triton.products.hopper_weights import weights_kernel
 from breccia.kernels.triton.products.order_activations import order_kernel
 from breccia.kernels.triton.runtime import launch, one_byte_scales

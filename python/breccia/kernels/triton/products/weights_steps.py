@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from breccia.kernels.triton.device.decode import decode_unit, load_scales, words_layout
-from breccia.kernels.triton.products.hopper_fp8 import fma
+from breccia.kernels.triton.products.hopper_dense import fma
 
 
 @gluon.jit

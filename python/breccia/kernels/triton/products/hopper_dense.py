@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Device code: `else` after a return is a compile-time branch.
 # ruff: noqa: RET505
-"""Persistent FP8 matmul for Hopper (sm_90), written in Gluon: one warp copies tiles with TMA, one or two warpgroups
-multiply.
+"""Persistent matmul of FP8, INT8 or bf16 for Hopper (sm_90), written in Gluon: one warp copies tiles with TMA, one or
+two warpgroups multiply. A slice of K is 128 bytes of a row.
 
 It computes rows · cols^T, both operands K-major. "Rows" is the operand that feeds the 64-row side of the matrix
 instruction: the activations of a large product, the weights of a small one (then the result is stored transposed).
 
-Hopper's FP8 tensor cores accumulate in about 14 bits. Except in FAST mode each 128-wide slice of K is therefore
-multiplied into a fresh accumulator and added (block-scaled: with its scales) to a float32 sum.
+Hopper's FP8 tensor cores accumulate in about 14 bits. Except in FAST mode each slice of K is therefore multiplied into
+a fresh accumulator and added (block-scaled: with its scales) to a float32 sum. INT8 adds up in int32, bf16 in float32:
+without scales along K they are always FAST, and lose nothing.
 """
 
 from triton.experimental import gluon
@@ -22,9 +23,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from breccia.kernels.triton.products.hopper_fp8_product import Product, wait_for_kernel_before
+from breccia.kernels.triton.products.hopper_dense_product import Product, wait_for_kernel_before
 
-BLOCK_K = gl.constexpr(128)
+SCALED_K = gl.constexpr(128)  # elements of K to a scale
+
+
+@gluon.constexpr_function
+def products_layout(dtype, columns):
+    """That of the sums of `columns` columns, whose operands are of that type."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 256 // dtype.primitive_bitwidth]
+    )
+
+
+@gluon.constexpr_function
+def sums_type(dtype):
+    return gl.int32 if dtype == gl.int8 else gl.float32
 
 
 @gluon.jit
@@ -44,6 +58,7 @@ def fma(a, b, c):
 def producer(p):
     BM: gl.constexpr = p.row_desc.block_type.shape[0]
     BN: gl.constexpr = p.col_desc.block_type.shape[0]
+    BLOCK_K: gl.constexpr = p.row_desc.block_type.shape[1]
     SCALES: gl.constexpr = (BM if p.ROW_SCALE == 2 else 0) + (p.col_scale_bufs.shape[2] if p.COL_SCALE == 2 else 0)
     stage = 0
     phase = 1
@@ -54,13 +69,14 @@ def producer(p):
         for k in range(begin, end):
             mbarrier.wait(p.free.index(stage), phase)
             bar = p.ready.index(stage)
-            mbarrier.expect(bar, (BM + BN) * BLOCK_K + 4 * SCALES)
+            block = k // (SCALED_K // BLOCK_K)
+            mbarrier.expect(bar, (BM + BN) * 128 + 4 * SCALES)
             tma.async_copy_global_to_shared(p.row_desc, [m * BM, k * BLOCK_K], bar, p.row_bufs.index(stage))
             tma.async_copy_global_to_shared(p.col_desc, [n * BN, k * BLOCK_K], bar, p.col_bufs.index(stage))
             if p.ROW_SCALE == 2:
-                tma.async_copy_global_to_shared(p.row_scale_desc, [k, m * BM], bar, p.row_scale_bufs.index(stage))
+                tma.async_copy_global_to_shared(p.row_scale_desc, [block, m * BM], bar, p.row_scale_bufs.index(stage))
             if p.COL_SCALE == 2:
-                tma.async_copy_global_to_shared(p.col_scale_desc, [k, n * BN], bar, p.col_scale_bufs.index(stage))
+                tma.async_copy_global_to_shared(p.col_scale_desc, [block, n * BN], bar, p.col_scale_bufs.index(stage))
             stage += 1
             if stage == p.STAGES:
                 stage = 0
@@ -78,12 +94,15 @@ def load_scale(bufs, stage, START: gl.constexpr, LENGTH: gl.constexpr, layout: g
 @gluon.jit
 def add_slice(p, acc, raw, row_scale, col_scale):
     """acc + raw * scales."""
+    raw = raw.to(gl.float32)
     if p.ROW_SCALE == 2 and p.COL_SCALE == 2:
         return fma(raw * gl.expand_dims(col_scale, 0), gl.expand_dims(row_scale, 1), acc)
     elif p.ROW_SCALE == 2:
         return fma(raw, gl.expand_dims(row_scale * col_scale, 1), acc)
     elif p.COL_SCALE == 2:
         return fma(raw, gl.expand_dims(col_scale * row_scale, 0), acc)
+    elif p.ROW_SCALE == 1 or p.COL_SCALE == 1:
+        return fma(raw, gl.full(acc.type.shape, 1.0, gl.float32, acc.type.layout) * (row_scale * col_scale), acc)
     else:
         return fma(raw, gl.full(acc.type.shape, 1.0, gl.float32, acc.type.layout), acc)
 
@@ -104,9 +123,12 @@ def load_ending(p, row0, col0, layout: gl.constexpr):
         first = gl.load(p.row_scale_ptr) * gl.load(p.col_scale_ptr)
         second = first
     elif p.EPILOGUE == 2:
-        first = gl.load(p.row_scale_ptr + rows, mask=rows < p.R, other=0.0)
-        second = gl.load(p.row_scale_ptr + rows + 64, mask=rows + 64 < p.R, other=0.0) if p.WAVES == 2 else first
-        along = gl.load(p.col_scale_ptr + cols, mask=cols < p.C, other=0.0)
+        row_at = p.row_scale_ptr + rows * p.row_scale_stride  # 0 where one scale is for all
+        first = gl.load(row_at, mask=rows < p.R, other=0.0)
+        second = first
+        if p.WAVES == 2:
+            second = gl.load(row_at + 64 * p.row_scale_stride, mask=rows + 64 < p.R, other=0.0)
+        along = gl.load(p.col_scale_ptr + cols * p.col_scale_stride, mask=cols < p.C, other=0.0)
     if p.BIAS and not p.SWAP:
         bias = gl.load(p.bias_ptr + cols, mask=cols < p.C, other=0.0).to(gl.float32)
     return first, second, along, bias
@@ -114,10 +136,22 @@ def load_ending(p, row0, col0, layout: gl.constexpr):
 
 @gluon.jit
 def store_tile(p, acc, row0, col0, part, out_buf, row_scale, col_scale, bias):
-    """Scales per tensor (EPILOGUE 1) or per row and column (2), bias along the output's columns, then the store."""
+    """Zero points, scales per tensor (EPILOGUE 1) or per row and column (2), bias along the output's columns, then the
+    store."""
     layout: gl.constexpr = acc.type.layout
     rows = row0 + gl.arange(0, acc.type.shape[0], layout=gl.SliceLayout(1, layout))
     cols = col0 + gl.arange(0, acc.type.shape[1], layout=gl.SliceLayout(0, layout))
+    # (r - z) (c - y) adds up to r c - z c - y (r - z): `total` is the sum of c, or of r - z.
+    first = part == 0  # of the parts of K, which are added
+    if p.ROW_ZERO:
+        zero = gl.load(p.row_zero_ptr + rows, mask=(rows < p.R) & first, other=0).to(gl.int32)
+        total = gl.load(p.col_total_ptr + cols, mask=cols < p.C, other=0)
+        acc -= gl.expand_dims(zero, 1) * gl.expand_dims(total, 0)
+    if p.COL_ZERO:
+        zero = gl.load(p.col_zero_ptr + cols, mask=(cols < p.C) & first, other=0).to(gl.int32)
+        total = gl.load(p.row_total_ptr + rows, mask=rows < p.R, other=0)
+        acc -= gl.expand_dims(total, 1) * gl.expand_dims(zero, 0)
+    acc = acc.to(gl.float32)
     if p.EPILOGUE == 1:
         acc = acc * row_scale
     elif p.EPILOGUE == 2:
@@ -170,23 +204,25 @@ def after(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def add_pairs(p, acc, stage, phase, begin, end, row_scale_at, col_scale_at, BASE: gl.constexpr, layout: gl.constexpr):
-    """Sums slices begin, begin + 1, ... while two are left: one is multiplied while the other is added. `acc` is zero.
-    Returns (sum, stage, phase, first slice not added)."""
-    zero = acc
+def add_pairs(
+    p, acc, zero, stage, phase, begin, end, row_scale_at, col_scale_at, BASE: gl.constexpr, layout: gl.constexpr
+):  # fmt: skip
+    """Sums slices begin, begin + 1, ... while two are left: one is multiplied while the other is added. `acc` and
+    `zero` are zero. Returns (sum, stage, phase, first slice not added)."""
     last = end - 1
-    row0 = gl.load(row_scale_at + begin) if p.ROW_SCALE == 1 else 1.0
-    row1 = gl.load(row_scale_at + gl.minimum(begin + 1, last)) if p.ROW_SCALE == 1 else 1.0
-    col0 = gl.load(col_scale_at + begin) if p.COL_SCALE == 1 else 1.0
-    col1 = gl.load(col_scale_at + gl.minimum(begin + 1, last)) if p.COL_SCALE == 1 else 1.0
+    PER: gl.constexpr = SCALED_K // p.row_bufs.shape[2]
+    row0 = gl.load(row_scale_at + begin // PER) if p.ROW_SCALE == 1 else 1.0
+    row1 = gl.load(row_scale_at + gl.minimum(begin + 1, last) // PER) if p.ROW_SCALE == 1 else 1.0
+    col0 = gl.load(col_scale_at + begin // PER) if p.COL_SCALE == 1 else 1.0
+    col1 = gl.load(col_scale_at + gl.minimum(begin + 1, last) // PER) if p.COL_SCALE == 1 else 1.0
     for k in range(begin, last, 2):
         row_now0, row_now1, col_now0, col_now1 = row0, row1, col0, col1
         if p.ROW_SCALE == 1:  # fetched a pair ahead of their use
-            row0 = gl.load(row_scale_at + gl.minimum(k + 2, last))
-            row1 = gl.load(row_scale_at + gl.minimum(k + 3, last))
+            row0 = gl.load(row_scale_at + gl.minimum(k + 2, last) // PER)
+            row1 = gl.load(row_scale_at + gl.minimum(k + 3, last) // PER)
         if p.COL_SCALE == 1:
-            col0 = gl.load(col_scale_at + gl.minimum(k + 2, last))
-            col1 = gl.load(col_scale_at + gl.minimum(k + 3, last))
+            col0 = gl.load(col_scale_at + gl.minimum(k + 2, last) // PER)
+            col1 = gl.load(col_scale_at + gl.minimum(k + 3, last) // PER)
         stage1, phase1 = after(stage, phase, p.STAGES)
         mbarrier.wait(p.ready.index(stage), phase)
         raw0 = multiply_slice(p, stage, BASE, zero)
@@ -209,7 +245,8 @@ def consumer(p, WHICH: gl.constexpr):
     BM: gl.constexpr = p.row_bufs.shape[1]
     BN: gl.constexpr = p.col_bufs.shape[1]
     BASE: gl.constexpr = WHICH * p.WAVES * 64
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 32])
+    PER: gl.constexpr = SCALED_K // p.row_bufs.shape[2]  # slices to a scale
+    layout: gl.constexpr = products_layout(p.row_desc.dtype, BN)
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     col_layout: gl.constexpr = gl.SliceLayout(0, layout)
     stage = gl.to_tensor(0)
@@ -220,22 +257,22 @@ def consumer(p, WHICH: gl.constexpr):
         m, n = wait_for_kernel_before(m, n)
         begin, end = p.slices(part)
         scales0, scales1, scales_along, bias = load_ending(p, m * BM + BASE, n * BN, layout)
-        zero = gl.zeros([64, BN], gl.float32, layout)
-        acc0 = zero
-        acc1 = zero
+        zero = gl.zeros([64, BN], sums_type(p.row_desc.dtype), layout)
+        acc0 = gl.zeros([64, BN], sums_type(p.row_desc.dtype) if p.FAST else gl.float32, layout)
+        acc1 = acc0
         # A scale that is one number for the tile is fetched one slice ahead of its use.
-        row_scale_at = p.row_scale_ptr + (m * BM // 128) * p.row_scale_stride
+        row_scale_at = p.row_scale_ptr + gl.minimum(m * BM + BASE, p.R - 1) // 128 * p.row_scale_stride
         col_scale_at = p.col_scale_ptr + (n * BN // 128) * p.col_scale_stride
         if p.PAIRS:
             acc0, stage, phase, begin = add_pairs(
-                p, acc0, stage, phase, begin, end, row_scale_at, col_scale_at, BASE, layout
+                p, acc0, zero, stage, phase, begin, end, row_scale_at, col_scale_at, BASE, layout
             )
-        row_next = gl.load(row_scale_at + begin, mask=begin < end, other=1.0) if p.ROW_SCALE == 1 else 1.0
-        col_next = gl.load(col_scale_at + begin, mask=begin < end, other=1.0) if p.COL_SCALE == 1 else 1.0
+        row_next = gl.load(row_scale_at + begin // PER, mask=begin < end, other=1.0) if p.ROW_SCALE == 1 else 1.0
+        col_next = gl.load(col_scale_at + begin // PER, mask=begin < end, other=1.0) if p.COL_SCALE == 1 else 1.0
         for k in range(begin, end):
             row_scale = row_next
             col_scale = col_next
-            ahead = gl.minimum(k + 1, end - 1)
+            ahead = gl.minimum(k + 1, end - 1) // PER
             if p.ROW_SCALE == 1:
                 row_next = gl.load(row_scale_at + ahead)
             if p.COL_SCALE == 1:
@@ -290,16 +327,18 @@ def consumer(p, WHICH: gl.constexpr):
 
 
 @gluon.jit
-def fp8_kernel(
-    row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr, R,
-    C, out_stride, part_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles,
-    ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr,
+def dense_kernel(
+    row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr, row_zero_ptr,
+    col_zero_ptr, row_total_ptr, col_total_ptr, bias_ptr, R, C, out_stride, part_stride, row_scale_stride,
+    col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr,
+    ROW_ZERO: gl.constexpr, COL_ZERO: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr,
     SWAP: gl.constexpr, TMA_STORE: gl.constexpr, CONSUMERS: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr,
     OUT_BUFS: gl.constexpr, GROUP: gl.constexpr, PARTS: gl.constexpr, PAIRS: gl.constexpr,
 ):  # fmt: skip
     gdc_launch_dependents()
     BM: gl.constexpr = row_desc.block_type.shape[0]
     BN: gl.constexpr = col_desc.block_type.shape[0]
+    BLOCK_K: gl.constexpr = row_desc.block_type.shape[1]
     gl.static_assert(BM == CONSUMERS * WAVES * 64)
     row_bufs = gl.allocate_shared_memory(row_desc.dtype, [STAGES, BM, BLOCK_K], row_desc.layout)
     col_bufs = gl.allocate_shared_memory(col_desc.dtype, [STAGES, BN, BLOCK_K], col_desc.layout)
@@ -318,12 +357,13 @@ def fp8_kernel(
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=CONSUMERS)
     p = Product(  # integers that are one come as constants
-        row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr, bias_ptr,
-        row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, gl.to_tensor(R), gl.to_tensor(C),
+        row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr,
+        row_zero_ptr, col_zero_ptr, row_total_ptr, col_total_ptr, bias_ptr, row_bufs, col_bufs, row_scale_bufs,
+        col_scale_bufs, out_bufs, ready, free, gl.to_tensor(R), gl.to_tensor(C),
         gl.to_tensor(out_stride), gl.to_tensor(part_stride), gl.to_tensor(row_scale_stride),
         gl.to_tensor(col_scale_stride), gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(k_tiles),
-        ROW_SCALE, COL_SCALE, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES, OUT_BUFS, GROUP, PARTS,
-        PAIRS,
+        ROW_SCALE, COL_SCALE, ROW_ZERO, COL_ZERO, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES, OUT_BUFS,
+        GROUP, PARTS, PAIRS,
     )  # fmt: skip
     if CONSUMERS == 2:
         gl.warp_specialize([(consumer, (p, 0)), (consumer, (p, 1)), (producer, (p,))], [4, 1], [240, 24])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 by FP8 products on raw tensors: operands (M, K) and (N, K), scales per tensor, row or block, any shape."""
+"""FP8 by FP8, INT8 by INT8 and bf16 by bf16 products on raw tensors, on Hopper: operands (M, K) and (N, K), scales per
+tensor, row or block, any shape."""
 
 from __future__ import annotations
 
@@ -12,13 +13,14 @@ from triton.experimental.gluon.language._layouts import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from breccia.kernels.triton.products.add_parts import add_parts
-from breccia.kernels.triton.products.configs import Tile, fp8_tile
-from breccia.kernels.triton.products.hopper_fp8 import fp8_kernel
+from breccia.kernels.triton.products.code_sums import code_sums
+from breccia.kernels.triton.products.configs import Tile, dense_tile, fp8_tile
+from breccia.kernels.triton.products.hopper_dense import dense_kernel
 from breccia.kernels.triton.products.turn_scales import scales_along_rows
-from breccia.kernels.triton.runtime import launch
+from breccia.kernels.triton.runtime import constant, launch
 
 FLAT32 = NVMMASharedLayout(0, 32, 2)
-FP8 = NVMMASharedLayout(128, 8, 2)
+CODES = {1: NVMMASharedLayout(128, 8, 2), 2: NVMMASharedLayout(128, 16, 2)}  # by bytes of an element
 
 
 @cache
@@ -29,19 +31,21 @@ def sm_count(index: int) -> int:
 def k_major(x: torch.Tensor) -> torch.Tensor:
     """x as the copy engine needs it: unit stride along K, rows 16-byte aligned. Copies only where that does not
     hold."""
-    if x.stride(-1) == 1 and x.stride(0) % 16 == 0 and x.stride(0) >= x.shape[1] and x.data_ptr() % 16 == 0:
+    aligned = x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+    if x.stride(-1) == 1 and aligned and x.stride(0) >= x.shape[1]:
         return x
     rows, cols = x.shape
-    padded = torch.empty((rows, -(-cols // 16) * 16), dtype=x.dtype, device=x.device)[:, :cols]
-    padded.view(torch.uint8).copy_(x.view(torch.uint8) if x.stride(-1) == 1 else x.T.view(torch.uint8).T)
-    return padded
+    whole = torch.empty((rows, -(-cols // 16) * 16), dtype=x.dtype, device=x.device)
+    bits = torch.uint8 if x.element_size() == 1 else torch.int16
+    whole.view(bits)[:, :cols].copy_(x.view(bits) if x.stride(-1) == 1 else x.T.view(bits).T)
+    return whole[:, :cols]
 
 
 def descriptor(x: torch.Tensor, box: list[int], layout: NVMMASharedLayout) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout)
 
 
-def fp8_matmul(
+def dense_matmul(
     a: torch.Tensor,
     b: torch.Tensor,
     a_scale: torch.Tensor,
@@ -52,11 +56,14 @@ def fp8_matmul(
     fast: bool = False,
     tile: Tile | None = None,
     out: torch.Tensor | None = None,
+    a_zero: torch.Tensor | None = None,
+    b_zero: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """a (M, K) times b (N, K) transposed.
+    """a (M, K) times b (N, K) transposed, both FP8, int8 or bfloat16.
 
-    block=False: each scale has one element or one per row. block=True: a_scale is (M, K/128) and b_scale (N, K/128) or
-    (N/128, K/128), float32. `fast` leaves the whole sum to the tensor cores' short accumulator (not with block scales).
+    block=False: each scale has one element or one per row. block=True: each is (rows, K/128) or (rows/128, K/128),
+    float32. `fast` leaves the whole sum of FP8 to the tensor cores' short accumulator (not with block scales).
+    `a_zero`, `b_zero`: zero points of int8, one per row, not with block scales.
     """
     (m, k), n = a.shape, b.shape[0]
     out = torch.empty((m, n), dtype=out_dtype, device=a.device) if out is None else out
@@ -66,34 +73,42 @@ def fp8_matmul(
         return out.zero_() if bias is None else out.copy_(bias.expand(m, n))
     a, b = k_major(a), k_major(b)
     sms = sm_count(a.device.index)
-    tile = fp8_tile(m, n, k, "block" if block else "fast" if fast else "precise", sms) if tile is None else tile
+    fp8, size = a.dtype.is_floating_point and a.element_size() == 1, a.element_size()
+    fast = not block and (fast or not fp8)  # int32 and bf16 sums lose nothing
+    if tile is None and fp8:
+        tile = fp8_tile(m, n, k, "block" if block else "fast" if fast else "precise", sms)
+    elif tile is None:
+        tile = dense_tile(m, n, k, "bf16" if size == 2 else "int8", block, sms)
     if block:
         epilogue, sides = 0, [_block_scales(a_scale, m, False), _block_scales(b_scale, n, True)]
     else:
         epilogue = 1 if a_scale.numel() == 1 and b_scale.numel() == 1 else 2
-        sides = [
-            _Side(scale if epilogue == 1 else _one_per_row(scale, rows)) for scale, rows in ((a_scale, m), (b_scale, n))
-        ]
+        sides = [_Side(scale.reshape(-1), stride=int(scale.numel() > 1)) for scale in (a_scale, b_scale)]
     made, added = out, bias
     if tile.parts > 1:
         made, added = torch.empty((tile.parts, m, n), dtype=torch.float32, device=a.device), None
-    rows, cols = (b, a) if tile.swap else (a, b)
+    rows, cols, zeros = a, b, [a_zero, b_zero]
     if tile.swap:
+        rows, cols, zeros = b, a, [b_zero, a_zero]
         sides.reverse()
+    totals = [
+        None if zeros[1] is None else code_sums(rows, zeros[0]),
+        None if zeros[0] is None else code_sums(cols),
+    ]
     tma_store = _stores_by_tma(made, tile)
     row_tiles, col_tiles = triton.cdiv(rows.shape[0], tile.rows), triton.cdiv(cols.shape[0], tile.cols)
     launch(
-        fp8_kernel,
+        dense_kernel,
         (min(sms, row_tiles * col_tiles * tile.parts),),
         a,
-        descriptor(rows, [tile.rows, 128], FP8),
-        descriptor(cols, [tile.cols, 128], FP8),
+        descriptor(rows, [tile.rows, 128 // size], CODES[size]),
+        descriptor(cols, [tile.cols, 128 // size], CODES[size]),
         *_scale_descriptors(sides, tile, rows.device.index),
         _out_descriptor(made, tile, tma_store),
         made,
         sides[0].scale,
         sides[1].scale,
-        sides[0].scale if added is None else added,
+        *(sides[0].scale if part is None else part for part in (*zeros, *totals, added)),
         rows.shape[0],
         cols.shape[0],
         made.stride(-2),
@@ -102,10 +117,12 @@ def fp8_matmul(
         sides[1].stride,
         row_tiles,
         col_tiles,
-        triton.cdiv(k, 128),
+        triton.cdiv(k * size, 128),
         ROW_SCALE=sides[0].kind,
         COL_SCALE=sides[1].kind,
-        FAST=fast and not block,
+        ROW_ZERO=zeros[0] is not None,
+        COL_ZERO=zeros[1] is not None,
+        FAST=fast,
         EPILOGUE=epilogue,
         BIAS=added is not None,
         SWAP=tile.swap,
@@ -116,7 +133,7 @@ def fp8_matmul(
         OUT_BUFS=tile.out_bufs,
         GROUP=tile.group,
         PARTS=tile.parts,
-        PAIRS=tile.pairs and not (fast and not block),
+        PAIRS=tile.pairs and not fast,
         num_warps=4,
         maxnreg=tile.maxnreg,
         launch_pdl=True,
@@ -137,14 +154,11 @@ class _Side(NamedTuple):
 
 
 def _block_scales(scale: torch.Tensor, rows: int, is_weight: bool) -> _Side:
+    """Of (rows, K/128) or (rows/128, K/128) scales."""
     if scale.shape[0] == rows and not (is_weight and rows == 1):
         return _Side(scale, 2, along=scales_along_rows(scale))
     flat = scale if scale.dtype == torch.float32 and scale.stride(1) == 1 else scale.float().contiguous()
     return _Side(flat, 1, flat.stride(0))
-
-
-def _one_per_row(scale: torch.Tensor, rows: int) -> torch.Tensor:
-    return scale.reshape(-1).expand(rows).contiguous()
 
 
 def _stores_by_tma(made: torch.Tensor, tile: Tile) -> bool:
@@ -172,9 +186,9 @@ def _out_descriptor(made: torch.Tensor, tile: Tile, tma_store: bool) -> TensorDe
 @cache
 def zero_scales(index: int) -> torch.Tensor:
     """Stands where a kernel takes a scale descriptor it does not read."""
-    return torch.zeros((1, 32), dtype=torch.float32, device=f"cuda:{index}")
+    return constant(lambda: torch.zeros((1, 32), dtype=torch.float32, device=f"cuda:{index}"))
 
 
 @cache
 def zero_outputs(index: int) -> torch.Tensor:
-    return torch.zeros((8, 256), dtype=torch.bfloat16, device=f"cuda:{index}")
+    return constant(lambda: torch.zeros((8, 256), dtype=torch.bfloat16, device=f"cuda:{index}"))

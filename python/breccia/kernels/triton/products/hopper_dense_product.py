@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all warps of the Hopper FP8 kernel know of a product, and which tile of it a number means."""
+"""What all warps of the Hopper kernel of dense operands know of a product, and which tile of it a number means."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -33,8 +33,9 @@ def wait_for_kernel_before(m, n):
 @aggregate
 class Product:
     """What every warp knows. ROW_SCALE, COL_SCALE: what each slice of K is multiplied by, nothing (0), one scale of the
-    tile (1) or one of each row or column (2); EPILOGUE: the same of the whole sum. FAST: the tensor cores keep the sum.
-    SWAP: rows are the output's columns. A consumer has WAVES times 64 rows and OUT_BUFS buffers for results."""
+    tile (1) or one of each row or column (2); EPILOGUE: the same of the whole sum. ROW_ZERO, COL_ZERO: integers of
+    rows or columns have zero points; `total` is what each then takes of the other side. FAST: the tensor cores keep the
+    sum. SWAP: rows are the output's columns. A consumer has WAVES times 64 rows and OUT_BUFS buffers for results."""
 
     row_desc: tma.tensor_descriptor
     col_desc: tma.tensor_descriptor
@@ -44,6 +45,10 @@ class Product:
     out_ptr: gl.tensor
     row_scale_ptr: gl.tensor
     col_scale_ptr: gl.tensor
+    row_zero_ptr: gl.tensor
+    col_zero_ptr: gl.tensor
+    row_total_ptr: gl.tensor
+    col_total_ptr: gl.tensor
     bias_ptr: gl.tensor
     row_bufs: gl.shared_memory_descriptor
     col_bufs: gl.shared_memory_descriptor
@@ -63,6 +68,8 @@ class Product:
     k_tiles: gl.tensor
     ROW_SCALE: gl.constexpr
     COL_SCALE: gl.constexpr
+    ROW_ZERO: gl.constexpr
+    COL_ZERO: gl.constexpr
     FAST: gl.constexpr
     EPILOGUE: gl.constexpr
     BIAS: gl.constexpr
@@ -78,14 +85,17 @@ class Product:
     @gluon.constexpr_function
     def __init__(
         self, row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr,
-        bias_ptr, row_bufs, col_bufs, row_scale_bufs, col_scale_bufs, out_bufs, ready, free, R, C, out_stride,
-        part_stride, row_scale_stride, col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, FAST,
-        EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES, OUT_BUFS, GROUP, PARTS, PAIRS,
+        row_zero_ptr, col_zero_ptr, row_total_ptr, col_total_ptr, bias_ptr, row_bufs, col_bufs, row_scale_bufs,
+        col_scale_bufs, out_bufs, ready, free, R, C, out_stride, part_stride, row_scale_stride, col_scale_stride,
+        row_tiles, col_tiles, k_tiles, ROW_SCALE, COL_SCALE, ROW_ZERO, COL_ZERO, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE,
+        WAVES, STAGES, OUT_BUFS, GROUP, PARTS, PAIRS,
     ):  # fmt: skip
         self.row_desc, self.col_desc = row_desc, col_desc
         self.row_scale_desc, self.col_scale_desc, self.out_desc = row_scale_desc, col_scale_desc, out_desc
         self.out_ptr, self.bias_ptr = out_ptr, bias_ptr
         self.row_scale_ptr, self.col_scale_ptr = row_scale_ptr, col_scale_ptr
+        self.row_zero_ptr, self.col_zero_ptr = row_zero_ptr, col_zero_ptr
+        self.row_total_ptr, self.col_total_ptr = row_total_ptr, col_total_ptr
         self.row_bufs, self.col_bufs, self.out_bufs = row_bufs, col_bufs, out_bufs
         self.row_scale_bufs, self.col_scale_bufs = row_scale_bufs, col_scale_bufs
         self.ready, self.free = ready, free
@@ -93,6 +103,7 @@ class Product:
         self.row_scale_stride, self.col_scale_stride = row_scale_stride, col_scale_stride
         self.row_tiles, self.col_tiles, self.k_tiles = row_tiles, col_tiles, k_tiles
         self.ROW_SCALE, self.COL_SCALE = gl.constexpr(ROW_SCALE), gl.constexpr(COL_SCALE)
+        self.ROW_ZERO, self.COL_ZERO = gl.constexpr(ROW_ZERO), gl.constexpr(COL_ZERO)
         self.FAST, self.EPILOGUE, self.BIAS = gl.constexpr(FAST), gl.constexpr(EPILOGUE), gl.constexpr(BIAS)
         self.SWAP, self.TMA_STORE = gl.constexpr(SWAP), gl.constexpr(TMA_STORE)
         self.WAVES, self.STAGES = gl.constexpr(WAVES), gl.constexpr(STAGES)
