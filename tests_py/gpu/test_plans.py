@@ -14,6 +14,7 @@ import cases
 import pytest
 import torch
 from breccia.frameworks import _torch_launch as launches
+from breccia.kernels.triton.products import dense_matmul, pairs
 from breccia.nn import QuantizedLinear
 
 BF16 = torch.bfloat16
@@ -120,6 +121,43 @@ def test_calls_of_few_tokens_have_plans(tokens: int) -> None:
         repeated(lambda x, recipe=activations: breccia.cast(x, recipe), [randn(tokens, 512) for _ in range(3)])
     known = {key: why for key, why in launches.refusals.items() if key[0] != "silu mul" or "block" in key[1]}
     assert known == {}
+
+
+# What QuantizedLinear multiplies: activations, weights.
+QUANTIZED = [("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("mxfp8", "mxfp4"), ("nvfp4", "nvfp4"), ("int4", "int4"),
+             ("int8", "int8"), ("int8", "int4"), ("fp8-block", "mxfp8"), ("mxfp8", "nvfp4")]  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 300, 4100])
+@pytest.mark.parametrize(("activations", "weights"), QUANTIZED, ids=str)
+def test_both_sides_quantized_have_plans(activations: str, weights: str, tokens: int) -> None:
+    layer = QuantizedLinear(breccia.cast(randn(256, 512), weights), activations=activations)
+    repeated(layer, [randn(tokens, 512) for _ in range(3)])
+    assert launches.refusals == {}
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "fp8-row", "fp8-block", "mxfp8", "mxfp4", "nvfp4", "int4", "int8"])
+def test_many_rows_have_plans(recipe: str) -> None:
+    layer = QuantizedLinear(breccia.cast(randn(256, 512), recipe))
+    for tokens in (2048, 4100):
+        repeated(layer, [randn(tokens, 512) for _ in range(3)])
+    assert launches.refusals == {}
+
+
+@pytest.mark.parametrize("recipe", ["fp8-block", "mxfp8", "nvfp4", "int4", "int8"])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_grouped_products_have_plans(recipe: str, quantized: bool) -> None:
+    """Offsets are read on the device: they may change from call to call."""
+    stack = breccia.cast(randn(4, 256, 512), recipe)
+    x = randn(300, 512)
+    given = breccia.cast(x, "fp8-block") if quantized else x
+    offsets = [
+        torch.tensor(ends, dtype=torch.int32, device="cuda")
+        for ends in ([0, 3, 90, 90, 300], [0, 100, 200, 250, 280], [0, 0, 0, 0, 0])
+    ]
+    repeated(lambda ends: breccia.grouped_matmul(given, stack, ends, BF16), offsets)
+    if not quantized or recipe == "fp8-block":
+        assert launches.refusals == {}
 
 
 def test_strides_offsets_and_alignment() -> None:
@@ -278,6 +316,19 @@ def test_operators_of_compiled_code_are_repeated(recipe: str, mode: str) -> None
         torch.testing.assert_close(made, layer(x), rtol=0, atol=0)
     planned = {key[1] for key, plan in launches._plans.items() if key[0] == "operator" and plan not in (1, 2)}
     assert {"cast", "matmul", "dequantize"} <= planned, launches.refusals
+
+
+def test_what_kernels_keep_lies_outside_of_graphs() -> None:
+    """The first call ever may be one that a compiler captures, whose pool nothing may stay in."""
+    torch._dynamo.reset()
+    dense_matmul.zero_scales.cache_clear()
+    dense_matmul.zero_outputs.cache_clear()
+    pairs.one.cache_clear()
+    w = breccia.cast(randn(256, 512), "mxfp8")
+    layer = torch.compile(lambda x: breccia.linear(x, w, out_dtype=BF16), mode="reduce-overhead")
+    for _ in range(4):
+        x = randn(5000, 512)
+        torch.testing.assert_close(layer(x).clone(), breccia.linear(x, w, out_dtype=BF16), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("shape", [(1, 512), (16, 512), (3, 5, 256), (300, 384)])

@@ -115,9 +115,9 @@ def dequantize(scaled: ScaledTensor, kind: torch.dtype) -> torch.Tensor:
     return made
 
 
-def linear(x: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor | None:
+def linear(x: Any, w: ScaledTensor, kind: torch.dtype, activations: ScalingRecipe | None = None) -> torch.Tensor | None:
     """x (..., K), floats or a ScaledTensor, times a quantized w (N, K) transposed; None where that is for torch's
-    dispatcher."""
+    dispatcher. Floats are quantized to `activations` first, if given, by the same plan."""
     if not quiet(w.data) or w.data.ndim != 2:
         return None
     if type(x) is ScaledTensor:
@@ -132,27 +132,57 @@ def linear(x: Any, w: ScaledTensor, kind: torch.dtype) -> torch.Tensor | None:
         if not x.is_cuda or torch._C._functorch.is_functorch_wrapped_tensor(x):
             return None
         data = x
-        key = _key_of_linear(x, w, kind)
+        key = _key_of_linear(x, w, kind, activations)
         operands = [x, *_parts(w)]
     else:
         return None
     if data.get_device() != w.data.get_device():
         return None
-    made: torch.Tensor = _run(key, operands, lambda: [triton.matmul(x, w.mT, kind).contiguous()])[0]
+
+    def call() -> list[torch.Tensor]:
+        given = x if activations is None else _ops().cast(x, activations)
+        return [triton.matmul(given, w.mT, kind).contiguous()]
+
+    made: torch.Tensor = _run(key, operands, call)[0]
     return made
 
 
-def _key_of_linear(x: torch.Tensor, w: ScaledTensor, kind: torch.dtype) -> tuple[Any, ...]:
+def grouped_matmul(x: Any, w: ScaledTensor, offsets: torch.Tensor, kind: torch.dtype) -> torch.Tensor | None:
+    """Rows of x (T, K), floats or a ScaledTensor, by the weights w (E, N, K) that offsets give them to; None where
+    that is for torch's dispatcher."""
+    scaled = type(x) is ScaledTensor
+    data = x.data if scaled else x
+    if type(w) is not ScaledTensor or not quiet(w.data) or not quiet(data) or not quiet(offsets):
+        return None
+    if data.get_device() != w.data.get_device() or (data.requires_grad and torch.is_grad_enabled()):
+        return None
+    form: Any = form_number(x) if scaled else (x.dtype, x.shape, x.stride())
+    key = ("grouped matmul", form_number(w), form, offsets.dtype, offsets.shape, offsets.stride(), kind)
+    operands = [*(_parts(x) if scaled else [x]), *_parts(w), offsets]
+    made: torch.Tensor = _run(key, operands, lambda: [triton.grouped_matmul(x, w, offsets, kind)])[0]
+    return made
+
+
+def _key_of_linear(
+    x: torch.Tensor, w: ScaledTensor, kind: torch.dtype, activations: ScalingRecipe | None
+) -> tuple[Any, ...]:
     """Of floats by a weight."""
-    return ("linear", form_number(w), x.dtype, x.shape, x.stride(), kind)
+    recipe = None if activations is None else activations._key  # type: ignore[attr-defined]
+    return ("linear", form_number(w), x.dtype, x.shape, x.stride(), kind, recipe)
 
 
-def repeated_linear(x: torch.Tensor, w: ScaledTensor, parts: dict[str, Any], names: tuple[str, ...]) -> Any:
+def repeated_linear(
+    x: torch.Tensor,
+    w: ScaledTensor,
+    parts: dict[str, Any],
+    names: tuple[str, ...],
+    activations: ScalingRecipe | None = None,
+) -> Any:
     """`linear` of w, whose parts are those of a dict under `names`, and floats of the form of x, in their dtype: what
     repeats it in less time than a plan takes to find, or None where there is no plan."""
     if not quiet(x) or not quiet(w.data):
         return None
-    plan = _plans.get(_key_of_linear(x, w, x.dtype), 0)
+    plan = _plans.get(_key_of_linear(x, w, x.dtype, activations), 0)
     if isinstance(plan, int):
         return None
     return _core.RepeatedCall(

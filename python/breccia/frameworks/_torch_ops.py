@@ -257,7 +257,12 @@ def _grouped_cpu(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: An
 def _grouped_cuda(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
     if not triton.TRITON_AVAILABLE:
         return _grouped_anywhere(x, x_key, w, w_key, offsets, dtype)
-    return triton.grouped_matmul(unflatten(x, x_key), unflatten(w, w_key), offsets, dtype)
+    made = _torch_launch.repeated(
+        ("grouped", x_key, len(x), w_key, dtype),
+        [*x, *w, offsets],
+        lambda: [triton.grouped_matmul(unflatten(x, x_key), unflatten(w, w_key), offsets, dtype)],
+    )
+    return made[0]
 
 
 def _grouped_fake(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:

@@ -247,8 +247,11 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) 
         )
     if offsets.device != w_stack.data.device:
         raise TypeError(f"offsets must be on the device of w_stack, {w_stack.data.device}, got {offsets.device}")
-    operands = (*flatten(_operand(x, "x")), *flatten(w_stack))
-    return torch.ops.breccia.grouped_matmul(*operands, offsets, _dtype(out_dtype, "out_dtype"))
+    given, kind = _operand(x, "x"), _dtype(out_dtype, "out_dtype")
+    made = None if w_stack.data.is_cpu else _torch_launch.grouped_matmul(given, w_stack, offsets, kind)
+    if made is not None:
+        return made
+    return torch.ops.breccia.grouped_matmul(*flatten(given), *flatten(w_stack), offsets, kind)
 
 
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:

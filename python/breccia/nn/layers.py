@@ -291,11 +291,18 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         if y is not None:
             return y if self.bias is None else verbs.plus(y, self.bias)
         self._repeats.pop(x.shape, None)
-        y = self._product(x)
-        if self.activations is None and not self._dtypes:
+        recipe = self._activations_of(x)
+        y = None
+        if recipe is not None and x.shape[-1:] == (self.in_features,):  # cast and product at once
+            y = _torch_launch.linear(x, self.weight, x.dtype, recipe)
+        if y is None:
+            y = self._product(x)
+        elif self.bias is not None:
+            y = verbs.plus(y, self.bias)
+        if not self._dtypes:
             if len(self._repeats) >= _MAX_REPEATS:
                 self._repeats.clear()
-            repeat = _torch_launch.repeated_linear(x, self.weight, self._buffers, _PARTS)
+            repeat = _torch_launch.repeated_linear(x, self.weight, self._buffers, _PARTS, recipe)
             if repeat is not None:
                 self._repeats[x.shape] = repeat
         return y
