@@ -5,7 +5,8 @@
 
 Times are medians of CUDA graph replays, so that launch costs count for nobody, except under "eager", where the public
 verbs are called as a user calls them. Products alternate between ours and the peer. "cold" rotates eight weights, more
-than the L2 cache holds. Errors are relative, against float64 of the dequantized operands.
+than the L2 cache holds. Errors are relative, against float64 of the dequantized operands. The exit status is 1 where
+"pairs" finds a product that takes longer than 1 / 0.8 times bf16's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import torch
 import triton
 from comparison.gpu_conversions import casts, conversions
 from comparison.gpu_eager import compiled, eager
+from comparison.gpu_experts import experts
 from comparison.gpu_fused import fused_casts
+from comparison.gpu_pairs import FLOOR, below_the_floor, pairs
 from comparison.gpu_peers import block_fp8
 from comparison.gpu_products import accuracy, grouped, products_large, products_small, weight_only
 from comparison.gpu_timing import ROWS, Fn
@@ -55,6 +58,7 @@ SECTIONS: dict[str, Fn] = {
     "peers": block_fp8,
     "small": products_small,
     "decode": lambda: weight_only((1, 2, 4, 8, 16, 64, 128, 256)),
+    "pairs": pairs,
     "casts": casts,
     "conversions": conversions,
     "large": lambda: products_large(
@@ -62,6 +66,7 @@ SECTIONS: dict[str, Fn] = {
     ),
     "prefill": lambda: weight_only((512, 4096)),
     "grouped": grouped,
+    "experts": experts,
     "accuracy": accuracy,
 }
 
@@ -80,6 +85,9 @@ def main() -> None:
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps({"machine": about, "results": ROWS}, indent=1) + "\n")
+    slow = below_the_floor()
+    if slow:
+        raise SystemExit("\n".join([f"slower than {FLOOR} times bf16:", *slow]))
 
 
 if __name__ == "__main__":

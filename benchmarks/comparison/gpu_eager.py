@@ -31,6 +31,9 @@ RECIPES: dict[str, Any] = {
 }
 FP8_ACTIVATIONS = {"fp8": "fp8", "fp8 rows": "fp8 rows", "fp8 1x128": "fp8 1x128", "fp8 128x128": "fp8 1x128"}
 
+# Weights and activations of `quantize_`.
+BOTH = {"fp8 rows": "fp8 rows", "fp8 128x128": "fp8 1x128", "int8": "int8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+
 
 def host_time(f: Fn, calls: int) -> float:
     """Microseconds from one call to the next when nothing waits for the GPU but at the end."""
@@ -147,9 +150,48 @@ def compiled_decoder(tokens: int, rows: dict[str, tuple[Any, Any]]) -> None:
             del layers, call
 
 
+def quantized_decoder(tokens: int) -> None:
+    """Four layers whose activations are quantized too, eager, against the same in bfloat16."""
+    plain, x = decoder(tokens)
+    for name, activations in BOTH.items():
+        layers, _ = decoder(tokens, RECIPES[name], RECIPES[activations])
+        with torch.no_grad():
+            ours, theirs, ratio = against(functools.partial(layers, x), functools.partial(plain, x), 11, 20)
+        note("eager decoder, both quantized", f"{name} by {activations}", tokens=tokens, ms=ours / 1e3,
+             bf16_ms=theirs / 1e3, times_bf16=1 / ratio)  # fmt: skip
+        del layers
+
+
+def torchao_decoder(tokens: int = 2048) -> None:
+    """What torchao does with the same layers, where it is installed; the peer is bfloat16."""
+    try:
+        from torchao import quantization
+    except ImportError:
+        return
+    plain, x = decoder(tokens)
+    rows = {
+        "int8": quantization.Int8DynamicActivationInt8WeightConfig(),
+        "fp8 rows": quantization.Float8DynamicActivationFloat8WeightConfig(granularity=quantization.PerRow()),
+    }
+    for name, config in rows.items():
+        torch._dynamo.reset()
+        layers, _ = decoder(tokens)
+        quantization.quantize_(layers, config)
+        with torch.no_grad():
+            eager_ms, _, _ = against(functools.partial(layers, x), functools.partial(plain, x), 5, 10)
+            call = functools.partial(torch.compile(layers), x)
+            peer = functools.partial(torch.compile(plain), x)
+            ours, theirs, ratio = alternate([call], [peer], 4)
+        note("torchao decoder", name, tokens=tokens, eager_ms=eager_ms / 1e3, ms=ours / 1e3, bf16_ms=theirs / 1e3,
+             times_bf16=ratio)  # fmt: skip
+        del layers, call
+
+
 def eager() -> None:
     eager_verbs()
     eager_decoder()
+    for tokens in (16, 2048):
+        quantized_decoder(tokens)
 
 
 def compiled() -> None:
@@ -158,5 +200,12 @@ def compiled() -> None:
     compiled_decoder(1, {"fp8": (RECIPES["fp8"], None), "nvfp4": (RECIPES["nvfp4"], None)})
     compiled_decoder(
         2048,
-        {"fp8 rows W8A8": (rows, rows), "fp8 128x128 W8A8": (tiles, block), "fp8 rows, weights only": (rows, None)},
+        {
+            "fp8 rows W8A8": (rows, rows),
+            "fp8 128x128 W8A8": (tiles, block),
+            "int8 W8A8": (RECIPES["int8"], RECIPES["int8"]),
+            "mxfp8 W8A8": (RECIPES["mxfp8"], RECIPES["mxfp8"]),
+            "fp8 rows, weights only": (rows, None),
+        },
     )
+    torchao_decoder()
