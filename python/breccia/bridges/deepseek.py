@@ -157,7 +157,7 @@ def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block
 
 def _is_mxfp8(shape: tuple[int, ...], scale_shape: tuple[int, ...], scale_bytes: int, block: int) -> bool:
     """Whether exponents are those of MXFP8, one for 32 columns of a row, and not of tiles or other blocks."""
-    return scale_bytes == 1 and block in (32, 128) and scale_shape == (*shape[:-1], -(-shape[-1] // 32))
+    return bool(shape) and scale_bytes == 1 and block in (32, 128) and scale_shape == (*shape[:-1], -(-shape[-1] // 32))
 
 
 def to_deepseek(scaled: ScaledTensor) -> dict[str, Array]:
