@@ -71,48 +71,57 @@ BRECCIA_INLINE void dequantize_some_to(const DequantizeRow& row, std::int64_t at
     }
 }
 
+// Elements [at, at + n) of a row under one scale.
+template <class C, class T>
+BRECCIA_INLINE void dequantize_run(const DequantizeRow& row, std::int64_t at, std::int64_t n, float scale,
+                                   float zero_point, bool normal, T* out) {
+    const F scale_f32x16 = f_set(scale), zero_f32x16 = f_set(zero_point);
+    std::int64_t i = 0;
+    if (row.packed && at % 2 != 0 && n > 0) {
+        dequantize_some_to<C>(row, at, 1, scale, zero_point, out);
+        i = 1;
+    }
+    for (; i + wide <= n; i += wide) {
+        F x[4];
+        decode_wide<C>(row.codes, at + i, row.packed, x);
+        if constexpr (C::family == CodecFamily::integer)
+            if (zero_point != 0.0F)
+                for (F& x_f32x16 : x) x_f32x16 = f_sub(x_f32x16, zero_f32x16);
+        for (F& x_f32x16 : x) x_f32x16 = f_mul(x_f32x16, scale_f32x16);
+        store_wide(out + i, x, normal);
+    }
+    if (i < n) dequantize_some_to<C>(row, at + i, n - i, scale, zero_point, out + i);
+}
+
+// Blocks of 16 or 32 elements, four or two to a step. Returns how many elements it wrote.
+template <class C, class T>
+BRECCIA_INLINE std::int64_t dequantize_short_blocks(const DequantizeRow& row, bool normal, T* out) {
+    const int per_step = row.block == lanes ? 4 : 2;
+    std::int64_t i = 0;
+    const float* scale = row.scales;
+    for (; i + wide <= row.count; i += wide, scale += per_step) {
+        F x[4];
+        decode_wide<C>(row.codes, row.begin + i, row.packed, x);
+        for (int j = 0; j < 4; ++j) x[j] = f_mul(x[j], f_set(scale[per_step == 4 ? j : j / 2]));
+        store_wide(out + i, x, normal);
+    }
+    return i;
+}
+
 template <class C, class T>
 static void dequantize_row(const DequantizeRow& row) {
     T* out = static_cast<T*>(row.out);
     constexpr bool may_flush = std::is_same_v<T, BFloat16> && f_stores_bf16;
     const bool normal = may_flush && C::family != CodecFamily::exponent && stays_normal(row);
-    // Blocks of 16 or 32 elements, four or two to 64 of them; of others a run of blocks is one.
-    const bool short_blocks =
-        (row.block == lanes || row.block == 2 * lanes) && row.begin % row.block == 0 && row.zero_points == nullptr;
-    for (std::int64_t done = 0, block = 0; done < row.count;) {
-        const std::int64_t at = row.begin + done, left = row.count - done;
-        const float* scale = row.scales + block;
-        float zero_point = 0;
-        std::int64_t n = 0, blocks = 1, per_step = 0;
-        if (short_blocks && left >= wide) {
-            n = left / wide * wide;
-            blocks = n / row.block;
-            per_step = wide / row.block;
-        } else {
-            const std::int64_t rest_of_block = row.block - at % row.block;
-            n = rest_of_block < left ? rest_of_block : left;
-            if (row.zero_points != nullptr) zero_point = row.zero_points[block];
-        }
-        std::int64_t i = 0;
-        if (row.packed && at % 2 != 0) {
-            dequantize_some_to<C>(row, at, 1, *scale, zero_point, out + done);
-            i = 1;
-        }
-        const std::int64_t second = per_step / 4, third = per_step / 2, fourth = per_step * 3 / 4;
-        for (; i + wide <= n; i += wide, scale += per_step) {
-            F x[4];
-            decode_wide<C>(row.codes, at + i, row.packed, x);
-            if constexpr (C::family == CodecFamily::integer)
-                if (zero_point != 0.0F)
-                    for (F& x_f32x16 : x) x_f32x16 = f_sub(x_f32x16, f_set(zero_point));
-            x[0] = f_mul(x[0], f_set(scale[0]));
-            x[1] = f_mul(x[1], f_set(scale[second]));
-            x[2] = f_mul(x[2], f_set(scale[third]));
-            x[3] = f_mul(x[3], f_set(scale[fourth]));
-            store_wide(out + done + i, x, normal);
-        }
-        if (i < n) dequantize_some_to<C>(row, at + i, n - i, *scale, zero_point, out + done + i);
+    std::int64_t done = 0;
+    if ((row.block == lanes || row.block == 2 * lanes) && row.begin % row.block == 0 && row.zero_points == nullptr)
+        done = dequantize_short_blocks<C>(row, normal, out);
+    for (std::int64_t block = done / row.block; done < row.count; ++block) {
+        const std::int64_t at = row.begin + done;
+        const std::int64_t rest_of_block = row.block - at % row.block;
+        const std::int64_t n = rest_of_block < row.count - done ? rest_of_block : row.count - done;
+        const float zero_point = row.zero_points != nullptr ? row.zero_points[block] : 0.0F;
+        dequantize_run<C>(row, at, n, row.scales[block], zero_point, normal, out + done);
         done += n;
-        block += blocks;
     }
 }
