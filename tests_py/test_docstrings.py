@@ -25,6 +25,7 @@ MODULES = (
     "breccia.formats",
     "breccia.kernels.reference",
     "breccia.layouts",
+    "breccia.moments",
     "breccia.nn",
     "breccia.recipes",
     "breccia.sglang",

@@ -31,7 +31,7 @@ LAYERS = {
         "checkpoint.arguments checkpoint.disk checkpoint.dtypes checkpoint.locks checkpoint.sums "
         "checkpoint.files.bounded_json "
         "checkpoint.files.input_file checkpoint.files.planned_file checkpoint.files.safetensors_file "
-        "checkpoint.files.safetensors_header"
+        "checkpoint.files.safetensors_header moments"
     ),
     "bridges": "bridges dlpack schemes",
     "checkpoints": "checkpoint files",
