@@ -122,9 +122,7 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
     inputs = target.inputs.intersection(recipes)
     ignored = _ignored(checkpoint, choices)
     activations = {module: one for module in recipes if (one := inputs_of(checkpoint, module))}
-    said = target.bridge.config(
-        Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept)
-    )
+    said = target.bridge.config(Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept))
     beside = target.bridge.beside
     others = {beside: said.pop(beside)} if beside in said else {}
     return {**config, **said}, others
