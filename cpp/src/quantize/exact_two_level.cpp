@@ -14,8 +14,8 @@
 namespace breccia::inline v0_3 {
 namespace {
 
-constexpr float magnitudes[] = {6, 4, 3, 2, 1.5F, 1, 0.5F};
-constexpr std::uint8_t own_scale = std::size(magnitudes);  // the option after amax over each of them
+constexpr float e2m1_magnitudes[] = {6, 4, 3, 2, 1.5F, 1, 0.5F};
+constexpr std::uint8_t own_scale = std::size(e2m1_magnitudes);  // the option after amax over each of them
 constexpr float significands[] = {8, 12, 10, 14, 9, 11, 13, 15};
 
 using Block = TwoLevels::Block;
@@ -194,7 +194,7 @@ private:
 }  // namespace
 
 float TwoLevels::Block::scale(std::size_t option) const {
-    return option == own_scale ? own : amax / magnitudes[option];
+    return option == own_scale ? own : amax / e2m1_magnitudes[option];
 }
 
 // Of a block of zeros, as the recipe's rule has it, or one with a NaN, whatever the global scale.

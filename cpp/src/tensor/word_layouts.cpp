@@ -61,7 +61,7 @@ void set_columns(Tile& tile, std::int64_t n, const Line (&lines)[4]) {
 
 // Rows of codes as words, the last of which may be short.
 template <class Byte>
-struct CodeRows {
+struct RowsOfBytes {
     Byte* data;
     std::int64_t rows, bytes;  // bytes of a row
 
@@ -84,7 +84,7 @@ void copy_line(void* to, const void* from, std::size_t size) {
 // From the tile whose column n is row row_of(n) of the codes, words `first` and following; rows beyond the last have no
 // codes.
 template <class RowOf>
-void store_tile(const CodeRows<std::uint8_t>& codes, std::int64_t first, const Tile& tile, RowOf row_of) {
+void store_tile(const RowsOfBytes<std::uint8_t>& codes, std::int64_t first, const Tile& tile, RowOf row_of) {
     for (std::int64_t n = 0; n < tile_rows; n += 4) {
         Line lines[4];
         columns_of(tile, n, lines);
@@ -96,7 +96,7 @@ void store_tile(const CodeRows<std::uint8_t>& codes, std::int64_t first, const T
 
 // To such a tile; what there is no code for is zero.
 template <class RowOf>
-void load_tile(const CodeRows<const std::uint8_t>& codes, std::int64_t first, Tile& tile, RowOf row_of) {
+void load_tile(const RowsOfBytes<const std::uint8_t>& codes, std::int64_t first, Tile& tile, RowOf row_of) {
     for (std::int64_t n = 0; n < tile_rows; n += 4) {
         Line lines[4] = {};
         for (std::int64_t i = 0; i < 4; ++i)
@@ -232,7 +232,7 @@ void check_awq(std::size_t words, const WordShape& shape, std::size_t codes) {
 void codes_from_gptq(std::span<const std::uint32_t> words, WordShape shape, std::span<const std::int64_t> order,
                      std::span<std::uint8_t> codes) {
     check_gptq(words.size(), shape, order, codes.size());
-    const CodeRows<std::uint8_t> to{codes.data(), shape.rows, shape.columns * shape.bits / 8};
+    const RowsOfBytes<std::uint8_t> to{codes.data(), shape.rows, shape.columns * shape.bits / 8};
     for_each_tile(to.words(), shape.rows, [&](std::int64_t word, std::int64_t row) {
         Tile tile = {};
         const std::int64_t n = std::min(tile_rows, shape.rows - row);
@@ -248,7 +248,7 @@ void codes_from_gptq(std::span<const std::uint32_t> words, WordShape shape, std:
 void codes_to_gptq(std::span<const std::uint8_t> codes, WordShape shape, std::span<const std::int64_t> order,
                    std::span<std::uint32_t> words) {
     check_gptq(words.size(), shape, order, codes.size());
-    const CodeRows<const std::uint8_t> from{codes.data(), shape.rows, shape.columns * shape.bits / 8};
+    const RowsOfBytes<const std::uint8_t> from{codes.data(), shape.rows, shape.columns * shape.bits / 8};
     const std::int64_t strips = (shape.rows + tile_rows - 1) / tile_rows;
     parallel_for(strips, 1, [&](std::int64_t begin, std::int64_t end) {
         std::vector<std::uint32_t> unordered(order.empty() ? 0 : static_cast<std::size_t>(from.words() * tile_rows));
@@ -270,7 +270,7 @@ void codes_to_gptq(std::span<const std::uint8_t> codes, WordShape shape, std::sp
 
 void codes_from_awq(std::span<const std::uint32_t> words, WordShape shape, std::span<std::uint8_t> codes) {
     check_awq(words.size(), shape, codes.size());
-    const CodeRows<std::uint8_t> to{codes.data(), shape.rows, (shape.columns + 1) / 2};
+    const RowsOfBytes<std::uint8_t> to{codes.data(), shape.rows, (shape.columns + 1) / 2};
     const std::int64_t across = shape.rows / per_awq_word;
     for_each_tile(to.words(), shape.rows, [&](std::int64_t word, std::int64_t row) {
         Tile tile = {};
@@ -289,7 +289,7 @@ void codes_from_awq(std::span<const std::uint32_t> words, WordShape shape, std::
 
 void codes_to_awq(std::span<const std::uint8_t> codes, WordShape shape, std::span<std::uint32_t> words) {
     check_awq(words.size(), shape, codes.size());
-    const CodeRows<const std::uint8_t> from{codes.data(), shape.rows, (shape.columns + 1) / 2};
+    const RowsOfBytes<const std::uint8_t> from{codes.data(), shape.rows, (shape.columns + 1) / 2};
     const std::int64_t across = shape.rows / per_awq_word;
     for_each_tile(from.words(), shape.rows, [&](std::int64_t word, std::int64_t row) {
         Tile tile;
