@@ -202,6 +202,8 @@ TEST(Backends, UnknownNamesAreRefused) {
         set_backend(name);
         EXPECT_EQ(cpu_info().backend, name);
     }
+    for (const std::string& name : cpu_info().left_out)
+        EXPECT_THAT(message_of(Error::Kind::value, [&] { set_backend(name); }), testing::HasSubstr("BRECCIA_BACKENDS"));
     set_backend("");
 }
 

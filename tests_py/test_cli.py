@@ -13,7 +13,8 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.checkpoint import SafetensorsFile, convert, save_arrays, verify
+from breccia.checkpoint import SafetensorsFile, convert, doctor, save_arrays, verify
+from breccia.checkpoint.doctor import render
 from breccia.cli import main
 
 
@@ -132,6 +133,14 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["cpu"]["backend"] == breccia.cpu_info()["backend"]
     assert report["peers"]["numpy"] == np.__version__
     assert run("doctor", capsys=capsys)[1].startswith(f"breccia {breccia.__version__}")
+
+
+def test_doctor_names_the_backends_that_a_build_left_out() -> None:
+    report = doctor()
+    report["cpu"] |= {"backend": "avx2", "supported": ["portable", "avx2"], "left_out": []}
+    assert "left out" not in render(report)
+    report["cpu"]["left_out"] = ["avx512", "avx512_bf16"]
+    assert "this build left out avx512, avx512_bf16: BRECCIA_BACKENDS" in " ".join(render(report).split())
 
 
 @pytest.mark.parametrize("command", ["inspect", "plot"])

@@ -14,6 +14,7 @@ class CoreInfo(TypedDict):
 
     backend: str
     supported: list[str]
+    left_out: list[str]
     features: list[str]
     threads: int
 
@@ -28,8 +29,9 @@ def cpu_info() -> CpuInfo:
     """What runs on this machine.
 
     Returns:
-        ``backend`` in use; ``supported`` backends, slowest first; instruction set ``features`` found;
-        ``threads`` a call may use; and ``kernels``: for each recipe of a weight and kind of activations
+        ``backend`` in use; ``supported`` backends, slowest first; ``left_out``, those that the machine
+        could run, had the build not left them out; instruction set ``features`` found; ``threads`` a
+        call may use; and ``kernels``: for each recipe of a weight and kind of activations
         ("INT4Scaling x bfloat16", prepared or not) the kernel by their number, found by multiplying
         small operands of that kind.
     """

@@ -32,6 +32,7 @@ void register_cpu(py::module_& m) {
         py::dict result;
         result["backend"] = found.backend;
         result["supported"] = found.supported;
+        result["left_out"] = found.left_out;
         result["features"] = found.features;
         result["threads"] = found.threads;
         return result;

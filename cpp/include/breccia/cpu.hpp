@@ -16,7 +16,8 @@ namespace breccia::inline v0_3 {
 /// What runs on this machine.
 struct CpuInfo {
     std::string backend;                 ///< the one in use
-    std::vector<std::string> supported;  ///< every backend this machine can run, slowest first
+    std::vector<std::string> supported;  ///< every backend of this build that the machine can run, slowest first
+    std::vector<std::string> left_out;   ///< backends it could run, had the build not left them out
     std::vector<std::string> features;   ///< instruction set extensions found
     int threads;                         ///< that a call may use
 };

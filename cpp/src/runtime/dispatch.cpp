@@ -12,20 +12,27 @@
 #include "runtime/kernel_table.hpp"
 #include "runtime/threads.hpp"
 
+// A build may leave backends out: cpp/cmake/backends.cmake.
 #if defined(__x86_64__)
 #define BRECCIA_X86 1
-#if !defined(BRECCIA_ONLY_PORTABLE)
+#if !defined(BRECCIA_WITHOUT_AVX2)
 #define BRECCIA_AVX2 1
 #endif
-#if !defined(BRECCIA_NO_AVX512) && !defined(BRECCIA_ONLY_PORTABLE)
+#if !defined(BRECCIA_WITHOUT_AVX512)
 #define BRECCIA_AVX512 1
 #endif
-#if defined(BRECCIA_AVX512) && !defined(_WIN32)
+#if !defined(BRECCIA_WITHOUT_AVX512_BF16)
+#define BRECCIA_AVX512_BF16 1
+#endif
+#if !defined(BRECCIA_WITHOUT_AMX) && !defined(_WIN32)
 #define BRECCIA_AMX 1
 #endif
 #include <cpuid.h>
-#elif defined(__aarch64__) && !defined(BRECCIA_ONLY_PORTABLE)
+#elif defined(__aarch64__)
 #define BRECCIA_ARM64 1
+#if !defined(BRECCIA_WITHOUT_NEON)
+#define BRECCIA_NEON 1
+#endif
 #endif
 
 #if defined(__linux__)
@@ -49,6 +56,8 @@ namespace avx512 {
 extern constinit const KernelTable kernels;
 extern constinit const BF16Kernels integer_kernels;
 }  // namespace avx512
+#endif
+#ifdef BRECCIA_AVX512_BF16
 namespace avx512_bf16 {
 extern constinit const KernelTable kernels;
 }
@@ -58,7 +67,7 @@ namespace amx {
 extern constinit const ProductKernels matmul_kernels;
 }
 #endif
-#ifdef BRECCIA_ARM64
+#ifdef BRECCIA_NEON
 namespace neon {
 extern constinit const KernelTable kernels;
 extern constinit const BF16Kernels integer_kernels;
@@ -144,11 +153,11 @@ const Features& features() {
     return found;
 }
 
-#ifdef BRECCIA_AVX512
+#ifdef BRECCIA_X86
 bool has_avx512_bf16() { return features().avx512_bf16 && features().avx512_vbmi && features().avx512_vnni; }
 #endif
 
-#ifdef BRECCIA_AMX
+#if defined(BRECCIA_X86) && !defined(_WIN32)
 // Linux grants a process the large tile registers on request, once for all of its threads.
 bool tiles_permitted() {
 #if defined(BRECCIA_EMULATE_AVX512)
@@ -214,7 +223,7 @@ const KernelTable* avx512_kernels() {
 }
 #endif
 
-#ifdef BRECCIA_ARM64
+#ifdef BRECCIA_NEON
 // neon, with products of integers where the processor has the instructions for them.
 const KernelTable* neon_kernels() {
     static const Variant variant("neon", neon::kernels,
@@ -230,31 +239,57 @@ const KernelTable* table_of() {
 
 struct Backend {
     std::string_view name;
-    const KernelTable* (*table)();
     bool (*supported)();
+    const KernelTable* (*table)() = nullptr;  ///< null where the build left it out
 };
 
+// From the slowest to the fastest.
 constexpr Backend backends[] = {
-    {"portable", table_of<&portable::kernels>, [] { return true; }},
+    {"portable", [] { return true; }, table_of<&portable::kernels>},
+#ifdef BRECCIA_X86
+    {.name = "avx2",
+     .supported = [] { return features().avx2; },
 #ifdef BRECCIA_AVX2
-    {"avx2", avx2_kernels, [] { return features().avx2; }},
+     .table = avx2_kernels
 #endif
+    },
+    {.name = "avx512",
+     .supported = [] { return features().avx512; },
 #ifdef BRECCIA_AVX512
-    {"avx512", avx512_kernels, [] { return features().avx512; }},
-    {"avx512_bf16", table_of<&avx512_bf16::kernels>, has_avx512_bf16},
+     .table = avx512_kernels
 #endif
+    },
+    {.name = "avx512_bf16",
+     .supported = has_avx512_bf16,
+#ifdef BRECCIA_AVX512_BF16
+     .table = table_of<&avx512_bf16::kernels>
+#endif
+    },
+#ifndef _WIN32
+    {.name = "amx",
+     .supported = [] { return has_avx512_bf16() && features().gfni && tiles_permitted(); },
 #ifdef BRECCIA_AMX
-    {"amx", amx_kernels, [] { return has_avx512_bf16() && features().gfni && tiles_permitted(); }},
+     .table = amx_kernels
+#endif
+    },
+#endif
 #endif
 #ifdef BRECCIA_ARM64
-    {"neon", neon_kernels, [] { return features().neon; }},
+    {.name = "neon",
+     .supported = [] { return features().neon; },
+#ifdef BRECCIA_NEON
+     .table = neon_kernels
+#endif
+    },
 #endif
 };
+
+bool runs(const Backend& backend) { return backend.table != nullptr && backend.supported(); }
 
 const KernelTable* best_backend() {
     const KernelTable* best = nullptr;
     for (const Backend& backend : backends)
-        if (backend.supported()) best = backend.table();
+        if (runs(backend)) best = backend.table();
     return best;
 }
 
@@ -262,7 +297,10 @@ const KernelTable* find_backend(std::string_view name, const std::string& who) {
     std::string known;
     for (const Backend& backend : backends) {
         if (backend.name == name) {
-            if (backend.supported()) return backend.table();
+            if (runs(backend)) return backend.table();
+            if (backend.table == nullptr)
+                throw_value(who + " must name a backend of this build, which left out '" + std::string(name) +
+                            "' (BRECCIA_BACKENDS)");
             throw_value(who + " must name a backend this machine can run, got '" + std::string(name) + "'");
         }
         known += (known.empty() ? "'" : ", '") + std::string(backend.name) + "'";
@@ -297,9 +335,15 @@ void set_backend(std::string_view name) {
 }
 
 CpuInfo cpu_info() {
-    CpuInfo info{.backend = std::string(kernels().name), .supported = {}, .features = {}, .threads = num_threads()};
-    for (const Backend& backend : backends)
-        if (backend.supported()) info.supported.emplace_back(backend.name);
+    CpuInfo info{.backend = std::string(kernels().name),
+                 .supported = {},
+                 .left_out = {},
+                 .features = {},
+                 .threads = num_threads()};
+    for (const Backend& backend : backends) {
+        if (runs(backend)) info.supported.emplace_back(backend.name);
+        if (backend.table == nullptr && backend.supported()) info.left_out.emplace_back(backend.name);
+    }
     const Features& f = features();
     const std::pair<bool, const char*> names[] = {
         {f.neon, "neon"},
