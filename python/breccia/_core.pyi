@@ -173,6 +173,7 @@ def cast(
     square_blocks: bool = False,
     amax: Sequence[float] | None = None,
     offset: tuple[int, int] = (0, 0),
+    importance: Any = None,
 ) -> _Cast: ...
 def cast_into(
     x: Any,
@@ -187,6 +188,7 @@ def cast_into(
     square_blocks: bool = False,
     amax: Sequence[float] | None = None,
     offset: tuple[int, int] = (0, 0),
+    importance: Any = None,
 ) -> None: ...
 def cast_at(
     pointer: int,
@@ -201,6 +203,7 @@ def cast_at(
     square_blocks: bool = False,
     amax: Sequence[float] | None = None,
     offset: tuple[int, int] = (0, 0),
+    importance: Any = None,
 ) -> None:
     """From the memory ``Array.of_elements`` would take to C-contiguous memory of the plan's shapes and types at
     addresses; 0 for what the plan has not."""

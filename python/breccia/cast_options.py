@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CastOptions", "Hadamard"]
+__all__ = ["CastOptions", "Hadamard", "column_weights"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class CastOptions:
     square_blocks: bool = False
     amax: Any = None
     offset: Any = 0
+    importance: Any = None
 
     def __post_init__(self) -> None:
         if self.rounding not in ("nearest", "stochastic"):
@@ -71,6 +72,8 @@ class CastOptions:
         if any(isinstance(x, int) and x < 0 for x in pair):
             raise ValueError(f"offset must not be negative, got {self.offset!r}")
         object.__setattr__(self, "offset", pair)
+        if self.importance is not None:
+            object.__setattr__(self, "importance", _importance(self.importance))
 
     @property
     def is_default(self) -> bool:
@@ -80,7 +83,8 @@ class CastOptions:
     @property
     def is_plain(self) -> bool:
         """Whether nothing was asked for but, maybe, an amax."""
-        return self.rounding == "nearest" and self.hadamard is None and not self.square_blocks
+        nearest = self.rounding == "nearest" and self.importance is None
+        return nearest and self.hadamard is None and not self.square_blocks
 
     @property
     def core_arguments(self) -> dict[str, Any]:
@@ -95,11 +99,58 @@ class CastOptions:
             "square_blocks": self.square_blocks,
             "amax": amax,
             "offset": offset,
+            "importance": self.importance,
         }
 
 
 def _is_integer(x: Any) -> bool:
     return hasattr(x, "__index__") and not isinstance(x, bool)
+
+
+def column_weights(importance: Any, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """What errors of each column count, as the core's casts take it: zeros and what is not finite are the mean of their
+    column over the leading axes, else of all, else 1.
+
+    Args:
+        importance: numbers of any framework, of shape ``shape[-1:]`` or ``(*shape[:-2], shape[-1])``.
+        shape: of the values, (…, N, K).
+
+    Returns:
+        float64 that broadcasts to ``shape``.
+
+    Raises:
+        TypeError: it is no array of numbers.
+        ValueError: it has another shape, or a number is negative.
+    """
+    h = _importance(importance).astype(np.float64)
+    if h.shape not in (shape[-1:], (*shape[:-2], shape[-1])):
+        raise ValueError(f"importance must be ({shape[-1]},) or (…, {shape[-1]}) for shape {shape}, got {h.shape}")
+    if (h < 0).any():
+        raise ValueError(f"importance must not be negative, got {h.min()}")
+    usable = np.isfinite(h) & (h > 0)
+    count = usable.reshape(-1, shape[-1]).sum(0)
+    total = np.where(usable, h, 0).reshape(-1, shape[-1]).sum(0)
+    mean = total.sum() / max(int(count.sum()), 1) or 1.0
+    pooled = np.where(count > 0, total / np.maximum(count, 1), mean)
+    filled: np.ndarray[Any, np.dtype[np.float64]] = np.where(usable, h, pooled)
+    return filled[..., None, :] if h.ndim > 1 else filled
+
+
+def _importance(x: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Importance as the core reads it, from an array of any framework.
+
+    Raises:
+        TypeError: it is no array of numbers, or one that a compiler traces.
+    """
+    if hasattr(x, "detach"):  # torch: a GPU's too
+        x = x.detach().cpu()
+        x = x.float() if x.is_floating_point() else x
+    try:
+        return np.ascontiguousarray(np.asarray(x, np.float32))
+    except Exception as error:  # JAX and torch have errors of their own for what is traced
+        raise TypeError(
+            f"importance must be an array of numbers with values, got {type(x).__name__}: {error}"
+        ) from None
 
 
 def _numbers(x: Any, name: str) -> list[float]:

@@ -26,6 +26,7 @@ def cast(
     square_blocks: bool = False,
     amax: Any = None,
     offset: Any = 0,
+    importance: Any = None,
 ) -> ScaledTensor:
     """Quantize.
 
@@ -49,6 +50,11 @@ def cast(
             says that the row holds a NaN that the element format has not. `breccia.distributed.amax` makes it.
         offset: position of the part's first element in the larger tensor, on which stochastic rounding draws:
             an integer where the part has whole rows, else a pair (position, length of the larger tensor's rows).
+        importance: what errors of each column count, numbers of shape ``(K,)``, or ``(…, K)`` with the leading axes of
+            stacked experts: Σ x² of what the columns are multiplied with, as a llama.cpp imatrix or
+            `breccia.moments.Moments.diag` has it. Scales are those of least weighted squared error, whatever
+            ``scale_search`` says (docs/numerics.md). Zeros and NaNs take the mean of their column over the experts,
+            else of all. Runs on the CPU: tensors of a GPU are copied there and the result back.
 
     Returns:
         ScaledTensor of logical shape ``x.shape``.
@@ -56,7 +62,8 @@ def cast(
     Raises:
         TypeError: ``x`` is not an array of floats, or ``recipe`` is not a recipe.
         ValueError: the shape does not suit the recipe, there is no recipe of that name, or ``amax`` is not finite,
-            has not one number per scale, or is given for a recipe whose scales lie within any part.
+            has not one number per scale, or is given for a recipe whose scales lie within any part; ``importance``
+            has another shape, a negative number, or is given beside ``hadamard`` or the amax of a one-level recipe.
 
     Special values: the scale follows from the finite elements of a block. NaN stays NaN where the
     format has one; elsewhere the block's scale becomes NaN. Infinities saturate.
@@ -65,9 +72,9 @@ def cast(
     if isinstance(x, ScaledTensor):
         raise TypeError("x must be an array of floats, got a ScaledTensor: use requantize(x, recipe)")
     plain = rounding == "nearest" and seed is None and hadamard is None and not square_blocks and amax is None
-    if plain and isinstance(offset, int) and offset == 0:
+    if plain and importance is None and isinstance(offset, int) and offset == 0:
         return frameworks.of(x).cast(x, recipe)
-    options = CastOptions(rounding, seed, hadamard, square_blocks, amax, offset)
+    options = CastOptions(rounding, seed, hadamard, square_blocks, amax, offset, importance)
     return frameworks.of(x).cast_with(x, recipe, options)
 
 

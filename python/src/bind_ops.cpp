@@ -73,9 +73,9 @@ CastOutput outputs_at(const CastPlan& plan, const Addresses& addresses) {
 using Offset = std::pair<std::int64_t, std::int64_t>;
 
 // seed: an integer modulo 2^64, or None. hadamard: (block, seed) or None. factor: a number or None. amax: numbers in a
-// list, or None. offset: (position, row length).
+// list, or None. offset: (position, row length). importance: an array or None.
 CastOptions options_of(py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks, py::handle amax,
-                       Offset offset) {
+                       Offset offset, py::handle importance) {
     const auto low_bits = [](py::handle integer) {
         const auto bits = PyLong_AsUnsignedLongLongMask(integer.ptr());
         if (bits == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) throw py::error_already_set();
@@ -92,6 +92,7 @@ CastOptions options_of(py::handle seed, py::handle hadamard, py::handle factor, 
     options.square_blocks = square_blocks;
     if (!amax.is_none()) options.amax = amax.cast<std::vector<float>>();
     std::tie(options.offset, options.row_length) = offset;
+    if (!importance.is_none()) options.importance = to_array(importance, "importance");
     return options;
 }
 
@@ -137,8 +138,8 @@ void register_ops(py::module_& m) {
     m.def(
         "cast",
         [](py::handle x, const Recipe& recipe, py::handle seed, py::handle hadamard, py::handle factor,
-           bool square_blocks, py::handle amax, Offset offset) {
-            const CastOptions options = options_of(seed, hadamard, factor, square_blocks, amax, offset);
+           bool square_blocks, py::handle amax, Offset offset, py::handle importance) {
+            const CastOptions options = options_of(seed, hadamard, factor, square_blocks, amax, offset, importance);
             const Array array = to_array(x, "x");
             if (!array.type.is_number())
                 throw_type("x must be a float32, float64, float16 or bfloat16 array, got dtype " + array.type.name());
@@ -150,36 +151,36 @@ void register_ops(py::module_& m) {
             return result.finish(array.type.dtype());
         },
         py::arg("x"), py::arg("recipe"), none("seed"), none("hadamard"), none("factor"),
-        py::arg("square_blocks") = false, none("amax"), py::arg("offset") = Offset{});
+        py::arg("square_blocks") = false, none("amax"), py::arg("offset") = Offset{}, none("importance"));
 
     m.def(
         "cast_into",
         [](py::handle x, const Recipe& recipe, py::handle data, py::handle scale, py::handle zero_point,
            py::handle global_scale, py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks,
-           py::handle amax, Offset offset) {
+           py::handle amax, Offset offset, py::handle importance) {
             const Array array = to_array(x, "x");
             const CastOutput out = outputs(data, scale, zero_point, global_scale);
-            const CastOptions options = options_of(seed, hadamard, factor, square_blocks, amax, offset);
+            const CastOptions options = options_of(seed, hadamard, factor, square_blocks, amax, offset, importance);
             const Released release;
             cast_into(array, recipe, out, options);
         },
         py::arg("x"), py::arg("recipe"), py::arg("data"), py::arg("scale"), py::arg("zero_point"),
         py::arg("global_scale"), none("seed"), none("hadamard"), none("factor"), py::arg("square_blocks") = false,
-        none("amax"), py::arg("offset") = Offset{});
+        none("amax"), py::arg("offset") = Offset{}, none("importance"));
 
     m.def(
         "cast_at",
         [](std::uintptr_t pointer, Shape shape, Shape strides, std::string_view dtype, const Recipe& recipe,
            const Addresses& addresses, py::handle seed, py::handle hadamard, py::handle factor, bool square_blocks,
-           py::handle amax, Offset offset) {
+           py::handle amax, Offset offset, py::handle importance) {
             const Array x = borrow_elements(pointer, std::move(shape), std::move(strides), dtype);
-            const CastOptions options = options_of(seed, hadamard, factor, square_blocks, amax, offset);
+            const CastOptions options = options_of(seed, hadamard, factor, square_blocks, amax, offset, importance);
             const Released release;
             cast_into(x, recipe, outputs_at(plan_cast(x.shape, recipe), addresses), options);
         },
         py::arg("pointer"), py::arg("shape"), py::arg("strides"), py::arg("dtype"), py::arg("recipe"),
         py::arg("addresses"), none("seed"), none("hadamard"), none("factor"), py::arg("square_blocks") = false,
-        none("amax"), py::arg("offset") = Offset{});
+        none("amax"), py::arg("offset") = Offset{}, none("importance"));
 
     m.def("dequantize", [](const ScaledTensor& scaled, py::handle dtype) {
         auto [array, view] = allocate_numpy(parse_dtype(to_text(dtype, "dtype")), scaled.shape());

@@ -61,6 +61,21 @@ static void fill(float *x, int64_t count, int step) {
     for (int64_t i = 0; i < count; ++i) x[i] = 0.5F * (float)(i * step % 7 - 3);
 }
 
+/* Columns that count differently, and some that say nothing. */
+static void by_importance(breccia_matrix *in, breccia_matrix *scaled, breccia_matrix *out) {
+    static float h[K];
+    breccia_matrix importance = numbers(h, 1, K), two_rows = importance, negative = importance;
+    for (int k = 0; k < K; ++k) h[k] = (float)(k % 5);
+    CHECK(breccia_cast_by_importance(in, &importance, scaled) == BRECCIA_OK);
+    CHECK(breccia_dequantize(scaled, out) == BRECCIA_OK);
+    two_rows.rows = 2;
+    CHECK(breccia_cast_by_importance(in, &two_rows, scaled) == BRECCIA_VALUE_ERROR);
+    CHECK(strstr(breccia_last_message(), "importance must have 1 row") != NULL);
+    CHECK(breccia_cast_by_importance(in, NULL, scaled) == BRECCIA_VALUE_ERROR);
+    h[3] = -1;
+    CHECK(breccia_cast_by_importance(in, &negative, scaled) == BRECCIA_VALUE_ERROR);
+}
+
 static void round_trip(const char *name, const char *fields, float tolerance) {
     static float w[N * K], back[N * K];
     breccia_recipe *recipe = recipe_of(name, fields);
@@ -68,6 +83,8 @@ static void round_trip(const char *name, const char *fields, float tolerance) {
     fill(w, N * K, 3);
     CHECK(breccia_cast(&in, &scaled) == BRECCIA_OK);
     CHECK(breccia_dequantize(&scaled, &out) == BRECCIA_OK);
+    for (int i = 0; i < N * K; ++i) CHECK(back[i] - w[i] <= tolerance && w[i] - back[i] <= tolerance);
+    by_importance(&in, &scaled, &out);
     for (int i = 0; i < N * K; ++i) CHECK(back[i] - w[i] <= tolerance && w[i] - back[i] <= tolerance);
     free_parts(&scaled);
     breccia_recipe_free(recipe);

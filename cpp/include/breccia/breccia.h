@@ -86,6 +86,10 @@ BRECCIA_C_API breccia_status breccia_part_sizes(const breccia_recipe *recipe, in
 
 /** x: numbers; out: quantized, of the same shape. */
 BRECCIA_C_API breccia_status breccia_cast(const breccia_matrix *x, const breccia_matrix *out);
+/** The same by importance, numbers (1, columns): scales are those of the least sum over all elements of
+ * importance * error^2. What is zero or no finite number takes the mean of the others. */
+BRECCIA_C_API breccia_status breccia_cast_by_importance(const breccia_matrix *x, const breccia_matrix *importance,
+                                                        const breccia_matrix *out);
 /** scaled: quantized; out: numbers, of the same shape. */
 BRECCIA_C_API breccia_status breccia_dequantize(const breccia_matrix *scaled, const breccia_matrix *out);
 /** Both quantized, of the same shape. */

@@ -46,6 +46,10 @@ struct CastOptions {
     std::vector<float> amax;
     std::int64_t offset = 0;      ///< place of the first element in the larger tensor: stochastic rounding draws on it
     std::int64_t row_length = 0;  ///< of the larger tensor's rows; 0: those of x
+    /// What errors of each column count, numbers of shape (K,) or (…, K) with the batch of x: scales are those of least
+    /// weighted squared error, whatever search the recipe names. What is zero or no finite number takes the mean of its
+    /// column over the batch, else of all.
+    std::optional<Array> importance;
 };
 
 /// Quantizes x, of any strides, in float32: float64 is rounded to float32 first, float16 and bfloat16 are exact. Throws

@@ -184,12 +184,37 @@ breccia_status breccia_part_sizes(const breccia_recipe* recipe, int64_t rows, in
     });
 }
 
+namespace breccia::inline v0_3 {
+namespace {
+
+void cast_matrix(const breccia_matrix& x, const CastOptions& options, const breccia_matrix& out) {
+    check_not_transposed(x, "x");
+    check_not_transposed(out, "out");
+    check_same_shape(x, "x", out);
+    cast_into(numbers(x, "x"), recipe_of(out, "out"), parts(out, "out"), options);
+}
+
+// A matrix of one row as a vector.
+Array row_of(const breccia_matrix& m, const char* name) {
+    check_not_transposed(m, name);
+    if (m.rows != 1) throw_value(std::string(name) + " must have 1 row, got " + std::to_string(m.rows));
+    const Array row = numbers(m, name);
+    return Array::borrow(row.data, row.type, {m.columns});
+}
+
+}  // namespace
+}  // namespace breccia::inline v0_3
+
 breccia_status breccia_cast(const breccia_matrix* x, const breccia_matrix* out) {
+    return guarded([&] { breccia::cast_matrix(not_null(x, "x"), {}, not_null(out, "out")); });
+}
+
+breccia_status breccia_cast_by_importance(const breccia_matrix* x, const breccia_matrix* importance,
+                                          const breccia_matrix* out) {
     return guarded([&] {
-        check_not_transposed(not_null(x, "x"), "x");
-        check_not_transposed(not_null(out, "out"), "out");
-        check_same_shape(*x, "x", *out);
-        breccia::cast_into(breccia::numbers(*x, "x"), breccia::recipe_of(*out, "out"), breccia::parts(*out, "out"));
+        breccia::CastOptions options;
+        options.importance = breccia::row_of(not_null(importance, "importance"), "importance");
+        breccia::cast_matrix(not_null(x, "x"), options, not_null(out, "out"));
     });
 }
 
@@ -231,12 +256,7 @@ breccia_status breccia_linear(const breccia_matrix* x, const breccia_matrix* w, 
         check_not_transposed(not_null(out, "out"), "out");
         const breccia::Side activations(*x, "x", false), weight(*w, "w", false);
         std::optional<breccia::Array> row;
-        if (bias != nullptr) {
-            check_not_transposed(*bias, "bias");
-            if (bias->rows != 1) breccia::throw_value("bias must have 1 row, got " + std::to_string(bias->rows));
-            row = breccia::numbers(*bias, "bias");
-            row = breccia::Array::borrow(row->data, row->type, {bias->columns});
-        }
+        if (bias != nullptr) row = breccia::row_of(*bias, "bias");
         breccia::linear_into(activations.operand(), weight.operand(), row ? &*row : nullptr,
                              breccia::numbers(*out, "out"));
     });

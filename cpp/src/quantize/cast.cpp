@@ -37,6 +37,17 @@ void check_options(const CastOptions& options, const Recipe& recipe, const Block
         throw_value("square_blocks needs a recipe whose blocks lie along rows, got " + name);
 }
 
+// Importance is of columns, and chooses scales: neither may be something else's to say.
+void check_importance(const CastOptions& options, const Recipe& recipe) {
+    if (!options.importance) return;
+    const std::string name(recipe.name);
+    if (options.factor) throw_value("factor must be absent where importance is given, which chooses the scale");
+    if (!options.amax.empty() && !recipe.two_level)
+        throw_value("amax must be absent where importance is given, which chooses the scales of " + name);
+    if (options.hadamard_block != 0)
+        throw_value("hadamard must be absent where importance is given: the transform mixes the columns");
+}
+
 // The whole's amax serves a part whose scale is not its own; a search and an asymmetric range ask for more than that.
 void check_amax(std::span<const float> amax, const Recipe& recipe, const Shape& scale_shape) {
     if (amax.empty()) return;
@@ -123,6 +134,7 @@ void cast_into(const Array& x, const Recipe& recipe, const CastOutput& out, cons
     check_no_overlap(out, x);
     const BlockGrid grid = recipe.layout.grid(x.shape);
     check_options(options, recipe, grid);
+    check_importance(options, recipe);
     check_amax(options.amax, recipe, out.scale.shape);
     check_offset(options, grid);
     const NumberSource source(x);

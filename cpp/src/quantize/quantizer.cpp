@@ -8,6 +8,7 @@
 #include <span>
 
 #include "quantize/exact_two_level.hpp"
+#include "quantize/importance.hpp"
 #include "quantize/scale_choice.hpp"
 #include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
@@ -36,10 +37,14 @@ public:
           stored_grid_(grid_),
           choice_(source, kernels_, recipe, params_) {
         if (options.square_blocks) grid_.block_rows = grid_.block_cols;
+        if (options.importance) {
+            weights_.emplace(*options.importance, shape);
+            weighted_.emplace(kernels_, recipe, params_);
+        }
         if (options.seed) key_.emplace(*options.seed, RandomStream::rounding);
         params_.rule = recipe.rule;
         params_.type = recipe.scale;
-        params_.search = recipe.search;
+        params_.search = options.importance ? ScaleSearch::amax : recipe.search;
         params_.margin_factor = exp2i(recipe.margin);
         params_.two_level = recipe.two_level;
     }
@@ -50,6 +55,7 @@ public:
                 if (const auto levels = exact_two_levels(source_, grid_, matrices_, recipe_)) return keep_all(*levels);
             set_global_scale();
         }
+        if (weighted_) weighted_->start();
         if (recipe_.layout.kind == LayoutKind::per_tensor) return quantize_whole();
         in_rows() ? quantize_rows() : quantize_tiles();
     }
@@ -125,21 +131,8 @@ private:
         return {.amax_bits = std::isnan(amax) ? 0 : bits_of(amax), .has_nan = std::isnan(amax), .has_infinity = true};
     }
 
-    // TransformerEngine's compute_global_encode_scaling_factor_FP4, and torchao's per_tensor_amax_to_scale for the
-    // number that is stored.
     void set_global_scale() {
-        const float amax = amax_.empty() ? measured_amax() : amax_[0];
-        constexpr float range = Float8E4M3FN::max * Float4E2M1FN::max;
-        const float encode = range / amax;
-        if (amax == 0) {
-            params_.global_encode = params_.global_scale = 1;
-        } else if (!is_finite(encode)) {  // a tensor of subnormals
-            params_.global_encode = std::numeric_limits<float>::max();
-            params_.global_scale = 1 / params_.global_encode;
-        } else {
-            params_.global_encode = encode;
-            params_.global_scale = amax / range;
-        }
+        set_global_levels(params_, amax_.empty() ? measured_amax() : amax_[0]);
         write_global_scale(recipe_.global_divides ? params_.global_encode : params_.global_scale);
     }
 
@@ -178,6 +171,8 @@ private:
         const BlockStats stats = tensor_stats();
         const BlockRange whole{.end_row = grid_.rows, .end_col = grid_.cols, .matrices = matrices_};
         Scratch scratch;
+        if (weighted_)
+            return encode_whole(weighted_->best_candidate(stats, [&](const BlockScale& s) { return tensor_error(s); }));
         if (const auto kept = choice_.exact_scale(whole, stats, scratch)) return encode_whole(*kept);
         encode_whole(choice_.best(stats, [&](const BlockScale& s) { return tensor_error(s); }));
     }
@@ -192,11 +187,60 @@ private:
         std::vector<double> errors(static_cast<std::size_t>(matrices_ * grid_.rows));
         for_each_row([&](const BlockRange& row, Scratch& scratch) {
             errors[static_cast<std::size_t>(row.matrix * grid_.rows + row.begin_row)] =
-                choice_.squared_error(row, s, scratch);
+                weighted_ ? weighted_error(row, s, scratch) : choice_.squared_error(row, s, scratch);
         });
         double total = 0;
         for (const double error : errors) total += error;
         return total;
+    }
+
+    float weighted_error(const BlockRange& b, const BlockScale& s, Scratch& scratch) const {
+        float total = 0;
+        source_.for_each_piece(b, scratch, [&](const float* x, std::int64_t, std::int64_t col, std::int64_t n) {
+            total += weighted_->error(x, weights_->of(b.matrix, col), n, s);
+        });
+        return total;
+    }
+
+    // The scale of a block of any shape, which is put in one piece.
+    [[nodiscard]] BlockScale weighted_scale(const BlockRange& b, Scratch& scratch) const {
+        std::vector<float>& x = scratch.gathered;
+        std::vector<float>& weights = scratch.gathered_weights;
+        x.clear(), weights.clear();
+        source_.for_each_piece(b, scratch, [&](const float* values, std::int64_t, std::int64_t col, std::int64_t n) {
+            x.insert(x.end(), values, values + n);
+            const float* h = weights_->of(b.matrix, col);
+            weights.insert(weights.end(), h, h + n);
+        });
+        const auto n = static_cast<std::int64_t>(x.size());
+        return weighted_->choose(x, weights.data(), kernels_.quantize.stats(x.data(), n, choice_.needs_range()));
+    }
+
+    // Blocks of a row by the search with weights. Codes of the amax rule are there, and its scales, which are codes,
+    // too.
+    void improve_blocks(const BlockRange& row, std::int64_t block, std::int64_t count, const float* x) const {
+        const std::int64_t size = grid_.block_cols, index = block_index(row.matrix, row.begin_row) + block;
+        const float* weights = weights_->of(row.matrix, block * size);
+        std::array<std::uint8_t, piece_cols> better;
+        auto* scales = reinterpret_cast<std::uint8_t*>(scale_at(index));
+        if (weighted_->coded()) {
+            std::copy_n(scales, count, better.begin());
+            weighted_->search_codes({x, weights, count, size}, better.data());
+        }
+        for (std::int64_t j = 0; j < count; ++j) {
+            const float* values = x + j * size;
+            BlockScale s;
+            if (weighted_->coded()) {
+                const std::uint8_t code = better[static_cast<std::size_t>(j)];
+                if (code == scales[j]) continue;
+                s = weighted_->of_code(code);
+            } else {
+                s = weighted_->choose({values, static_cast<std::size_t>(size)}, weights + j * size,
+                                      kernels_.quantize.stats(values, size, choice_.needs_range()));
+            }
+            write_scale(index + j, s);
+            encode_run(values, size, s, row.matrix, row.begin_row, (block + j) * size);
+        }
     }
 
     // Calls body(row, first block, blocks, values) for runs of blocks along each row.
@@ -220,7 +264,8 @@ private:
             if (source_.may_be_exact() && !recipe_.two_level) return keep_or_quantize(row, block, count, x);
             const std::int32_t* amax = amax_bits_.data();
             if (amax != nullptr) amax += block_index(row.matrix, row.begin_row) + block;
-            quantize_blocks(row, block, count, x, amax);
+            if (!weighted_ || weighted_->coded()) quantize_blocks(row, block, count, x, amax);
+            if (weighted_) improve_blocks(row, block, count, x);
         });
     }
 
@@ -332,7 +377,7 @@ private:
             scales[0] = format_.choose_scale(given_stats(block_index(matrix, block_row)), params_, 0);
             return;
         }
-        const bool amax_decides = choice_.amax_decides();
+        const bool amax_decides = !weighted_ && choice_.amax_decides();
         std::vector<std::int32_t>& amax = scratch.amax;
         if (amax_decides) {
             amax.assign(static_cast<std::size_t>(count * amax_lanes), 0);
@@ -350,7 +395,9 @@ private:
                 return static_cast<std::uint32_t>(*std::max_element(first, first + amax_lanes));
             };
             const BlockRange b = range_of(matrix, block_row, block + j, 1);
-            if (amax_decides && bits() < f32_infinity_bits)
+            if (weighted_)
+                s = weighted_scale(b, scratch);
+            else if (amax_decides && bits() < f32_infinity_bits)
                 s = choice_.choose(b, bits(), scratch);
             else
                 s = choice_.choose(b, scratch);
@@ -385,6 +432,8 @@ private:
     std::optional<RandomKey> key_;          // of stochastic rounding
     ScaleParams params_;
     ScaleChoice choice_;
+    std::optional<ColumnWeights> weights_;  // and the search with them
+    std::optional<WeightedSearch> weighted_;
     WorkBuffer<std::int32_t> amax_bits_;  // of every block, where the pass for the global scale took them
 };
 

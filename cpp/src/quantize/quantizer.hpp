@@ -107,6 +107,22 @@ private:
     std::array<std::int32_t, piece_cols / amax_lanes> amax_;
 };
 
+/// Of a tensor of that amax: TransformerEngine's compute_global_encode_scaling_factor_FP4, and torchao's
+/// per_tensor_amax_to_scale for the number that is stored.
+inline void set_global_levels(ScaleParams& params, float amax) {
+    constexpr float range = Float8E4M3FN::max * Float4E2M1FN::max;
+    const float encode = range / amax;
+    if (amax == 0) {
+        params.global_encode = params.global_scale = 1;
+    } else if (!is_finite(encode)) {  // a tensor of subnormals
+        params.global_encode = std::numeric_limits<float>::max();
+        params.global_scale = 1 / params.global_encode;
+    } else {
+        params.global_encode = encode;
+        params.global_scale = amax / range;
+    }
+}
+
 /// `shape` is the tensor's; `out` has the shapes of plan_cast(shape, recipe).
 void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe, const CastOutput& out,
               const CastOptions& options = {});

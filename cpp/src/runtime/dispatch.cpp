@@ -184,7 +184,8 @@ struct Variant {
                 .quantize = base.quantize,
                 .dequantize = base.dequantize,
                 .matmul = matmul,
-                .compare = base.compare} {
+                .compare = base.compare,
+                .importance = base.importance} {
         matmul.bf16 = in_place;
     }
     Variant(const Variant&) = delete;  // the table refers to the kernels beside it

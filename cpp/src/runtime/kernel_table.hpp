@@ -11,6 +11,7 @@
 #include "breccia/recipe.hpp"
 #include "matmul/kernel_interface.hpp"
 #include "quantize/compare_kernels.hpp"
+#include "quantize/importance_kernels.hpp"
 #include "quantize/random.hpp"
 
 namespace breccia::inline v0_3 {
@@ -136,6 +137,7 @@ struct KernelTable {
     const DequantizeKernels& dequantize;
     const MatmulKernels& matmul;
     const CompareKernels& compare;
+    const ImportanceKernels& importance;
 
     [[nodiscard]] const FormatKernels& operator[](Format f) const {
         return quantize.formats[static_cast<std::size_t>(f)];

@@ -36,7 +36,7 @@ NumberMatrix number_matrix(const Array& array, int axis, const Shape& batch, std
 /// Working memory of one thread; sized on first use, then reused row after row.
 struct Scratch {
     std::vector<std::uint8_t> codes;
-    std::vector<float> scales, zero_points, values, transformed;
+    std::vector<float> scales, zero_points, values, transformed, gathered, gathered_weights;
     std::vector<std::int32_t> amax;
 };
 

@@ -79,8 +79,9 @@ def cast(x: DTensor, recipe: ScalingRecipe, options: CastOptions) -> ScaledTenso
     """
     if any(placement.is_partial() for placement in x.placements):
         x = x.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])
-    if options.rounding != "nearest" or options.hadamard is not None or options.amax is not None:
-        raise ValueError("x must be a plain tensor for rounding=, hadamard= or amax=, got a DTensor")
+    others = (options.hadamard, options.amax, options.importance)
+    if options.rounding != "nearest" or any(other is not None for other in others):
+        raise ValueError("x must be a plain tensor for rounding=, hadamard=, amax= or importance=, got a DTensor")
     cuts = [i for i, placement in enumerate(x.placements) if placement.is_shard()]
     if len(cuts) > 1:
         raise ValueError(f"x must be cut along one axis of its mesh, got the placements {x.placements}")

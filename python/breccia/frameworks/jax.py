@@ -117,9 +117,14 @@ def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
 def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
     x = _floats(x, "x")
     _core.plan_cast(list(x.shape), _spec(recipe))  # checks the shape
+    if options.importance is not None and not (_is_known(options.seed) and is_concrete(x)):
+        raise ValueError("x must not be traced for importance=, which searches on the CPU: cast outside of jax.jit")
     known = _is_known(options.seed) and (options.amax is None or is_concrete(jnp.asarray(options.amax)))
     if _is_here(x) and known and all(isinstance(n, int) for n in options.offset):
         made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
+    elif options.importance is not None:
+        made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
+        return tensor_of(made, recipe, x.shape, x.dtype.name).to(next(iter(x.devices())))
     elif options.amax is not None or options.offset != (0, 0):
         made = _cast_part(jax.lax.stop_gradient(x), recipe, options)
     else:

@@ -11,7 +11,7 @@ import numpy as np
 from breccia import _core
 from breccia._inputs import check_float32, refuse_mask
 from breccia.cast_options import CastOptions
-from breccia.form import Form, cast_form
+from breccia.form import cast_form
 from breccia.kernels.whole_array.namespace import NumPy
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
@@ -100,12 +100,15 @@ def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions
 
 
 def _cast(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
-    core, data, scale, zero_point, global_scale = _core.cast(_floats(x, "x"), _spec(recipe), **options)
-    return ScaledTensor._of(_form(recipe, core), data, _scale(scale), zero_point, global_scale, core)
+    return tensor_of(_core.cast(_floats(x, "x"), _spec(recipe), **options), recipe)
 
 
-def _form(recipe: ScalingRecipe, core: _core.ScaledTensor) -> Form:
-    return cast_form(recipe, core.shape, core.original_dtype)
+def tensor_of(made: Any, recipe: ScalingRecipe, original_dtype: str | None = None) -> ScaledTensor:
+    """What the core made, of an array of that type or of the one it was given: its tensor and the parts of that."""
+    core, data, scale, zero_point, global_scale = made
+    form = cast_form(recipe, core.shape, original_dtype or core.original_dtype)
+    own = core if form.original_dtype == core.original_dtype else None
+    return ScaledTensor._of(form, data, _scale(scale), zero_point, global_scale, own)
 
 
 def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
@@ -119,8 +122,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
 
 
 def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
-    core, data, scale, zero_point, global_scale = _core.requantize(_tensor(scaled), _spec(recipe))
-    return ScaledTensor._of(_form(recipe, core), data, _scale(scale), zero_point, global_scale, core)
+    return tensor_of(_core.requantize(_tensor(scaled), _spec(recipe)), recipe)
 
 
 def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:

@@ -124,12 +124,26 @@ def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTens
         return cast_here(x, recipe, **options.core_arguments)
     if type(x) in casts_of_subclasses:
         return casts_of_subclasses[type(x)](x.detach(), recipe, options)  # type: ignore[no-any-return]
+    if options.importance is not None:
+        return _by_core(x, recipe, options)
     if options.amax is not None:
         amax = torch.as_tensor(options.amax, dtype=torch.float32, device=x.device)
         if options.is_plain and _torch_launch.takes_amax(x, recipe, amax):
             return _torch_launch.cast_with_amax(x, recipe, amax)
         options = dataclasses.replace(options, amax=amax)
     return parts_to_tensor(whole_array_cast(x.detach(), recipe, options), x.shape, recipe, dtype_name(x))
+
+
+def _by_core(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
+    """The cast of a copy in the CPU's memory, back on the device of x.
+
+    Raises:
+        ValueError: x has no values.
+    """
+    if x.device.type == "meta" or torch.compiler.is_compiling():
+        raise ValueError("x must have values for importance=, which searches on the CPU, got one of none")
+    made = cast_here(x.detach().cpu(), recipe, **options.core_arguments)
+    return made if x.device.type == "cpu" else made.to(x.device)
 
 
 def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:

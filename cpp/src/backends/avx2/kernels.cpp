@@ -6,6 +6,7 @@
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
 namespace breccia::inline v0_3::avx2 {
+extern constinit const ImportanceKernels importance_kernels;
 extern constinit const BF16Kernels integer_kernels;
 extern constinit const CodeKernelsF32 codes_f32_kernels;
 namespace {
@@ -33,7 +34,8 @@ constinit const KernelTable kernels{.name = "avx2",
                                     .quantize = quantize_kernels,
                                     .dequantize = dequantize_kernels,
                                     .matmul = matmul_kernels,
-                                    .compare = compare_kernels};
+                                    .compare = compare_kernels,
+                                    .importance = importance_kernels};
 
 }  // namespace breccia::inline v0_3::avx2
 BRECCIA_TARGET_END

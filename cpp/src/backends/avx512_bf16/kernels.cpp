@@ -6,6 +6,7 @@
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
 namespace breccia::inline v0_3::avx512_bf16 {
+extern constinit const ImportanceKernels importance_kernels;
 extern constinit const MatmulKernels matmul_kernels;
 namespace {
 // clang-format off: sorting would break the order
@@ -28,7 +29,8 @@ constinit const KernelTable kernels{.name = "avx512_bf16",
                                     .quantize = quantize_kernels,
                                     .dequantize = dequantize_kernels,
                                     .matmul = matmul_kernels,
-                                    .compare = compare_kernels};
+                                    .compare = compare_kernels,
+                                    .importance = importance_kernels};
 
 }  // namespace breccia::inline v0_3::avx512_bf16
 BRECCIA_TARGET_END

@@ -5,6 +5,7 @@
 #include "quantize/compare_kernels.hpp"
 
 namespace breccia::inline v0_3::neon {
+extern constinit const ImportanceKernels importance_kernels;
 extern constinit const CodeKernelsF32 codes_f32_kernels;
 namespace {
 // clang-format off: sorting would break the order
@@ -31,6 +32,7 @@ constinit const KernelTable kernels{.name = "neon",
                                     .quantize = quantize_kernels,
                                     .dequantize = dequantize_kernels,
                                     .matmul = matmul_kernels,
-                                    .compare = compare_kernels};
+                                    .compare = compare_kernels,
+                                    .importance = importance_kernels};
 
 }  // namespace breccia::inline v0_3::neon

@@ -5,6 +5,7 @@
 #include "quantize/compare_kernels.hpp"
 
 namespace breccia::inline v0_3::portable {
+extern constinit const ImportanceKernels importance_kernels;
 namespace {
 // clang-format off: sorting would break the order
 #include "backends/portable/vocabulary.inl.hpp"
@@ -30,6 +31,7 @@ constinit const KernelTable kernels{.name = "portable",
                                     .quantize = quantize_kernels,
                                     .dequantize = dequantize_kernels,
                                     .matmul = matmul_kernels,
-                                    .compare = compare_kernels};
+                                    .compare = compare_kernels,
+                                    .importance = importance_kernels};
 
 }  // namespace breccia::inline v0_3::portable
