@@ -85,6 +85,9 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     convert.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="leave these names alone")
     convert.add_argument("--scale-search", choices=["amax", "mse"], help="mse searches scales of least error")
     convert.add_argument("--group-size", type=_group_size, metavar="N|auto", help="elements per scale of INT4")
+    convert.add_argument(
+        "--imatrix", metavar="FILE", help="what errors of columns count: llama.cpp's imatrix, or moments"
+    )
     convert.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
     convert.add_argument("--force", action="store_true", help=_FORCE)
     pieces = convert.add_mutually_exclusive_group()
@@ -265,13 +268,15 @@ def _convert(args: argparse.Namespace) -> int:
         raise ValueError("--strict must be left out with --part: --finish refuses what would be noted")
     if args.force and (args.part or args.finish):
         raise ValueError("--force must be left out with --part and --finish: remove OUT before")
+    if args.imatrix and (args.part or args.finish):
+        raise ValueError("--imatrix must be left out with --part and --finish")
     if args.part:
         return _convert_part(args, options, progress)
     options |= {"strict": args.strict, "checksums": not args.no_checksums}
     if args.finish:
         report = finish(args.source, args.destination, args.to, progress=progress, **options)
     else:
-        options |= {"threads": args.threads, "force": args.force}
+        options |= {"threads": args.threads, "force": args.force, "imatrix": args.imatrix}
         report = convert(args.source, args.destination, args.to, progress=progress, **options)
     tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
     lines = _notes(report)

@@ -22,6 +22,7 @@ from breccia.bridges._gguf_values import VALUES
 from breccia.bridges._integers import offset_codes
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found, Part, materialize, rows_or_outside
+from breccia.cast_options import column_weights
 from breccia.layouts import PerBlockK, PerBlockMN
 from breccia.peers import require
 from breccia.recipes import INT4Scaling, INT8Scaling, MXFP4BlockScaling, NVFP4BlockScaling, ScalingRecipe
@@ -312,25 +313,28 @@ def _decoded_by_peer(raw: Array, kind: str) -> Array:
     return values.reshape(*raw.shape[:-1], values.shape[-1])
 
 
-def quantize_gguf(x: Any, kind: str) -> Array:
+def quantize_gguf(x: Any, kind: str, importance: Any = None) -> Array:
     """Values as a K-quant: scales and minimums of the least squared error, for which no calibration data is needed.
 
     Args:
         x: floats ``(..., K)``, K a multiple of 256.
         kind: "Q2_K", "Q3_K", "Q4_K", "Q5_K" or "Q6_K".
+        importance: what errors of each column count, ``(K,)``, or ``(…, K)`` for stacked experts: see `breccia.cast`.
 
     Returns:
         uint8 ``(..., row bytes)``, which `dequantize_gguf` reads.
 
     Raises:
-        ValueError: another kind, rows that are not whole blocks, or values that are not finite.
+        ValueError: another kind, rows that are not whole blocks, values that are not finite, or an importance of
+            another shape or with a negative number.
     """
     if kind not in QUANTIZE:
         raise ValueError(f"kind must be one of {', '.join(QUANTIZE)}, got {kind!r}")
     values = as_numpy(x, "x")
     if not values.ndim or values.shape[-1] % TYPES[kind][1]:
         raise ValueError(f"x must have a multiple of {TYPES[kind][1]} columns for {kind}, got shape {values.shape}")
-    return QUANTIZE[kind](float32(values))
+    weights = None if importance is None else column_weights(importance, values.shape)
+    return QUANTIZE[kind](float32(values), weights)
 
 
 def found_of(name: str, kind: str, shape: tuple[int, ...], second: str | None) -> Found:

@@ -31,6 +31,7 @@ from breccia.checkpoint.files.gguf_rope import ROPE_TENSORS
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.identity import beside, identity_of
+from breccia.checkpoint.importance import Importance
 from breccia.checkpoint.logical import AS_NUMBERS, NUMBERS
 from breccia.checkpoint.models import is_one_expert
 from breccia.checkpoint.naming import naming
@@ -68,6 +69,7 @@ def convert(
     exclude: Sequence[str] = (),
     scale_search: str | None = None,
     group_size: int | str | None = None,
+    imatrix: str | os.PathLike[str] | None = None,
     progress: bool = False,
     threads: int | None = None,
     force: bool = False,
@@ -86,6 +88,7 @@ def convert(
         exclude: patterns of names to leave alone.
         scale_search: "mse" searches block scales for the least error.
         group_size: of INT4; "auto" is, for each tensor, the largest of 128, 64 and 32 that divides its columns.
+        imatrix: a file of what errors of each column count: llama.cpp's importance matrix (GGUF or .dat), or moments.
         progress: draw a line on a terminal.
         threads: how many to use (default: one per core).
         force: replace a file or a checkpoint's directory at ``destination``, when the new one is complete and not
@@ -112,6 +115,8 @@ def convert(
     check_destination(place, source, force=force)
     checkpoint = Checkpoint(source, mapped=False)
     try:
+        if imatrix is not None:
+            target = dataclasses.replace(target, importance=Importance(imatrix, outputs.gguf_model(checkpoint)[0]))
         return Job(checkpoint, place, target, progress, threads, force, folder, strict, checksums).run()
     finally:
         checkpoint.close()
@@ -210,6 +215,7 @@ class Job:
         self.notes += self._note_levels()
         self.notes += self._note_instead()
         self.notes += self._note_experts()
+        self.notes += self._note_importance()
         if self.from_gguf and not self.into_directory and not target.bridge.own_files:
             self.notes.append(f"there is no config.json: {destination}/ instead makes a directory that has one")
         self._check_names()
@@ -369,6 +375,26 @@ class Job:
             if choice.recipe and (text := self.target.bridge.misread(choice.found.shape, choice.recipe)):
                 wrong.setdefault(text, []).append(choice.found.name)
         return notes + [f"{_some(names)}: {text}" for text, names in wrong.items()]
+
+    def _note_importance(self) -> list[str]:
+        """Tensors that are quantized without the importance that was given."""
+        importance = self.target.importance
+        if importance is None:
+            return []
+        casts = [c.found for c in self.choices if c.action in ("cast", "encode")]
+        others = [c.found for c in self.choices if c.action == "requantize"]
+        missing = [found.name for found in casts if importance.of(found.name, found.shape) is None]
+        notes = []
+        if missing:
+            notes.append(
+                f"{len(missing)} of {len(casts)} tensors are quantized without importance, of which {importance.path} "
+                f"has none for them; the first is {missing[0]}"
+            )
+        if others:
+            notes.append(f"{len(others)} tensors are requantized from other codes, in which importance has no part")
+        if not casts and not others:
+            notes.append("importance has no part in what is written: no tensor is quantized anew")
+        return notes
 
     def _kept(self) -> dict[str, Any] | None:
         """The weights that stay as they were beside quantized ones: their bytes, and the largest of them."""

@@ -15,6 +15,7 @@ from breccia import _core, verbs
 from breccia.bridges._common import bfloat16_bits, float32
 from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
+from breccia.cast_options import column_weights
 from breccia.checkpoint.dtypes import typed
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.finite import counted, in_piece
@@ -98,7 +99,7 @@ def execute(
             assert encode is not None
             values = _values(checkpoint, found)
             bad.append(counted(values, workers))
-            _encode(values, encode, name, writer, workers, done)
+            _encode(values, encode, _importance(target, found), name, writer, workers, done)
         case "repack":
             loaded = checkpoint.load(found)
             assert isinstance(loaded, (ScaledTensor, OutsideTensor))
@@ -118,11 +119,12 @@ def execute(
         case "cast":
             assert choice.recipe is not None
             values = _values(checkpoint, found)
+            importance = _importance(target, found)
             bad.append(counted(values, workers))
             if choice.shared is not None:
-                made = cast_shared(values, choice.recipe, choice.shared.amax(checkpoint))
+                made = cast_shared(values, choice.recipe, choice.shared.amax(checkpoint), importance)
             else:
-                made = cast_for(target, values, choice.recipe)
+                made = cast_for(target, values, choice.recipe, importance=importance)
             repack(made, choice, target, writer, workers, done)
     checkpoint.release(found)
     return sum(bad)
@@ -143,6 +145,10 @@ def _counting(read: Read, dtype: str, bad: list[int]) -> Read:
         return piece
 
     return counting
+
+
+def _importance(target: Target, found: Found) -> Array | None:
+    return None if target.importance is None else target.importance.of(found.name, found.shape)
 
 
 def lost(requantized: Sequence[Comparison]) -> dict[str, Any] | None:
@@ -172,6 +178,9 @@ def cast_for(target: Target, values: Any, recipe: ScalingRecipe, **options: Any)
         return verbs.cast(values, recipe, **options)
     shape = values.shape
     rows = values if recipe.granularity == "row" else values.reshape(1, -1)
+    importance = options.get("importance")
+    if importance is not None and recipe.granularity != "row":
+        options["importance"] = np.broadcast_to(importance[..., None, :], shape).reshape(-1)
     # One block per row: the scale is rounded first and codes are made with it.
     block = Float8BlockScaling(
         fp8_format=recipe.fp8_format,
@@ -247,22 +256,36 @@ def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: 
 
 
 def _encode(
-    values: Any, encode: Callable[[Array], Array], name: str, writer: PlannedWriter, workers: Workers, done: Done
+    values: Any,
+    encode: Callable[..., Array],
+    importance: Array | None,
+    name: str,
+    writer: PlannedWriter,
+    workers: Workers,
+    done: Done,
 ) -> None:
     """Values as a format's own kind, some rows at a time."""
+    weights = None if importance is None else column_weights(importance, tuple(values.shape))
     if isinstance(values, OutsideTensor):
         values = values.dequantize()
 
     def work(piece: tuple[int, Any], _: Array) -> None:
         at, part = piece
         wide = verbs.dequantize(part) if isinstance(part, ScaledTensor) else float32(part)
-        made = encode(wide)
+        made = encode(wide) if weights is None else encode(wide, _of_piece(weights, at, part.shape, values.shape))
         # Rows before this one take as many bytes each.
         writer.write(name, made, at // part.shape[-1] * made.shape[-1])
         done(made.nbytes)
 
     pieces = _pieces(values, _SIZES["F32"]) if isinstance(values, ScaledTensor) else _rows(values)
     workers.each(work, pieces)
+
+
+def _of_piece(weights: Array, at: int, piece: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """The weights of the columns of a piece: of the whole, or of rows of one of the batch."""
+    if weights.ndim == 1 or tuple(piece) == tuple(shape):
+        return weights
+    return weights.reshape(-1, weights.shape[-1])[at // math.prod(shape[-2:])]
 
 
 def _rows(values: Array) -> Iterator[tuple[int, Array]]:

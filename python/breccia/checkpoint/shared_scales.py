@@ -122,7 +122,7 @@ def _may_choose(choice: Choice) -> bool:
     return choice.action == "cast" or (choice.action == "requantize" and wide)
 
 
-def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32) -> ScaledTensor:
+def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32, importance: Any = None) -> ScaledTensor:
     """Quantize as if the largest magnitude were ``amax``: with one more row, which holds it and is left out."""
     if isinstance(values, OutsideTensor):
         values = values.dequantize()
@@ -135,4 +135,4 @@ def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32) -> ScaledT
     more = np.zeros((rows + 1, columns), values.dtype if fits else np.float32)
     more[:rows] = values
     more[rows, 0] = amax
-    return cut(verbs.cast(more, recipe), 0, rows)
+    return cut(verbs.cast(more, recipe, importance=importance), 0, rows)

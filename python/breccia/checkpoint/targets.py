@@ -15,6 +15,7 @@ from breccia.bridges._parts import Found, Part, ghost
 from breccia.bridges._written import same_grid
 from breccia.checkpoint.arguments import patterns_of
 from breccia.checkpoint.files.gguf_models import ModelMap
+from breccia.checkpoint.importance import Importance
 from breccia.checkpoint.logical import NUMBERS
 from breccia.checkpoint.models import is_embedding, is_one_expert, is_stored_turned, is_turned
 from breccia.checkpoint.source import is_float
@@ -91,7 +92,7 @@ class Target:
     ``recipe`` is None where the format was named without one: what the source has is kept if the format
     can hold it, and the format's first recipe is used if not. ``kind`` is what the format has that no recipe makes.
     ``with_inputs`` takes its place for modules with a scale of their activations. ``group_size`` is the one that was
-    asked for.
+    asked for. ``importance`` is that of columns.
     """
 
     spelled: str
@@ -109,6 +110,7 @@ class Target:
     cache: bool = False
     model: Mapping[str, Any] = field(default_factory=dict)
     group_size: int | str | None = None
+    importance: Importance | None = None
 
     def spell(self, name: str) -> str:
         """The name a tensor is stored under."""
