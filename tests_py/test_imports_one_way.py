@@ -34,7 +34,7 @@ LAYERS = {
         "checkpoint.files.safetensors_header moments"
     ),
     "bridges": "bridges dlpack schemes",
-    "checkpoints": "checkpoint files",
+    "checkpoints": "checkpoint files error_feedback",
     "programs": (
         "distributed.loading distributed.reader distributed.refitting distributed.taking "
         "served diffusers peft sglang transformers vllm demo cli __main__ ="

@@ -10,6 +10,7 @@ from breccia._version import __version__
 from breccia.autograd import cast_ste, cast_ste_clipped
 from breccia.cast_options import Hadamard
 from breccia.cpu import cpu_info, num_threads, set_backend, set_num_threads
+from breccia.error_feedback import gptq
 from breccia.files import load, save, scheme
 from breccia.files import open as open  # noqa: A004 (breccia.open)
 from breccia.gpu import gpu_info
@@ -65,6 +66,7 @@ __all__ = [
     "dequantize",
     "formats",
     "from_buffer",
+    "gptq",
     "gpu_info",
     "grouped_matmul",
     "kernels",

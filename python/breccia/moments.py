@@ -16,9 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from breccia.checkpoint.arguments import path_of
-from breccia.checkpoint.files.safetensors_file import SafetensorsFile, save_arrays
-
 __all__ = ["Moments", "MomentsFile", "load_moments", "save_moments"]
 
 _INFIX = ".moments."
@@ -141,6 +138,8 @@ def save_moments(
     Raises:
         TypeError: ``moments`` does not map names to Moments.
     """
+    from breccia.checkpoint.files.safetensors_file import save_arrays
+
     first: dict[int, str] = {}
     shared: dict[str, str] = {}
     arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -173,8 +172,10 @@ class MomentsFile(Mapping[str, Moments]):
     """What `load_moments` returns. ``metadata``: the header's strings."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = path_of(path, "path")
-        self._file = SafetensorsFile(self.path)
+        from breccia.checkpoint.files.safetensors_file import SafetensorsFile
+
+        self._file = SafetensorsFile(path)
+        self.path = self._file.path
         try:
             self._parts, self._shared = self._index()
         except BaseException:

@@ -2,6 +2,7 @@
 #include <tuple>
 #include <utility>
 
+#include "breccia/gptq.hpp"
 #include "register.hpp"
 
 namespace breccia::python {
@@ -181,6 +182,17 @@ void register_ops(py::module_& m) {
         py::arg("pointer"), py::arg("shape"), py::arg("strides"), py::arg("dtype"), py::arg("recipe"),
         py::arg("addresses"), none("seed"), none("hadamard"), none("factor"), py::arg("square_blocks") = false,
         none("amax"), py::arg("offset") = Offset{}, none("importance"));
+
+    m.def("gptq", [](py::handle w, py::handle moments, const Recipe& recipe, bool act_order, double damp) {
+        const Array weights = to_array(w, "w"), given = to_array(moments, "moments");
+        NumpyCast result(weights.shape, recipe);
+        GptqReport report;
+        {
+            const Released release;
+            report = gptq_into(weights, given, recipe, result.out(), {.act_order = act_order, .damp = damp});
+        }
+        return py::make_tuple(result.finish(weights.type.dtype()), report.damp, report.dead, report.nearest);
+    });
 
     m.def("dequantize", [](const ScaledTensor& scaled, py::handle dtype) {
         auto [array, view] = allocate_numpy(parse_dtype(to_text(dtype, "dtype")), scaled.shape());

@@ -14,6 +14,7 @@
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
 #include "breccia/formats.hpp"
+#include "breccia/gptq.hpp"
 #include "breccia/ops.hpp"
 #include "breccia/print.hpp"
 #include "breccia/recipes.hpp"

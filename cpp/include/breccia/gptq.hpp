@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rounding that makes good, in the columns still to be rounded, what rounding a column loses: GPTQ (Frantar et al.,
+// "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", ICLR 2023), with the columns
+// ordered by activity and the scales chosen first.
+#pragma once
+
+#include "breccia/ops.hpp"
+
+namespace breccia::inline v0_3 {
+
+/// How columns are gone through.
+struct GptqOptions {
+    bool act_order = true;  ///< by falling diagonal of the moments; else as they stand
+    double damp = 0.05;     ///< what is added to the diagonal, in its mean; from 0 to 1
+};
+
+/// What became of it.
+struct GptqReport {
+    double damp = 0;           ///< the largest that a matrix took: more than asked for where that was not enough
+    std::int64_t dead = 0;     ///< columns of all matrices whose moment is zero: they are rounded to nearest
+    std::int64_t nearest = 0;  ///< matrices whose moments no damping makes positive definite: rounded to nearest
+};
+
+/// Quantizes w (…, N, K) for products x @ transpose of w, given moments (K, K) or (…, K, K): sums or means of
+/// transpose(x) @ x, symmetric, of which the factor does not matter. Scales and zero points are those of
+/// cast(w, recipe, {importance = diagonal}), whose codes these are where the moments are diagonal. The bytes do not
+/// depend on the number of threads; as those of matmul they may depend on the backend. Throws Error as cast_into does,
+/// and where moments are not finite, not square, or negative on the diagonal.
+BRECCIA_API GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe, const CastOutput& out,
+                                 const GptqOptions& options = {});
+/// The same into memory of its own. `report`: where to, or null.
+BRECCIA_API ScaledTensor gptq(const Array& w, const Array& moments, const Recipe& recipe,
+                              const GptqOptions& options = {}, GptqReport* report = nullptr);
+
+}  // namespace breccia::inline v0_3

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "quantize/cholesky.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "breccia/ops.hpp"
+#include "runtime/threads.hpp"
+
+namespace breccia::inline v0_3 {
+namespace {
+
+constexpr std::int64_t panel = 128;
+
+// A square block in float64, row by row; row i of the transpose of L is what forward substitution adds.
+using Block = std::vector<double>;
+
+// Factors the first `n` rows and columns of `a`, and leaves transpose(L) in it.
+bool factor(Block& a, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+        double* row = a.data() + i * panel;
+        if (!(row[i] > 0) || !std::isfinite(row[i])) return false;
+        const double pivot = std::sqrt(row[i]);
+        for (std::int64_t j = i; j < n; ++j) row[j] /= pivot;
+        for (std::int64_t k = i + 1; k < n; ++k)
+            for (std::int64_t j = k; j < n; ++j) a[static_cast<std::size_t>(k * panel + j)] -= row[k] * row[j];
+    }
+    return true;
+}
+
+// x of transpose(x) @ … : the row x with x @ transpose(L) = a, in its place.
+void substitute(const Block& turned, std::int64_t n, float* a) {
+    double x[panel];
+    std::copy_n(a, n, x);
+    for (std::int64_t i = 0; i < n; ++i) {
+        const double* row = turned.data() + i * panel;
+        x[i] /= row[i];
+        for (std::int64_t j = i + 1; j < n; ++j) x[j] -= x[i] * row[j];
+    }
+    for (std::int64_t i = 0; i < n; ++i) a[i] = static_cast<float>(x[i]);
+}
+
+}  // namespace
+
+bool cholesky(std::span<float> a, std::int64_t n) {
+    std::vector<float> product(static_cast<std::size_t>(n * panel));
+    Block diagonal(static_cast<std::size_t>(panel * panel));
+    const std::int64_t row_bytes = n * static_cast<std::int64_t>(sizeof(float));
+    for (std::int64_t begin = 0; begin < n; begin += panel) {
+        const std::int64_t width = std::min(panel, n - begin), rest = n - begin;
+        float* corner = a.data() + begin * n;
+        if (begin > 0) {
+            // What the columns before add up to, for all rows from here on.
+            Array left = Array::borrow(corner, DType::float32, {rest, begin});
+            left.strides = {row_bytes, sizeof(float)};
+            Array right = Array::borrow(corner, DType::float32, {begin, width});
+            right.strides = {sizeof(float), row_bytes};
+            matmul_into(left, right, Array::borrow(product.data(), DType::float32, {rest, width}));
+        }
+        const auto subtract = [&](std::int64_t i) {
+            if (begin == 0) return;
+            float* row = corner + i * n + begin;
+            for (std::int64_t j = 0; j < width; ++j) row[j] -= product[static_cast<std::size_t>(i * width + j)];
+        };
+        for (std::int64_t i = 0; i < width; ++i) {
+            subtract(i);
+            for (std::int64_t j = 0; j <= i; ++j)
+                diagonal[static_cast<std::size_t>(j * panel + i)] = static_cast<double>(corner[i * n + begin + j]);
+        }
+        if (!factor(diagonal, width)) return false;
+        for (std::int64_t i = 0; i < width; ++i)
+            for (std::int64_t j = 0; j <= i; ++j)
+                corner[i * n + begin + j] = static_cast<float>(diagonal[static_cast<std::size_t>(j * panel + i)]);
+        parallel_for(rest - width, 16, [&](std::int64_t first, std::int64_t last) {
+            for (std::int64_t i = first + width; i < last + width; ++i) {
+                subtract(i);
+                substitute(diagonal, width, corner + i * n + begin);
+            }
+        });
+    }
+    return true;
+}
+
+}  // namespace breccia::inline v0_3

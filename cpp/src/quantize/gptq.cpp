@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// With the moments H = V @ transpose(V), V upper triangular, in the order of the columns, the squared error of a row
+// with remainders e = w - q is |e @ V|^2. Its part c holds remainders up to column c alone, so that those after it can
+// always make it vanish: the best code of column c is the one nearest to w_c + sum over i < c of e_i V_ic / V_cc. These
+// are GPTQ's codes, whose update by the inverse's factor is the same in other words; V is found by one factorization of
+// H in the opposite order, without an inverse.
+#include "breccia/gptq.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "breccia/error.hpp"
+#include "breccia/formats.hpp"
+#include "quantize/cholesky.hpp"
+#include "quantize/one_code.hpp"
+#include "quantize/quantizer.hpp"
+#include "runtime/ieee_arithmetic.hpp"
+#include "runtime/threads.hpp"
+#include "tensor/checks.hpp"
+
+namespace breccia::inline v0_3 {
+namespace {
+
+constexpr std::int64_t batch_cols = 128;  // columns whose remainders feed each other before a product feeds the rest
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// The moments of one matrix, damped and in order.
+class Feed {
+public:
+    Feed(std::vector<float> moments, std::int64_t n, const GptqOptions& options)
+        : moments_(std::move(moments)), n_(n), order_(at(n)) {
+        std::iota(order_.begin(), order_.end(), std::int64_t{0});
+        if (options.act_order)
+            std::stable_sort(order_.begin(), order_.end(),
+                             [&](std::int64_t a, std::int64_t b) { return diagonal(a) > diagonal(b); });
+        double sum = 0;
+        for (std::int64_t i = 0; i < n_; ++i) {
+            sum += static_cast<double>(diagonal(i));
+            dead_ += diagonal(i) == 0;
+        }
+        const std::int64_t alive = n_ - dead_;
+        mean_ = alive == 0 ? 1.0 : sum / static_cast<double>(alive);
+        for (damp_ = options.damp;; damp_ = damp_ < 0.1 ? std::max(10 * damp_, 0.01) : 1.0) {
+            if (factored_ = factor(); factored_ || damp_ >= 1) break;
+        }
+        moments_ = {};
+    }
+
+    [[nodiscard]] bool factored() const { return factored_; }
+    [[nodiscard]] double damp() const { return damp_; }
+    [[nodiscard]] std::int64_t dead() const { return dead_; }
+    /// The column that comes as number i.
+    [[nodiscard]] std::int64_t column(std::int64_t i) const { return order_[at(i)]; }
+    /// V_ic / V_cc, what a remainder of the i-th column adds to the c-th.
+    [[nodiscard]] float share(std::int64_t i, std::int64_t c) const {
+        return factor_[at((n_ - 1 - i) * n_ + n_ - 1 - c)] / factor_[at((n_ - 1 - c) * (n_ + 1))];
+    }
+
+private:
+    [[nodiscard]] float diagonal(std::int64_t i) const { return moments_[at(i * (n_ + 1))]; }
+
+    // In the opposite order, whose lower factor is V turned round both ways.
+    bool factor() {
+        factor_.resize(at(n_ * n_));
+        const double added = damp_ * mean_;
+        parallel_for(n_, 16, [&](std::int64_t first, std::int64_t last) {
+            for (std::int64_t i = first; i < last; ++i) {
+                const std::int64_t row = order_[at(n_ - 1 - i)];
+                for (std::int64_t j = 0; j <= i; ++j)
+                    factor_[at(i * n_ + j)] = moments_[at(row * n_ + order_[at(n_ - 1 - j)])];
+                const double own = diagonal(row) == 0 ? mean_ : static_cast<double>(diagonal(row));
+                factor_[at(i * (n_ + 1))] = static_cast<float>(own + added);
+            }
+        });
+        return cholesky(factor_, n_);
+    }
+
+    std::vector<float> moments_;
+    std::int64_t n_;
+    std::vector<std::int64_t> order_;
+    std::vector<float> factor_;
+    double mean_ = 1, damp_ = 0;
+    std::int64_t dead_ = 0;
+    bool factored_ = false;
+};
+
+// One matrix of weights.
+class Rounding {
+public:
+    Rounding(const Feed& feed, const OneCode& codec, std::int64_t matrix, std::vector<float>& x)
+        : feed_(feed),
+          codec_(codec),
+          matrix_(matrix),
+          rows_(codec.grid().rows),
+          cols_(codec.grid().cols),
+          x_(x),
+          shares_(at(cols_ * batch_cols)),
+          fed_(at(rows_ * batch_cols)) {}
+
+    void run() {
+        for (std::int64_t begin = 0; begin < cols_; begin += batch_cols) {
+            const std::int64_t width = std::min(batch_cols, cols_ - begin);
+            for (std::int64_t i = 0; i < begin + width; ++i)
+                for (std::int64_t c = 0; c < width; ++c)
+                    shares_[at(i * width + c)] = i < begin + c ? feed_.share(i, begin + c) : 0.0F;
+            if (begin > 0) {
+                Array remainders = Array::borrow(x_.data(), DType::float32, {rows_, begin});
+                remainders.strides[0] = cols_ * static_cast<std::int64_t>(sizeof(float));
+                matmul_into(remainders, Array::borrow(shares_.data(), DType::float32, {begin, width}),
+                            Array::borrow(fed_.data(), DType::float32, {rows_, width}));
+            }
+            parallel_for(rows_, std::max<std::int64_t>(1, (1 << 12) / width),
+                         [&](std::int64_t first, std::int64_t last) {
+                             for (std::int64_t row = first; row < last; ++row) round_row(row, begin, width);
+                         });
+        }
+    }
+
+private:
+    // Columns [begin, begin + width) of a row: weights, in whose place remainders come.
+    void round_row(std::int64_t row, std::int64_t begin, std::int64_t width) const {
+        float* x = x_.data() + row * cols_ + begin;
+        float added[batch_cols] = {};
+        if (begin > 0) std::copy_n(fed_.data() + row * width, width, added);
+        for (std::int64_t c = 0; c < width; ++c) {
+            const float rest = codec_.put(matrix_, row, feed_.column(begin + c), x[c], added[c]);
+            x[c] = rest;
+            const float* share = shares_.data() + (begin + c) * width;
+            for (std::int64_t d = c + 1; d < width; ++d) added[d] += rest * share[d];
+        }
+    }
+
+    const Feed& feed_;
+    const OneCode& codec_;
+    std::int64_t matrix_, rows_, cols_;
+    std::vector<float>& x_;
+    std::vector<float> shares_, fed_;
+};
+
+// The moments as one matrix, or one for each of the batch; checked.
+class Moments {
+public:
+    Moments(const Array& moments, const Shape& shape) : moments_(moments), columns_(shape.back()) {
+        check_numbers(moments, "moments");
+        Shape one{columns_, columns_}, each = batch_shape(shape);
+        each.insert(each.end(), one.begin(), one.end());
+        if (moments.shape != one && moments.shape != each)
+            throw_value("moments must be " + to_string(one) + (each.size() > 2 ? " or " + to_string(each) : "") +
+                        " for w of shape " + to_string(shape) + ", got shape " + to_string(moments.shape));
+        batch_ = batch_shape(moments.shape);
+    }
+
+    [[nodiscard]] std::int64_t count() const { return element_count(batch_); }
+
+    [[nodiscard]] std::vector<float> matrix(std::int64_t index) const {
+        std::vector<float> out(at(columns_ * columns_)), scratch;
+        const NumberMatrix m = number_matrix(moments_, -1, batch_, index);
+        for (std::int64_t i = 0; i < columns_; ++i) {
+            const float* row = m.read(kernels(), i, 0, columns_, scratch);
+            for (std::int64_t j = 0; j < columns_; ++j)
+                if (!is_finite(row[j])) throw_value("moments must be finite, got " + std::to_string(row[j]));
+            std::copy_n(row, columns_, out.data() + i * columns_);
+            if (row[i] < 0) throw_value("moments must not be negative on the diagonal, got " + std::to_string(row[i]));
+        }
+        return out;
+    }
+
+    // The diagonals, which are the importance of columns.
+    [[nodiscard]] Array diagonals() const {
+        Shape shape = batch_;
+        shape.push_back(columns_);
+        Array out = Array::allocate(DType::float32, shape);
+        for (std::int64_t index = 0; index < count(); ++index) {
+            const std::vector<float> m = matrix(index);
+            for (std::int64_t i = 0; i < columns_; ++i)
+                out.as<float>()[index * columns_ + i] = m[at(i * (columns_ + 1))];
+        }
+        return out;
+    }
+
+private:
+    const Array& moments_;
+    std::int64_t columns_;
+    Shape batch_;
+};
+
+float largest_magnitude(const Array& w) {
+    const Shape batch = batch_shape(w.shape);
+    std::vector<float> scratch;
+    std::uint32_t bits = 0;
+    for (std::int64_t matrix = 0; matrix < element_count(batch); ++matrix) {
+        const NumberMatrix m = number_matrix(w, -1, batch, matrix);
+        for (std::int64_t row = 0; row < m.rows; ++row)
+            bits = std::max(
+                bits, kernels().quantize.stats(m.read(kernels(), row, 0, m.cols, scratch), m.cols, false).amax_bits);
+    }
+    return float_from_bits(bits);
+}
+
+}  // namespace
+
+GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe, const CastOutput& out,
+                     const GptqOptions& options) {
+    if (!(options.damp >= 0 && options.damp <= 1))
+        throw_value("damp must be from 0 to 1, got " + std::to_string(options.damp));
+    if (w.shape.size() < 2) throw_value("w must be at least 2-D (N, K), got shape " + to_string(w.shape));
+    check_numbers(w, "w");
+    const Moments given(moments, w.shape);
+    CastOptions nearest;
+    nearest.importance = given.diagonals();
+    cast_into(w, recipe, out, nearest);
+    const IeeeArithmetic arithmetic;
+    GptqReport report{.damp = options.damp};
+    const OneCode codec(recipe, w.shape, out, recipe.two_level ? largest_magnitude(w) : 0.0F);
+    const BlockGrid& grid = codec.grid();
+    if (grid.rows == 0 || grid.cols == 0) return report;
+    const Shape batch = batch_shape(w.shape);
+    const std::int64_t matrices = element_count(batch);
+    std::optional<Feed> feed;
+    std::vector<float> x(at(grid.rows * grid.cols));
+    for (std::int64_t matrix = 0; matrix < matrices; ++matrix) {
+        if (!feed || given.count() > 1) {
+            feed.reset();
+            feed.emplace(given.matrix(given.count() > 1 ? matrix : 0), grid.cols, options);
+            report.damp = std::max(report.damp, feed->damp());
+            report.dead += feed->dead();
+        }
+        if (!feed->factored()) {
+            ++report.nearest;
+            continue;
+        }
+        const NumberMatrix m = number_matrix(w, -1, batch, matrix);
+        parallel_for(grid.rows, 16, [&](std::int64_t first, std::int64_t last) {
+            std::vector<float> scratch;
+            for (std::int64_t row = first; row < last; ++row) {
+                const float* values = m.read(kernels(), row, 0, grid.cols, scratch);
+                for (std::int64_t c = 0; c < grid.cols; ++c) x[at(row * grid.cols + c)] = values[feed->column(c)];
+            }
+        });
+        Rounding(*feed, codec, matrix, x).run();
+    }
+    return report;
+}
+
+ScaledTensor gptq(const Array& w, const Array& moments, const Recipe& recipe, const GptqOptions& options,
+                  GptqReport* report) {
+    check_numbers(w, "w");
+    CastOutput out = allocate(plan_cast(w.shape, recipe));
+    const GptqReport made = gptq_into(w, moments, recipe, out, options);
+    if (report != nullptr) *report = made;
+    return assemble(std::move(out), recipe, w.shape, w.type.dtype());
+}
+
+}  // namespace breccia::inline v0_3

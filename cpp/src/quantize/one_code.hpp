@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "breccia/ops.hpp"
+#include "runtime/kernel_table.hpp"
+
+namespace breccia::inline v0_3 {
+
+/// A quantized tensor whose scales stand and whose codes are put in one at a time.
+class OneCode {
+public:
+    /// `out` holds what a cast of a tensor of that shape and amax gave.
+    OneCode(const Recipe& recipe, const Shape& shape, const CastOutput& out, float amax);
+
+    [[nodiscard]] const BlockGrid& grid() const { return grid_; }
+
+    /// Puts the code of x + added in an element's place and returns what x has more than that stands for. Elements that
+    /// are not finite, or whose scale is not, keep their code and have no remainder. Of two codes in one byte: threads
+    /// share no row.
+    float put(std::int64_t matrix, std::int64_t row, std::int64_t col, float x, float added) const;
+
+private:
+    std::uint8_t code_of(float scaled, float zero_point) const;
+
+    BlockGrid grid_;
+    const FormatInfo& format_;
+    bool packed_, integer_, whole_;
+    std::int64_t row_bytes_;
+    std::uint8_t* codes_;
+    bool multiply_;
+    std::vector<float> factors_, scales_;  // of blocks: see BlockScale
+    std::vector<float> zero_points_;
+};
+
+}  // namespace breccia::inline v0_3
