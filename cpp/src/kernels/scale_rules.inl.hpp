@@ -304,7 +304,7 @@ static inline BlockScale scale_of_rule(const BlockStats& stats, const ScaleParam
 }
 
 [[maybe_unused]] BRECCIA_OUT_OF_LINE BlockScale scale_for_format(const BlockStats& stats, const ScaleParams& p,
-                                                const ScaleFormat& format, int candidate) {
+                                                                 const ScaleFormat& format, int candidate) {
     if (!format.has_nan && stats.has_nan) return poisoned_scale(p.type);
     BlockScale result = scale_of_rule(stats, p, format, candidate);
     result.all_finite = !stats.has_nan && !stats.has_infinity;

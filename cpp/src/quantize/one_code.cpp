@@ -2,10 +2,27 @@
 #include "quantize/one_code.hpp"
 
 #include <cmath>
+#include <cstring>
 
 #include "quantize/quantizer.hpp"
 
 namespace breccia::inline v0_3 {
+
+namespace {
+
+// Parts of an output may lie at any address, and bfloat16 numbers may come as half-words.
+float number_at(const std::byte* scales, std::int64_t i, ScaleType type) {
+    if (type == ScaleType::float32) {
+        float x = 0;
+        std::memcpy(&x, scales + i * std::int64_t{sizeof x}, sizeof x);
+        return x;
+    }
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, scales + i * std::int64_t{sizeof bits}, sizeof bits);
+    return type == ScaleType::float16 ? to_float(Float16{bits}) : to_float(BFloat16{bits});
+}
+
+}  // namespace
 
 OneCode::OneCode(const Recipe& recipe, const Shape& shape, const CastOutput& out, float amax)
     : grid_(recipe.layout.grid(shape)),
@@ -28,10 +45,7 @@ OneCode::OneCode(const Recipe& recipe, const Shape& shape, const CastOutput& out
             scales_.push_back(known ? coded.decoded[code] : NAN);
             factors_.push_back(coded.factor[code]);
         } else {
-            const Array& s = out.scale;  // bfloat16 may come as half-words
-            scales_.push_back(recipe.scale == ScaleType::float16    ? to_float(Float16{s.as<std::uint16_t>()[i]})
-                              : recipe.scale == ScaleType::bfloat16 ? to_float(BFloat16{s.as<std::uint16_t>()[i]})
-                                                                    : s.as<float>()[i]);
+            scales_.push_back(number_at(out.scale.as<std::byte>(), i, recipe.scale));
             factors_.push_back(scales_.back());
         }
         float zero = 0;
