@@ -78,11 +78,11 @@ BRECCIA_INLINE I load_line(const std::uint8_t* codes) {
 /// One line of each tile.
 template <CodeKind Kind, RowScaling Scaling>
 struct RowDecoder {
-    const ByteTables* bytes;
+    ByteLookup<Kind> look_up;
     I table, scale_of_byte;
     __mmask16 scales_of_line;
 
-    BRECCIA_INLINE_MEMBER RowDecoder(const TileRows& g, const RowTables& tables) : bytes(tables.codes.bytes) {
+    BRECCIA_INLINE_MEMBER RowDecoder(const TileRows& g, const RowTables& tables) : look_up(tables.codes.bytes) {
         table = i_set(0);
         scale_of_byte = i_set(0);
         scales_of_line = 0;
@@ -131,7 +131,7 @@ struct RowDecoder {
             for (int i = 0; i < 4; ++i)
                 _mm512_store_si512(out + i * 1024, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * i), words));
         } else {
-            const BF16x64 value = decode_bytes<Kind>(codes, *bytes);
+            const BF16x64 value = decode_bytes(codes, look_up);
             _mm512_store_si512(out, value.first);
             _mm512_store_si512(out + 1024, value.second);
         }

@@ -12,8 +12,7 @@ inline constexpr bool has_bf16 = C::family != CodecFamily::exponent;
 /// does for all of them.
 enum class CodeKind : std::uint8_t {
     nibbles,     ///< two codes to a byte
-    six_bits,    ///< the table knows the sign
-    magnitudes,  ///< bytes whose highest bit is the sign
+    magnitudes,  ///< bytes whose highest bit is the sign, or whose table knows it
     one_zero,    ///< the same, but 0x80 is NaN
     integers     ///< bytes in two's complement
 };
@@ -22,17 +21,16 @@ template <class C>
 inline constexpr CodeKind code_kind = [] {
     if constexpr (C::bits == 4)
         return CodeKind::nibbles;
-    else if constexpr (C::bits == 6)
-        return CodeKind::six_bits;
     else if constexpr (C::family == CodecFamily::integer)
         return CodeKind::integers;
     else
-        return is_nan(C::decode(0x80)) ? CodeKind::one_zero : CodeKind::magnitudes;
+        return C::bits == 8 && is_nan(C::decode(0x80)) ? CodeKind::one_zero : CodeKind::magnitudes;
 }();
 
 struct ByteTables {
     alignas(64) std::uint8_t low[128];
     alignas(64) std::uint8_t high[128];
+    std::uint8_t sign;  ///< the bit of a code that is none of an index
 };
 template <class C>
 inline constexpr ByteTables byte_tables = [] {
@@ -42,6 +40,7 @@ inline constexpr ByteTables byte_tables = [] {
         tables.low[i] = static_cast<std::uint8_t>(bits);
         tables.high[i] = static_cast<std::uint8_t>(bits >> 8);
     }
+    tables.sign = C::bits == 8 ? 0x80 : 0;
     return tables;
 }();
 
@@ -88,27 +87,37 @@ struct ByteHalves {
     I low, high;
 };
 
+/// Byte codes through tables.
 template <CodeKind Kind>
-BRECCIA_INLINE ByteHalves look_up_bytes(I codes, const ByteTables& tables) {
-    I index = codes;
-    if constexpr (Kind == CodeKind::integers) index = _mm512_abs_epi8(codes);
-    I low = _mm512_permutex2var_epi8(_mm512_load_si512(tables.low), index, _mm512_load_si512(tables.low + 64));
-    I high = _mm512_permutex2var_epi8(_mm512_load_si512(tables.high), index, _mm512_load_si512(tables.high + 64));
-    if constexpr (Kind != CodeKind::six_bits) {
-        constexpr int a_or_b_and_c = 0xF8;
-        high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8(-128), a_or_b_and_c);
-        const auto replace_most_negative = [&](__mmask64 where, std::uint16_t bits) BRECCIA_INLINE_LAMBDA {
-            low = _mm512_mask_blend_epi8(where, low, _mm512_set1_epi8(static_cast<char>(bits & 255)));
-            high = _mm512_mask_blend_epi8(where, high, _mm512_set1_epi8(static_cast<char>(bits >> 8)));
-        };
-        // The code 0x80 is not always minus code 0.
-        if constexpr (Kind == CodeKind::integers)
-            replace_most_negative(_mm512_movepi8_mask(index), to_bfloat16(-128.0F).bits);
-        else if constexpr (Kind == CodeKind::one_zero)
-            replace_most_negative(_mm512_cmpeq_epi8_mask(codes, _mm512_set1_epi8(-128)), 0x7FC0);
+struct ByteLookup {
+    I low[2], high[2], sign;
+
+    BRECCIA_INLINE_MEMBER explicit ByteLookup(const ByteTables* tables) {
+        if constexpr (Kind != CodeKind::nibbles) {
+            low[0] = _mm512_load_si512(tables->low), low[1] = _mm512_load_si512(tables->low + 64);
+            high[0] = _mm512_load_si512(tables->high), high[1] = _mm512_load_si512(tables->high + 64);
+            sign = b_set(tables->sign);
+        }
     }
-    return {low, high};
-}
+
+    BRECCIA_INLINE_MEMBER ByteHalves halves(I codes) const {
+        I index = codes;
+        if constexpr (Kind == CodeKind::integers) index = _mm512_abs_epi8(codes);
+        constexpr int a_or_b_and_c = 0xF8;
+        ByteHalves value{.low = _mm512_permutex2var_epi8(low[0], index, low[1]),
+                         .high = _mm512_permutex2var_epi8(high[0], index, high[1])};
+        value.high = _mm512_ternarylogic_epi32(value.high, codes, sign, a_or_b_and_c);
+        // The code 0x80 is not always minus code 0.
+        if constexpr (Kind == CodeKind::integers || Kind == CodeKind::one_zero) {
+            constexpr std::uint16_t bits = Kind == CodeKind::integers ? to_bfloat16(-128.0F).bits : 0x7FC0;
+            const __mmask64 where =
+                Kind == CodeKind::integers ? _mm512_movepi8_mask(index) : _mm512_cmpeq_epi8_mask(codes, b_set(0x80));
+            value.low = _mm512_mask_blend_epi8(where, value.low, b_set(bits & 255));
+            value.high = _mm512_mask_blend_epi8(where, value.high, b_set(bits >> 8));
+        }
+        return value;
+    }
+};
 
 struct BF16x64 {
     I first, second;
@@ -116,8 +125,8 @@ struct BF16x64 {
 
 /// 64 byte codes. `first` takes the lower 8 of every 16, `second` the upper 8.
 template <CodeKind Kind>
-BRECCIA_INLINE BF16x64 decode_bytes(I codes, const ByteTables& tables) {
-    const ByteHalves value = look_up_bytes<Kind>(codes, tables);
+BRECCIA_INLINE BF16x64 decode_bytes(I codes, const ByteLookup<Kind>& look_up) {
+    const ByteHalves value = look_up.halves(codes);
     return {_mm512_unpacklo_epi8(value.low, value.high), _mm512_unpackhi_epi8(value.low, value.high)};
 }
 
@@ -140,6 +149,7 @@ template <CodeKind Kind, ByteScales Scales>
 static void decode_byte_rows(DecodeBF16 d, const ByteTables& tables) {
     // Quarters of the codes are dealt out so that unpacking leaves them in order.
     const I deal = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    const ByteLookup<Kind> look_up(&tables);
     for (std::int64_t row = 0; row < d.rows; ++row) {
         const std::uint8_t* codes = d.codes + row * d.row_stride;
         std::uint16_t* out = d.out + row * panel_stride_bf16;
@@ -156,7 +166,7 @@ static void decode_byte_rows(DecodeBF16 d, const ByteTables& tables) {
             return add_exponent(words, exponent);
         };
         const auto put = [&](std::int64_t k, I bytes) BRECCIA_INLINE_LAMBDA {
-            const BF16x64 w = decode_bytes<Kind>(_mm512_permutexvar_epi64(deal, bytes), tables);
+            const BF16x64 w = decode_bytes(_mm512_permutexvar_epi64(deal, bytes), look_up);
             _mm512_storeu_si512(out + k, scaled(w.first, k));
             _mm512_storeu_si512(out + k + 32, scaled(w.second, k + 32));
         };

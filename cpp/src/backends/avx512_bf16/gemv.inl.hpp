@@ -10,9 +10,9 @@ struct TableDecoder {
     static constexpr bool knows_all = true;  ///< or else some spans are left to tables:
     static constexpr bool is_told = false;   ///< it is told which, instead of noticing them
     static constexpr char filler = 0;        ///< a code that it knows
-    const ByteTables* tables;
-    BRECCIA_INLINE_MEMBER explicit TableDecoder(const CodeTables& of) : tables(of.bytes) {}
-    BRECCIA_INLINE_MEMBER BF16x64 decode(I codes) { return decode_bytes<Kind>(codes, *tables); }
+    ByteLookup<Kind> look_up;
+    BRECCIA_INLINE_MEMBER explicit TableDecoder(const CodeTables& of) : look_up(of.bytes) {}
+    BRECCIA_INLINE_MEMBER BF16x64 decode(I codes) { return decode_bytes(codes, look_up); }
     BRECCIA_INLINE_MEMBER bool failed() { return false; }
 };
 
@@ -54,7 +54,7 @@ BRECCIA_INLINE void add_up_span(Decoder& decoder, const std::uint8_t* codes, con
         for (int v = 0; v < Vectors; ++v) sums.of[r][v] = f_set(0.0F);
     const auto one_step = [&](std::int64_t at, auto load) BRECCIA_INLINE_LAMBDA {
         const std::int64_t k = packed ? 2 * at : at;
-        prefetch_rows(next + at, codes_to, next_near);
+        prefetch_rows(next + at, codes_to, Vectors == 1 && next_near);
 #pragma GCC unroll 4
         for (int r = 0; r < Rows; ++r) {
             const I bytes = load(codes + codes_to[r] + at);

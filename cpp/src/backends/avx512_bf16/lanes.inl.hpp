@@ -24,8 +24,8 @@ inline constexpr DifferenceTable difference_table{};
 template <CodeKind Kind, bool Zero>
 struct LaneDecoder {
     I table, upper_table;
-    I zero_points;  ///< of the block, one in every byte of a row's doubleword
-    const ByteTables* bytes;
+    I zero_points;            ///< of the block, one in every byte of a row's doubleword
+    const ByteTables* bytes;  ///< read where they are: registers are for sums
 };
 
 template <CodeKind Kind, bool Zero>
@@ -69,7 +69,7 @@ BRECCIA_INLINE void decode_lanes(I codes, const LaneDecoder<Kind, Zero>& decoder
         pairs[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), decoder.table);
         pairs[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), decoder.table);
     } else {
-        const ByteHalves value = look_up_bytes<Kind>(codes, *decoder.bytes);
+        const ByteHalves value = ByteLookup<Kind>(decoder.bytes).halves(codes);
         const I low_bytes = _mm512_set1_epi16(0x00FF);
         constexpr int a_selects_b_else_c = 0xCA;
         pairs[0] =
