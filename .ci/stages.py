@@ -36,12 +36,14 @@ class Stage:
         command: what runs, from the root of the checkout.
         protects: what would go unseen without it.
         paths: what the paths begin with that it answers for; its own script is always one of them.
+        in_turn: whether it has a turn where no path of its is touched; else it runs with `--all` alone.
     """
 
     name: str
     command: str
     protects: str
     paths: tuple[str, ...] = ()
+    in_turn: bool = True
 
     def answers_for(self, path: str) -> bool:
         return path in (self.command.split()[0], ".ci/common.sh") or path.startswith(self.paths)
@@ -108,7 +110,8 @@ STAGES = (
         (
             *(f"python/breccia/{name}" for name in ("nn/", "served/", "vllm/", "sglang/", "checkpoint/targets.py")),
             "tests_py/serving/",
-            ".ci/requirements-serving",
+            ".ci/requirements-serving.txt",
+            ".ci/requirements-serving-needed.txt",
         ),
     ),
     Stage(
@@ -154,6 +157,12 @@ STAGES = (
         "the NEON backend, and the bytes of every operation on 64-bit Arm",
         (*KERNELS, "cpp/src/runtime/", "cpp/src/matmul/"),
     ),
+    Stage(
+        "figures",
+        ".ci/run_figures",
+        "that every figure of README and the documents is of this version and of these sources",
+        in_turn=False,
+    ),
 )
 
 
@@ -189,11 +198,11 @@ def chosen(touched: list[str] | None, count: int) -> list[tuple[Stage, str]]:
     for stage in STAGES:
         if stage.paths == ALWAYS:
             reasons[stage] = "always"
-        elif touched is None:
+        elif touched is None and stage.in_turn:
             reasons[stage] = "what the change touches is not known"
-        elif found := next((path for path in touched if stage.answers_for(path)), None):
+        elif found := next((path for path in touched or () if stage.in_turn and stage.answers_for(path)), None):
             reasons[stage] = found
-    rest = [stage for stage in STAGES if stage not in reasons]
+    rest = [stage for stage in STAGES if stage.in_turn and stage not in reasons]
     if rest:
         reasons[rest[count % len(rest)]] = "its turn"
     return [(stage, reasons[stage]) for stage in STAGES if stage in reasons]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU benchmark: every kernel against its peers in the same run. Writes JSON, prints a table.
 
-    python benchmarks/compare_gpu.py --out benchmarks/results/gpu_h200.json
+    python benchmarks/compare_gpu.py --out benchmarks/results/gpu.json
 
 Times are medians of CUDA graph replays, so that launch costs count for nobody, except under "eager", where the public
 verbs are called as a user calls them. Products alternate between ours and the peer. "cold" rotates eight weights, more

@@ -2,7 +2,7 @@
 """What the first calls of a process take: import, first cast, first linear, each in fresh processes.
 
     python benchmarks/first_call.py --device cuda     # prints it
-    python benchmarks/first_call.py --device cuda --json benchmarks/results/first_call_h100.json
+    python benchmarks/first_call.py --device cuda --json benchmarks/results/first_call.json
 
 One process runs before those that count, so that Triton's disk cache has the kernels and the system has read the files.
 Torch's import, its first tensor on the device (which makes the CUDA context) and a bf16 product are outside the times.

@@ -2,7 +2,7 @@
 """Write every table and picture of README and docs that comes from benchmarks/results.
 
     python benchmarks/make_docs.py            # rewrite what has changed
-    python benchmarks/make_docs.py --check    # exit 1 where something would change
+    python benchmarks/make_docs.py --check    # exit 1 where something would change, or a result is not of this program
 
 A table, or a sentence, stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a key of TABLES. Pictures and
 the full tables of a machine are whole files.
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import measure
 from comparison import report
 from documents import accuracy, clients, pictures, speed, stages, training
 from documents.markdown import load
@@ -50,6 +51,7 @@ TABLES = {
     "large header": speed.large_header,
     "fuzzing": speed.fuzzing,
     "import time": speed.import_time,
+    "gguf speed": speed.gguf_speed,
     "model size": speed.model_size,
     "short": speed.short,
     "training, draw": training.draw,
@@ -61,10 +63,9 @@ FILES = {
     "docs/images/gpu.svg": pictures.gpu,
     "docs/images/cpu.svg": lambda: report.svg(load("cpu"), 1),
     "benchmarks/results/cpu.md": lambda: report.markdown(load("cpu")),
-    "benchmarks/results/cpu_zen4.md": lambda: report.markdown(load("cpu_zen4")),
     "benchmarks/results/cpu_avx2.md": lambda: report.markdown(load("cpu_avx2")),
     "benchmarks/results/cpu_avx512.md": lambda: report.markdown(load("cpu_avx512")),
-    "benchmarks/results/gpu_h200.md": speed.gpu_full,
+    "benchmarks/results/gpu.md": speed.gpu_full,
 }
 BLOCK = re.compile(r"(<!-- table: (?P<name>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -91,7 +92,9 @@ def main() -> int:
         print(f"{'stale' if check else 'wrote'}: {path.relative_to(ROOT)}")
         if not check:
             path.write_text(text)
-    return 1 if check and stale else 0
+    old = measure.stale() if check else []
+    print(*(f"not of this program: {line}" for line in old), sep="\n", end="\n" * bool(old))
+    return 1 if check and (stale or old) else 0
 
 
 if __name__ == "__main__":

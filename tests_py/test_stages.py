@@ -50,11 +50,13 @@ def test_a_stage_runs_where_its_paths_are_touched(path: str, expected: list[str]
 
 def test_each_of_the_others_has_its_turn() -> None:
     turns = {name for count in range(len(stages.STAGES)) for name in names(["CHANGELOG.md"], count)}
-    assert turns == {stage.name for stage in stages.STAGES}
+    assert turns == {stage.name for stage in stages.STAGES if stage.in_turn}
 
 
 def test_everything_runs_where_the_change_is_not_known() -> None:
-    assert names(None).keys() == {stage.name for stage in stages.STAGES} == names([".ci/common.sh"]).keys()
+    every = {stage.name for stage in stages.STAGES if stage.in_turn}
+    assert names(None).keys() == every == names([".ci/common.sh"]).keys()
+    assert [stage.name for stage in stages.STAGES if not stage.in_turn] == ["figures"]  # which are measured by hand
 
 
 def commit(folder: Path, name: str, when: int) -> str:

@@ -11,7 +11,21 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def load(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    """A result, without its record."""
+    found = json.loads((RESULTS / f"{name}.json").read_text())
+    if isinstance(found, dict):
+        found.pop("made", None)
+    return found
+
+
+def measured(name: str, how: str = "") -> str:
+    """A line that says on which machine, with which version and when a result was measured; nothing where its record
+    is not there, which `make_docs.py --check` does not let pass."""
+    made = json.loads((RESULTS / f"{name}.json").read_text()).get("made")
+    if not made:
+        return ""
+    machine = made.get("gpu") or made["cpu"].replace("(R)", "")
+    return f"\n\n*{machine}{how}; breccia {made['breccia']} at {made['commit'][:7]}, {made['date']}.*"
 
 
 def table(head: list[str], rows: list[list[Any]], align: str = "") -> str:

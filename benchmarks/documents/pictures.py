@@ -45,7 +45,7 @@ def accuracy() -> str:
 
 def _gpu_groups() -> list[tuple[str, list[tuple[str, float]]]]:
     """Titles, and the names and ratios below each."""
-    results = load("gpu_h200")["results"]
+    results = load("gpu")["results"]
     products = [
         (f"{r['name'].replace('x', ' × ')}, {r['accumulate']}", r["ratio"])
         for r in results
@@ -69,12 +69,12 @@ def _gpu_groups() -> list[tuple[str, list[tuple[str, float]]]]:
 
 
 def gpu() -> str:
-    """Speed on the H200 relative to a peer of the same run, on a logarithmic axis around 1."""
+    """Speed on a GPU relative to a peer of the same run, on a logarithmic axis around 1."""
     groups = _gpu_groups()
     lines = sum(len(members) + 1.4 for _, members in groups)
     bottom = 48 + 15 * lines
     note = "products of 4096³, and of quantized weights 7168 × 4096 that are not in the L2 cache"
-    title = "NVIDIA H200: times as fast as the vendor's library"
+    title = f"{load('gpu')['machine']['before']['gpu']}: times as fast as the vendor's library"
     plot = axes(570, round(bottom) + 26, title, (214, 48, 540, round(bottom)), note)
     plot.set_xscale("log", base=2)
     plot.set(xlim=(0.5, 4), ylim=(lines, 0))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from documents.markdown import RESULTS, load, number, table, times
+from documents.markdown import RESULTS, load, measured, number, table, times
 
 CPU = [  # group, name, what the reader is told, the peer
     ("cast", "fp32 → FP8 1×128", "quantize 2048 × 2048 float32 to FP8, 1 × 128", "torch.compile"),
@@ -54,7 +54,11 @@ GPU = [  # group, name, shape, further condition, what the reader is told
 ]
 
 
-def cpu_summary(result: str = "cpu", threads: int = 1) -> str:
+def cpu_summary() -> str:
+    return cpu_table() + measured("cpu", ", one thread")
+
+
+def cpu_table(result: str = "cpu", threads: int = 1) -> str:
     found = {(r["group"], r["name"]): r for r in load(result)["rows"] if r["threads"] == threads}
     rows = []
     for group, name, told, peer in CPU:
@@ -74,20 +78,20 @@ def cpu_backends() -> str:
         found = [of[name] for of in results.values()]
         columns = [(f"{r['ms']['breccia']:.2f} ms", times(r["times_as_fast_as"][peer])) for r in found]
         rows.append([told, peer, *(cell for column in columns for cell in column)])
-    return table(["4096 × 4096 weights", "against", "avx2", "as fast", "avx512", "as fast"], rows, "llrrrr")
-
-
-def cpu_machine(result: str = "cpu") -> str:
-    data = load(result)
-    return f"{data['cpu']['model'].replace('(R)', '')} with the backend `{data['cpu']['backend']}`, one thread"
+    head = ["4096 × 4096 weights", "against", "avx2", "as fast", "avx512", "as fast"]
+    return table(head, rows, "llrrrr") + measured("cpu_avx2", ", one thread")
 
 
 def gpu_summary() -> str:
+    return gpu_table() + measured("gpu", ", weights not in the L2 cache")
+
+
+def gpu_table() -> str:
     rows = []
     for group, name, shape, accumulate, told, peer in GPU:
         r = next(
             r
-            for r in load("gpu_h200")["results"]
+            for r in load("gpu")["results"]
             if (r["group"], r["name"], r.get("shape")) == (group, name, shape)
             and accumulate in r.get("accumulate", "")
             and (accumulate or r.get("accumulate", "fp32 every 128") == "fp32 every 128")
@@ -120,7 +124,7 @@ def gpu_layers() -> str:
             _told(r["name"]), how, r["tokens"], f"{r['ms']:.2f} ms", f"{r['bf16_ms']:.2f} ms", times(r["times_bf16"])
         ]
         for how in ("eager", "compiled")
-        for r in load("gpu_eager_h100")["results"]
+        for r in load("gpu_eager")["results"]
         if r["group"] == f"{how} decoder"
     ]  # fmt: skip
     return table(["weights", "", "tokens", "breccia", "bf16", "as fast"], rows, "llrrrr")
@@ -128,7 +132,7 @@ def gpu_layers() -> str:
 
 def gpu_peers() -> str:
     rows = []
-    for r in load("gpu_peers_h100")["results"]:
+    for r in load("gpu_peers")["results"]:
         others = [r.get(f"{peer}_us") for peer in ("deepgemm", "cublas", "bf16")]
         shape = r["shape"].replace("x", " × ")
         rows.append([shape, f"{r['us']:.1f} µs", *("" if us is None else times(us / r["us"]) for us in others)])
@@ -137,7 +141,7 @@ def gpu_peers() -> str:
 
 def gpu_weights() -> str:
     rows = []
-    for r in load("gpu_weights_h100")["results"]:
+    for r in load("gpu_weights")["results"]:
         others = [r.get(f"{peer}_us") for peer in ("tinygemm", "humming", "bf16")]
         n, k = r["shape"].split("x")[1:]
         against = ("" if us is None else times(us / r["us"]) for us in others)
@@ -147,7 +151,7 @@ def gpu_weights() -> str:
 
 def gpu_fused() -> str:
     rows = []
-    for r in load("gpu_fused_h100")["results"]:
+    for r in load("gpu_fused")["results"]:
         verb, recipe = r["name"].split(" ", 1)
         ours = [f"{r['us']:.1f} µs", times(r["times_compiled"]), f"{r['eager_us']:.0f} µs", times(r["times_eager"])]
         rows.append([f"`{verb}`", _told(recipe), r["tokens"], *ours])
@@ -166,7 +170,7 @@ def distributed() -> str:
             f"{us['four']:.0f}",
             f"{100 * r['four_of_bf16']:.0f} %",
         ]
-        for r in load("distributed_h100")["results"]
+        for r in load("distributed")["results"]
         if r["mib_a_rank"] == 256
         for us in [r["us"]]
     ]
@@ -184,7 +188,7 @@ def training_step() -> str:
             f"{r['losses'][0]:.3f}",
             f"{r['losses'][-1]:.3f}",
         ]
-        for r in load("distributed_training_h100")["results"]
+        for r in load("distributed_training")["results"]
     ]
     head = ["products and gathers", "a step", "tokens a second", "as fast", "first loss", "last loss"]
     return table(head, rows, "lrrrrr")
@@ -193,14 +197,14 @@ def training_step() -> str:
 def gpu_casts() -> str:
     rows = [
         [_told(r["name"]), r["group"], f"{r['us']:.1f}", f"{100 * r['of_copy']:.0f} %"]
-        for r in load("gpu_h200")["results"]
+        for r in load("gpu")["results"]
         if r["group"] in ("cast", "dequantize") and "torch_operations_us" not in r
     ]
     return table(["bf16, 8192 × 8192", "", "µs", "of a copy's bandwidth"], rows, "llrr")
 
 
 def cpu_limits() -> str:
-    """Fractions of the machine's limits, of both machines."""
+    """Fractions of the machine's limits."""
     wanted = [
         ("cast", "fp32 → FP8 1×128"),
         ("cast", "fp32 → MXFP8"),
@@ -215,26 +219,26 @@ def cpu_limits() -> str:
         ("matmul M=512", "bf16 × FP8 1×128"),
     ]
     names = {"cast": "memcpy", "dequantize": "memcpy", "matmul M=1": "reading the weight"}
-    rows: list[list[Any]] = []
-    machines = [{(r["group"], r["name"]): r for r in load(m)["rows"] if r["threads"] == 1} for m in ("cpu", "cpu_zen4")]
-    for key in wanted:
-        shares = [f"{100 * machine[key]['of_limit']['breccia']:.0f} %" for machine in machines]
-        rows.append([key[0], key[1], names.get(key[0], "the bf16 peak"), *shares])
-    return table(["work", "", "share of", "Xeon, AMX", "EPYC, Zen 4"], rows, "lllrr")
+    found = {(r["group"], r["name"]): r for r in load("cpu")["rows"] if r["threads"] == 1}
+    rows = [
+        [*key, names.get(key[0], "the bf16 peak"), f"{100 * found[key]['of_limit']['breccia']:.0f} %"] for key in wanted
+    ]
+    head = ["work", "", "of what limit", "share"]
+    return table(head, rows, "lllr") + measured("cpu", ", one thread")
 
 
 def gpu_accuracy() -> str:
     rows = [
         [row["name"], *(f"{row[key]:.1e}" for key in ("block", "tensor_promoted", "tensor_fast"))]
-        for row in load("gpu_h200")["results"]
+        for row in load("gpu")["results"]
         if row["group"] == "accuracy"
     ]
     return table(["error, float32 output", "1×128 by 128×128", "per tensor, fp32 every 128", "fast"], rows)
 
 
 def gpu_full() -> str:
-    """The page benchmarks/results/gpu_h200.md."""
-    data = load("gpu_h200")
+    """The page benchmarks/results/gpu.md."""
+    data = load("gpu")
     before, after, results = data["machine"]["before"], data["machine"]["after"], data["results"]
     copy = next(row["gb_per_s"] for row in results if row["group"] == "copy")
     parts = [
@@ -372,7 +376,7 @@ def convert() -> str:
 
 
 def first_calls() -> str:
-    return first_calls_table([load(path.stem) for path in sorted(RESULTS.glob("first_call_*.json"))])
+    return first_calls_table([load(path.stem) for path in sorted(RESULTS.glob("first_call*.json"))])
 
 
 def first_calls_table(results: list[dict[str, Any]]) -> str:
@@ -419,6 +423,14 @@ def import_time() -> str:
     )
 
 
+def gguf_speed() -> str:
+    """A sentence."""
+    found = [row["weights_per_s"] / 1e6 for row in load("gguf_speed")["rows"]]
+    return f"One core makes K-quants of {min(found):.1f} to {max(found):.1f} million weights a second." + measured(
+        "gguf_speed"
+    )
+
+
 def model_size() -> str:
     return model_size_table(load("model_size"))
 
@@ -444,10 +456,11 @@ SHORT = [  # table, what is told there: one fast and one slow piece of work of e
 
 def short() -> str:
     """Six lines of `cpu_summary` and `gpu_summary`."""
-    devices = {"cpu": ("one Xeon thread", cpu_summary()), "gpu": ("H200", gpu_summary())}
+    tables = {"cpu": ("one CPU thread", cpu_table()), "gpu": ("GPU", gpu_table())}
     rows = []
     for name, told in SHORT:
-        device, lines = devices[name]
+        device, lines = tables[name]
         line = next(line for line in lines.splitlines() if line.startswith(f"| {told} |"))
         rows.append([device, *line.strip("| ").split(" | ")])
-    return table(["on", "work", "breccia", "against", "as fast"], rows, "llrlr")
+    said = measured("cpu") + measured("gpu").replace("\n\n", "\n")
+    return table(["on", "work", "breccia", "against", "as fast"], rows, "llrlr") + said

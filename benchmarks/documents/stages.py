@@ -29,7 +29,9 @@ def stages() -> str:
         [
             f"`{stage.command}`",
             stage.protects,
-            "always" if stage.paths == module.ALWAYS else ", ".join(f"`{path}`" for path in stage.paths),
+            "always"
+            if stage.paths == module.ALWAYS
+            else ", ".join(f"`{path}`" for path in stage.paths) or "each night and before a release",
         ]
         for stage in module.STAGES
     ]

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure what README and docs show, and record of what program: every file of benchmarks/results is made here.
+
+    python benchmarks/measure.py --list          # the results, their groups and commands
+    python benchmarks/measure.py cpu             # a group: what CPU tables need, in ten minutes on a quiet machine
+    python benchmarks/measure.py call_cost cpu_avx2
+    python benchmarks/measure.py gpu --commit 1a2b3c4   # where there is no git
+
+Each result is recorded with the version, the commit, the date, the machine, the command, and a digest of the sources
+that decide it. `make_docs.py --check` fails where the version is of an earlier minor one or such a source has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks/results"
+BENCHMARKS = "benchmarks/"
+KERNELS = ("cpp/src/kernels/", "cpp/src/backends/", "cpp/src/runtime/")
+CASTS = (*KERNELS, "cpp/src/quantize/")
+PRODUCTS = (*KERNELS, "cpp/src/matmul/")
+COMPARED = (f"{BENCHMARKS}compare_cpu.py", *(f"{BENCHMARKS}comparison/{name}.py" for name in (
+    "converting", "ggml", "limits", "products", "timing", "torch_convert")))  # fmt: skip
+TRITON = ("python/breccia/kernels/triton/",)
+GPU = (f"{BENCHMARKS}comparison/gpu_timing.py", *TRITON)
+CHECKPOINTS = ("python/breccia/checkpoint/", "python/breccia/bridges/")
+TORCH = ("python/breccia/frameworks/", "python/breccia/nn/")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A file of benchmarks/results.
+
+    Attributes:
+        group: what is measured with it.
+        command: what makes it, where {out} stands for the file.
+        sources: files and folders, from the root, that decide what it says, beside the script.
+        environment: variables of the command.
+    """
+
+    group: str
+    command: str
+    sources: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def script(self) -> str:
+        return next(BENCHMARKS + word for word in self.command.split() if word.endswith(".py"))
+
+
+def _cpu(name: str, *sources: str, options: str = "") -> Result:
+    return Result("cpu", f"python {name}.py {options}--json {{out}}", sources)
+
+
+def _gpu(sections: str, *modules: str) -> Result:
+    sources = (*GPU, *(f"{BENCHMARKS}comparison/{module}.py" for module in modules))
+    return Result("gpu", f"python compare_gpu.py --only {sections} --out {{out}}", sources)
+
+
+def _ranks(name: str) -> Result:
+    sources = (f"{BENCHMARKS}comparison/ranks.py", "python/breccia/distributed/", *TRITON)
+    return Result("ranks", f"torchrun --nproc-per-node 2 {name}.py --out {{out}}", sources)
+
+
+def _backend(name: str) -> Result:
+    command = "python compare_cpu.py --threads 1 --only matmul --rows 1 --json {out}"
+    return Result("cpu", command, (*COMPARED, *PRODUCTS), (("BRECCIA_CPU", name),))
+
+
+RESULTS = {
+    # times on a CPU
+    "cpu": _cpu("compare_cpu", *COMPARED, *CASTS, "cpp/src/matmul/", options="--threads 1 --seconds 0.1 "),
+    "cpu_avx2": _backend("avx2"),
+    "cpu_avx512": _backend("avx512"),
+    "call_cost": _cpu("call_cost", "python/breccia/verbs.py", "python/breccia/scaled_tensor.py", "python/src/"),
+    "cast_options": _cpu("cast_options", *CASTS),
+    "convert": _cpu("compare_convert", *CHECKPOINTS, *CASTS, options="--gib 0.25 "),
+    "gguf_speed": _cpu("gguf_speed", "python/breccia/bridges/_gguf_quantize.py"),
+    "decode_step": _cpu("decode_step", *PRODUCTS, *TORCH, options="--size 1b --rounds 24 "),
+    "frameworks": _cpu("frameworks", *CASTS, "python/breccia/frameworks/"),
+    "import_time": _cpu("import_time", "python/breccia/__init__.py"),
+    "large_header": _cpu("large_header", "python/breccia/checkpoint/files/"),
+    "verify_speed": _cpu("verify_speed", *KERNELS, "cpp/src/quantize/compare.cpp", "cpp/src/quantize/paired_rows.cpp"),
+    # numbers that are the same on every machine
+    "accuracy": Result("values", "python accuracy.py --json {out}", CASTS),
+    "accuracy_sigma0.002": Result("values", "python accuracy.py --sigma 0.002 --json {out}", CASTS),
+    "special_values": Result("values", "python special_values.py --json {out}", CASTS),
+    "model_size": Result("values", "python model_size.py --json {out}", CHECKPOINTS),
+    "sentence_embeddings": Result("values", "python sentence_embeddings.py --json {out}", CASTS),
+    "training": Result("values", "python training.py --json {out}", (*CASTS, "examples/02_recipe_portable_train.py")),
+    "exhaustive_encode": Result(
+        "values", "python exhaustive_encode.py --json {out}", (*KERNELS, "cpp/include/breccia/codecs/")
+    ),
+    # other programs, and time without end: their scripts add to the file
+    "clients": Result("programs", "python clients.py", CHECKPOINTS),
+    "gguf_programs": Result("programs", "python gguf_programs.py --json {out}", CHECKPOINTS),
+    "fuzzing": Result("fuzzing", "python fuzzing.py 1800 --json {out}", ("tests_cpp/fuzz/", "tests_py/fuzz_files.py")),
+    # GPUs
+    "gpu": _gpu("small decode casts conversions large prefill grouped accuracy", "gpu_products", "gpu_conversions"),
+    "gpu_eager": _gpu("eager compiled", "gpu_eager"),
+    "gpu_fused": _gpu("fused", "gpu_fused"),
+    "gpu_peers": _gpu("peers", "gpu_peers"),
+    "gpu_weights": _gpu("weights", "gpu_weight_peers"),
+    "first_call": Result("gpu", "python first_call.py --device cuda --json {out}", TRITON),
+    "distributed": _ranks("distributed"),
+    "distributed_training": _ranks("distributed_training"),
+}
+
+
+def version() -> str:
+    """Of the package, as pyproject.toml says it."""
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    return next(line.split('"')[1] for line in lines if line.startswith("version = "))
+
+
+def minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def digest(source: str) -> str:
+    """Of a file, or of all files in a folder."""
+    path, found = ROOT / source, hashlib.sha256()
+    if not path.exists():
+        raise FileNotFoundError(f"benchmarks/measure.py: there is no {source}")
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file() and file.suffix not in (".pyc", ".so"):
+            found.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def commit() -> str:
+    """The newest commit, and whether files differ from it; "" where there is no git."""
+    try:
+        run = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+        return subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def gpu() -> str | None:
+    run = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "--id=0"]
+    try:
+        return subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def record(result: Result, of: str) -> dict[str, Any]:
+    """What a result is recorded with."""
+    from compare_cpu import cpu_model
+
+    about = {
+        "breccia": version(),
+        "commit": of,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    }
+    about |= {"cpu": cpu_model(), "cores": len(os.sched_getaffinity(0))}
+    about |= {"gpu": gpu()} if result.group in ("gpu", "ranks") else {}
+    variables = [f"{name}={value}" for name, value in result.environment]
+    return {
+        **about,
+        "command": " ".join([*variables, result.command.removesuffix(" --json {out}").removesuffix(" --out {out}")]),
+        "sources": {source: digest(source) for source in (result.script, *result.sources)},
+    }
+
+
+def measure(name: str, of: str) -> None:
+    """Runs what makes a result, and writes the result with its record.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; the file is as it was.
+    """
+    result, out = RESULTS[name], FOLDER / f"{name}.json"
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / out.name
+        if out.exists():  # some scripts add to it
+            made.write_text(out.read_text())
+        words = shlex.split(result.command.format(out=made))
+        words[:1] = [sys.executable, "-m", "torch.distributed.run"] if words[0] == "torchrun" else [sys.executable]
+        words = [str(ROOT / BENCHMARKS / word) if word.endswith(".py") else word for word in words]
+        paths = [str(ROOT / BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, **dict(result.environment), "PYTHONPATH": os.pathsep.join(paths)}
+        subprocess.run(words, check=True, env=environment, cwd=ROOT)
+        content = json.loads((made if "{out}" in result.command else out).read_text())
+    content["made"] = record(result, of)
+    out.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def stale() -> list[str]:
+    """What is wrong with each result that is not of this program, and what measures it again."""
+    found = []
+    for path in sorted(FOLDER.glob("*.json")):
+        if path.stem not in RESULTS:
+            found.append(f"{path.name}: benchmarks/measure.py does not make it")
+            continue
+        made = json.loads(path.read_text()).get("made")
+        wrong = "no record says of which version it is"
+        if made:
+            changed = [s for s, was in made["sources"].items() if not (ROOT / s).exists() or digest(s) != was]
+            listed = {RESULTS[path.stem].script, *RESULTS[path.stem].sources}
+            wrong = ""
+            if minor(made["breccia"]) < minor(version()):
+                wrong = f"it is of version {made['breccia']}, this is {version()}"
+            elif not made["commit"] or "dirty" in made["commit"]:
+                wrong = "it must be of a commit"
+            elif changed or made["sources"].keys() != listed:
+                what = ", ".join(changed or sorted(listed ^ made["sources"].keys()))
+                wrong = f"{what} changed since {made['breccia']} at {made['commit']}"
+        if wrong:
+            found.append(f"{path.name}: {wrong}: python benchmarks/measure.py {path.stem}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    groups = list(dict.fromkeys(result.group for result in RESULTS.values()))
+    parser.add_argument("names", nargs="*", help=f"results, or groups: {', '.join(groups)}")
+    parser.add_argument("--list", action="store_true", help="the results, their groups and commands")
+    parser.add_argument("--stale", action="store_true", help="those whose results are not of this program")
+    parser.add_argument("--commit", default=commit(), help="what is measured; default: what git says")
+    options = parser.parse_args()
+    old = {line.partition(".json:")[0] for line in stale()} if options.stale else RESULTS.keys()
+    wrong = [name for name in options.names if name not in RESULTS and name not in groups]
+    if wrong:
+        parser.error(f"names must be results or groups of --list, got {wrong[0]!r}")
+    chosen = [n for n, r in RESULTS.items() if n in old and ({n, r.group} & {*options.names} or not options.names)]
+    if options.list or not options.names:
+        for name in chosen:
+            print(f"{RESULTS[name].group:9} {name:22} {RESULTS[name].command}")
+        return 0
+    failed = []
+    for name in chosen:
+        begin = time.monotonic()
+        print(f"=== {name}", flush=True)
+        try:
+            measure(name, options.commit)
+        except subprocess.CalledProcessError as error:
+            failed.append(name)
+            print(error, file=sys.stderr)
+        print(f"=== {name}: {time.monotonic() - begin:.0f} s", flush=True)
+    if failed:
+        print(f"failed, and are as they were: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
