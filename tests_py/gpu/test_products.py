@@ -161,7 +161,7 @@ def bound_of_pair(left: str, right: str, m: int, dtype: torch.dtype) -> float:
 def test_every_pair_of_recipes(left: str, right: str) -> None:
     n, k = 264, 640
     w = ops.cast(randn((n, k), 1), QUANTIZED[right])
-    for m in (1, 16, 200, 4100):
+    for m in (1, 16, 200, 600, 4100):
         x = ops.cast(randn((m, k)), QUANTIZED[left])
         ref = exact(x, w.T)
         for dtype in (torch.bfloat16, torch.float16, torch.float32):

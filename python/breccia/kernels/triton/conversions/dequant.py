@@ -139,7 +139,8 @@ def dequantize(
         return dequantize_words(codes, scale, fmt, sfmt, block, dtype, global_scale)
     s_row, s_col = (scale.stride(0), scale.stride(1)) if scale.ndim == 2 else (0, 0)
     bk = min(256, max(16, triton.next_power_of_2(cols)))
-    bm = 4096 // bk
+    # A few rows, as of activations, take less time in many small programs.
+    bm = (4096 if rows * cols > 1 << 20 else 512) // bk
     k_tiles = triton.cdiv(cols, bk)
     launch(
         dequantize_kernel,

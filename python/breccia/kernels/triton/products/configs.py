@@ -145,6 +145,7 @@ def prefers_cublas(m: int, n: int, k: int, mode: str) -> bool:
 
 
 _ONE_WAVE, _MANY = 4224, 8192
+UNPACKED_ROWS = 512  # from here on it pays to make 4-bit integers INT8 for the integer tensor cores
 FUSED_ROWS = 4096  # up to so many, products decode weights themselves
 
 

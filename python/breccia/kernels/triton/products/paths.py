@@ -304,7 +304,14 @@ def _pair(p: Product) -> tuple[recipes.Operand, recipes.Operand]:
 
 
 def _takes_integers(p: Product) -> bool:
-    return p.pair is not None and all(pairs.is_integer(op) for op in p.pair)
+    """Many rows, or float32 results that rounded scales would spoil."""
+    if p.pair is None or not all(pairs.is_integer(op) for op in p.pair):
+        return False
+    return p.dtype == torch.float32 or _rows_of(p) >= configs.UNPACKED_ROWS
+
+
+def _rows_of(p: Product) -> int:
+    return math.prod(_pair(p)[0].shape[:-1])
 
 
 def _run_integers(p: Product) -> torch.Tensor:
@@ -318,7 +325,7 @@ def _takes_halves(p: Product) -> bool:
     kinds = [pairs.scale_of(op) for op in p.pair]
     if p.dtype == torch.float32 and not all(pairs.is_exact(op) for op in p.pair):
         return None not in kinds
-    return kinds == ["whole", "whole"] and math.prod(p.pair[0].shape[:-1]) > configs.FUSED_ROWS
+    return kinds == ["whole", "whole"] and _rows_of(p) > configs.FUSED_ROWS
 
 
 def _run_halves(p: Product) -> torch.Tensor:
@@ -469,7 +476,7 @@ PATHS = [
     Path(
         "codes as INT8, then Gluon, TMA and wgmma",
         PAIR,
-        "INT4 or INT8, scales per tensor, row or 128 of K",
+        f"INT4 or INT8, scales per tensor, row or 128 of K; {configs.UNPACKED_ROWS} rows and more, or float32 results",
         _takes_integers,
         _run_integers,
         hopper=True,
