@@ -21,7 +21,7 @@ import breccia
 import torch
 import triton
 from comparison.gpu_conversions import casts, conversions
-from comparison.gpu_eager import compiled, eager
+from comparison.gpu_eager import compiled, eager, torchao_decoder
 from comparison.gpu_experts import experts
 from comparison.gpu_fused import fused_casts
 from comparison.gpu_pairs import FLOOR, below_the_floor, pairs
@@ -53,6 +53,7 @@ def machine() -> dict[str, Any]:
 SECTIONS: dict[str, Fn] = {
     "eager": eager,
     "compiled": compiled,
+    "torchao": torchao_decoder,
     "fused": fused_casts,
     "weights": weight_peers,
     "peers": block_fp8,

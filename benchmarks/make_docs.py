@@ -39,6 +39,8 @@ TABLES = {
     "gpu accuracy": speed.gpu_accuracy,
     "gpu casts": speed.gpu_casts,
     "gpu layers": speed.gpu_layers,
+    "gpu pairs": speed.gpu_pairs,
+    "gpu experts": speed.gpu_experts,
     "gpu peers": speed.gpu_peers,
     "gpu weights": speed.gpu_weights,
     "gpu fused": speed.gpu_fused,

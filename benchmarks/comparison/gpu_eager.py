@@ -208,4 +208,3 @@ def compiled() -> None:
             "fp8 rows, weights only": (rows, None),
         },
     )
-    torchao_decoder()

@@ -106,6 +106,7 @@ _WORDS = {
     "mxfp8": "MXFP8",
     "mxfp4": "MXFP4",
     "int4": "INT4",
+    "int8": "INT8",
     "block": "FP8 1 × 128",
     "g128": "groups of 128",
     "1x128": "1 × 128",
@@ -125,9 +126,34 @@ def gpu_layers() -> str:
         ]
         for how in ("eager", "compiled")
         for r in load("gpu_eager")["results"]
-        if r["group"] == f"{how} decoder"
+        if r["group"].startswith(f"{how} decoder")
     ]  # fmt: skip
     return table(["weights", "", "tokens", "breccia", "bf16", "as fast"], rows, "llrrrr")
+
+
+def gpu_pairs() -> str:
+    """As fast as bfloat16, by rows; left what is the same on both sides, and mixed pairs at their slowest."""
+    cells = {(r["name"], r["m"]): r["ratio"] for r in load("gpu_pairs")["results"]}
+    rows_of_x = sorted({m for _, m in cells})
+    names = list(dict.fromkeys(name.split(" × ")[1] for name, _ in cells))
+    rows = [
+        [f"{_told(left)} × {_told(name)}", *(times(cells[f"{left} × {name}", m]) for m in rows_of_x)]
+        for name in names
+        for left in ("bf16", name)
+    ]
+    mixed = [[ratio for (name, rows), ratio in cells.items() if rows == m] for m in rows_of_x]
+    rows.append(["the slowest of all 90 pairs", *(times(min(ratios)) for ratios in mixed)])
+    return table(["activations × weights", *(f"{m} rows" for m in rows_of_x)], rows, "lrrrr")
+
+
+def gpu_experts() -> str:
+    rows = []
+    for r in load("gpu_experts")["results"]:
+        theirs = r.get("deep_gemm_us")
+        ours = [f"{r['us']:.0f} µs", times(r["ratio"]), "" if theirs is None else times(theirs / r["us"])]
+        rows.append([f"{r['experts']} × {r['rows']}", r["name"], *ours, f"{r['eager_us']:.0f} µs"])
+    head = ["experts × rows", "weights", "in a graph", "torch._grouped_mm bf16", "DeepGEMM", "eager"]
+    return table(head, rows, "llrrrr")
 
 
 def gpu_peers() -> str:
