@@ -166,7 +166,7 @@ def test_png_without_matplotlib_names_the_extra(
 
 
 def test_every_command_has_json() -> None:
-    for command in ("demo", "convert", "merge-lora", "inspect", "verify", "plot", "doctor"):
+    for command in ("demo", "convert", "merge-lora", "inspect", "verify", "calibrate", "evaluate", "plot", "doctor"):
         out = subprocess.run(
             [sys.executable, "-m", "breccia", command, "--help"], capture_output=True, text=True, check=True
         )
@@ -246,7 +246,19 @@ def broken(path: Path, to: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["convert"], ["merge-lora"], ["inspect"], ["verify"], ["plot"], ["doctor"], ["demo"]]
+    "command",
+    [
+        [],
+        ["convert"],
+        ["merge-lora"],
+        ["inspect"],
+        ["verify"],
+        ["calibrate"],
+        ["evaluate"],
+        ["plot"],
+        ["doctor"],
+        ["demo"],
+    ],
 )
 def test_help_fits_80_columns(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -293,7 +305,11 @@ def test_json_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) -
     [
         (["inspcet", "x"], "argument COMMAND: 'inspcet' is unknown, did you mean inspect?"),
         (["convert", "a", "b", "--to", "fp8", "--scale-search", "msee"], "'msee' is unknown, did you mean mse?"),
-        (["bake"], "'bake' is unknown, known are convert, merge-lora, inspect, verify, plot, doctor, demo"),
+        (
+            ["bake"],
+            "'bake' is unknown, known are convert, merge-lora, inspect, verify, calibrate, evaluate, plot, doctor, "
+            "demo",
+        ),
     ],
 )
 def test_a_word_that_is_no_choice_gets_the_close_ones(

@@ -15,6 +15,7 @@ import pytest
 MODULES = (
     "breccia",
     "breccia.bridges",
+    "breccia.calibration",
     "breccia.checkpoint",
     "breccia.comparison",
     "breccia.delayed",
@@ -22,6 +23,7 @@ MODULES = (
     "breccia.distributed",
     "breccia.sharding",
     "breccia.dlpack",
+    "breccia.evaluation",
     "breccia.formats",
     "breccia.kernels.reference",
     "breccia.layouts",

@@ -37,7 +37,7 @@ LAYERS = {
     "checkpoints": "checkpoint files error_feedback",
     "programs": (
         "distributed.loading distributed.reader distributed.refitting distributed.taking "
-        "served diffusers peft sglang transformers vllm demo cli __main__ ="
+        "calibration evaluation served diffusers peft sglang transformers vllm demo _text_commands cli __main__ ="
     ),
 }
 LEVELS = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}

@@ -8,6 +8,7 @@ from types import ModuleType
 from breccia import autograd, delayed, formats, frameworks, kernels, layouts, recipes
 from breccia._version import __version__
 from breccia.autograd import cast_ste, cast_ste_clipped
+from breccia.calibration import calibrate
 from breccia.cast_options import Hadamard
 from breccia.cpu import cpu_info, num_threads, set_backend, set_num_threads
 from breccia.error_feedback import gptq
@@ -57,6 +58,7 @@ __all__ = [
     "ScalingRecipe",
     "__version__",
     "autograd",
+    "calibrate",
     "cast",
     "cast_ste",
     "cast_ste_clipped",
@@ -95,10 +97,12 @@ _NOT_BY_STAR = ("open",)
 # Imported on first use, and the peer that each needs: most programs need none of them.
 _LAZY = {
     "bridges": "",
+    "calibration": "",
     "checkpoint": "",
     "diffusers": "diffusers",
     "distributed": "torch",
     "dlpack": "",
+    "evaluation": "",
     "nn": "torch",
     "peft": "peft",
     "schemes": "",

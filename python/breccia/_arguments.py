@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from breccia.recipe_names import suggestion
 
-__all__ = ["Parser", "count", "json_last", "part"]
+__all__ = ["Parser", "count", "json_last", "part", "size"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,6 +34,21 @@ def count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
     return number
+
+
+def size(text: str) -> int:
+    """An argument of bytes: 500MB, 8GiB, or a bare number.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such number, or less than a byte.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", text, re.IGNORECASE)
+    number = (
+        0 if found is None else float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")
+    )
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be bytes, as 500MB or 8GiB, got {text!r}")
+    return int(number)
 
 
 def part(text: str) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from breccia import _text_commands
 from breccia._arguments import Parser, count, json_last, part
 from breccia._command_errors import Terminated, said, terminable
 from breccia._terminal import after, plain_characters, streams, wrapped
@@ -22,6 +23,7 @@ from breccia._version import __version__
 __all__ = ["main"]
 
 _NOTES = 12  # that a screen shows
+_GO_ON = ("convert", "merge-lora", "calibrate")
 _FORCE = "replace OUT when the new one is complete, and not before; never IN"
 
 
@@ -43,7 +45,11 @@ def _run(argv: Sequence[str] | None) -> int:
         with terminable():
             code: int = args.run(args)
     except KeyboardInterrupt as error:
-        more = ": the same command goes on where this one was" if args.command in ("convert", "merge-lora") else ""
+        more = (
+            ": the same command goes on where this one was"
+            if args.command in ("convert", "merge-lora", "calibrate")
+            else ""
+        )
         print(f"breccia: interrupted{more}", file=sys.stderr)
         return 143 if isinstance(error, Terminated) else 130
     except Exception as error:
@@ -150,7 +156,26 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     verify.add_argument(
         "--adapter", metavar="DIR", help="a LoRA adapter that was merged into A to make B: how much of it is there"
     )
+    verify.add_argument("--moments", metavar="FILE", help="moments of A, of calibrate: how wrong layers' outputs are")
     verify.add_argument("--all", action="store_true", help="list equal tensors too")
+
+    calibrate = _command(
+        commands,
+        "calibrate",
+        _calibrate,
+        "measure on text what goes into a model's linear layers",
+        "breccia calibrate model/ --text a.txt b.txt --out moments.safetensors",
+        "breccia calibrate model/ --text a.txt --memory 8GiB --out m.safetensors",
+    )
+    _text_commands.add_calibrate(calibrate)
+    evaluate = _command(
+        commands,
+        "evaluate",
+        _evaluate,
+        "perplexity, divergence and same top tokens of a checkpoint, on text",
+        "breccia evaluate model/ model-nvfp4/ --text held-out.txt --tokens 8192",
+    )
+    _text_commands.add_evaluate(evaluate)
 
     plot = _command(
         commands,
@@ -361,12 +386,28 @@ def _verify(args: argparse.Namespace) -> int:
     if args.complete:
         if args.adapter is not None:
             raise ValueError(f"--adapter must be left out with --complete, got {args.adapter}")
+        if args.moments is not None:
+            raise ValueError(f"--moments must be left out with --complete, got {args.moments}")
         return _complete(args)
     if args.b is None:
         raise ValueError("B must be given: the checkpoint to compare with A")
-    report = verify(args.a, args.b, min_sqnr_db=args.min_sqnr, adapter=args.adapter, progress=not args.json)
+    report = verify(
+        args.a, args.b, min_sqnr_db=args.min_sqnr, adapter=args.adapter, moments=args.moments, progress=not args.json
+    )
     _print(args, report, "" if args.json else render(report, args.all))
     return 0 if report["ok"] else 1
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    report, done = _text_commands.calibrate(args)
+    _print(args, report, "\n".join([*_notes(report), *done]))
+    return 0
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    report, lines = _text_commands.evaluate(args)
+    _print(args, report, "\n".join(lines))
+    return 0
 
 
 def _complete(args: argparse.Namespace) -> int:

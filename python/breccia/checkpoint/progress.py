@@ -13,14 +13,17 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """Counts bytes; draws on standard error where that is a terminal and it was asked to.
+    """Counts bytes, or what ``unit`` says; draws on standard error where that is a terminal and it was asked to.
 
     Args:
         total: bytes to do.
         show: whether to draw at all.
+        unit: of the rate that is drawn.
+        per: bytes in one of these.
     """
 
-    def __init__(self, total: int, show: bool) -> None:
+    def __init__(self, total: int, show: bool, unit: str = "MB/s", per: float = 1e6) -> None:
+        self._unit, self._per = unit, per
         self.total, self.done = total, 0
         self._show = show and is_terminal(sys.stderr)
         self._start = self._drawn = time.monotonic()
@@ -53,7 +56,8 @@ class Progress:
         left = (self.total - self.done) / rate if rate else 0.0
         bar = self._block * int(share * 24)
         try:
-            sys.stderr.write(f"\r{bar:<24} {share:4.0%}  {rate / 1e6:8.1f} MB/s  {_clock(left)} left {end}")
+            speed = f"{rate / self._per:8.1f} {self._unit}"
+            sys.stderr.write(f"\r{bar:<24} {share:4.0%}  {speed}  {_clock(left)} left {end}")
             sys.stderr.flush()
         except (OSError, ValueError, AttributeError):  # nobody looks any more
             self._show = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,11 +23,15 @@ from breccia.bridges._outside import OutsideTensor
 from breccia.bridges._parts import Found
 from breccia.checkpoint.bounds import FLOATS_DB, bits_of, least
 from breccia.checkpoint.files.gguf_rope import ROPE_TENSORS
+from breccia.checkpoint.output_error import OutputErrors, lines_of
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.source import Checkpoint, is_float
 from breccia.checkpoint.survival import Survival
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import differences, modules_of
+
+if TYPE_CHECKING:
+    from breccia.moments import Moments
 
 __all__ = ["Difference", "compare", "diagnose", "render", "verify"]
 
@@ -217,6 +221,7 @@ def verify(
     *,
     min_sqnr_db: float | None = None,
     adapter: str | os.PathLike[str] | None = None,
+    moments: str | os.PathLike[str] | Mapping[str, Moments] | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Compare checkpoint ``b`` with its reference ``a``. JSON types only.
@@ -228,16 +233,20 @@ def verify(
             12 dB where both are plain floats.
         adapter: folder of a LoRA adapter that was merged into ``a`` to make ``b``, which is then compared with ``a``
             and the adapter's change.
+        moments: what `breccia.calibrate` gives of ``a``, or its file.
         progress: draw a line on a terminal.
 
     Returns:
         ``ok``, and per tensor SQNR, cosine, largest error, the likely mistake and the bound that held. With an adapter
         also ``kept``, of all that it changes and of each tensor: Σ change · (b - a) / Σ change². 1 is all of the
-        change, 0 is none.
+        change, 0 is none. With moments H also ``output_error`` of each tensor that has them, √(tr RHRᵀ / tr WHWᵀ) for
+        W in ``a`` and R what ``b`` changes, and of all: how many, their mean, and layers that fit no tensor. It says
+        what an error does, and a bound of SQNR what it is: GPTQ raises the latter to lower the former.
 
     Raises:
         TypeError: ``min_sqnr_db`` is neither a number nor None.
-        ValueError: a checkpoint or the adapter is not valid, or the adapter changes what is not there.
+        ValueError: a checkpoint or the adapter is not valid, or the adapter changes what is not there, or the moments
+            are of other layers.
     """
     if min_sqnr_db is not None and not isinstance(min_sqnr_db, (int, float)):
         raise TypeError(f"min_sqnr_db must be a number of decibels, got {min_sqnr_db!r}")
@@ -245,6 +254,7 @@ def verify(
     others = {_canonical(f): f for f in second.found}
     results, failed, missing = [], [], []
     merged = None if adapter is None else Survival(adapter, first)
+    outputs = None if moments is None else OutputErrors(moments)
     line = Progress(sum(first.nbytes(found) for found in first.found), progress)
     for found in first.found:
         line.add(first.nbytes(found))
@@ -259,7 +269,7 @@ def verify(
             if not plain or first.raw(found).tobytes() != second.raw(other).tobytes():
                 failed.append(found.name)
             continue
-        difference = _compared(first, found, second, other, min_sqnr_db, merged)
+        difference = _compared(first, found, second, other, min_sqnr_db, merged, outputs)
         results.append(difference)
         if not difference.ok:
             failed.append(found.name)
@@ -284,6 +294,7 @@ def verify(
                 "mistake": d.mistake,
                 "bound_db": d.bound_db,
                 **({} if merged is None else merged.of(d.name)),
+                **({} if outputs is None else outputs.of(d.name)),
             }
             for d in results
         ],
@@ -291,6 +302,8 @@ def verify(
     if merged is not None:
         report["kept"] = merged.kept
         merged.close()
+    if outputs is not None:
+        report["output_error"] = outputs.finish()
     first.close()
     second.close()
     return report
@@ -314,7 +327,13 @@ def _of_adapter(report: dict[str, Any]) -> list[str]:
 
 
 def _compared(
-    first: Checkpoint, a: Found, second: Checkpoint, b: Found, bound_db: float | None, merged: Survival | None
+    first: Checkpoint,
+    a: Found,
+    second: Checkpoint,
+    b: Found,
+    bound_db: float | None,
+    merged: Survival | None,
+    outputs: OutputErrors | None,
 ) -> Difference:
     reference, tensor = first.load(first.folded(a)), second.load(second.folded(b))
     if bound_db is None:
@@ -322,6 +341,8 @@ def _compared(
     if merged is not None:
         reference = merged.add(a, reference, tensor)
     difference = compare(a.name, reference, tensor, bound_db)
+    if outputs is not None:
+        outputs.add(a.name, lambda: values(reference), lambda: values(tensor))
     first.release(a)
     second.release(b)
     return difference
@@ -340,14 +361,20 @@ def render(report: dict[str, Any], every: bool = False) -> str:
     """The report as a table of at most 80 columns: tensors that differ, worst first."""
     rows = [t for t in report["tensors"] if every or not t["equal"]]
     rows.sort(key=lambda t: float(t["sqnr_db"]))
-    lines = [f"{'SQNR dB':>8}  {'cosine':>10}  {'max error':>10}  tensor"] if rows else []
+    head = f"{'SQNR dB':>8}  {'cosine':>10}  {'max error':>10}"
+    judged = "output_error" in report
+    lines = [f"{head}  {'output' if judged else 'tensor'}{'  tensor' * judged}"] if rows else []
     for t in rows:
         figures = f"{float(t['sqnr_db']):>8.2f}  {t['cosine']:>10.7f}  {float(t['max_error']):>10.3g}"
+        if judged:
+            figures += f"  {float(t['output_error']):>6.2%}" if "output_error" in t else "        "
         lines += fitted(figures, one_line(t["name"]), *([f"← {t['mistake']}?"] if t["mistake"] else []))
     same = sum(t["equal"] for t in report["tensors"])
     lines.append(f"{len(report['tensors'])} tensors compared, {same} equal in every value")
     if "kept" in report:
         lines += _of_adapter(report)
+    if judged:
+        lines += lines_of(report["output_error"])
     lines += [line for name in report["missing"] for line in wrapped(f"! missing: {name}")]
     lines += [line for said in report["scheme"] for line in wrapped(f"! {said}")]
     bounds = {t["name"]: t["bound_db"] for t in report["tensors"]}

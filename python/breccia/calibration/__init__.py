@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes into the linear layers of a torch model, measured on data: `calibrate`.
+
+Nothing of torch is imported before it is called.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from breccia.calibration.record import Calibration
+from breccia.peers import require
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Calibration", "calibrate"]
+
+
+def calibrate(
+    model: torch.nn.Module,
+    batches: Iterable[Any],
+    level: str = "full",
+    memory: int | None = None,
+    *,
+    block: int = 16,
+    dtype: str = "float32",
+    state: str | os.PathLike[str] | None = None,
+    state_seconds: float = 300.0,
+) -> Calibration:
+    """Run a model over batches and keep second moments Σ x.T x of the rows x that go into its linear layers.
+
+    Layers are ``torch.nn.Linear`` and transformers' ``Conv1D``. Those that are given one tensor share one record.
+    Experts that are linear layers have a record each, never a full one. The first batch is run twice: once to learn
+    which layers share their inputs.
+
+    Args:
+        model: on any device, or spread over several; run in its evaluation mode without gradients, and left as it was.
+        batches: each is a mapping of the model's keyword arguments, a tuple of its arguments, or its one argument.
+            Where a mapping has ``attention_mask`` of shape (batch, tokens), rows where it is 0 are not counted.
+        level: the most to keep of an input of K columns: "diag", K numbers; "block", also K · ``block``, products of
+            columns in one run of ``block`` neighbours; "full", also K², products of all.
+        memory: bytes that all sums may take together; while they take more, the largest goes from full to block, and
+            from block to diag. The report says which. None: no bound.
+        block: columns in a run; the group size of the format the weights are for.
+        dtype: "float32" or "float64": what products are computed and summed in. The moments are float32 in the end.
+        state: a safetensors file where sums are kept while this runs. If it is there, batches that it counts are
+            skipped and the sums go on; the result is the same, byte for byte, as of one run on the same machine. It is
+            removed at the end.
+        state_seconds: how often it is written, after a batch.
+
+    Returns:
+        The record, in memory of the CPU.
+
+    Raises:
+        ImportError: torch is not installed.
+        TypeError: ``model`` is not a module, or an argument is of a wrong type.
+        ValueError: an argument has a value it cannot have; there is no batch or no linear layer; padding cannot be told
+            from tokens in a layer's input; an input is not finite; ``memory`` is too small for diag; ``state`` is of
+            another run.
+
+    Warns:
+        UserWarning: an input has seen fewer than 4 K rows.
+    """
+    require("torch", "torch")
+    from breccia.calibration.run import Options, run
+
+    return run(model, batches, Options.checked(level, memory, block, dtype, state, state_seconds))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`breccia calibrate`: a model's folder and text files in, a file of moments out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from breccia.calibration import calibrate
+from breccia.checkpoint.arguments import count_of, path_of
+from breccia.checkpoint.progress import Progress
+from breccia.evaluation.models import folder_of, load_model, load_tokenizer
+from breccia.evaluation.text import Rows, rows_of_text
+
+__all__ = ["calibrate_folder"]
+
+_BATCH = 2048  # tokens that go through the model at once
+
+
+def calibrate_folder(
+    folder: str | os.PathLike[str],
+    text: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    tokens: int | None = None,
+    length: int = 512,
+    level: str = "full",
+    memory: int | None = None,
+    block: int = 16,
+    dtype: str = "auto",
+    device: str = "cpu",
+    force: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """`breccia.calibrate` of a model of transformers. Sums are kept beside ``out`` meanwhile, and the same call goes on
+    from them.
+
+    Args:
+        folder: the model's, with its tokenizer.
+        text: UTF-8 files.
+        out: the file of moments.
+        tokens: the most to take, in rows of ``length``; None: all.
+        length: tokens of a row.
+        level, memory, block: see `breccia.calibrate`.
+        dtype: of the model's parameters; "auto": that of its files.
+        device: where it runs.
+        force: replace ``out``.
+        progress: draw a line on a terminal.
+
+    Returns:
+        The report of `breccia.calibrate`, with "out", "bytes" and the layers that have moments. JSON types only.
+
+    Raises:
+        FileExistsError: ``out`` is there.
+        ValueError: as `breccia.calibrate`, or the model, its tokenizer or the text cannot be read.
+    """
+    source, target = folder_of(folder, "MODEL"), path_of(out, "out")
+    if target.exists() and not force:
+        raise FileExistsError(f"{target} is there: --force replaces it")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target.parent} must be a folder: the moments are to be written there")
+    rows = rows_of_text(text, load_tokenizer(source), count_of(length, "length"), tokens)
+    model = load_model(source, dtype, device=device)
+    line = Progress(rows.rows.size, progress, "tokens/s", 1)
+    with warnings.catch_warnings():  # the report's notes say it
+        warnings.filterwarnings("ignore", "more data is needed")
+        state = target.with_name(f"{target.name}.state")
+        found = calibrate(model, _batches(model, rows, line), level, memory, block=block, state=state)
+    line.finish()
+    if tokens is not None and rows.rows.size < tokens:
+        short = f"{tokens:,} tokens were asked for, the text has {rows.available:,}: {rows.rows.size:,} in whole rows"
+        found.report["notes"].append(short)
+    found.save(target, {"model_sha256": _model_digest(source), "text_sha256": rows.digest})
+    return {"out": str(target), "bytes": target.stat().st_size, "layers": len(found), **found.report}
+
+
+def _batches(model: Any, rows: Rows, line: Progress) -> Iterator[dict[str, Any]]:
+    cache = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+    at_once = max(_BATCH // rows.rows.shape[1], 1)
+    for start in range(0, len(rows.rows), at_once):
+        ids = torch.from_numpy(rows.rows[start : start + at_once])
+        yield {"input_ids": ids, **cache}
+        line.add(ids.numel())
+
+
+def _model_digest(folder: Path) -> str:
+    """SHA-256 of config.json and the weights, in the order of their names."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.name == "config.json" or path.suffix in (".safetensors", ".gguf"):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

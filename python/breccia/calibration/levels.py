@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much is kept of each input, so that all of it fits into memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["LEVELS", "Choice", "choose", "is_expert", "of_any_expert"]
+
+LEVELS = ("diag", "block", "full")
+_EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")
+
+
+def is_expert(name: str) -> bool:
+    """Whether a layer is one expert's: ``….experts.3.up_proj``."""
+    return bool(_EXPERT.search(name))
+
+
+def of_any_expert(name: str) -> str:
+    """A layer's name with ``*`` for the expert's number."""
+    return _EXPERT.sub("*", name)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen.
+
+    Attributes:
+        levels: input → level.
+        notes: sentences on inputs that are not at the level that was asked for.
+    """
+
+    levels: dict[str, str]
+    notes: tuple[str, ...]
+
+
+def _numbers(level: str, columns: int, block: int) -> int:
+    return columns * {"diag": 1, "block": 1 + block, "full": 1 + columns}[level]
+
+
+def choose(widths: Mapping[str, int], level: str, memory: int | None, block: int, itemsize: int) -> Choice:
+    """The level of each input: the one asked for, unless it is an expert's, has no whole runs, or memory is short.
+
+    Args:
+        widths: input → K.
+        level: the most to keep.
+        memory: bytes for all; None: no bound.
+        block: columns in a run.
+        itemsize: bytes of a number.
+
+    Raises:
+        ValueError: diag alone takes more than ``memory``.
+    """
+    levels = dict.fromkeys(widths, level)
+    notes = []
+    if experts := [name for name in widths if level == "full" and is_expert(name)]:
+        levels |= dict.fromkeys(experts, "block")
+        notes.append(f"{len(experts)} inputs of experts are kept at block: full would be K x K for each expert")
+
+    def lowered(names: Sequence[str]) -> None:
+        """One level down; from full past block where K is no multiple of it."""
+        for name in names:
+            whole = levels[name] == "full" and not widths[name] % block
+            levels[name] = "block" if whole else "diag"
+
+    if odd := [name for name in widths if levels[name] == "block" and widths[name] % block]:
+        lowered(odd)
+        notes.append(f"{len(odd)} inputs are kept at diag: their K is no multiple of {block}")
+    asked = dict(levels)
+
+    def size(name: str) -> int:
+        return itemsize * _numbers(levels[name], widths[name], block)
+
+    total = sum(map(size, widths))
+    wanted = total
+    while memory is not None and total > memory:
+        largest = max(widths, key=lambda name: (levels[name] != "diag", size(name)))
+        if levels[largest] == "diag":
+            least = f"diag of {len(widths)} inputs takes {total:,} bytes"
+            raise ValueError(f"memory must be enough for the least that is kept, got {memory:,}: {least}")
+        total -= size(largest)
+        lowered([largest])
+        total += size(largest)
+    for now in LEVELS:
+        if fewer := [name for name in widths if levels[name] == now != asked[name]]:
+            columns = ", ".join(str(k) for k in sorted({widths[name] for name in fewer}))
+            why = f"all that was asked for takes {wanted:,} bytes, memory is {memory:,}"
+            notes.append(f"{len(fewer)} inputs (K = {columns}) are kept at {now}: {why}")
+    return Choice(levels, tuple(notes))

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over rows of one input, on the device where its rows are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from breccia.moments import Moments
+
+__all__ = ["Sums"]
+
+
+class Sums:
+    """Σ x.T x, or what a level keeps of it, and the largest |x|.
+
+    Args:
+        columns: K.
+        level: "diag", "block" or "full".
+        block: columns in a run.
+        dtype: of the sums; products are computed in it.
+    """
+
+    def __init__(self, columns: int, level: str, block: int, dtype: torch.dtype) -> None:
+        self.columns, self.level, self.block, self.dtype = columns, level, block, dtype
+        self.count = 0
+        shapes: dict[str, tuple[int, ...]] = {"diag": (columns,), "amax": ()}
+        if level == "block":
+            shapes["block"] = (columns // block, block, block)
+        if level == "full":
+            shapes["full"] = (columns, columns)
+        self._parts = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
+
+    def add(self, rows: torch.Tensor) -> None:
+        """Add rows (R, K) of any dtype."""
+        if not len(rows):
+            return
+        x = rows.to(self.dtype)
+        if self._parts["diag"].device != x.device:
+            self._parts = {name: part.to(x.device) for name, part in self._parts.items()}
+        self.count += len(x)
+        self._parts["amax"] = torch.maximum(self._parts["amax"], x.abs().amax())
+        self._parts["diag"] += x.square().sum(0)
+        if self.level == "block":
+            runs = x.reshape(len(x), -1, self.block).transpose(0, 1)
+            self._parts["block"].baddbmm_(runs.mT, runs)
+        elif self.level == "full":
+            self._parts["full"].addmm_(x.mT, x)
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The sums as they are, for a file of which `put` takes them."""
+        return {"count": np.asarray(self.count, np.int64), **{k: v.cpu().numpy() for k, v in self._parts.items()}}
+
+    def put(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+        """Go on from the sums of another run.
+
+        Raises:
+            ValueError: they are of other shapes or types.
+        """
+        wanted = {name: (array.shape, array.dtype) for name, array in self.arrays().items()}
+        got = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+        if wanted != got:
+            raise ValueError(f"sums must be {wanted}, got {got}")
+        self.count = int(arrays["count"])
+        self._parts = {name: torch.from_numpy(np.array(arrays[name])) for name in self._parts}
+
+    def moments(self) -> Moments:
+        """In float32, symmetric in every bit. The sums are spent: nothing can be added to them."""
+        parts = {name: part.cpu().to(torch.float32) for name, part in self._parts.items()}
+        self._parts = {}
+        for name in parts.keys() & {"block", "full"}:
+            lower = parts[name].tril(-1).mT
+            parts[name].tril_().add_(lower)
+        arrays = {name: part.numpy() for name, part in parts.items()}
+        return Moments(count=np.asarray(self.count, np.int64), **arrays)

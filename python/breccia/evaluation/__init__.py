@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a quantized language model is from its reference, on text: `evaluate`.
+
+Nothing of torch and transformers is imported before it is called.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from breccia.peers import require
+
+__all__ = ["evaluate", "render"]
+
+
+def evaluate(
+    reference: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str],
+    text: Sequence[str | os.PathLike[str]],
+    *,
+    tokens: int | None = None,
+    length: int = 512,
+    top_k: int | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    folder: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Compare what two causal language models of transformers predict. One is in memory at a time; the reference's
+    logits are on disk between. Weights are dequantized: formats of activations and of KV caches are not simulated.
+
+    Args:
+        reference: a model's folder with its tokenizer.
+        checkpoint: a folder or file of any format breccia reads, of the same model.
+        text: UTF-8 files.
+        tokens: the most to predict from, in rows of ``length``; None: all there are.
+        length: tokens that a model sees at once; every prediction in a row counts.
+        top_k: keep only the reference's k likeliest tokens of each prediction, 8 k bytes instead of 4 for each token of
+            the vocabulary. KLD is then of these and all others as one: a lower bound.
+        dtype: of the parameters and what is computed, a name of torch.
+        device: where models run, as torch spells it.
+        folder: where the logits are kept for the time; None: the system's folder of temporary files.
+        progress: draw a line on a terminal.
+
+    Returns:
+        "perplexity" of "reference" and "checkpoint", and "ln_ratio", the logarithm of the quotient; "kld", the
+        divergence of the reference from the checkpoint in nats, its "mean", "median" and "p99"; "same_top", the share
+        of predictions with the same likeliest token. Each is a "value" with its "error", one standard error by a seeded
+        bootstrap. "bytes" of both, "predictions", "rows", "length", "vocabulary", "top_k". JSON types only.
+
+    Raises:
+        ImportError: torch or transformers is not installed.
+        TypeError: an argument is of a wrong type.
+        ValueError: a model, its tokenizer or the text cannot be read, or the checkpoint does not fit the reference.
+    """
+    require("torch", "transformers")
+    require("transformers", "transformers")
+    from breccia.checkpoint.arguments import count_of, path_of
+    from breccia.checkpoint.progress import Progress
+    from breccia.evaluation.models import folder_of, load_model, load_tokenizer
+    from breccia.evaluation.predictions import compared, kept
+    from breccia.evaluation.text import rows_of_text
+
+    if isinstance(text, (str, bytes)) or not isinstance(text, Sequence) or not text:
+        raise TypeError(f"text must be a list of files, got {text!r}")
+    best = None if top_k is None else count_of(top_k, "top_k")
+    if count_of(length, "length") < 2:
+        raise ValueError(f"length must be 2 or more, got {length}")
+    source = folder_of(reference, "reference")
+    other = path_of(checkpoint, "checkpoint")
+    sizes = {"reference": _bytes(source), "checkpoint": _bytes(other)}
+    count = None if tokens is None else count_of(tokens, "tokens")
+    rows = rows_of_text(text, load_tokenizer(source), length, count).rows
+    line = Progress(2 * rows.size, progress, "tokens/s", 1)
+    with tempfile.TemporaryDirectory(prefix="breccia-evaluate-", dir=folder) as place:
+        model = load_model(source, dtype, device=device)
+        ours = kept(model, rows, best, Path(place), line)
+        del model
+        gc.collect()
+        theirs = compared(load_model(source, dtype, other, device), rows, ours, line)
+        loss, vocabulary, used = ours.loss, ours.vocabulary, ours.top_k
+        del ours
+    line.finish()
+    return {
+        "reference": str(source),
+        "checkpoint": str(other),
+        **_figures(loss, theirs),
+        "bytes": sizes,
+        "predictions": int(loss.size),
+        "rows": len(rows),
+        "length": length,
+        "vocabulary": vocabulary,
+        "top_k": used,
+    }
+
+
+def _bytes(path: Path) -> int:
+    """Of a checkpoint's tensors."""
+    from breccia.checkpoint.source import Checkpoint
+
+    checkpoint = Checkpoint(path, mapped=False)
+    try:
+        return sum(checkpoint.nbytes(found) for found in checkpoint.found)
+    finally:
+        checkpoint.close()
+
+
+def _figures(loss: Any, theirs: dict[str, Any]) -> dict[str, Any]:
+    import numpy as np
+
+    from breccia.evaluation.figures import with_error
+
+    def perplexity(x: Any) -> Any:
+        return np.exp(np.mean(x))
+
+    return {
+        "perplexity": {
+            "reference": with_error(perplexity, loss),
+            "checkpoint": with_error(perplexity, theirs["loss"]),
+            "ln_ratio": with_error(np.mean, theirs["loss"] - loss),
+        },
+        "kld": {
+            "mean": with_error(np.mean, theirs["kld"]),
+            "median": with_error(np.median, theirs["kld"]),
+            "p99": with_error(lambda x: np.quantile(x, 0.99), theirs["kld"]),
+        },
+        "same_top": with_error(np.mean, theirs["same"]),
+    }
+
+
+def _spelled(figure: dict[str, Any], style: str = ".4f") -> str:
+    error = "unknown" if figure["error"] is None else f"{figure['error']:{style}}"
+    return f"{figure['value']:{style}} ± {error}"
+
+
+def render(report: dict[str, Any]) -> list[str]:
+    """A report of `evaluate` as lines of at most 80 columns.
+
+    Args:
+        report: what it returned.
+
+    Returns:
+        The lines.
+    """
+    perplexity, kld, size = report["perplexity"], report["kld"], report["bytes"]
+    share = size["checkpoint"] / size["reference"]
+    bound = f", at least: of the {report['top_k']} likeliest" if report["top_k"] else ""
+    return [
+        f"perplexity      {_spelled(perplexity['checkpoint'])}",
+        f"  of reference  {_spelled(perplexity['reference'])}",
+        f"  ln of ratio   {_spelled(perplexity['ln_ratio'])}",
+        f"KLD mean        {_spelled(kld['mean'], '.5f')} nats{bound}",
+        f"  median        {_spelled(kld['median'], '.5f')}",
+        f"  99 %          {_spelled(kld['p99'], '.5f')}",
+        f"same top token  {_spelled(report['same_top'], '.2%')}",
+        f"bytes           {size['checkpoint']:,} of {size['reference']:,} ({share:.1%})",
+        f"{report['predictions']:,} predictions in {report['rows']} rows of {report['length']} tokens; ± is one "
+        "standard error",
+    ]

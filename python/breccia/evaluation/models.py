@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and tokenizers of transformers from local folders; a model's weights may be in any format breccia reads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.models import is_turned
+from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.verify import values
+from breccia.peers import require
+
+__all__ = ["folder_of", "load_model", "load_tokenizer"]
+
+
+def folder_of(path: str | os.PathLike[str], argument: str) -> Path:
+    """A model's folder.
+
+    Args:
+        path: the folder.
+        argument: its name, for the message.
+
+    Raises:
+        ValueError: it has no config.json.
+    """
+    folder = path_of(path, argument)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{argument} must be a model's folder with config.json, got {folder}")
+    return folder
+
+
+def _said(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model's folder; nothing is downloaded.
+
+    Args:
+        folder: the model's.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: there is none that transformers can make.
+    """
+    transformers = require("transformers", "transformers")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # of any kind, by the files that are there
+        raise ValueError(f"{folder} must have a tokenizer that transformers reads: {_said(error)}") from error
+
+
+def load_model(folder: Path, dtype: str, weights: str | os.PathLike[str] | None = None, device: str = "cpu") -> Any:
+    """A model of transformers in plain floats, in its evaluation mode.
+
+    Args:
+        folder: with config.json, whose class is made.
+        dtype: of its parameters, a name of torch; "auto" for that of the files.
+        weights: a checkpoint of any format breccia reads, which is dequantized; None for that of ``folder``.
+        device: where to put it.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: transformers has no such class, or the weights do not fit it.
+    """
+    transformers = require("transformers", "transformers")
+    own = None if dtype == "auto" else getattr(torch, dtype, None)
+    if dtype != "auto" and not isinstance(own, torch.dtype):
+        raise ValueError(f"dtype must be 'auto' or a type of torch, got {dtype!r}")
+    checkpoint = Checkpoint(folder if weights is None else weights, mapped=False)
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        plain = all(found.format == "plain" for found in checkpoint.found)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        kind = _class(transformers, folder)
+        options: dict[str, Any] = {"config": config, "dtype": own or "auto", "output_loading_info": True}
+        with _quiet(transformers):
+            if plain and weights is None:
+                model, told = kind.from_pretrained(folder, local_files_only=True, **options)
+            else:
+                model, told = kind.from_pretrained(None, state_dict=_floats(checkpoint, config, own), **options)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{checkpoint.path}: transformers cannot load it: {_said(error)}") from error
+    finally:
+        checkpoint.close()
+    if missing := sorted(told["missing_keys"]):
+        raise ValueError(f"{checkpoint.path} must have every weight of the model, it lacks {missing[0]}")
+    if wrong := sorted(map(str, told["mismatched_keys"])):
+        raise ValueError(f"{checkpoint.path} must have the shapes of {folder}'s config.json, it has not: {wrong[0]}")
+    return model.eval().to(device)
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """While inside, transformers draws no progress bar and says nothing: what matters of it is raised."""
+    log = transformers.utils.logging
+    bar, level = log.is_progress_bar_enabled(), log.get_verbosity()
+    log.disable_progress_bar()
+    log.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.set_verbosity(level)
+        if bar:
+            log.enable_progress_bar()
+
+
+def _class(transformers: Any, folder: Path) -> Any:
+    """The class that config.json names; that of a causal language model where it names none."""
+    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or [None]
+    kind = getattr(transformers, str(named[0]), None)
+    return transformers.AutoModelForCausalLM if kind is None else kind
+
+
+def _floats(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    """Every tensor by its name in a float checkpoint of the model, in the model's order of axes."""
+    said = config.to_dict()
+    tensors = {}
+    for found in checkpoint.found:
+        loaded = checkpoint.load(checkpoint.refined(found))
+        array = np.asarray(values(loaded))
+        turned = found.options.get("turned") or (
+            found.format != "plain" and is_turned(found.name, tuple(array.shape), said)
+        )
+        if array.dtype.isbuiltin != 1:  # bfloat16 and 8-bit floats of ml_dtypes
+            array = array.astype(np.float32)
+        tensor = torch.from_numpy(np.array(np.swapaxes(array, -1, -2) if turned else array))
+        tensors[found.name] = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+        checkpoint.release(found)
+    return tensors

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints judged on text and by moments: `evaluate`, `verify --moments` and the command `calibrate`."""
+
+import json
+import math
+from pathlib import Path
+
+import breccia
+import numpy as np
+import pytest
+from breccia.checkpoint import convert, save_arrays
+from breccia.checkpoint.output_error import output_error
+from breccia.checkpoint.verify import verify
+from breccia.cli import main
+from breccia.moments import Moments, load_moments, save_moments
+from tiny_models import random_model, transformers
+
+torch = pytest.importorskip("torch")
+
+WORDS = [f"w{i}" for i in range(317)]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A model's folder with a tokenizer of words, and a text of 400."""
+    pytest.importorskip("tokenizers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    root = tmp_path_factory.mktemp("evaluate")
+    model = random_model("Llama", {})
+    model.save_pretrained(root / "model")
+    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {word: i + 3 for i, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers().PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.save_pretrained(root / "model")
+    rng = np.random.default_rng(0)
+    (root / "a.txt").write_text(" ".join(rng.choice(WORDS, 250)))
+    (root / "b.txt").write_text(" ".join(rng.choice(WORDS, 150)))
+    return root
+
+
+def texts(root):
+    return [str(root / "a.txt"), str(root / "b.txt")]
+
+
+def log_probabilities(folder, rows):
+    model = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.from_numpy(rows)).logits[:, :-1].double().log_softmax(-1)
+
+
+def rows_of(root, length=50):
+    ids = [WORDS.index(word) + 3 for path in texts(root) for word in Path(path).read_text().split()]
+    return np.asarray(ids).reshape(-1, length)
+
+
+@pytest.mark.parametrize(
+    "to", ["nvfp4", "compressed-tensors:nvfp4", "modelopt:nvfp4", "mlx:int4", "gguf:q8_0", "fp8", "int8"]
+)
+def test_figures_are_those_of_the_dequantized_model(llama, tmp_path, to):
+    """Whatever format the weights are in, against transformers and plain formulas."""
+    if to.startswith("gguf"):
+        pytest.importorskip("gguf")
+    out = tmp_path / ("out.gguf" if to.startswith("gguf") else "out")
+    convert(llama / "model", out, to)
+    report = breccia.evaluation.evaluate(llama / "model", out, texts(llama), length=50)
+    state = {}
+    for name, tensor in breccia.load(out).items():
+        if isinstance(tensor, np.ndarray):
+            array = tensor
+        else:  # what no ScaledTensor can say has its own way
+            array = tensor.dequantize() if hasattr(tensor, "scaled") else breccia.dequantize(tensor)
+        if array.dtype == np.uint16 or array.dtype.name == "bfloat16":
+            array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        state[name] = torch.from_numpy(np.array(array, np.float32))
+    model = transformers().AutoModelForCausalLM.from_pretrained(llama / "model", dtype=torch.float32).eval()
+    own = {name: state.get(name, value) for name, value in model.state_dict().items()}
+    assert not to.startswith("nvfp4") or any(not torch.equal(own[n], v) for n, v in model.state_dict().items())
+    model.load_state_dict(own)
+    rows = rows_of(llama)
+    with torch.no_grad():
+        theirs = model(torch.from_numpy(rows)).logits[:, :-1].double().log_softmax(-1)
+    ours = log_probabilities(llama / "model", rows)
+    target = torch.from_numpy(rows)[:, 1:, None]
+    for name, logp in (("reference", ours), ("checkpoint", theirs)):
+        wanted = math.exp(-logp.gather(-1, target).mean())
+        assert report["perplexity"][name]["value"] == pytest.approx(wanted, rel=1e-4)
+    kld = (ours.exp() * (ours - theirs)).sum(-1).flatten()
+    for name, wanted in (("mean", kld.mean()), ("median", np.median(kld)), ("p99", np.quantile(kld, 0.99))):
+        assert report["kld"][name]["value"] == pytest.approx(float(wanted), rel=1e-3, abs=1e-6)
+        assert report["kld"][name]["error"] > 0
+    same = (ours.argmax(-1) == theirs.argmax(-1)).double().mean()
+    assert report["same_top"]["value"] == pytest.approx(float(same), abs=0.006)
+    assert (report["predictions"], report["rows"], report["vocabulary"]) == (8 * 49, 8, 320)
+    assert report["bytes"]["checkpoint"] < report["bytes"]["reference"]
+
+
+def test_a_model_is_no_way_from_itself(llama):
+    report = breccia.evaluation.evaluate(llama / "model", llama / "model", texts(llama), length=50, tokens=90)
+    assert report["rows"] == 2
+    assert report["kld"]["mean"] == {"value": 0.0, "error": 0.0}
+    assert report["same_top"]["value"] == 1.0 and report["perplexity"]["ln_ratio"]["value"] == 0.0
+
+
+def test_a_few_logits_bound_the_divergence_from_below(llama, tmp_path):
+    convert(llama / "model", tmp_path / "out", "mxfp4")
+    means = [
+        breccia.evaluation.evaluate(llama / "model", tmp_path / "out", texts(llama), length=50, top_k=k)["kld"]["mean"]
+        for k in (1, 32, 319, 320)
+    ]
+    values = [mean["value"] for mean in means]
+    assert 0 < values[0] < values[1] < values[2] <= values[3] * (1 + 1e-6)
+    assert values[2] == pytest.approx(values[3], rel=1e-3)
+
+
+def test_bad_input_is_named(llama, tmp_path):
+    evaluate, text = breccia.evaluation.evaluate, texts(llama)
+    arrays = {name: value for name, value in breccia.load(llama / "model").items() if "k_proj" not in name}
+    breccia.save(arrays, tmp_path / "less.safetensors")
+    with pytest.raises(ValueError, match=r"less.safetensors must have every weight of the model, it lacks .*k_proj"):
+        evaluate(llama / "model", tmp_path / "less.safetensors", text, length=50)
+    with pytest.raises(ValueError, match=r"reference must be a model's folder with config.json, got "):
+        evaluate(tmp_path, llama / "model", text)
+    with pytest.raises(ValueError, match="text must have at least one row of 512 tokens, it has 400"):
+        evaluate(llama / "model", llama / "model", text)
+    with pytest.raises(TypeError, match=r"text must be a list of files, got 'a\.txt'"):
+        evaluate(llama / "model", llama / "model", "a.txt")
+    with pytest.raises(ValueError, match="length must be 2 or more, got 1"):
+        evaluate(llama / "model", llama / "model", text, length=1)
+    (tmp_path / "latin").write_bytes(b"\xe9")
+    with pytest.raises(ValueError, match="latin must be text in UTF-8"):
+        evaluate(llama / "model", llama / "model", [tmp_path / "latin"])
+
+
+def run(*words, capsys):
+    code = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_commands(llama, tmp_path, capsys):
+    """calibrate, then convert, then what verify and evaluate say of the result."""
+    made = tmp_path / "moments.safetensors"
+    text = ["--text", *texts(llama), "--length", "50"]
+    code, out, err = run("calibrate", llama / "model", *text, "--tokens", "300", "--out", made, capsys=capsys)
+    assert (code, err) == (0, "")
+    assert "15 layers, inputs 9 full, 300 tokens" in out and "fewer than 4 K rows" in out
+    assert max(map(len, out.splitlines())) <= 80 or str(made) in out
+    with load_moments(made) as moments:
+        assert len(moments) == 15 and moments["lm_head"].count == 300
+        assert len(moments.metadata["model_sha256"]) == len(moments.metadata["text_sha256"]) == 64
+        assert len(json.loads(moments.metadata["breccia.calibration.output_amax"])) == 4
+    assert not made.with_name(f"{made.name}.state").exists()
+    code, _, err = run("calibrate", llama / "model", *text, "--out", made, capsys=capsys)
+    assert (code, err) == (2, f"breccia calibrate: {made} is there: --force replaces it\n")
+    less = ["--out", made, "--force", "--memory", "12.5KB", "--tokens", "9999", "--json"]
+    code, out, _ = run("calibrate", llama / "model", *text, *less, capsys=capsys)
+    report = json.loads(out)
+    assert code == 0 and report["inputs"]["diag"] > 0 == report["inputs"]["full"]
+    assert any("9,999 tokens were asked for, the text has 400" in note for note in report["notes"])
+    run("calibrate", llama / "model", *text, "--out", made, "--force", capsys=capsys)
+
+    run("convert", llama / "model", tmp_path / "out", "--to", "nvfp4", capsys=capsys)
+    code, out, _ = run("verify", llama / "model", tmp_path / "out", "--moments", made, capsys=capsys)
+    assert code == 0 and "output  tensor" in out
+    assert "on average, of 15 tensors that have moments" in out
+    code, out, _ = run("evaluate", llama / "model", tmp_path / "out", *text, capsys=capsys)
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    for word in ("perplexity", "ln of ratio", "KLD mean", "median", "99 %", "same top token", "bytes", " ± "):
+        assert word in out
+    code, _, err = run("evaluate", llama, tmp_path / "out", *text, capsys=capsys)
+    assert code == 2 and err.startswith("breccia evaluate: reference must be a model's folder") and err.count("\n") == 1
+    with pytest.raises(SystemExit):
+        main(["calibrate", "m", "--text", "t", "--out", "o", "--memory", "much"])
+    assert "must be bytes, as 500MB or 8GiB, got 'much'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("experts", [None, 3])
+@pytest.mark.parametrize("level", ["diag", "block", "full"])
+def test_output_error_is_what_the_inputs_see(level, experts):
+    rng = np.random.default_rng(0)
+    lead = () if experts is None else (experts,)
+    x = rng.normal(size=(*lead, 500, 32)) * np.geomspace(0.01, 10, 32)
+    runs = x.reshape(*lead, 500, 2, 16)
+    moments = Moments(
+        diag=np.sum(x * x, -2).astype(np.float32),
+        count=np.full(lead, 500, np.int64),
+        block=np.einsum("...tbi,...tbj->...bij", runs, runs).astype(np.float32) if level == "block" else None,
+        full=(np.swapaxes(x, -1, -2) @ x).astype(np.float32) if level == "full" else None,
+    )
+    w = rng.normal(size=(*lead, 40, 32)).astype(np.float32)
+    v = w + rng.normal(size=w.shape).astype(np.float32) * np.float32(0.1)
+
+    def energy(rows):
+        kept = {"full": np.ones((32, 32)), "diag": np.eye(32), "block": np.kron(np.eye(2), np.ones((16, 16)))}[level]
+        second = np.swapaxes(x, -1, -2) @ x * kept
+        return np.einsum("...ni,...ij,...nj->...", rows, second, rows).sum()
+
+    found = output_error(w, v, moments)
+    assert found == pytest.approx(math.sqrt(energy(w - v) / energy(w)), rel=1e-5)
+    if level == "full":
+        y = x @ np.swapaxes(w, -1, -2)
+        assert found == pytest.approx(np.linalg.norm(x @ np.swapaxes(w - v, -1, -2)) / np.linalg.norm(y), rel=1e-5)
+    assert output_error(w, w, moments) == 0.0
+    assert math.isnan(output_error(w * 0, v, moments))
+
+
+def test_verify_has_output_errors_of_what_has_moments(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {f"{name}.weight": rng.normal(size=(32, 64)).astype(np.float32) for name in "abc"}
+    save_arrays(arrays, tmp_path / "a.safetensors")
+    convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "mxfp4")
+    made = {name: Moments(np.ones(64, np.float32), np.asarray(1, np.int64)) for name in ("a", "b", "other")}
+    save_moments(made, tmp_path / "m")
+    for moments in (made, tmp_path / "m"):
+        report = verify(tmp_path / "a.safetensors", tmp_path / "b.safetensors", moments=moments)
+        tensors = {tensor["name"]: tensor for tensor in report["tensors"]}
+        assert "output_error" not in tensors["c.weight"]
+        for name in ("a.weight", "b.weight"):  # with ones it is the error of the weight
+            assert tensors[name]["output_error"] == pytest.approx(10 ** (-tensors[name]["sqnr_db"] / 20), rel=1e-4)
+        assert report["output_error"]["tensors"] == 2 and report["output_error"]["unused"] == ["other"]
+    with pytest.raises(ValueError, match="moments must be of layers that the reference has, got those of other"):
+        verify(tmp_path / "a.safetensors", tmp_path / "b.safetensors", moments={"other": made["other"]})
+    wrong = {"a": Moments(np.ones(32, np.float32), np.asarray(1, np.int64))}
+    with pytest.raises(ValueError, match=r"tensor 'a.weight': moments must be of K = 64, got 32"):
+        verify(tmp_path / "a.safetensors", tmp_path / "b.safetensors", moments=wrong)
