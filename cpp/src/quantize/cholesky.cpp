@@ -14,10 +14,10 @@ namespace {
 constexpr std::int64_t panel = 128;
 
 // A square block in float64, row by row; row i of the transpose of L is what forward substitution adds.
-using Block = std::vector<double>;
+using Doubles = std::vector<double>;
 
 // Factors the first `n` rows and columns of `a`, and leaves transpose(L) in it.
-bool factor(Block& a, std::int64_t n) {
+bool factor(Doubles& a, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) {
         double* row = a.data() + i * panel;
         if (!(row[i] > 0) || !std::isfinite(row[i])) return false;
@@ -30,7 +30,7 @@ bool factor(Block& a, std::int64_t n) {
 }
 
 // x of transpose(x) @ … : the row x with x @ transpose(L) = a, in its place.
-void substitute(const Block& turned, std::int64_t n, float* a) {
+void substitute(const Doubles& turned, std::int64_t n, float* a) {
     double x[panel];
     std::copy_n(a, n, x);
     for (std::int64_t i = 0; i < n; ++i) {
@@ -45,7 +45,7 @@ void substitute(const Block& turned, std::int64_t n, float* a) {
 
 bool cholesky(std::span<float> a, std::int64_t n) {
     std::vector<float> product(static_cast<std::size_t>(n * panel));
-    Block diagonal(static_cast<std::size_t>(panel * panel));
+    Doubles diagonal(static_cast<std::size_t>(panel * panel));
     const std::int64_t row_bytes = n * static_cast<std::int64_t>(sizeof(float));
     for (std::int64_t begin = 0; begin < n; begin += panel) {
         const std::int64_t width = std::min(panel, n - begin), rest = n - begin;
