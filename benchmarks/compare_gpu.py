@@ -76,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", nargs="*", choices=list(SECTIONS), default=list(SECTIONS))
+    parser.add_argument("--slow-too", action="store_true", help="the exit status is 0 whatever pairs finds")
     options = parser.parse_args()
     torch.manual_seed(0)
     about: dict[str, Any] = {"before": machine()}
@@ -87,7 +88,7 @@ def main() -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps({"machine": about, "results": ROWS}, indent=1) + "\n")
     slow = below_the_floor()
-    if slow:
+    if slow and not options.slow_too:
         raise SystemExit("\n".join([f"slower than {FLOOR} times bf16:", *slow]))
 
 

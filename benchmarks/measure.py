@@ -112,6 +112,8 @@ RESULTS = {
     "gpu": _gpu("small decode casts conversions large prefill grouped accuracy", "gpu_products", "gpu_conversions"),
     "gpu_eager": _gpu("eager compiled", "gpu_eager"),
     "gpu_fused": _gpu("fused", "gpu_fused"),
+    "gpu_pairs": _gpu("pairs --slow-too", "gpu_pairs", "gpu_eager"),
+    "gpu_experts": _gpu("experts", "gpu_experts", "gpu_eager"),
     "gpu_peers": _gpu("peers", "gpu_peers"),
     "gpu_weights": _gpu("weights", "gpu_weight_peers"),
     "first_call": Result("gpu", "python first_call.py --device cuda --json {out}", TRITON),
