@@ -118,27 +118,6 @@ TEST(Layouts, MadeByHandAreChecked) {
     EXPECT_NO_THROW(validate(Layout{.kind = LayoutKind::per_channel, .block_m = 0, .block_n = 0}));
 }
 
-// Blocks of one row divide it; tiles of several rows may be short at the edges.
-TEST(Layouts, BlocksOfOneRowDivideIt) {
-    for (const Layout& layout : {Layout::per_block_k(32), Layout::per_block_mn(1, 32)}) {
-        const Shape scale = layout.scale_shape({4, 50});
-        EXPECT_FALSE(layout.fits({4, 50}, scale));
-        EXPECT_FALSE(layout.transposed().fits({50, 4}, {scale[1], scale[0]}));
-        EXPECT_TRUE(layout.fits({4, 64}, layout.scale_shape({4, 64})));
-    }
-    const Layout rows = Layout::per_block_mn(1, 32);
-    EXPECT_EQ(message_of(Error::Kind::value, [&] { rows.validate({4, 50}, {4, 2}); }),
-              "PerBlockMN: data.shape[-1]=50 must be divisible by block_n=32");
-    EXPECT_EQ(message_of(Error::Kind::value, [&] { rows.transposed().validate({50, 4}, {2, 4}); }),
-              "PerBlockMN: data.shape[-2]=50 must be divisible by block_m=32");
-    EXPECT_TRUE(Layout::per_block_mn(2, 32).fits({5, 50}, {3, 2}));
-    EXPECT_TRUE(Layout::per_block_mn(2, 32).transposed().fits({50, 5}, {2, 3}));
-    const Array data = Array::allocate(ElementType::uint8(), {4, 50}), scale = Array::allocate(data.type, {4, 2});
-    for (const char* name : {"MXFP8BlockScaling", "MXFP4BlockScaling"})
-        EXPECT_THAT(message_of(Error::Kind::value, [&] { ScaledTensor(data, scale, make_recipe(name), rows); }),
-                    HasSubstr("data.shape[-1]=50 must be divisible by block_n=32"));
-}
-
 TEST(Layouts, BlocksLargerThanAnyMatrix) {
     std::vector<float> x = heavy_tailed(4, 96, 1, 1);
     const Array array = array_of(x, {4, 96});
@@ -181,7 +160,6 @@ TEST(Recipes, MadeByHandAreChecked) {
         {"margin", changed("DelayedScaling", [](Recipe& r) { r.margin = -150; })},
         {"margin", changed("DelayedScaling", [](Recipe& r) { r.margin = 200; })},
         {"ragged", changed("INT8Scaling", [](Recipe& r) { r.ragged = true; })},
-        {"ragged", changed("MXFP8BlockScaling", [](Recipe& r) { r.ragged = true; })},
         {"axis", changed("MXFP8BlockScaling", [](Recipe& r) { r.layout = r.layout.transposed(); })},
     };
     std::vector<float> x(4 * 128, 1.0F);
@@ -196,6 +174,28 @@ TEST(Recipes, MadeByHandAreChecked) {
     }
 }
 
+TEST(ScaledTensor, RefusesARecipeOfUnknownEnumerators) {
+    const Array data = Array::allocate(ElementType::uint8(), {4, 128}), scale = Array::allocate(DType::float32, {4, 1});
+    const std::function<void(Recipe&)> changes[] = {
+        [](Recipe& r) { r.element = Format{200}; },
+        [](Recipe& r) { r.scale = ScaleType{17}; },
+        [](Recipe& r) { r.rule = ScaleRule{17}; },
+        [](Recipe& r) { r.search = ScaleSearch{17}; },
+    };
+    for (const auto& change : changes) {
+        Recipe recipe = make_recipe("INT8Scaling");
+        EXPECT_NO_THROW(ScaledTensor(data, scale, recipe, recipe.layout));
+        change(recipe);
+        message_of(Error::Kind::value, [&] { ScaledTensor(data, scale, recipe, Layout::per_channel()); });
+    }
+}
+
+// Blocks of one row that do not divide it: the last is short.
+TEST(Recipes, RaggedRowsOfBlocks) {
+    constexpr std::int64_t rows = 5, whole = 64, cols = 83;
+    std::vector<float> x = heavy_tailed(rows, cols, 3, 2), padded(rows * 96);
+    for (std::int64_t r = 0; r < rows; ++r) std::copy_n(x.begin() + r * cols, cols, padded.begin() + r * 96);
+    for (const char* name : {"MXFP8BlockScaling", "MXFP6BlockScaling", "MXFP4BlockScaling", "NVFP4BlockScaling"}) {
 // Numbers where a recipe has codes for scales, whose codes they might be: refused whatever the elements are.
 TEST(ScaledTensor, ScalesThatAreCodesAreNoNumbers) {
     std::vector<float> x = heavy_tailed(4, 256, 1, 1);
@@ -215,19 +215,18 @@ TEST(ScaledTensor, ScalesThatAreCodesAreNoNumbers) {
     }
 }
 
-TEST(ScaledTensor, RefusesARecipeOfUnknownEnumerators) {
-    const Array data = Array::allocate(ElementType::uint8(), {4, 128}), scale = Array::allocate(DType::float32, {4, 1});
-    const std::function<void(Recipe&)> changes[] = {
-        [](Recipe& r) { r.element = Format{200}; },
-        [](Recipe& r) { r.scale = ScaleType{17}; },
-        [](Recipe& r) { r.rule = ScaleRule{17}; },
-        [](Recipe& r) { r.search = ScaleSearch{17}; },
-    };
-    for (const auto& change : changes) {
-        Recipe recipe = make_recipe("INT8Scaling");
-        EXPECT_NO_THROW(ScaledTensor(data, scale, recipe, recipe.layout));
-        change(recipe);
-        message_of(Error::Kind::value, [&] { ScaledTensor(data, scale, recipe, Layout::per_channel()); });
+        Recipe recipe = make_recipe(name);
+        const ScaledTensor expected = cast(array_of(padded, {rows, 96}), recipe);
+        recipe.ragged = true;
+        for (const std::string& backend : cpu_info().supported) {
+            const BackendScope scope(backend);
+            const ScaledTensor scaled = cast(array_of(x, {rows, cols}), recipe);
+            const std::vector<float> y = to_vector(dequantize(scaled)), y_padded = to_vector(dequantize(expected));
+            for (std::int64_t r = 0; r < rows; ++r)
+                for (std::int64_t c = 0; c < cols; ++c)
+                    ASSERT_EQ(y[static_cast<std::size_t>(r * cols + c)], y_padded[static_cast<std::size_t>(r * 96 + c)])
+                        << name << ' ' << backend << " at " << r << ", " << c << " of " << whole;
+        }
     }
 }
 

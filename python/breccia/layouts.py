@@ -122,8 +122,7 @@ class PerChannel(Layout):
 
 @dataclass(frozen=True)
 class PerBlockMN(Layout):
-    """One scale per ``block_m`` × ``block_n`` tile: shape ``(..., ceil(M / block_m), ceil(K / block_n))``. Tiles of
-    several rows may be short at the edges; blocks of one row divide K.
+    """One scale per ``block_m`` × ``block_n`` tile: shape ``(..., ceil(M / block_m), ceil(K / block_n))``.
 
     Raises:
         ValueError: a block size is not positive.

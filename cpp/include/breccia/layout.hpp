@@ -55,8 +55,8 @@ struct BRECCIA_API Layout {
     [[nodiscard]] BlockGrid grid(const Shape& logical_shape) const;
     /// The scale shape `cast` produces for a logical shape.
     [[nodiscard]] Shape scale_shape(const Shape& logical_shape) const;
-    /// Whether blocks of one row each divide a logical shape's rows, as they must: a short one has no agreed meaning.
-    /// True of tiles, which may be short at the edges. Throws Error only for what is no layout.
+    /// Whether the blocks of PerBlockK divide a logical shape's rows, as they must: a short one has no agreed meaning.
+    /// True of PerBlockMN, whose blocks may be short at the edges. Throws Error only for what is no layout.
     [[nodiscard]] bool divides(const Shape& logical_shape) const;
     /// Whether a scale of `scale_shape` fits data of `logical_shape`. Throws Error only for what is no layout or shape.
     [[nodiscard]] bool fits(const Shape& logical_shape, const Shape& scale_shape) const;

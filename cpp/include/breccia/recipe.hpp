@@ -49,7 +49,7 @@ struct Recipe {
     ScaleSearch search = ScaleSearch::amax;  ///< which scales are tried
     bool two_level = false;                  ///< a float32 global scale over the block scales
     bool global_divides = false;             ///< the global scale divides block scales, as compressed-tensors stores it
-    bool ragged = false;                     ///< tiles may be short at the edges
+    bool ragged = false;                     ///< the last block of an axis may be short
     int margin = 0;                          ///< the scale is multiplied by 2^margin (DelayedScaling)
 
     /// Whether tensors have a zero point for each scale.
@@ -60,8 +60,8 @@ struct Recipe {
 };
 
 /// Throws Error unless a cast can follow it: a rule that makes scales of that type for codes of that format, blocks
-/// along the last axis, a global scale only where the rule has one, a margin from -126 to 126, and short tiles
-/// only with PerBlockMN of several rows. A tensor that exists may have a recipe that no cast can follow.
+/// along the last axis, a global scale only where the rule has one, a margin from -126 to 126, and a short last block
+/// only with PerBlockMN. A tensor that exists may have a recipe that no cast can follow.
 BRECCIA_API void validate(const Recipe& recipe);
 
 }  // namespace breccia::inline v0_3

@@ -107,9 +107,7 @@ Shape Layout::scale_shape(const Shape& logical_shape) const {
 
 bool Layout::divides(const Shape& logical_shape) const {
     const BlockGrid blocks = grid(logical_shape);
-    const bool along_rows =
-        kind == LayoutKind::per_block_k || (kind == LayoutKind::per_block_mn && blocks.block_rows == 1);
-    return !along_rows || blocks.cols % blocks.block_cols == 0;
+    return kind != LayoutKind::per_block_k || blocks.cols % blocks.block_cols == 0;
 }
 
 bool Layout::fits(const Shape& logical_shape, const Shape& scale_shape) const {
@@ -136,9 +134,8 @@ void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) cons
                     " with shape=" + to_string(logical_shape));
     if (!divides(logical_shape)) {
         const BlockGrid blocks = grid(logical_shape);
-        const char* size = kind == LayoutKind::per_block_k ? "block_size" : axis == -1 ? "block_n" : "block_m";
         throw_value(who + ": data.shape[" + std::to_string(axis) + "]=" + std::to_string(blocks.cols) +
-                    " must be divisible by " + size + "=" + std::to_string(blocks.block_cols));
+                    " must be divisible by block_size=" + std::to_string(blocks.block_cols));
     }
     const Shape expected = this->scale_shape(logical_shape);
     if (kind == LayoutKind::per_channel) {

@@ -79,8 +79,8 @@ void check_scale(const Recipe& recipe) {
 void check_layout(const Recipe& recipe) {
     validate(recipe.layout);
     if (recipe.layout.axis != -1) reject("layout.axis", "-1: a cast packs codes along the last axis", "-2");
-    const bool tiles = recipe.layout.kind == LayoutKind::per_block_mn && recipe.layout.block_m != 1;
-    if (recipe.ragged && !tiles) reject("ragged", "false unless the layout is PerBlockMN of several rows", "true");
+    if (recipe.ragged && recipe.layout.kind != LayoutKind::per_block_mn)
+        reject("ragged", "false unless the layout is PerBlockMN", "true");
 }
 
 }  // namespace
