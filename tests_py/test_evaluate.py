@@ -3,6 +3,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import breccia
@@ -128,6 +129,20 @@ def test_bad_input_is_named(llama, tmp_path):
         evaluate(llama / "model", llama / "model", "a.txt")
     with pytest.raises(ValueError, match="length must be 2 or more, got 1"):
         evaluate(llama / "model", llama / "model", text, length=1)
+    with pytest.raises(ValueError, match="length must be at most 64, the positions of the model, got 65"):
+        evaluate(llama / "model", llama / "model", text, length=65)
+    with pytest.raises(ValueError, match="device must be one that torch has here, got 'warp'"):
+        evaluate(llama / "model", llama / "model", text, length=50, device="warp")
+    with pytest.raises(ValueError, match="dtype must be 'auto' or a type of torch, got 'float33'"):
+        evaluate(llama / "model", llama / "model", text, length=50, dtype="float33")
+    shutil.copytree(llama / "model", tmp_path / "bare", ignore=shutil.ignore_patterns("*token*"))
+    with pytest.raises(ValueError, match="bare must have a tokenizer that transformers reads"):
+        evaluate(tmp_path / "bare", llama / "model", text, length=50)
+    shutil.copytree(llama / "model", tmp_path / "headless")
+    config = json.loads((tmp_path / "headless/config.json").read_text())
+    (tmp_path / "headless/config.json").write_text(json.dumps({**config, "architectures": ["LlamaModel"]}))
+    with pytest.raises(ValueError, match="reference must be a causal language model, got LlamaModel"):
+        evaluate(tmp_path / "headless", llama / "model", text, length=50)
     (tmp_path / "latin").write_bytes(b"\xe9")
     with pytest.raises(ValueError, match="latin must be text in UTF-8"):
         evaluate(llama / "model", llama / "model", [tmp_path / "latin"])

@@ -15,7 +15,7 @@ import torch
 from breccia.calibration import calibrate
 from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.progress import Progress
-from breccia.evaluation.models import folder_of, load_model, load_tokenizer
+from breccia.evaluation.models import check_length, folder_of, load_model, load_tokenizer
 from breccia.evaluation.text import Rows, rows_of_text
 
 __all__ = ["calibrate_folder"]
@@ -67,6 +67,7 @@ def calibrate_folder(
         raise FileNotFoundError(f"{target.parent} must be a folder: the moments are to be written there")
     rows = rows_of_text(text, load_tokenizer(source), count_of(length, "length"), tokens)
     model = load_model(source, dtype, device=device)
+    check_length(model, length)
     line = Progress(rows.rows.size, progress, "tokens/s", 1)
     with warnings.catch_warnings():  # the report's notes say it
         warnings.filterwarnings("ignore", "more data is needed")

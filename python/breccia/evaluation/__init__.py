@@ -62,7 +62,7 @@ def evaluate(
     require("transformers", "transformers")
     from breccia.checkpoint.arguments import count_of, path_of
     from breccia.checkpoint.progress import Progress
-    from breccia.evaluation.models import folder_of, load_model, load_tokenizer
+    from breccia.evaluation.models import check_length, folder_of, load_model, load_tokenizer
     from breccia.evaluation.predictions import compared, kept
     from breccia.evaluation.text import rows_of_text
 
@@ -79,6 +79,9 @@ def evaluate(
     line = Progress(2 * rows.size, progress, "tokens/s", 1)
     with tempfile.TemporaryDirectory(prefix="breccia-evaluate-", dir=folder) as place:
         model = load_model(source, dtype, device=device)
+        check_length(model, length)
+        if not model.can_generate() or model.config.is_encoder_decoder:
+            raise ValueError(f"reference must be a causal language model, got {type(model).__name__}")
         ours = kept(model, rows, best, Path(place), line)
         del model
         gc.collect()

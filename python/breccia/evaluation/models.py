@@ -20,7 +20,7 @@ from breccia.checkpoint.source import Checkpoint
 from breccia.checkpoint.verify import values
 from breccia.peers import require
 
-__all__ = ["folder_of", "load_model", "load_tokenizer"]
+__all__ = ["check_length", "folder_of", "load_model", "load_tokenizer"]
 
 
 def folder_of(path: str | os.PathLike[str], argument: str) -> Path:
@@ -71,12 +71,16 @@ def load_model(folder: Path, dtype: str, weights: str | os.PathLike[str] | None 
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: transformers has no such class, or the weights do not fit it.
+        ValueError: transformers has no such class, the weights do not fit it, or there is no such dtype or device.
     """
     transformers = require("transformers", "transformers")
     own = None if dtype == "auto" else getattr(torch, dtype, None)
     if dtype != "auto" and not isinstance(own, torch.dtype):
         raise ValueError(f"dtype must be 'auto' or a type of torch, got {dtype!r}")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device must be one that torch has here, got {device!r}: {_said(error)}") from error
     checkpoint = Checkpoint(folder if weights is None else weights, mapped=False)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -99,6 +103,21 @@ def load_model(folder: Path, dtype: str, weights: str | os.PathLike[str] | None 
     if wrong := sorted(map(str, told["mismatched_keys"])):
         raise ValueError(f"{checkpoint.path} must have the shapes of {folder}'s config.json, it has not: {wrong[0]}")
     return model.eval().to(device)
+
+
+def check_length(model: Any, length: int) -> None:
+    """Refuse rows that a model has no positions for.
+
+    Args:
+        model: of transformers.
+        length: tokens of a row.
+
+    Raises:
+        ValueError: they are more than its config.json has.
+    """
+    most = getattr(model.config, "max_position_embeddings", None)
+    if isinstance(most, int) and length > most:
+        raise ValueError(f"length must be at most {most}, the positions of the model, got {length}")
 
 
 @contextlib.contextmanager
