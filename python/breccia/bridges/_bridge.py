@@ -164,6 +164,9 @@ class Bridge(Protocol):
         Args:
             shape: logical.
             recipe: that it is written in.
+
+        Returns:
+            A sentence for the report.
         """
 
     @property
@@ -273,6 +276,9 @@ class Bridge(Protocol):
 
         Args:
             found: the tensor, as `refine` gives it.
+
+        Returns:
+            True where its stored bytes are copied.
         """
 
     def carries(self, recipe: ScalingRecipe) -> bool:
