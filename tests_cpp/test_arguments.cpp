@@ -196,6 +196,21 @@ TEST(Recipes, RaggedRowsOfBlocks) {
     std::vector<float> x = heavy_tailed(rows, cols, 3, 2), padded(rows * 96);
     for (std::int64_t r = 0; r < rows; ++r) std::copy_n(x.begin() + r * cols, cols, padded.begin() + r * 96);
     for (const char* name : {"MXFP8BlockScaling", "MXFP6BlockScaling", "MXFP4BlockScaling", "NVFP4BlockScaling"}) {
+        Recipe recipe = make_recipe(name);
+        const ScaledTensor expected = cast(array_of(padded, {rows, 96}), recipe);
+        recipe.ragged = true;
+        for (const std::string& backend : cpu_info().supported) {
+            const BackendScope scope(backend);
+            const ScaledTensor scaled = cast(array_of(x, {rows, cols}), recipe);
+            const std::vector<float> y = to_vector(dequantize(scaled)), y_padded = to_vector(dequantize(expected));
+            for (std::int64_t r = 0; r < rows; ++r)
+                for (std::int64_t c = 0; c < cols; ++c)
+                    ASSERT_EQ(y[static_cast<std::size_t>(r * cols + c)], y_padded[static_cast<std::size_t>(r * 96 + c)])
+                        << name << ' ' << backend << " at " << r << ", " << c << " of " << whole;
+        }
+    }
+}
+
 // Numbers where a recipe has codes for scales, whose codes they might be: refused whatever the elements are.
 TEST(ScaledTensor, ScalesThatAreCodesAreNoNumbers) {
     std::vector<float> x = heavy_tailed(4, 256, 1, 1);
@@ -211,21 +226,6 @@ TEST(ScaledTensor, ScalesThatAreCodesAreNoNumbers) {
                 EXPECT_NO_THROW(make());
             else
                 EXPECT_THAT(message_of(Error::Kind::type, make), HasSubstr("scale must be uint8 or float8_e"));
-        }
-    }
-}
-
-        Recipe recipe = make_recipe(name);
-        const ScaledTensor expected = cast(array_of(padded, {rows, 96}), recipe);
-        recipe.ragged = true;
-        for (const std::string& backend : cpu_info().supported) {
-            const BackendScope scope(backend);
-            const ScaledTensor scaled = cast(array_of(x, {rows, cols}), recipe);
-            const std::vector<float> y = to_vector(dequantize(scaled)), y_padded = to_vector(dequantize(expected));
-            for (std::int64_t r = 0; r < rows; ++r)
-                for (std::int64_t c = 0; c < cols; ++c)
-                    ASSERT_EQ(y[static_cast<std::size_t>(r * cols + c)], y_padded[static_cast<std::size_t>(r * 96 + c)])
-                        << name << ' ' << backend << " at " << r << ", " << c << " of " << whole;
         }
     }
 }
