@@ -187,11 +187,11 @@ breccia_status breccia_part_sizes(const breccia_recipe* recipe, int64_t rows, in
 namespace breccia::inline v0_3 {
 namespace {
 
-void cast_matrix(const breccia_matrix& x, const CastOptions& options, const breccia_matrix& out) {
-    check_not_transposed(x, "x");
-    check_not_transposed(out, "out");
-    check_same_shape(x, "x", out);
-    cast_into(numbers(x, "x"), recipe_of(out, "out"), parts(out, "out"), options);
+void cast_matrix(const breccia_matrix* x, const CastOptions& options, const breccia_matrix* out) {
+    check_not_transposed(not_null(x, "x"), "x");
+    check_not_transposed(not_null(out, "out"), "out");
+    check_same_shape(*x, "x", *out);
+    cast_into(numbers(*x, "x"), recipe_of(*out, "out"), parts(*out, "out"), options);
 }
 
 // A matrix of one row as a vector.
@@ -206,7 +206,7 @@ Array row_of(const breccia_matrix& m, const char* name) {
 }  // namespace breccia::inline v0_3
 
 breccia_status breccia_cast(const breccia_matrix* x, const breccia_matrix* out) {
-    return guarded([&] { breccia::cast_matrix(not_null(x, "x"), {}, not_null(out, "out")); });
+    return guarded([&] { breccia::cast_matrix(x, {}, out); });
 }
 
 breccia_status breccia_cast_by_importance(const breccia_matrix* x, const breccia_matrix* importance,
@@ -214,7 +214,7 @@ breccia_status breccia_cast_by_importance(const breccia_matrix* x, const breccia
     return guarded([&] {
         breccia::CastOptions options;
         options.importance = breccia::row_of(not_null(importance, "importance"), "importance");
-        breccia::cast_matrix(not_null(x, "x"), options, not_null(out, "out"));
+        breccia::cast_matrix(x, options, out);
     });
 }
 
