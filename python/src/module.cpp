@@ -7,7 +7,8 @@ namespace {
 
 // In place of the memory that pybind11 would give, unset, to an object that `__new__` has made without `__init__`.
 void* refuse_unmade(std::size_t) {
-    throw std::runtime_error("an object of breccia._core must be made by calling its class: its __init__() has not run");
+    throw std::runtime_error(
+        "an object of breccia._core must be made by calling its class: its __init__() has not run");
 }
 
 void refuse_unmade_objects(const py::module_& m) {

@@ -193,7 +193,7 @@ static void search_codes(const WeightedBlocks& b, const CodeGrid& g, const Coded
         const int exponent = (amax_bits >> 23) - 127;
         const float unit = exp2i(exponent < -126 ? 126 : (exponent > 126 ? -126 : -exponent)),
                     amax = as_float(amax_bits);
-        int best = own;
+        int best;
         if (b.block == lanes)
             best = best_code<1>(x, weights, b.block, grid, g.largest, scales, own, amax, unit);
         else if (b.block == 2 * lanes)

@@ -205,7 +205,7 @@ float largest_magnitude(const Array& w) {
 
 GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe, const CastOutput& out,
                      const GptqOptions& options) {
-    if (!(options.damp >= 0 && options.damp <= 1))
+    if (std::isnan(options.damp) || options.damp < 0 || options.damp > 1)
         throw_value("damp must be from 0 to 1, got " + std::to_string(options.damp));
     if (w.shape.size() < 2) throw_value("w must be at least 2-D (N, K), got shape " + to_string(w.shape));
     check_numbers(w, "w");

@@ -72,7 +72,7 @@ public:
         // Down until what is cut off, which only grows, is too much.
         for (Edge above = own; above.bits > 1 && above.sums.cut < best_error_;) {
             const Edge below = edge(above.bits - std::min(above.bits - 1, type_.step()), true);
-            intervals_.push_back({below, above});
+            intervals_.emplace_back(below, above);
             above = below;
         }
         // Up, in longer and longer steps, until what has become zero is. Where nothing is cut off a scale and its
@@ -81,7 +81,7 @@ public:
         for (Edge below = own; !range.negative && below.bits < type_.highest() && below.sums.dead < best_error_ &&
                                below.sums.square > 0;) {
             const Edge above = edge(below.bits + std::min(type_.highest() - below.bits, step), true);
-            intervals_.push_back({below, above});
+            intervals_.emplace_back(below, above);
             below = above;
             step += step / 2;
         }

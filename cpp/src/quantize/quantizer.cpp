@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <span>
 
@@ -38,8 +39,8 @@ public:
           choice_(source, kernels_, recipe, params_) {
         if (options.square_blocks) grid_.block_rows = grid_.block_cols;
         if (options.importance) {
-            weights_.emplace(*options.importance, shape);
-            weighted_.emplace(kernels_, recipe, params_);
+            weights_ = std::make_unique<ColumnWeights>(*options.importance, shape);
+            weighted_ = std::make_unique<WeightedSearch>(kernels_, recipe, params_);
         }
         if (options.seed) key_.emplace(*options.seed, RandomStream::rounding);
         params_.rule = recipe.rule;
@@ -137,7 +138,9 @@ private:
     }
 
     // Parts of an output may lie at any address.
-    void write_global_scale(float x) const { std::memcpy(out_.global_scale->as<std::byte>(), &x, sizeof x); }
+    void write_global_scale(float x) const {
+        if (out_.global_scale) std::memcpy(out_.global_scale->as<std::byte>(), &x, sizeof x);
+    }
 
     void write_scale(std::int64_t block, const BlockScale& s) const {
         std::byte* p = scale_at(block);
@@ -285,7 +288,7 @@ private:
 
     // Blocks that keep the source's scales and codes are copied.
     void keep_all(const TwoLevels& levels) const {
-        if (out_.global_scale) write_global_scale(levels.global_scale());
+        write_global_scale(levels.global_scale());
         const std::int64_t blocks = grid_.grid_cols(), size = grid_.block_cols;
         const std::int64_t step = blocks_of_a_piece(size);
         for_each_row([&](const BlockRange& row, Scratch& scratch) {
@@ -432,8 +435,8 @@ private:
     std::optional<RandomKey> key_;          // of stochastic rounding
     ScaleParams params_;
     ScaleChoice choice_;
-    std::optional<ColumnWeights> weights_;  // and the search with them
-    std::optional<WeightedSearch> weighted_;
+    std::unique_ptr<const ColumnWeights> weights_;  // and the search with them
+    std::unique_ptr<WeightedSearch> weighted_;
     WorkBuffer<std::int32_t> amax_bits_;  // of every block, where the pass for the global scale took them
 };
 

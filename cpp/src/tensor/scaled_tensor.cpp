@@ -52,14 +52,17 @@ void ScaledTensor::check_scale() {
     if (type.is_number() && !coded) {
         scale_type_ = static_cast<ScaleType>(type.dtype());
         return;
-    } else if (coded &&
-               (type == ElementType::uint8() || (type.is_codes() && type.format() == format_of_scale(recipe_.scale)))) {
+    }
+    if (coded &&
+        (type == ElementType::uint8() || (type.is_codes() && type.format() == format_of_scale(recipe_.scale)))) {
         scale_type_ = recipe_.scale;
         return;
-    } else if (type.is_codes() && type.format() == format_of<Float8E8M0FNU>) {
+    }
+    if (type.is_codes() && type.format() == format_of<Float8E8M0FNU>) {
         scale_type_ = ScaleType::e8m0;
         return;
-    } else if (recipe_.scale == ScaleType::bfloat16 && type.is_half_word()) {
+    }
+    if (recipe_.scale == ScaleType::bfloat16 && type.is_half_word()) {
         scale_type_ = ScaleType::bfloat16;
         return;
     }
