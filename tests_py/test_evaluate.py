@@ -186,7 +186,7 @@ def test_the_commands(llama, tmp_path, capsys):
         assert word in out
     code, _, err = run("evaluate", llama, tmp_path / "out", *text, capsys=capsys)
     assert code == 2 and err.startswith("breccia evaluate: reference must be a model's folder") and err.count("\n") == 1
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         main(["calibrate", "m", "--text", "t", "--out", "o", "--memory", "much"])
     assert "must be bytes, as 500MB or 8GiB, got 'much'" in capsys.readouterr().err
 

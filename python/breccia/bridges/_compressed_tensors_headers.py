@@ -210,6 +210,8 @@ def _find_plain(parts: dict[str, str], weight: Any, scale: Any) -> _Kind | None:
 
 def refine(found: Found, array: Any) -> Found:
     """The shape and width of packed integers, which ``weight_shape`` says and headers do not."""
+    if not found.kind.startswith("int"):
+        return found
     roles = ("weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
     small = {role: array(found.parts[role]) for role in roles if role in found.parts}
     said = bool(found.options.get("symmetric"))
