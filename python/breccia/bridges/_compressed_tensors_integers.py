@@ -100,6 +100,8 @@ def zero_point_of(
     stored, middle = get(parts, "weight_zero_point", NAME), 1 << (bits - 1)
     if stored.dtype.itemsize == 1:
         zero = (codes(stored, "weight_zero_point") + np.uint8(middle)).reshape(scale_shape)
+    elif stored.ndim < 2 or len(shape) < 2:
+        raise ValueError(f"weight_zero_point must have at least 2 axes where it is packed, got shape {stored.shape}")
     else:
         rows = words(np.swapaxes(stored, -1, -2), "weight_zero_point")
         rows = unpack_nibbles(rows, shape[-2]) if bits == 4 else unpack_bits(rows, bits)[..., : shape[-2]]
