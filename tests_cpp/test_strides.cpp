@@ -100,7 +100,9 @@ TEST_P(Strides, OfOneElementInAProduct) {
                         const bool plain = multiply_by(path, x, w.transposed(), y);
                         const std::vector<float> by_path = to_vector(y);
                         EXPECT_EQ(multiply_by(path, a, b, out), plain) << path;
-                        if (plain) EXPECT_EQ(to_vector(y), by_path) << path;
+                        if (plain) {
+                            EXPECT_EQ(to_vector(y), by_path) << path;
+                        }
                     }
                 }
             }
