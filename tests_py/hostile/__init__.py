@@ -13,6 +13,20 @@ Content = bytes | Callable[[Path], None]
 
 
 @dataclass(frozen=True)
+class Large:
+    """Content of many megabytes, made when it is written: a test of it is slow."""
+
+    content: Callable[[], bytes]
+
+    def __call__(self, path: Path) -> None:
+        path.write_bytes(self.content())
+
+
+def later(make: Callable[[], bytes]) -> Large:
+    return Large(make)
+
+
+@dataclass(frozen=True)
 class Hostile:
     """Files of a checkpoint: its only file, or a directory where there are more.
 
@@ -27,6 +41,10 @@ class Hostile:
     to: tuple[str, ...] = ("bf16",)
     directory: bool = field(default=False)
 
+    @property
+    def is_slow(self) -> bool:
+        return any(isinstance(content, Large) for content in self.files.values())
+
     def make(self, folder: Path) -> Path:
         folder.mkdir()
         for name, content in self.files.items():
@@ -38,15 +56,6 @@ class Hostile:
                 path.write_bytes(content)
         alone = len(self.files) == 1 and not self.directory
         return folder / next(iter(self.files)) if alone else folder
-
-
-def later(make: Callable[[], bytes]) -> Callable[[Path], None]:
-    """Bytes that are many: they are made when they are needed."""
-
-    def write(path: Path) -> None:
-        path.write_bytes(make())
-
-    return write
 
 
 def fifo(path: Path) -> None:

@@ -52,11 +52,13 @@ CASES: dict[str, Hostile] = {
     "index not UTF-8": index(b"\xff", "must be JSON"),
     "index deep": index(b"[" * 100_000, "must be JSON"),
     "index empty": index(b"", "must be JSON"),
-    "index of lists": index(b"[" + b"[]," * 20_000_000 + b"[]]", "must have at most"),
-    "index of objects": index(b"[" + b"{}," * 2_000_000 + b"{}]", "must have at most"),
-    "index of numbers": index(b"[" + b"12345," * 6_000_000 + b"0]", "must have at most"),
-    "index of as many strings as it may have": index(b'["' + b'","'.join([b"ab"] * 3_000_000) + b'"]', "JSON object"),
-    "index of as many lists as it may have": index(b"[" + b"[]," * 1_000_000 + b"[]]", "JSON object"),
+    "index of lists": index(later(lambda: b"[" + b"[]," * 20_000_000 + b"[]]"), "must have at most"),
+    "index of objects": index(later(lambda: b"[" + b"{}," * 2_000_000 + b"{}]"), "must have at most"),
+    "index of numbers": index(later(lambda: b"[" + b"12345," * 6_000_000 + b"0]"), "must have at most"),
+    "index of as many strings as it may have": index(
+        later(lambda: b'["' + b'","'.join([b"ab"] * 3_000_000) + b'"]'), "JSON object"
+    ),
+    "index of as many lists as it may have": index(later(lambda: b"[" + b"[]," * 1_000_000 + b"[]]"), "JSON object"),
     "index of a million shards": index(many(1_000_000, '"t%(i)d":"f%(i)d.safetensors"'), "must have at most"),
     "index of as many shards as its JSON may name": index(
         many(786_431, '"t%(i)d":"f%(i)d.safetensors"'), "must name at most 65536 files"
@@ -101,7 +103,7 @@ CASES: dict[str, Hostile] = {
     "shard empty": shard(b"", "at least 8 bytes"),
     "config a list": config(b"[]", "JSON object"),
     "config not JSON": config(b"{'a'}", "must be JSON"),
-    "config of lists": config(b'{"a":[' + b"[]," * 20_000_000 + b"[]]}", "must have at most"),
+    "config of lists": config(later(lambda: b'{"a":[' + b"[]," * 20_000_000 + b"[]]}"), "must have at most"),
     "config of three million members": config(
         later(lambda: b"{" + b",".join(b'"%x":1' % i for i in range(3_000_000)) + b"}"), "must have at most"
     ),

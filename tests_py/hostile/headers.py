@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from hostile import Content, Hostile, later
@@ -28,6 +29,10 @@ def case(raw: Content, says: str) -> Hostile:
 def spelled(text: str, says: str, data: int = 4) -> Hostile:
     """A header as text, before so many bytes of data."""
     return case(stored(text, bytes(data)), says)
+
+
+def large(text: Callable[[], str], says: str) -> Hostile:
+    return case(later(lambda: stored(text(), bytes(4))), says)
 
 
 GOOD = stored(json.dumps({"t.weight": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}), bytes(64))
@@ -86,13 +91,15 @@ CASES |= {
     "deep objects": spelled('{"a":' * 100_000 + "1" + "}" * 100_000, "dtype, shape and data_offsets"),
     "deep metadata": spelled('{"__metadata__":' + '{"a":' * 50_000 + "1" + "}" * 50_001, "strings to strings"),
     "deep shape": spelled(one().replace("[4]", "[" * 3000 + "]" * 3000), "shape|JSON"),
-    "ten million lists": spelled('{"t":[' + "[]," * 10_000_000 + "[]]}", "dtype, shape and data_offsets"),
-    "ten million numbers": spelled(
-        one().replace("[4]", "[" + "1," * 10_000_000 + "1]"), "dtype, shape and data_offsets"
+    "ten million lists": large(lambda: '{"t":[' + "[]," * 10_000_000 + "[]]}", "dtype, shape and data_offsets"),
+    "ten million numbers": large(
+        lambda: one().replace("[4]", "[" + "1," * 10_000_000 + "1]"), "dtype, shape and data_offsets"
     ),
-    "a million equal keys": spelled('{"t":{@}'.replace("@", ENTRY) + ',"t":1' * 1_000_000 + "}", "twice"),
-    "a long name": spelled(one().replace('"t"', '"' + "n" * 10_000_000 + '"'), ""),
-    "a long wrong name": spelled(one(shape=[5]).replace('"t"', '"' + "n" * 10_000_000 + '"'), "must span 5 bytes"),
+    "a million equal keys": large(lambda: '{"t":{@}'.replace("@", ENTRY) + ',"t":1' * 1_000_000 + "}", "twice"),
+    "a long name": large(lambda: one().replace('"t"', '"' + "n" * 10_000_000 + '"'), ""),
+    "a long wrong name": large(
+        lambda: one(shape=[5]).replace('"t"', '"' + "n" * 10_000_000 + '"'), "must span 5 bytes"
+    ),
     "a long dtype": spelled(one(dtype="U" * 1_000_000), "dtype"),
     "a key of a megabyte in an entry": spelled(one(**{"k" * 1_000_000: 1}), "dtype, shape and data_offsets"),
     "duplicate name": spelled('{"t":{@},"t":{@}}'.replace("@", ENTRY), "twice"),
@@ -101,7 +108,12 @@ CASES |= {
     "duplicate metadata": spelled('{"__metadata__":{"a":"1","a":"2"},"t":{@}}'.replace("@", ENTRY), "twice"),
     "metadata twice": spelled('{"__metadata__":{},"t":{@},"__metadata__":{}}'.replace("@", ENTRY), "twice"),
     "quantization_config of lists": case(
-        stored(json.dumps({"__metadata__": {"quantization_config": '{"a":[' + "[]," * 10_000_000 + "[]]}"}})), ""
+        later(
+            lambda: stored(
+                json.dumps({"__metadata__": {"quantization_config": '{"a":[' + "[]," * 10_000_000 + "[]]}"}})
+            )
+        ),
+        "",
     ),
     "seven million entries of metadata": case(
         later(lambda: stored(b'{"__metadata__":{' + b",".join(b'"%d":""' % i for i in range(7_000_000)) + b"}}")),
