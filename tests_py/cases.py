@@ -51,6 +51,13 @@ RECIPES = {
 ALL = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
 
 
+def those(suits):
+    """Parametrises over the recipes that a function of them says true of."""
+    chosen = {key: value for key, value in RECIPES.items() if suits(value)}
+    assert chosen
+    return pytest.mark.parametrize("recipe", chosen.values(), ids=chosen.keys())
+
+
 def some(names):
     """Parametrises over recipes by the beginning of their ids: some("mx nvfp4")."""
     chosen = {key: value for key, value in RECIPES.items() if key.startswith(tuple(names.split()))}

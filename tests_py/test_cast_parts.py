@@ -95,15 +95,17 @@ def test_parts_are_those_of_the_whole(recipe, nan, seed):
         same(cast(piece, recipe, **options), whole, axis, begin, end, extent)
 
 
+def takes_amax(recipe):
+    axis = 1 if recipe.layout.name == "per_channel" else 0
+    return crosses(recipe, axis) and can_be_cut(recipe, axis)
+
+
 @pytest.mark.parametrize("factor", [0.5, 1e-3, 1e-30, 0.0])
 @pytest.mark.parametrize("backend", breccia.cpu_info()["supported"])
-@cases.ALL
+@cases.those(takes_amax)
 def test_values_beyond_the_amax_saturate(recipe, backend, factor):
     """The caller's amax may be too small: codes are then the largest, of the value's own sign, on every backend."""
     x = cases.normal((64, 256), 5)
-    axis = 1 if recipe.layout.name == "per_channel" else 0
-    if not (crosses(recipe, axis) and can_be_cut(recipe, axis)):
-        pytest.skip("takes no amax")
     amax = amax_of(x, recipe) * np.float32(factor)
     expected = whole_array.cast(
         _torch_tensors.NAMESPACE, torch.from_numpy(x), recipe, breccia.cast_options.CastOptions(amax=amax)
@@ -118,11 +120,16 @@ def test_values_beyond_the_amax_saturate(recipe, backend, factor):
     assert np.asarray(made.data).tobytes() == expected.data.contiguous().view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-@cases.ALL
+@pytest.mark.parametrize(
+    ("recipe", "axis"),
+    [
+        pytest.param(recipe, axis, id=f"{name}-{axis}")
+        for name, recipe in cases.RECIPES.items()
+        for axis in (0, 1)
+        if can_be_cut(recipe, axis)
+    ],
+)
 def test_frameworks_make_the_cores_bytes(recipe, axis):
-    if not can_be_cut(recipe, axis):
-        pytest.skip("has no parts along this axis")
     x = tensor(nan=True)
     piece = x[128:256, :256] if axis == 0 else x[:128, 256:]
     options = options_of(x[: len(piece)] if axis else x, recipe, axis, 128 if axis == 0 else 256, 7)
