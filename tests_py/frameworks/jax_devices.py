@@ -2,7 +2,8 @@
 """Arrays over four devices of one process, which XLA makes of a CPU: run by test_jax_sharding.py in processes of their
 own.
 
-Each function is one test; its name is the argument.
+Each function is one test; its name is the argument. Compiling takes most of the time: unless a second argument is
+"whole", a recipe is tried with some of the ways to cut arrays, each recipe with others.
 """
 
 import os
@@ -25,6 +26,15 @@ from jax.sharding import PartitionSpec as P
 SPECS = (P("d"), P(None, "d"), P(("a", "d")), P("a", "d"), P("d", "a"))
 PARTS = ("data", "scale", "zero_point", "global_scale")
 FEW = ("current", "current-row", "block-128x128", "mxfp8", "nvfp4", "mxfp4-mse", "int4-asymmetric", "int8")
+
+
+WHOLE = sys.argv[2:] == ["whole"]
+
+
+def some(ways, turn, number=1):
+    """So many of the ways, those whose turn it is; all of them where the whole is tested."""
+    ways = list(ways)
+    return ways if WHOLE else [ways[(turn * number + i) % len(ways)] for i in range(min(number, len(ways)))]
 
 
 def mesh(kind=AxisType.Auto):
@@ -64,9 +74,9 @@ def legal(shape, spec, tensor):
 
 def casts_stay_where_they_are():
     x = values()
-    for name, recipe in cases.RECIPES.items():
+    for turn, (name, recipe) in enumerate(cases.RECIPES.items()):
         reference = breccia.cast(jnp.asarray(x), recipe)
-        for spec in SPECS if name in FEW else SPECS[:2]:
+        for spec in some(SPECS if name in FEW else SPECS[:2], turn):
             placed = jax.device_put(x, NamedSharding(mesh(), spec))
             compiled = jax.jit(lambda x, recipe=recipe: breccia.cast(x, recipe)).lower(placed).compile()
             made = compiled(placed)
@@ -106,11 +116,11 @@ def casts_at_once():
 def explicit_axes():
     x = values()
     explicit = mesh(AxisType.Explicit)
-    for name in FEW:
+    for turn, name in enumerate(FEW):
         recipe = cases.RECIPES[name]
         reference = breccia.cast(jnp.asarray(x), recipe)
         with jax.set_mesh(explicit):
-            for spec in SPECS[:4]:
+            for spec in some(SPECS[:4], turn):
                 placed = jax.device_put(x, spec)
                 made = jax.jit(lambda x, recipe=recipe: breccia.cast(x, recipe))(placed)
                 same(made, reference, (name, spec))
@@ -145,9 +155,9 @@ def draws_follow_positions():
     x = values()
     for name in ("nvfp4", "current"):
         recipe = cases.RECIPES[name]
-        for seed in (7, 2**40 + 3):
+        for turn, seed in enumerate((7, 2**40 + 3)):
             reference = breccia.cast(jnp.asarray(x), recipe, rounding="stochastic", seed=seed)
-            for spec in SPECS:
+            for spec in some(SPECS, turn, 3):
                 placed = jax.device_put(x, NamedSharding(mesh(), spec))
 
                 def cast(x, recipe=recipe, seed=seed):
@@ -170,12 +180,11 @@ def rotations_and_square_blocks():
 
 def values_stay_where_codes_are():
     x = values()
-    for name, recipe in cases.RECIPES.items():
+    for turn, (name, recipe) in enumerate(cases.RECIPES.items()):
         tensor = breccia.cast(jnp.asarray(x), recipe)
         reference = np.asarray(breccia.dequantize(tensor, "bfloat16"))
-        for spec in SPECS[:4] if name in FEW else SPECS[:2]:
-            if not legal(x.shape, spec, tensor):
-                continue
+        specs = [spec for spec in (SPECS[:4] if name in FEW else SPECS[:2]) if legal(x.shape, spec, tensor)]
+        for spec in some(specs, turn):
             placed = jax.device_put(tensor, sharding.shardings(tensor, NamedSharding(mesh(), spec)))
             compiled = jax.jit(lambda q: breccia.dequantize(q, "bfloat16")).lower(placed).compile()
             made = compiled(placed)
@@ -188,17 +197,16 @@ def values_stay_where_codes_are():
 
 def products_gather_codes():
     x = jnp.asarray(cases.normal((64, 512), seed=2))
-    for name in FEW:
+    pairs = (
+        (P(), P("d")),  # columns of a layer
+        (P(("a", "d")), P()),  # tokens
+        (P("a"), P("d")),  # both
+        (P(("a", "d")), P(("a", "d"))),  # FSDP: codes are gathered
+    )
+    for turn, name in enumerate(FEW):
         recipe = cases.RECIPES[name]
         w = breccia.cast(jnp.asarray(values((512, 512))), recipe)
-        for x_spec, w_spec in (
-            (P(), P("d")),  # columns of a layer
-            (P(("a", "d")), P()),  # tokens
-            (P("a"), P("d")),  # both
-            (P(("a", "d")), P(("a", "d"))),  # FSDP: codes are gathered
-        ):
-            if not legal(w.shape, w_spec, w):
-                continue
+        for x_spec, w_spec in some([pair for pair in pairs if legal(w.shape, pair[1], w)], turn, 2):
             placed = jax.device_put(w, sharding.shardings(w, NamedSharding(mesh(), w_spec)))
             tokens = jax.device_put(x, NamedSharding(mesh(), x_spec))
             fsdp = x_spec == w_spec
@@ -217,14 +225,14 @@ def products_gather_codes():
 
 def conversions_stay_where_codes_are():
     x = values((512, 512))
-    for name in FEW:
+    goals = ("mxfp8", "block-128x128", "int4-asymmetric", "current-row", "nvfp4", "current")
+    for turn, name in enumerate(FEW):
         tensor = breccia.cast(jnp.asarray(x), cases.RECIPES[name])
-        for to in ("mxfp8", "block-128x128", "int4-asymmetric", "current-row", "nvfp4", "current"):
+        specs = [spec for spec in SPECS[:4] if legal(x.shape, spec, tensor)]
+        for to in some([to for to in goals if to != name], turn, 2):
             recipe = cases.RECIPES[to]
             reference = breccia.requantize(tensor, recipe)
-            for spec in SPECS[:4]:
-                if to == name or not legal(x.shape, spec, tensor):
-                    continue
+            for spec in some(specs, turn + goals.index(to)):
                 placed = jax.device_put(tensor, sharding.shardings(tensor, NamedSharding(mesh(), spec)))
                 compiled = jax.jit(lambda q, recipe=recipe: breccia.requantize(q, recipe)).lower(placed).compile()
                 made = compiled(placed)
@@ -244,18 +252,19 @@ def conversions_stay_where_codes_are():
 
 def products_of_batches_stay_split():
     a, b = cases.normal((4, 64, 256)), cases.normal((4, 128, 256), seed=3)
-    for name in ("current", "mxfp8", "nvfp4", "int8"):
+    ways = (
+        (P("d"), P("d"), P("d"), False),  # members
+        (P(("a", "d")), P(), P(("a", "d")), False),
+        (P(None, "d"), P(), P(None, "d"), False),  # rows
+        (P("a", "d"), P("a"), P("a", "d"), False),
+        (P("a"), P("a", "d"), P("a", None, "d"), False),  # columns
+        (P("d"), P(None, "d"), None, True),  # one axis of the mesh for two of the result
+        (P(None, None, "d"), P(None, None, "d"), P(None), True),  # what is summed over
+    )
+    for turn, name in enumerate(("current", "mxfp8", "nvfp4", "int8")):
         q, w = (breccia.cast(jnp.asarray(x), cases.RECIPES[name]) for x in (a, b))
         reference = np.asarray(breccia.matmul(q, w.mT))
-        for q_spec, w_spec, out, travels in (
-            (P("d"), P("d"), P("d"), False),  # members
-            (P(("a", "d")), P(), P(("a", "d")), False),
-            (P(None, "d"), P(), P(None, "d"), False),  # rows
-            (P("a", "d"), P("a"), P("a", "d"), False),
-            (P("a"), P("a", "d"), P("a", None, "d"), False),  # columns
-            (P("d"), P(None, "d"), None, True),  # one axis of the mesh for two of the result
-            (P(None, None, "d"), P(None, None, "d"), P(None), True),  # what is summed over
-        ):
+        for q_spec, w_spec, out, travels in some(ways, turn, 2):
             placed = [
                 jax.device_put(one, sharding.shardings(one, NamedSharding(mesh(), spec)))
                 for one, spec in ((q, q_spec), (w, w_spec))
@@ -296,12 +305,12 @@ def gradients_and_vmap():
 
 def parts_inside_of_shard_map():
     x = values()
-    for kind in (AxisType.Auto, AxisType.Explicit):
+    for turn, kind in enumerate((AxisType.Auto, AxisType.Explicit)):
         devices = mesh(kind)
         for name in FEW:
             recipe = cases.RECIPES[name]
             reference = breccia.cast(jnp.asarray(x), recipe)
-            for dim in (0, 1):
+            for dim in some((0, 1), turn + FEW.index(name)):
                 spec = P("d") if dim == 0 else P(None, "d")
                 if not legal(x.shape, spec, reference) or not recipe_is_split(recipe):
                     continue

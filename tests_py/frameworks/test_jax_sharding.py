@@ -12,24 +12,29 @@ import pytest
 
 pytest.importorskip("jax")
 SCRIPT = Path(__file__).parent / "jax_devices.py"
-HELPERS = {"mesh", "values", "same", "moved", "legal", "recipe_is_split"}
+HELPERS = {"some", "mesh", "values", "same", "moved", "legal", "recipe_is_split"}
 TESTS = [one.name for one in ast.parse(SCRIPT.read_text()).body if isinstance(one, ast.FunctionDef)]
 
 
+PART = pytest.mark.parametrize("part", ["some", pytest.param("whole", marks=pytest.mark.slow)])
+
+
+@PART
 @pytest.mark.parametrize("name", [name for name in TESTS if name not in HELPERS])
-def test_over_four_devices(name):
-    over_four_devices(name)
+def test_over_four_devices(name, part):
+    over_four_devices(name, part)
 
 
+@PART
 @pytest.mark.parametrize("name", ["casts_at_once", "explicit_axes", "rotations_and_square_blocks"])
-def test_without_handlers_for_xla(name):
+def test_without_handlers_for_xla(name, part):
     """As where the extension was built without jaxlib's headers."""
-    over_four_devices(name, BRECCIA_XLA="callback")
+    over_four_devices(name, part, BRECCIA_XLA="callback")
 
 
-def over_four_devices(name, **more):
+def over_four_devices(name, part, **more):
     env = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu", **more}
     run = subprocess.run(
-        [sys.executable, SCRIPT, name], env=env, capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, SCRIPT, name, part], env=env, capture_output=True, text=True, timeout=600, check=False
     )
     assert run.returncode == 0, run.stderr[-4000:]

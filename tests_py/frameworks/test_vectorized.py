@@ -107,8 +107,11 @@ def test_odd_groups(group):
                 same(whole_array.requantize(XP, other, recipe, raw), requantize(other, recipe), "requantize")
 
 
-@pytest.mark.parametrize("kind", exact_values.DATA)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if i % 4 else []) for i, kind in enumerate(exact_values.DATA)]
+)
 def test_requantize_of_values_that_many_recipes_hold(kind):
+    """Every recipe to every other one."""
     for name, source in cases.RECIPES.items():
         scaled = cast(exact_values.DATA[kind], source)
         for goal, recipe in cases.RECIPES.items():
