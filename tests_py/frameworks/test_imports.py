@@ -30,7 +30,8 @@ def test_documented_modules_are_there_after_the_import():
 
 def test_dir_lists_what_is_public_and_nothing_else():
     code = "import breccia; print(*(n for n in dir(breccia) if n not in breccia.__all__))"
-    named = "bridges calibration checkpoint diffusers distributed dlpack evaluation nn open peft schemes sglang sharding transformers vllm"
+    named = "bridges calibration checkpoint diffusers distributed dlpack evaluation nn open peft "
+    named += "schemes sglang sharding transformers vllm"
     assert run(code).split() == named.split()
 
 
@@ -93,7 +94,10 @@ for name, peer in lacking.items():
 print(sorted(set(breccia._LAZY) - lacking.keys()))
 """
     )
-    assert run(code).strip() == "['bridges', 'calibration', 'checkpoint', 'dlpack', 'evaluation', 'schemes', 'sglang', 'vllm']"
+    assert (
+        run(code).strip()
+        == "['bridges', 'calibration', 'checkpoint', 'dlpack', 'evaluation', 'schemes', 'sglang', 'vllm']"
+    )
 
 
 def test_import_star_hides_no_builtin():
