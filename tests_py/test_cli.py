@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -504,8 +505,14 @@ def test_long_work_shows_how_far_it_is(
 def shell(line: str, *words: Any) -> subprocess.CompletedProcess[str]:
     """A command by a shell, in which ``breccia`` is the command of this package, and $1 … are words."""
     script = f"breccia() {{ '{sys.executable}' -m breccia \"$@\"; }}; {line}"
+    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/bin", "/bin"))  # where the shell and its tools are
     return subprocess.run(
-        ["bash", "-c", script, "bash", *map(str, words)], capture_output=True, text=True, timeout=120, check=False
+        [shutil.which("bash", path=path) or "bash", "-c", script, "bash", *map(str, words)],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
