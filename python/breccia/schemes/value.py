@@ -8,6 +8,7 @@ as a multiplier, beside the form it is stored in.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -129,7 +130,16 @@ class Rule:
             True where one of `match` matches.
         """
         kinds = tuple(kinds)
-        return any(one.matches(name, kinds) for one in self.match)
+        return name in self._names or any(one.matches(name, kinds) for one in self._patterns)
+
+    @functools.cached_property
+    def _names(self) -> frozenset[str]:
+        """Full names, of which mixed models have one for each layer."""
+        return frozenset(one.pattern for one in self.match if one.kind == "name")
+
+    @functools.cached_property
+    def _patterns(self) -> tuple[Match, ...]:
+        return tuple(one for one in self.match if one.kind != "name")
 
     @property
     def meaning(self) -> tuple[Any, ...]:
