@@ -16,7 +16,7 @@
 #include "breccia/dtype.hpp"
 #include "breccia/version.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Extents of the axes, the slowest first; strides too.
 using Shape = std::vector<std::int64_t>;
@@ -175,4 +175,4 @@ BRECCIA_API void validate(const Array& array, std::string_view name = "array");
 /// C-contiguous byte strides.
 BRECCIA_API Shape contiguous_strides(const Shape& shape, std::size_t item_size);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -47,7 +47,7 @@ enum { BRECCIA_FLOAT32 = 0, BRECCIA_FLOAT64 = 1, BRECCIA_FLOAT16 = 2, BRECCIA_BF
 /** The sentence of the last error of this thread; valid until its next call. "" where there was none. */
 BRECCIA_C_API const char *breccia_last_message(void);
 
-/** "0.3.0", of the library that is linked. */
+/** "0.4.0", of the library that is linked. */
 BRECCIA_C_API const char *breccia_version(void);
 
 /** A recipe, made and given back by the functions below. */

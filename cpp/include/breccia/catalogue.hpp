@@ -10,7 +10,7 @@
 
 #include "breccia/recipe.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// A field's value. An absent optional integer is std::monostate. No field takes a double: it is there to be named in
 /// the message that refuses it.
@@ -50,4 +50,4 @@ BRECCIA_API std::span<const RecipeRow> catalogue();
 /// naming the field, its value and what it must be, or the names close to one that is not known.
 BRECCIA_API Recipe make_recipe(std::string_view name, const Fields& fields = {});
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

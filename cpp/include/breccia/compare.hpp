@@ -6,7 +6,7 @@
 
 #include "breccia/ops.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Where both tensors hold a NaN, both count as zero; one NaN alone makes the sums it enters NaN.
 struct BRECCIA_API Comparison {
@@ -57,4 +57,4 @@ BRECCIA_API Magnitudes error_magnitudes(const Operand& reference, const Operand&
 /// How often each code of the element format occurs: 2^bits counts.
 BRECCIA_API std::vector<std::int64_t> count_codes(const ScaledTensor& scaled);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -11,7 +11,7 @@
 
 #include "breccia/version.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// What runs on this machine.
 struct CpuInfo {
@@ -78,4 +78,4 @@ BRECCIA_API void set_executor(Executor executor);
 /// library (dlclose). A later call starts them again. Throws Error when called from within a verb.
 BRECCIA_API void shutdown();
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -9,7 +9,7 @@
 
 #include "breccia/codecs/codec.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// A type of numbers.
 enum class DType : std::uint8_t { float32, float64, float16, bfloat16 };
@@ -75,4 +75,4 @@ constexpr Float16 to_float16(float x) {
 }
 /// @}
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -8,7 +8,7 @@
 
 #include "breccia/version.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// The one exception type of the library. `kind` tells the two classes of mistake apart, as Python does:
 /// a wrong kind of thing (TypeError) or a thing of the right kind with a wrong value (ValueError).
@@ -40,4 +40,4 @@ BRECCIA_API void set_spelling(Spelling spelling);
 BRECCIA_API Spelling spelling();
 /// @}
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -8,7 +8,7 @@
 #include "breccia/codecs/registry.hpp"
 #include "breccia/version.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// One code per byte. Spans must be of equal length; throws Error otherwise.
 /// @{
@@ -23,4 +23,4 @@ BRECCIA_API void pack(std::span<const std::uint8_t> codes, std::span<std::uint8_
 BRECCIA_API void unpack(std::span<const std::uint8_t> packed, std::span<std::uint8_t> codes);
 /// @}
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -7,7 +7,7 @@
 
 #include "breccia/ops.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// How columns are gone through.
 struct GptqOptions {
@@ -33,4 +33,4 @@ BRECCIA_API GptqReport gptq_into(const Array& w, const Array& moments, const Rec
 BRECCIA_API ScaledTensor gptq(const Array& w, const Array& moments, const Recipe& recipe,
                               const GptqOptions& options = {}, GptqReport* report = nullptr);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -8,7 +8,7 @@
 
 #include "breccia/array.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// What shares a scale: all elements; runs of block_n along the last axis; a row; tiles of block_m by block_n.
 enum class LayoutKind : std::uint8_t { per_tensor, per_block_k, per_channel, per_block_mn };
@@ -71,4 +71,4 @@ struct BRECCIA_API Layout {
 /// of at least 1 where the kind has them.
 BRECCIA_API void validate(const Layout& layout);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -6,7 +6,7 @@
 #include "breccia/prepared.hpp"
 #include "breccia/scaled_tensor.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Shapes and types of what casting a tensor produces, for callers that allocate.
 struct CastPlan {
@@ -134,4 +134,4 @@ BRECCIA_API void grouped_matmul_into(const Operand& x, const ScaledTensor& w_sta
 BRECCIA_API Array grouped_matmul(const Operand& x, const ScaledTensor& w_stack, std::span<const std::int64_t> offsets,
                                  DType out_dtype = DType::float32, Precision precision = Precision::exact);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

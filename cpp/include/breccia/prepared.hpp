@@ -5,7 +5,7 @@
 
 #include "breccia/scaled_tensor.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Immutable; the weight, and beside it its codes and scales in the order in which the kernels for few activations read
 /// them: 16 rows side by side, as many bytes as the weight has (rows padded to 16, K to 32). Where this machine or the
@@ -36,4 +36,4 @@ private:
     ScaledTensor tensor_;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

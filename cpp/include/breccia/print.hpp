@@ -7,7 +7,7 @@
 
 #include "breccia/scaled_tensor.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// "PerBlockK(128)", "PerBlockMN(1, 16, axis=-2)".
 BRECCIA_API std::string to_string(const Layout& layout);
@@ -24,4 +24,4 @@ BRECCIA_API std::ostream& operator<<(std::ostream& stream, const Recipe& recipe)
 BRECCIA_API std::ostream& operator<<(std::ostream& stream, const ScaledTensor& scaled);
 /// @}
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -6,7 +6,7 @@
 
 #include "breccia/layout.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// How a block's scale follows from its statistics. Arithmetic: kernels/scale_rules.inl.hpp, docs/scale-rules.md.
 enum class ScaleRule : std::uint8_t {
@@ -64,4 +64,4 @@ struct Recipe {
 /// only with PerBlockMN. A tensor that exists may have a recipe that no cast can follow.
 BRECCIA_API void validate(const Recipe& recipe);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

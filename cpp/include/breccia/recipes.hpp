@@ -8,7 +8,7 @@
 #include "breccia/catalogue.hpp"
 
 /// The rows of the catalogue as types.
-namespace breccia::inline v0_3::recipes {
+namespace breccia::inline v0_4::recipes {
 
 /// The choices of a field, in the order of its row.
 /// @{
@@ -125,4 +125,4 @@ struct BRECCIA_API int8 {
 };
 // NOLINTEND(readability-identifier-naming)
 
-}  // namespace breccia::inline v0_3::recipes
+}  // namespace breccia::inline v0_4::recipes

@@ -5,7 +5,7 @@
 
 #include "breccia/recipe.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 struct InterleavedWeight;
 
@@ -74,4 +74,4 @@ private:
     std::shared_ptr<const InterleavedWeight> interleaved_;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -18,7 +18,7 @@
 /// The version of these headers.
 /// @{
 #define BRECCIA_VERSION_MAJOR 0
-#define BRECCIA_VERSION_MINOR 3
+#define BRECCIA_VERSION_MINOR 4
 #define BRECCIA_VERSION_PATCH 0
 /// @}
 
@@ -37,11 +37,11 @@
 #endif
 
 /// Block-scaled low-precision tensors. Everything is in the inline namespace of the minor version: programs write
-/// breccia::cast, and the linker sees breccia::v0_3::cast, so that one program may hold two versions and neither gets
+/// breccia::cast, and the linker sees breccia::v0_4::cast, so that one program may hold two versions and neither gets
 /// the other's types.
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
-/// Of the library that is linked, "0.3.0"; the macros are of the headers that were included.
+/// Of the library that is linked, "0.4.0"; the macros are of the headers that were included.
 BRECCIA_API std::string_view version();
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -10,7 +10,7 @@
 
 #include "breccia/version.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// GPTQ: 4 or 8 bits, K in multiples of 32 / bits. AWQ: 4 bits, N in multiples of 8.
 struct WordShape {
@@ -37,4 +37,4 @@ BRECCIA_API void codes_from_awq(std::span<const std::uint32_t> words, WordShape 
 BRECCIA_API void codes_to_awq(std::span<const std::uint8_t> codes, WordShape shape, std::span<std::uint32_t> words);
 /// @}
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

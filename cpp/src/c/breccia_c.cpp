@@ -17,7 +17,7 @@ struct breccia_recipe {  // NOLINT(readability-identifier-naming): a name of C
     breccia::Recipe recipe;
 };
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 thread_local std::string last_message;
@@ -151,7 +151,7 @@ private:
 };
 
 }  // namespace
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4
 
 using breccia::check_not_transposed, breccia::check_same_shape, breccia::guarded, breccia::not_null;
 
@@ -184,7 +184,7 @@ breccia_status breccia_part_sizes(const breccia_recipe* recipe, int64_t rows, in
     });
 }
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 void cast_matrix(const breccia_matrix* x, const CastOptions& options, const breccia_matrix* out) {
@@ -203,7 +203,7 @@ Array row_of(const breccia_matrix& m, const char* name) {
 }
 
 }  // namespace
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4
 
 breccia_status breccia_cast(const breccia_matrix* x, const breccia_matrix* out) {
     return guarded([&] { breccia::cast_matrix(x, {}, out); });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What makes codes: statistics of blocks, their scales, encoding. Included inside
-// `namespace breccia::inline v0_3::<cpu> { namespace {`, after the backend's vocabulary.
+// `namespace breccia::inline v0_4::<cpu> { namespace {`, after the backend's vocabulary.
 // clang-format off: sorting would break the order
 #include "kernels/encode.inl.hpp"
 #include "kernels/lane_types.inl.hpp"

@@ -8,7 +8,7 @@
 
 #include "runtime/kernel_table.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Where terms go: vector t * rows + i is term t of row i.
 struct LaneTerms {
@@ -41,4 +41,4 @@ bool pack_terms(const BF16Kernels& bf16, const LaneTerms& to, std::int64_t k_end
     return true;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

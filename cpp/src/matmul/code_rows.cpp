@@ -5,7 +5,7 @@
 
 #include "runtime/threads.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 bool supported_block(std::int64_t block, std::int64_t k, bool packed) {
@@ -57,4 +57,4 @@ void for_rows(const ScaledMatrix& w, std::int64_t n, const std::function<void(st
                  [&](std::int64_t begin, std::int64_t end) { body(begin * together, std::min(end * together, n)); });
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -7,7 +7,7 @@
 
 #include "matmul/product.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Whether codes and scales lie along K, blocks are whole steps or a step holds whole blocks, and zero points are bytes
 /// that come one to so many steps.
@@ -26,4 +26,4 @@ inline constexpr std::int64_t bytes_per_task = std::int64_t{1} << 17;
 /// together: which rows these are must not depend on the number of threads.
 void for_rows(const ScaledMatrix& w, std::int64_t n, const std::function<void(std::int64_t, std::int64_t)>& body);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "matmul/coded_activations.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 void read_codes(const KernelTable& table, const ScaledMatrix& a, std::int64_t first, std::int64_t rows, std::int64_t k,
@@ -32,4 +32,4 @@ void read_activations(const Product& product, const ScaledMatrix* coded, std::in
         product.read(product.table, first, rows, k, count, scratch, out, stride);
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -5,7 +5,7 @@
 
 #include "matmul/product.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// The activations where they are codes along K that bfloat16 holds, one matrix of them; else null.
 const ScaledMatrix* coded_activations(const Product& product);
@@ -15,4 +15,4 @@ const ScaledMatrix* coded_activations(const Product& product);
 void read_activations(const Product& product, const ScaledMatrix* coded, std::int64_t first, std::int64_t rows,
                       std::int64_t k, std::int64_t count, Scratch& scratch, float* out, std::int64_t stride);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

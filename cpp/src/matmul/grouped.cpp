@@ -10,7 +10,7 @@
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 std::byte* first_of(const Array& array, std::int64_t index) {
@@ -116,4 +116,4 @@ Array grouped_matmul(const Operand& x, const ScaledTensor& w_stack, std::span<co
     return out;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -8,7 +8,7 @@
 #include "matmul/code_rows.hpp"
 #include "matmul/paths/panels.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 constexpr std::int64_t lanes = 16;
@@ -198,4 +198,4 @@ std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, co
     return result;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -5,7 +5,7 @@
 
 #include "matmul/operand_rows.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// A weight's codes and scales in that order, for every matrix of a batch.
 struct InterleavedWeight {
@@ -41,4 +41,4 @@ void interleave_zero_points(const KernelTable& table, const ScaledMatrix& w, con
 /// Null where a matrix does not suit, or the table has no kernel to read it.
 std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, const ScaledTensor& w);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

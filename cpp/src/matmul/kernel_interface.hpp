@@ -16,7 +16,7 @@
 #include "matmul/kernel_interface/panels.hpp"
 #include "matmul/kernel_interface/tiles.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// The kernels that take operands decoded to bfloat16, and the sizes they are the quickest at.
 struct ProductKernels {
@@ -59,4 +59,4 @@ struct MatmulKernels {
     const CodeKernelsF32* codes_f32;  ///< likewise
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

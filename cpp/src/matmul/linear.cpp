@@ -6,7 +6,7 @@
 #include "runtime/ieee_arithmetic.hpp"
 #include "tensor/checks.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 Shape linear_shape(const Shape& x, const Shape& w) {
@@ -100,4 +100,4 @@ Array linear(const Operand& x, const Operand& w, const Array* bias, DType out_dt
     return out;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

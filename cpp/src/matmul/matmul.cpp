@@ -9,7 +9,7 @@
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 // The paths, in the order in which they are tried: the first that returns true has multiplied.
@@ -149,4 +149,4 @@ Array matmul(const Operand& a, const Operand& b, DType out_dtype, Precision prec
     return out;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

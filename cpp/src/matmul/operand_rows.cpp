@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 // Whether every byte of a grid, plus `shift`, lies in [low, high].
@@ -96,4 +96,4 @@ bool e4m3_scales_are_ordinary(const ScaledMatrix& m) {
     return bytes_within(m.grid, m.scale, m.scale_row_stride, m.scale_col_stride, 0, 0, 0x7E);
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -8,7 +8,7 @@
 #include "breccia/ops.hpp"
 #include "tensor/matrix_view.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 class Rows {
 public:
@@ -61,4 +61,4 @@ bool powers_of_two_are_ordinary(const ScaledMatrix& m);
 /// Whether no E4M3 scale is negative or NaN.
 bool e4m3_scales_are_ordinary(const ScaledMatrix& m);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -5,7 +5,7 @@
 #include "runtime/ieee_arithmetic.hpp"
 #include "tensor/checks.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 constexpr std::size_t cache_line = 64;
@@ -111,4 +111,4 @@ std::int64_t ScaledTensor::packed_nbytes() const {
 
 PreparedWeight PreparedWeight::transposed() const { return {Ready{}, tensor_.transposed()}; }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

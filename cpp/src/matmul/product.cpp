@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 void Product::read(const KernelTable& table, std::int64_t row, std::int64_t rows, std::int64_t at, std::int64_t count,
                    Scratch& scratch, float* out, std::int64_t stride) const {
@@ -30,4 +30,4 @@ void Product::write(const KernelTable& table, std::int64_t row, std::int64_t beg
     c[static_cast<std::size_t>(row / m)].write(table, row % m, begin, count, x);
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

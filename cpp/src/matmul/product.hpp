@@ -9,7 +9,7 @@
 #include "matmul/thresholds.hpp"
 #include "tensor/output.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Matrices of activations that meet one weight: c[i] = a[i] @ w^T for every i, `m` rows each.
 struct Product {
@@ -55,4 +55,4 @@ bool multiply_by(std::string_view path, const Operand& a, const Operand& b, cons
 /// The names of all paths.
 std::vector<std::string_view> matmul_paths();
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

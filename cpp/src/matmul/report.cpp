@@ -5,7 +5,7 @@
 #include "breccia/cpu.hpp"
 #include "matmul/product.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 Array ones(DType dtype, Shape shape) {
@@ -41,4 +41,4 @@ std::vector<MatmulKernel> matmul_kernels() {
     return found;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -5,7 +5,7 @@
 
 #include "matmul/operand_rows.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Whether the kernels' results are right.
 inline bool supports(const CodeKernelsF32& kernels, const ScaledMatrix& w) {
@@ -51,4 +51,4 @@ private:
     std::vector<float> scales_, zero_points_;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

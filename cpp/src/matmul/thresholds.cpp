@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 // Measured by benchmarks/cpp/bench_paths.cpp, which times every path at every number of activations whatever stands
@@ -55,4 +55,4 @@ const Thresholds& thresholds_of(std::string_view backend) {
     return row != std::end(measured) ? *row : no_thresholds();
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

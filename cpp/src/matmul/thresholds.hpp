@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// A vector is an activation, or a bfloat16 term of one.
 struct Thresholds {
@@ -34,4 +34,4 @@ const Thresholds& thresholds_of(std::string_view backend);
 /// Every path is worth it, wherever it supports the operands.
 const Thresholds& no_thresholds();
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

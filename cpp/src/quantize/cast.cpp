@@ -11,7 +11,7 @@
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 class NumberSource final : public RowSource {
@@ -198,4 +198,4 @@ void unpack(std::span<const std::uint8_t> packed, std::span<std::uint8_t> codes)
         codes[i] = static_cast<std::uint8_t>(i % 2 != 0 ? packed[i / 2] >> 4 : packed[i / 2] & 15);
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -8,7 +8,7 @@
 #include "breccia/ops.hpp"
 #include "runtime/threads.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 constexpr std::int64_t panel = 128;
@@ -82,4 +82,4 @@ bool cholesky(std::span<float> a, std::int64_t n) {
     return true;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Puts L, lower triangular with L @ transpose(L) = A, in the lower half of `a`, a symmetric (n, n) matrix of which
 /// only that half is read; what is above the diagonal is left as it is. False, with `a` spoilt, where A is not positive
@@ -12,4 +12,4 @@ namespace breccia::inline v0_3 {
 /// not depend on the number of threads.
 bool cholesky(std::span<float> a, std::int64_t n);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -12,7 +12,7 @@
 #include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 // Of one tile; tiles are added in their order.
@@ -309,4 +309,4 @@ std::vector<std::int64_t> count_codes(const ScaledTensor& scaled) {
     return total;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Sums of elements i, i + 8, i + 16, … of what was added, and the worst of those.
 struct ErrorLanes {
@@ -32,4 +32,4 @@ struct CompareKernels {
     std::uint32_t (*bins)(const float* x, const float* y, float unit, std::int64_t n, std::uint16_t* bins);
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -10,7 +10,7 @@
 #include "tensor/checks.hpp"
 #include "tensor/output.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 void dequantize_into(const ScaledTensor& scaled, const Array& out) {
     const Shape& shape = scaled.shape();
@@ -56,4 +56,4 @@ Array dequantize(const ScaledTensor& scaled, DType dtype) {
     return out;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

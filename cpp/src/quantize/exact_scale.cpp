@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <span>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 std::optional<std::uint32_t> stored_bits(float scale, ScaleType type) {
@@ -230,4 +230,4 @@ std::optional<float> CommonScale::integer_scale() const {
     return std::nullopt;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

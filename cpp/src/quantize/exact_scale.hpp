@@ -12,7 +12,7 @@
 
 #include "runtime/kernel_table.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// The scale that a type stores as exactly `scale`, if it can; `amax_bits` is of the block it is for.
 std::optional<BlockScale> stored_exactly(float scale, ScaleType type, std::uint32_t amax_bits);
@@ -64,4 +64,4 @@ private:
     bool has_plus_ = false, has_minus_ = false;  // amax and -amax
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

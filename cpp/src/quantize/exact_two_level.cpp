@@ -11,7 +11,7 @@
 #include "quantize/exact_scale.hpp"
 #include "runtime/threads.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 constexpr float e2m1_magnitudes[] = {6, 4, 3, 2, 1.5F, 1, 0.5F};
@@ -234,4 +234,4 @@ std::optional<TwoLevels> exact_two_levels(const RowSource& source, const BlockGr
     return Search(source, grid, matrices, recipe).run();
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

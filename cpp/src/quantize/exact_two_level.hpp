@@ -10,7 +10,7 @@
 #include "quantize/quantizer.hpp"
 #include "runtime/workspace.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// A global scale, and for each block of the grid, in order, the scale under it that keeps the block's values.
 class TwoLevels {
@@ -52,4 +52,4 @@ private:
 std::optional<TwoLevels> exact_two_levels(const RowSource& source, const BlockGrid& grid, std::int64_t matrices,
                                           const Recipe& recipe);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

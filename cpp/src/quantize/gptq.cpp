@@ -21,7 +21,7 @@
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 constexpr std::int64_t batch_cols = 128;  // columns whose remainders feed each other before a product feeds the rest
@@ -255,4 +255,4 @@ ScaledTensor gptq(const Array& w, const Array& moments, const Recipe& recipe, co
     return assemble(std::move(out), recipe, w.shape, w.type.dtype());
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -5,7 +5,7 @@
 
 #include "quantize/random.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 // In place; the order of the sums is part of the definition.
@@ -44,4 +44,4 @@ const float* HadamardSource::read(std::int64_t matrix, std::int64_t row, std::in
     return out + (begin - first);
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -5,7 +5,7 @@
 
 #include "quantize/quantizer.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Rows of another source, each block of which is x · diag(signs) · H / √block. The sign of element i of a block
 /// follows from the seed and i.
@@ -23,4 +23,4 @@ private:
     std::vector<float> signs_;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -9,7 +9,7 @@
 #include "tensor/checks.hpp"
 #include "tensor/matrix_view.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 bool usable(float h) { return h > 0 && is_finite(h); }
@@ -115,4 +115,4 @@ BlockScale WeightedSearch::choose(std::span<const float> x, const float* weights
     return best_candidate(stats, [&](const BlockScale& s) { return error(x.data(), weights, n, s); });
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

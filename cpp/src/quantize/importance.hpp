@@ -9,7 +9,7 @@
 #include "breccia/ops.hpp"
 #include "runtime/kernel_table.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Weights of the columns of a tensor, all finite and above zero, for every matrix of the batch or for each.
 class ColumnWeights {
@@ -81,4 +81,4 @@ private:
     CodedScales scales_{};
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

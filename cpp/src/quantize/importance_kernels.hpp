@@ -7,7 +7,7 @@
 #include <array>
 #include <cstdint>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 struct BlockScale;
 struct ScaleParams;
@@ -58,4 +58,4 @@ struct ImportanceKernels {
                                          float largest, const BlockScale&);
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 // Scales closer to the best than this are alike: sums of float32 tell no more.
@@ -206,4 +206,4 @@ BlockScale best_integer_scale(const ImportanceKernels& kernels, const WeightedBl
     return search.best();
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -7,7 +7,7 @@
 
 #include "runtime/kernel_table.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// A block that lies in one piece: finite values, not all zero, and weights above zero.
 struct WeightedBlock {
@@ -20,4 +20,4 @@ struct WeightedBlock {
 BlockScale best_integer_scale(const ImportanceKernels& kernels, const WeightedBlock& block, const CodeGrid& grid,
                               const ScaleParams& params, const BlockScale& own);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -6,7 +6,7 @@
 
 #include "quantize/quantizer.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 namespace {
 
@@ -81,4 +81,4 @@ float OneCode::put(std::int64_t matrix, std::int64_t row, std::int64_t col, floa
     return x - (format_.decode(code) - zero_points_[block]) * scale;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -6,7 +6,7 @@
 #include "breccia/ops.hpp"
 #include "runtime/kernel_table.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// A quantized tensor whose scales stand and whose codes are put in one at a time.
 class OneCode {
@@ -34,4 +34,4 @@ private:
     std::vector<float> zero_points_;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

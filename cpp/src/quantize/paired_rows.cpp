@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 // One row of the same memory.
@@ -83,4 +83,4 @@ const double* RowReader::doubles(const KernelTable& kernels, const Run& run) {
     return wide_.data();
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -6,7 +6,7 @@
 #include "tensor/checks.hpp"
 #include "tensor/matrix_view.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Elements [begin, begin + count) of a row of a matrix of the batch.
 struct Run {
@@ -69,4 +69,4 @@ private:
     std::vector<double> wide_;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

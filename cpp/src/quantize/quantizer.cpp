@@ -15,7 +15,7 @@
 #include "runtime/threads.hpp"
 #include "runtime/workspace.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 class Quantizer {
@@ -459,4 +459,4 @@ void quantize(const RowSource& source, const Shape& shape, const Recipe& recipe,
     Quantizer(source, shape, recipe, out, options).run();
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

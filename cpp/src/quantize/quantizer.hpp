@@ -9,7 +9,7 @@
 #include "breccia/ops.hpp"
 #include "tensor/matrix_view.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Rows [begin_row, end_row) by columns [begin_col, end_col) of one matrix, or of several.
 struct BlockRange {
@@ -133,4 +133,4 @@ ScaledTensor assemble(CastOutput out, const Recipe& recipe, const Shape& shape, 
 /// Elements worth giving to a thread of their own.
 inline constexpr std::int64_t parallel_grain = 1 << 16;
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

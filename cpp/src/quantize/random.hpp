@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// A bijection of 32-bit integers in which every input bit moves every output bit: Wellons' "lowbias32"
 /// (https://github.com/skeeto/hash-prospector).
@@ -35,4 +35,4 @@ struct RandomKey {
     }
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -8,7 +8,7 @@
 #include "quantize/quantizer.hpp"
 #include "tensor/checks.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 class ScaledSource final : public RowSource {
@@ -133,4 +133,4 @@ ScaledTensor requantize(const ScaledTensor& scaled, const Recipe& recipe) {
     return assemble(std::move(out), recipe, scaled.shape(), scaled.original_dtype());
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -9,7 +9,7 @@
 #include "quantize/exact_scale.hpp"
 #include "quantize/quantizer.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 inline void merge(BlockStats& total, const BlockStats& part) {
     total.amax_bits = std::max(total.amax_bits, part.amax_bits);
@@ -140,4 +140,4 @@ private:
     const ScaleParams& params_;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

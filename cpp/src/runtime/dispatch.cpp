@@ -41,7 +41,7 @@
 #include <unistd.h>
 #endif
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace portable {
 extern constinit const KernelTable kernels;
 }  // namespace portable
@@ -365,4 +365,4 @@ CpuInfo cpu_info() {
     return info;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

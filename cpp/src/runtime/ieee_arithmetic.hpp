@@ -7,7 +7,7 @@
 #include <xmmintrin.h>
 #endif
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Round to nearest even, no flushing of subnormals and no traps, while it lives, on a thread that someone else may
 /// have set otherwise: torch.set_flush_denormal does, and XLA on those it calls back from. Every verb opens one, and
@@ -46,4 +46,4 @@ public:
     IeeeArithmetic& operator=(const IeeeArithmetic&) = delete;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

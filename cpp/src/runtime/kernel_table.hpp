@@ -14,7 +14,7 @@
 #include "quantize/importance_kernels.hpp"
 #include "quantize/random.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// The finite part of a block and what else is in it.
 struct BlockStats {
@@ -147,4 +147,4 @@ struct KernelTable {
 /// The backend in use.
 const KernelTable& kernels();
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -27,7 +27,7 @@
 #include <pthread.h>
 #endif
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 int available_processors() {
@@ -327,4 +327,4 @@ void check_interrupt() {
     check();
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

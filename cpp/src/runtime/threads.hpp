@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Calls body(begin, end) over [0, count) split into contiguous ranges of at least `grain`, in parallel where that
 /// pays. The caller's thread takes part. An exception thrown by a body is rethrown here. Nested calls, and calls made
@@ -20,4 +20,4 @@ void for_each_large(std::int64_t count, const std::function<void(std::int64_t)>&
 /// ranges.
 void check_interrupt();
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

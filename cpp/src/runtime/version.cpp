@@ -8,7 +8,7 @@
 #define BRECCIA_TEXT_OF(x) #x
 #define BRECCIA_TEXT(x) BRECCIA_TEXT_OF(x)
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 std::atomic<Spelling> in_force{Spelling::cpp};
@@ -24,4 +24,4 @@ void set_spelling(Spelling spelling) { in_force = spelling; }
 
 Spelling spelling() { return in_force; }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #endif
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 constexpr std::size_t cache_line = 64, page = 4096, huge_page = std::size_t{2} << 20;
@@ -71,4 +71,4 @@ void give_work_block(WorkBlock block) noexcept {
     }
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

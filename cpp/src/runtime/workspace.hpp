@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Uninitialized memory, at least `bytes` of it.
 struct WorkBlock {
@@ -38,4 +38,4 @@ private:
     WorkBlock block_;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -8,7 +8,7 @@
 
 #include "breccia/error.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 namespace {
 
@@ -185,4 +185,4 @@ Array Array::transposed() const {
     return result;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -10,7 +10,7 @@
 #include "breccia/error.hpp"
 #include "tensor/spelling.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 using Kind = FieldSpec::Kind;
@@ -286,4 +286,4 @@ Recipe make_recipe(std::string_view name, const Fields& fields) {
     return recipe;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

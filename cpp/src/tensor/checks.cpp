@@ -6,7 +6,7 @@
 
 #include "breccia/error.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 struct Extent {
@@ -156,4 +156,4 @@ void check_no_overlap(const Parts& out, const Parts& operand) {
             if (overlap(*a, *b)) throw_value("out must not overlap an operand's memory");
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

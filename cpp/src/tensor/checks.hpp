@@ -5,7 +5,7 @@
 
 #include "breccia/ops.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Arrays of one operand or result, up to four.
 class Parts {
@@ -50,4 +50,4 @@ void check_output(const CastOutput& out, const CastPlan& plan, const Recipe& rec
 /// Throws Error when memory between the first and the last element of a part of `out` lies within one of `operand`.
 void check_no_overlap(const Parts& out, const Parts& operand);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

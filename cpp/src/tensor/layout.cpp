@@ -5,7 +5,7 @@
 
 #include "breccia/error.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 void check_axis(int axis) {
@@ -151,4 +151,4 @@ void Layout::validate(const Shape& logical_shape, const Shape& scale_shape) cons
                 ", for data of shape " + to_string(logical_shape) + " and " + blocks);
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -6,7 +6,7 @@
 
 #include "matmul/interleaved.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 float read_number(const std::byte* p, DType dtype) {
@@ -265,4 +265,4 @@ void ScaledMatrix::read(const KernelTable& kernels, std::int64_t row, std::int64
                            dtype);
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -9,7 +9,7 @@
 #include "breccia/scaled_tensor.hpp"
 #include "runtime/kernel_table.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Byte offset of batch member `index` in an array whose leading axes are `extents`. An array of fewer axes than the
 /// batch is broadcast, as is one with an extent of 1.
@@ -85,4 +85,4 @@ void read_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t
 void read_finer_scales(const KernelTable& kernels, const ScaledMatrix& m, std::int64_t row, std::int64_t block,
                        std::vector<float>& scratch, float* out, std::int64_t stride);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

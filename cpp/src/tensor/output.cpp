@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 template <class T>
@@ -46,4 +46,4 @@ OutputMatrix output_matrix(const Array& out, int axis, const Shape& batch, std::
     return {const_cast<std::byte*>(m.data), m.dtype, m.row_stride, m.col_stride};
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -5,7 +5,7 @@
 
 #include "tensor/matrix_view.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 struct OutputMatrix {
     std::byte* data = nullptr;
@@ -25,4 +25,4 @@ private:
 
 OutputMatrix output_matrix(const Array& out, int axis, const Shape& batch, std::int64_t index);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -3,7 +3,7 @@
 
 #include <ostream>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 std::string name_of_scale(ScaleType type) {
@@ -44,4 +44,4 @@ std::ostream& operator<<(std::ostream& stream, const Layout& layout) { return st
 std::ostream& operator<<(std::ostream& stream, const Recipe& recipe) { return stream << to_string(recipe); }
 std::ostream& operator<<(std::ostream& stream, const ScaledTensor& scaled) { return stream << to_string(scaled); }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

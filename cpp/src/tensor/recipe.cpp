@@ -4,7 +4,7 @@
 #include "breccia/error.hpp"
 #include "tensor/checks.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 bool is_mx(ScaleRule rule) {
@@ -92,4 +92,4 @@ void validate(const Recipe& recipe) {
     check_layout(recipe);
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

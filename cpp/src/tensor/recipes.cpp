@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace breccia::inline v0_3::recipes {
+namespace breccia::inline v0_4::recipes {
 namespace {
 
 // The fields of a row, set one by one: an enumerator stands for the choice at its place in the row.
@@ -109,4 +109,4 @@ int8::operator Recipe() const {
         .recipe();
 }
 
-}  // namespace breccia::inline v0_3::recipes
+}  // namespace breccia::inline v0_4::recipes

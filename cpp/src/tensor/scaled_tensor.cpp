@@ -5,7 +5,7 @@
 #include "tensor/checks.hpp"
 #include "tensor/spelling.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 // Bytes a row of n values takes when two share a byte.
@@ -192,4 +192,4 @@ ScaledTensor ScaledTensor::transposed() const {
     return result;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -7,7 +7,7 @@
 
 #include "breccia/error.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 inline std::string spelled(bool value) {
     if (spelling() == Spelling::python) return value ? "True" : "False";
@@ -15,4 +15,4 @@ inline std::string spelled(bool value) {
 }
 inline std::string spelled_none() { return spelling() == Spelling::python ? "None" : "left out"; }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -10,7 +10,7 @@
 #include "breccia/error.hpp"
 #include "runtime/threads.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "the first code of a word is in its first byte");
@@ -306,4 +306,4 @@ void codes_to_awq(std::span<const std::uint8_t> codes, WordShape shape, std::spa
     });
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -10,7 +10,7 @@
 #include <limits>
 #include <string_view>
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Fields of a float32.
 /// @{
@@ -53,4 +53,4 @@ concept Codec = requires(float x, std::uint8_t code) {
     { C::encode(x) } -> std::same_as<std::uint8_t>;  // round to nearest even, saturating
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

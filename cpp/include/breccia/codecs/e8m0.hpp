@@ -5,7 +5,7 @@
 
 #include "breccia/codecs/codec.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// The scales of MX: 2^-127 to 2^127, no sign, no zero.
 struct Float8E8M0FNU {
@@ -40,4 +40,4 @@ struct Float8E8M0FNU {
     }
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

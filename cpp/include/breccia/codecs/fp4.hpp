@@ -5,7 +5,7 @@
 
 #include "breccia/codecs/minifloat.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6; MXFP4 and NVFP4.
 struct Float4E2M1FN : Minifloat<2, 1, 1, Specials::none> {
@@ -14,4 +14,4 @@ struct Float4E2M1FN : Minifloat<2, 1, 1, Specials::none> {
 static_assert(Float4E2M1FN::decode(0b0'11'1) == 6.0F);
 static_assert(Float4E2M1FN::decode(0b0'00'1) == 0.5F);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

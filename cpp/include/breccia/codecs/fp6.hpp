@@ -5,7 +5,7 @@
 
 #include "breccia/codecs/minifloat.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Up to 7.5 in steps of 0.125 or more; MXFP6.
 struct Float6E2M3FN : Minifloat<2, 3, 1, Specials::none> {
@@ -19,4 +19,4 @@ struct Float6E3M2FN : Minifloat<3, 2, 3, Specials::none> {
 };
 static_assert(Float6E3M2FN::decode(0b0'111'11) == 28.0F);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

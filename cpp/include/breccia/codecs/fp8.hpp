@@ -5,7 +5,7 @@
 
 #include "breccia/codecs/minifloat.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Up to 448, without infinities.
 struct Float8E4M3FN : Minifloat<4, 3, 7, Specials::nan_ones> {
@@ -35,4 +35,4 @@ struct Float8E5M2FNUZ : Minifloat<5, 2, 16, Specials::nan_zero> {
 };
 static_assert(Float8E5M2FNUZ::decode(0b0'11111'11) == 57344.0F);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -5,7 +5,7 @@
 
 #include "breccia/codecs/codec.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// All integers of so many bits.
 template <int Bits, bool Signed>
@@ -51,4 +51,4 @@ struct UInt4 : Integer<4, false> {
 };
 static_assert(Int4::decode(0b1000) == -8.0F && UInt4::decode(0b1111) == 15.0F);
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

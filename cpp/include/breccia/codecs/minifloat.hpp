@@ -6,7 +6,7 @@
 
 #include "breccia/codecs/codec.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Which codes are not finite numbers.
 enum class Specials {
@@ -99,4 +99,4 @@ struct Minifloat {
     }
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

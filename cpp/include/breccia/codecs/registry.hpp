@@ -15,7 +15,7 @@
 #include "breccia/codecs/integer.hpp"
 #include "breccia/version.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// A list of codecs, as a type.
 template <Codec... Cs>
@@ -102,4 +102,4 @@ BRECCIA_API Format parse_format(std::string_view name);
 /// Two codes share a byte, element 2i in the low nibble (OCP, torch float4_e2m1fn_x2, compressed-tensors).
 constexpr bool is_packed(Format format) { return info(format).bits == 4; }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -11,7 +11,7 @@
 
 BRECCIA_TARGET_BEGIN(
     "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx512fp16,gfni,avx2,fma,f16c,bmi2,amx-tile,amx-bf16")
-namespace breccia::inline v0_3::amx {
+namespace breccia::inline v0_4::amx {
 namespace {
 // clang-format off: sorting would break the order
 #include "kernels/decode_table.inl.hpp"
@@ -40,5 +40,5 @@ constinit const ProductKernels matmul_kernels{.gemm = gemm_amx,
                                               }),
                                               .gemv_e4m3 = gemv_e4m3};
 
-}  // namespace breccia::inline v0_3::amx
+}  // namespace breccia::inline v0_4::amx
 BRECCIA_TARGET_END

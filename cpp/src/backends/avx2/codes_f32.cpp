@@ -4,7 +4,7 @@
 #include "backends/avx2/target.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
-namespace breccia::inline v0_3::avx2 {
+namespace breccia::inline v0_4::avx2 {
 namespace {
 // clang-format off: sorting would break the order
 #include "backends/avx2/vocabulary.inl.hpp"
@@ -18,5 +18,5 @@ namespace {
 extern constinit const CodeKernelsF32 codes_f32_kernels;
 constinit const CodeKernelsF32 codes_f32_kernels = code_kernels_f32(12);
 
-}  // namespace breccia::inline v0_3::avx2
+}  // namespace breccia::inline v0_4::avx2
 BRECCIA_TARGET_END

@@ -7,7 +7,7 @@
 #include "backends/region.hpp"
 
 BRECCIA_TARGET_BEGIN("avx2,fma,f16c,bmi2")
-namespace breccia::inline v0_3::avx2 {
+namespace breccia::inline v0_4::avx2 {
 namespace {
 // clang-format off: sorting would break the order
 #include "kernels/decode_table.inl.hpp"
@@ -21,5 +21,5 @@ namespace {
 extern constinit const BF16Kernels integer_kernels;
 constinit const BF16Kernels integer_kernels = make_integer_kernels();
 
-}  // namespace breccia::inline v0_3::avx2
+}  // namespace breccia::inline v0_4::avx2
 BRECCIA_TARGET_END

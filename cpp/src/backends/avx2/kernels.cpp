@@ -5,7 +5,7 @@
 #include "quantize/compare_kernels.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
-namespace breccia::inline v0_3::avx2 {
+namespace breccia::inline v0_4::avx2 {
 extern constinit const ImportanceKernels importance_kernels;
 extern constinit const BF16Kernels integer_kernels;
 extern constinit const CodeKernelsF32 codes_f32_kernels;
@@ -37,5 +37,5 @@ constinit const KernelTable kernels{.name = "avx2",
                                     .compare = compare_kernels,
                                     .importance = importance_kernels};
 
-}  // namespace breccia::inline v0_3::avx2
+}  // namespace breccia::inline v0_4::avx2
 BRECCIA_TARGET_END

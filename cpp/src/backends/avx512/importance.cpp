@@ -2,7 +2,7 @@
 #include "backends/avx512/target.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
-namespace breccia::inline v0_3::avx512 {
+namespace breccia::inline v0_4::avx512 {
 namespace {
 #include "backends/avx512/vocabulary.inl.hpp"
 #include "kernels/importance_kernels.inl.hpp"
@@ -11,5 +11,5 @@ namespace {
 extern constinit const ImportanceKernels importance_kernels;
 constinit const ImportanceKernels importance_kernels = make_importance_kernels();
 
-}  // namespace breccia::inline v0_3::avx512
+}  // namespace breccia::inline v0_4::avx512
 BRECCIA_TARGET_END

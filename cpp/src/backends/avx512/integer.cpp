@@ -10,7 +10,7 @@
 #define BRECCIA_DPBUSD _mm256_dpbusd_epi32
 
 BRECCIA_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi2")
-namespace breccia::inline v0_3::avx512 {
+namespace breccia::inline v0_4::avx512 {
 namespace {
 // clang-format off: sorting would break the order
 #include "kernels/decode_table.inl.hpp"
@@ -24,5 +24,5 @@ namespace {
 extern constinit const BF16Kernels integer_kernels;
 constinit const BF16Kernels integer_kernels = make_integer_kernels();
 
-}  // namespace breccia::inline v0_3::avx512
+}  // namespace breccia::inline v0_4::avx512
 BRECCIA_TARGET_END

@@ -5,7 +5,7 @@
 #include "quantize/compare_kernels.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
-namespace breccia::inline v0_3::avx512 {
+namespace breccia::inline v0_4::avx512 {
 extern constinit const ImportanceKernels importance_kernels;
 extern constinit const CodeKernelsF32 codes_f32_kernels;
 namespace {
@@ -34,5 +34,5 @@ constinit const KernelTable kernels{.name = "avx512",
                                     .compare = compare_kernels,
                                     .importance = importance_kernels};
 
-}  // namespace breccia::inline v0_3::avx512
+}  // namespace breccia::inline v0_4::avx512
 BRECCIA_TARGET_END

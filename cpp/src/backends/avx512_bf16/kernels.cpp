@@ -5,7 +5,7 @@
 #include "quantize/compare_kernels.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
-namespace breccia::inline v0_3::avx512_bf16 {
+namespace breccia::inline v0_4::avx512_bf16 {
 extern constinit const ImportanceKernels importance_kernels;
 extern constinit const MatmulKernels matmul_kernels;
 namespace {
@@ -32,5 +32,5 @@ constinit const KernelTable kernels{.name = "avx512_bf16",
                                     .compare = compare_kernels,
                                     .importance = importance_kernels};
 
-}  // namespace breccia::inline v0_3::avx512_bf16
+}  // namespace breccia::inline v0_4::avx512_bf16
 BRECCIA_TARGET_END

@@ -2,7 +2,7 @@
 #include "backends/avx512_bf16/target.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
-namespace breccia::inline v0_3::avx512_bf16 {
+namespace breccia::inline v0_4::avx512_bf16 {
 namespace {
 // clang-format off: sorting would break the order
 #include "backends/avx512_bf16/vocabulary.inl.hpp"
@@ -64,5 +64,5 @@ constexpr BF16Kernels bf16 = make_bf16_kernels({.gemm = gemm_bf16,
 extern constinit const MatmulKernels matmul_kernels;
 constinit const MatmulKernels matmul_kernels = make_matmul_kernels(&bf16);
 
-}  // namespace breccia::inline v0_3::avx512_bf16
+}  // namespace breccia::inline v0_4::avx512_bf16
 BRECCIA_TARGET_END

@@ -3,7 +3,7 @@
 // Rows of codes in place by float32 activations, in NEON.
 #include "backends/neon/target.hpp"
 
-namespace breccia::inline v0_3::neon {
+namespace breccia::inline v0_4::neon {
 namespace {
 // clang-format off: sorting would break the order
 #include "backends/neon/vocabulary.inl.hpp"
@@ -16,4 +16,4 @@ namespace {
 extern constinit const CodeKernelsF32 codes_f32_kernels;
 constinit const CodeKernelsF32 codes_f32_kernels = code_kernels_f32(24);
 
-}  // namespace breccia::inline v0_3::neon
+}  // namespace breccia::inline v0_4::neon

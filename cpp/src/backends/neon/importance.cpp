@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/neon/target.hpp"
 
-namespace breccia::inline v0_3::neon {
+namespace breccia::inline v0_4::neon {
 namespace {
 #include "backends/neon/vocabulary.inl.hpp"
 #include "kernels/importance_kernels.inl.hpp"
@@ -10,4 +10,4 @@ namespace {
 extern constinit const ImportanceKernels importance_kernels;
 constinit const ImportanceKernels importance_kernels = make_importance_kernels();
 
-}  // namespace breccia::inline v0_3::neon
+}  // namespace breccia::inline v0_4::neon

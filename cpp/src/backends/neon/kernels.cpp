@@ -4,7 +4,7 @@
 #include "backends/neon/target.hpp"
 #include "quantize/compare_kernels.hpp"
 
-namespace breccia::inline v0_3::neon {
+namespace breccia::inline v0_4::neon {
 extern constinit const ImportanceKernels importance_kernels;
 extern constinit const CodeKernelsF32 codes_f32_kernels;
 namespace {
@@ -35,4 +35,4 @@ constinit const KernelTable kernels{.name = "neon",
                                     .compare = compare_kernels,
                                     .importance = importance_kernels};
 
-}  // namespace breccia::inline v0_3::neon
+}  // namespace breccia::inline v0_4::neon

@@ -4,7 +4,7 @@
 #include "backends/portable/target.hpp"
 #include "quantize/compare_kernels.hpp"
 
-namespace breccia::inline v0_3::portable {
+namespace breccia::inline v0_4::portable {
 extern constinit const ImportanceKernels importance_kernels;
 namespace {
 // clang-format off: sorting would break the order
@@ -34,4 +34,4 @@ constinit const KernelTable kernels{.name = "portable",
                                     .compare = compare_kernels,
                                     .importance = importance_kernels};
 
-}  // namespace breccia::inline v0_3::portable
+}  // namespace breccia::inline v0_4::portable

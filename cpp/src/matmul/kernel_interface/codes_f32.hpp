@@ -8,7 +8,7 @@
 
 #include "breccia/codecs/registry.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// out[n][v] = sum over k of w[n][k] x[v][k]. A row's codes are contiguous, packed if they have four bits.
 struct InPlaceF32 {
@@ -52,4 +52,4 @@ struct CodeKernelsF32 {
     std::int64_t tile_rows = 0;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -7,7 +7,7 @@
 
 #include "breccia/recipe.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// CodeRows::special describes this many rows in one byte. Ranges of rows begin at multiples of it.
 inline constexpr std::int64_t special_rows = 4;
@@ -68,4 +68,4 @@ struct Gemv {
 using GemvKernel = void (*)(const Gemv&);
 inline constexpr std::int64_t max_gemv_vectors = 8;
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

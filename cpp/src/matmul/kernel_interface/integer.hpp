@@ -10,7 +10,7 @@
 
 #include "matmul/kernel_interface/in_place.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// A step of an activation:
 ///     x(k) = unit(lane of k) * (d0 256^2 + d1 256 + d2 + smaller * (d3 256^(further - 1) + … ))
@@ -74,4 +74,4 @@ struct IntegerLanes {
     float* out = nullptr;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

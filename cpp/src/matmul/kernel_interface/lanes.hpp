@@ -7,7 +7,7 @@
 
 #include "breccia/recipe.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// out(g, v, lane) = sum over k of w(16 g + lane, k) x(v, k) for up to 16 activations.
 ///     out(g, v, lane) = out[(g * vectors + v) * 16 + lane]
@@ -57,4 +57,4 @@ struct PackLanes {
     PairOrder order = PairOrder::bytes;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

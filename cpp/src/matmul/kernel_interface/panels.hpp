@@ -11,7 +11,7 @@
 
 #include "breccia/recipe.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// Elements of K that a panel holds at most.
 inline constexpr std::int64_t panel_k = 256;
@@ -106,4 +106,4 @@ struct PanelShape {
     std::int64_t k = 0;            ///< panel_k or half of it
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

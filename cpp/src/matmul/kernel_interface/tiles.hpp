@@ -5,7 +5,7 @@
 
 #include "breccia/recipe.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 /// out(n, v) = sum over k of w(n, k) x(v, k).
 ///     out(n, v)   = out[n * 16 + v], room for a multiple of 16 rows
@@ -39,4 +39,4 @@ struct TileRows {
     float* out = nullptr;
 };
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -8,7 +8,7 @@
 #include "matmul/code_rows.hpp"
 #include "matmul/paths/paths.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 // One step's worth of elements in the order the kernel decodes codes.
@@ -113,4 +113,4 @@ bool paths::in_place_bf16(const Product& product, const ScaledMatrix& w) {
     return true;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -7,7 +7,7 @@
 #include "matmul/paths/paths.hpp"
 #include "matmul/row_numbers.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 // Activations in the kernels' order. False where one is so large or so small that a product may leave float32's range
@@ -67,4 +67,4 @@ bool paths::in_place_f32(const Product& product, const ScaledMatrix& w) {
     return true;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -9,7 +9,7 @@
 #include "runtime/threads.hpp"
 #include "runtime/workspace.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 // An activation's digits, and the memory they are in.
@@ -122,4 +122,4 @@ bool paths::in_place_integer(const Product& product, const ScaledMatrix& w) {
     return true;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

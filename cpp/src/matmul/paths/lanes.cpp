@@ -10,7 +10,7 @@
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 constexpr std::int64_t group_rows = 16;
@@ -211,4 +211,4 @@ bool paths::lanes(const Product& product, const ScaledMatrix& w) {
     return true;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -11,7 +11,7 @@
 #include "runtime/threads.hpp"
 #include "runtime/workspace.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 struct Chunk {
     std::int64_t k = 0, count = 0;
@@ -89,4 +89,4 @@ void for_weight_panels(const KernelTable& table, const Product& product, std::in
     });
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

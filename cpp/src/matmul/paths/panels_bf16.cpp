@@ -9,7 +9,7 @@
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 enum class Scaling : std::uint8_t { none, into_codes, onto_sums };
@@ -397,4 +397,4 @@ bool paths::panels_bf16(const Product& product, const ScaledMatrix& w) {
     return true;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -7,7 +7,7 @@
 #include "matmul/paths/paths.hpp"
 #include "matmul/row_numbers.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 // The kernels that decode a weight's codes, where there are some and they can.
@@ -109,4 +109,4 @@ void paths::panels_f32(const Product& product, const Rows& w) {
     }
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

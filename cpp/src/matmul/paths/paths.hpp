@@ -7,7 +7,7 @@
 
 #include "matmul/product.hpp"
 
-namespace breccia::inline v0_3::paths {
+namespace breccia::inline v0_4::paths {
 
 /// One or two activations by codes that are small integers, read in place: integer dot products.
 bool in_place_integer(const Product& product, const ScaledMatrix& w);
@@ -33,4 +33,4 @@ bool panels_bf16(const Product& product, const ScaledMatrix& w);
 /// Any operands: panels dequantized to float32.
 void panels_f32(const Product& product, const Rows& w);
 
-}  // namespace breccia::inline v0_3::paths
+}  // namespace breccia::inline v0_4::paths

@@ -5,7 +5,7 @@
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 
 bool paths::rows_f32(const Product& product, const Rows& w) {
     if (product.total_rows() > product.limits.dequantized_rows) return false;
@@ -35,4 +35,4 @@ bool paths::rows_f32(const Product& product, const Rows& w) {
     return true;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4

@@ -11,7 +11,7 @@
 #include "matmul/paths/panels.hpp"
 #include "matmul/paths/paths.hpp"
 
-namespace breccia::inline v0_3 {
+namespace breccia::inline v0_4 {
 namespace {
 
 constexpr std::int64_t tile_size = 16, line = 64, byte_block = 32;
@@ -245,4 +245,4 @@ bool paths::tiles(const Product& product, const ScaledMatrix& w) {
     return true;
 }
 
-}  // namespace breccia::inline v0_3
+}  // namespace breccia::inline v0_4
