@@ -108,7 +108,7 @@ STAGES = (
         ".ci/run_serving",
         "layers of vLLM and SGLang in these programs' own files",
         (
-            *(f"python/breccia/{name}" for name in ("nn/", "served/", "vllm/", "sglang/", "checkpoint/targets.py")),
+            *(f"python/breccia/{name}" for name in ("nn/", "_serving/", "vllm/", "sglang/", "checkpoint/planning/")),
             "tests_py/serving/",
             ".ci/requirements-serving.txt",
             ".ci/requirements-serving-needed.txt",

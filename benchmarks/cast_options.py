@@ -15,9 +15,9 @@ from pathlib import Path
 
 import breccia
 import numpy as np
-from breccia.cast_options import CastOptions
 from breccia.kernels import whole_array
 from breccia.kernels.whole_array.namespace import NumPy
+from breccia.verbs.cast_options import CastOptions
 from compare_cpu import cpu_model
 from documents.speed import options_table
 

@@ -22,7 +22,8 @@ from typing import Any
 
 import breccia
 import numpy as np
-from breccia.bridges import _parts, deepseek
+from breccia.bridges import deepseek
+from breccia.bridges import parts as _parts
 from breccia.checkpoint import SafetensorsFile, convert, save_arrays
 from compare_cpu import cpu_model
 

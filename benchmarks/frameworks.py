@@ -16,8 +16,8 @@ import breccia
 import jax
 import numpy as np
 import torch
-from breccia.frameworks import _jax_ffi
 from breccia.frameworks import jax as on_jax
+from breccia.frameworks.jax import ffi
 from compare_cpu import cpu_model
 from documents.speed import frameworks_table
 
@@ -38,7 +38,7 @@ def best(calls, rounds):
 
 def compiled(method, recipe):
     """A jitted cast that reaches the core in that way; traced at once, while it is chosen."""
-    on_jax.compiled = _jax_ffi.chosen(method)
+    on_jax.compiled = ffi.chosen(method)
     jax.clear_caches()
     return jax.jit(lambda x: breccia.cast(x, recipe)).lower(jax.ShapeDtypeStruct(X.shape, X.dtype)).compile()
 
@@ -47,7 +47,7 @@ def measure(rounds):
     breccia.set_num_threads(1)
     torch.set_num_threads(1)
     on_torch, x = torch.from_numpy(X), jax.numpy.asarray(X)
-    methods = ("ffi", "callback") if _jax_ffi.register() else ("callback",)
+    methods = ("ffi", "callback") if ffi.register() else ("callback",)
     rows = []
     for name, recipe in RECIPES.items():
         ways = {f"jit, {method}": compiled(method, recipe) for method in methods}

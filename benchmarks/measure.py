@@ -85,10 +85,12 @@ RESULTS = {
     "cpu": _cpu("compare_cpu", *COMPARED, *CASTS, "cpp/src/matmul/", options="--threads 1 --seconds 0.1 "),
     "cpu_avx2": _backend("avx2"),
     "cpu_avx512": _backend("avx512"),
-    "call_cost": _cpu("call_cost", "python/breccia/verbs.py", "python/breccia/scaled_tensor.py", "python/src/"),
+    "call_cost": _cpu(
+        "call_cost", "python/breccia/verbs/__init__.py", "python/breccia/scaled_tensor.py", "python/src/"
+    ),
     "cast_options": _cpu("cast_options", *CASTS),
     "convert": _cpu("compare_convert", *CHECKPOINTS, *CASTS, options="--gib 0.25 "),
-    "gguf_speed": _cpu("gguf_speed", "python/breccia/bridges/_gguf_quantize.py"),
+    "gguf_speed": _cpu("gguf_speed", "python/breccia/bridges/gguf/quantize.py"),
     "decode_step": _cpu("decode_step", *PRODUCTS, *TORCH, options="--size 1b --rounds 24 "),
     "frameworks": _cpu("frameworks", *CASTS, "python/breccia/frameworks/"),
     "import_time": _cpu("import_time", "python/breccia/__init__.py"),

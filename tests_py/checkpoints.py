@@ -8,7 +8,8 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import _parts, deepseek, gpt_oss, modelopt
+from breccia.bridges import deepseek, gpt_oss, modelopt
+from breccia.bridges import parts as _parts
 from breccia.checkpoint import (
     SafetensorsFile,
     save_arrays,

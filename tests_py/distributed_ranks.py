@@ -10,7 +10,7 @@ import types
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from breccia.frameworks import _torch_bytes
+from breccia.frameworks.torch import byte_parameters
 
 # Ranks are forks of one process that has imported what they need and has no other thread: importing takes seconds.
 multiprocessing.set_forkserver_preload(
@@ -61,5 +61,5 @@ def before_2_13():
     def parameter(data, requires_grad=True):
         return torch.nn.Parameter(data).requires_grad_(requires_grad)
 
-    _torch_bytes._integers_shard = False
+    byte_parameters._integers_shard = False
     _fsdp_param.nn = types.SimpleNamespace(Module=torch.nn.Module, Parameter=parameter)

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from breccia.checkpoint import convert, disk
+from breccia.checkpoint import convert
+from breccia.checkpoint.files import disk
 
 STOPPED = 77
 
@@ -59,7 +60,7 @@ class Runner:
         self.out, self.partial, self.old = out, out.with_name(f".{out.name}.partial"), old
         self.before = None if old is None else tree(old)
         self.run = lambda: convert(source, out, to, threads=1, force=old is not None)
-        importlib.import_module("breccia.checkpoint.convert")._SYNC_EVERY = 1  # a record a tensor
+        importlib.import_module("breccia.checkpoint.writing.convert")._SYNC_EVERY = 1  # a record a tensor
         calls: list[str] = []
         self.clear()
         disk.before = lambda what, _: calls.append(what)

@@ -26,9 +26,9 @@ import numpy as np
 from breccia import dequantize
 from breccia.bridges import OutsideTensor
 from breccia.checkpoint import Checkpoint, convert, target_names
-from breccia.checkpoint.complete import complete
-from breccia.checkpoint.dtypes import DTYPES, nbytes_of
-from breccia.checkpoint.inspect import inspect, lines
+from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
+from breccia.checkpoint.judging.complete import complete
+from breccia.checkpoint.judging.inspect import inspect, lines
 from breccia.scaled_tensor import ScaledTensor
 from checkpoints import weight, write_shards
 from pace import import_peers

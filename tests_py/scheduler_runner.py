@@ -17,7 +17,7 @@ class Mortal:
         self.piece, self.flag = piece, flag
 
     def run(self):
-        from breccia.checkpoint import disk
+        from breccia.checkpoint.files import disk
 
         try:
             os.close(os.open(self.flag, os.O_CREAT | os.O_EXCL))

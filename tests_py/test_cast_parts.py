@@ -11,7 +11,7 @@ from breccia import cast
 
 jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
-from breccia.frameworks import _torch_tensors  # noqa: E402
+from breccia.frameworks.torch import tensors  # noqa: E402
 from breccia.kernels import whole_array  # noqa: E402
 
 ROWS, COLS = 384, 512
@@ -108,7 +108,7 @@ def test_values_beyond_the_amax_saturate(recipe, backend, factor):
     x = cases.normal((64, 256), 5)
     amax = amax_of(x, recipe) * np.float32(factor)
     expected = whole_array.cast(
-        _torch_tensors.NAMESPACE, torch.from_numpy(x), recipe, breccia.cast_options.CastOptions(amax=amax)
+        tensors.NAMESPACE, torch.from_numpy(x), recipe, breccia.verbs.cast_options.CastOptions(amax=amax)
     )
     before = breccia.cpu_info()["backend"]
     breccia.set_backend(backend)
@@ -134,11 +134,11 @@ def test_frameworks_make_the_cores_bytes(recipe, axis):
     piece = x[128:256, :256] if axis == 0 else x[:128, 256:]
     options = options_of(x[: len(piece)] if axis else x, recipe, axis, 128 if axis == 0 else 256, 7)
     expected = cast(piece, recipe, **options)
-    checked = breccia.cast_options.CastOptions(**options)
+    checked = breccia.verbs.cast_options.CastOptions(**options)
     made = {
         "torch": cast(torch.from_numpy(piece), recipe, **options),
         "JAX": cast(jax.numpy.asarray(piece), recipe, **options),
-        "whole arrays of torch": whole_array.cast(_torch_tensors.NAMESPACE, torch.from_numpy(piece), recipe, checked),
+        "whole arrays of torch": whole_array.cast(tensors.NAMESPACE, torch.from_numpy(piece), recipe, checked),
     }
     for name, parts in made.items():
         for part in ("data", "scale", "zero_point", "global_scale"):

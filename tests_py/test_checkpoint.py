@@ -15,7 +15,8 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import _parts, modelopt
+from breccia.bridges import modelopt
+from breccia.bridges import parts as _parts
 from breccia.checkpoint import (
     Checkpoint,
     SafetensorsFile,
@@ -24,7 +25,7 @@ from breccia.checkpoint import (
     target_names,
     verify,
 )
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
 from checkpoints import MAKERS, deepseek_v3, first_layer_of_minilm, gpt_oss_20b, modelopt_nvfp4, weight, write_shards
 
 PLAIN = ("bf16", "fp16", "fp32")
@@ -150,7 +151,7 @@ def test_int4_repacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(640, 4096), (3, 96, 4096)])
 def test_pieces_make_the_whole(shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every format's bytes are the same whether a tensor is moved at once or in runs of rows."""
-    repack_module = importlib.import_module("breccia.checkpoint.repack")
+    repack_module = importlib.import_module("breccia.checkpoint.writing.repack")
     save_arrays({"a.weight": weight(*shape)}, tmp_path / "a.safetensors")
     for i, to in enumerate(name for name in target_names() if ":" in name):
         suffix = ".gguf" if to.startswith("gguf") else ".safetensors"
@@ -240,7 +241,7 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     source = write_shards(tmp_path / "in", [arrays, {"z.weight": weight(64, 64)}], {})
     code = (
         "import sys, os, signal;"
-        "import importlib; m = importlib.import_module('breccia.checkpoint.convert');"
+        "import importlib; m = importlib.import_module('breccia.checkpoint.writing.convert');"
         "m._SYNC_EVERY = 1; real = m.execute; n = [0]\n"
         "def slow(*a):\n"
         "    n[0] += 1\n"
@@ -252,7 +253,7 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     assert run.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     assert (tmp_path / ".out.partial" / "journal").read_bytes().count(b'["tensor"') == 4
-    import breccia.checkpoint.execute as execute_module
+    import breccia.checkpoint.writing.execute as execute_module
 
     calls = []
     real = execute_module.repack

@@ -9,7 +9,8 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import _parts, comfyui, compressed_tensors, deepseek, modelopt
+from breccia.bridges import comfyui, compressed_tensors, deepseek, modelopt
+from breccia.bridges import parts as _parts
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, merge_lora, save_arrays, target_names
 from checkpoints import weight
 

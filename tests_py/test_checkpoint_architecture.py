@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from breccia import checkpoint
-from breccia.checkpoint.complete import render
+from breccia.checkpoint.judging.complete import render
 from tiny_models import MODELS, made_once
 
 torch = pytest.importorskip("torch")

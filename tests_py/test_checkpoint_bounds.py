@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, convert, save_arrays, verify
-from breccia.checkpoint.bounds import bits_of, least
-from breccia.cli import main
+from breccia.checkpoint.judging.bounds import bits_of, least
+from breccia.cli.main import main
 
 clients = pytest.importorskip("clients")  # a source archive has no benchmarks
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from breccia.bridges import from_awq, from_gptq
 from breccia.checkpoint import Checkpoint, SafetensorsFile, complete, convert, save_arrays, verify
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
 from checkpoints import weight
 
 ROWS, COLUMNS, GROUP = 64, 128, 32

@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from breccia.checkpoint import SafetensorsFile, SafetensorsWriter, convert, disk, inspect, locks, save_arrays, verify
-from breccia.checkpoint.journal import Journal, read_journal
-from breccia.checkpoint.work import partial_of
+from breccia.checkpoint import SafetensorsFile, SafetensorsWriter, convert, inspect, save_arrays, verify
+from breccia.checkpoint.files import disk, locks
+from breccia.checkpoint.writing.journal import Journal, read_journal
+from breccia.checkpoint.writing.work import partial_of
 from checkpoints import weight, write_shards
 from fault_runner import tree
 
 RUNNER = Path(__file__).with_name("fault_runner.py")
 KILLER = Path(__file__).with_name("kill_runner.py")
-convert_module = importlib.import_module("breccia.checkpoint.convert")
+convert_module = importlib.import_module("breccia.checkpoint.writing.convert")
 
 
 def shards(path: Path) -> Path:
@@ -65,7 +66,7 @@ def test_a_kill_at_any_moment_loses_nothing(to: str, tmp_path: Path) -> None:
 
 
 def test_every_change_of_the_disk_is_stopped_at(tmp_path: Path) -> None:
-    """Nothing but `breccia.checkpoint.disk` changes the disk: else the kills above would miss it."""
+    """Nothing but `breccia.checkpoint.files.disk` changes the disk: else the kills above would miss it."""
     source, seen = shards(tmp_path / "in"), []
     changes = {
         "os.mkdir",
@@ -246,12 +247,12 @@ def change_tokenizer(source: Path) -> None:
 
 
 def change_version(source: Path) -> None:
-    importlib.import_module("breccia.checkpoint.identity").__version__ = "another"
+    importlib.import_module("breccia.checkpoint.planning.identity").__version__ = "another"
 
 
 @pytest.mark.parametrize("change", [change_config, change_tokenizer, change_version])
 def test_only_the_same_conversion_is_resumed(change: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("breccia.checkpoint.identity")
+    module = importlib.import_module("breccia.checkpoint.planning.identity")
     monkeypatch.setattr(module, "__version__", module.__version__)
     source = shards(tmp_path / "in")
     stopped_half_way(source, tmp_path / "out", "mxfp8", monkeypatch)

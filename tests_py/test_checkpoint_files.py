@@ -18,7 +18,7 @@ from breccia.checkpoint import (
     save_arrays,
     verify,
 )
-from breccia.checkpoint.dtypes import DTYPES
+from breccia.checkpoint.files.dtypes import DTYPES
 from checkpoints import modelopt_nvfp4, weight
 
 RNG = np.random.default_rng(0)

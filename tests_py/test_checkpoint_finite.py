@@ -9,14 +9,15 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.checkpoint import convert, disk, finish, plan, save_arrays, target_names, verify
-from breccia.checkpoint.finite import counted, in_piece
+from breccia.checkpoint import convert, finish, plan, save_arrays, target_names, verify
+from breccia.checkpoint.files import disk
 from breccia.checkpoint.workers import PIECE, Workers
-from breccia.cli import main
+from breccia.checkpoint.writing.finite import counted, in_piece
+from breccia.cli.main import main
 from checkpoints import weight, write_shards
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
-convert_module = importlib.import_module("breccia.checkpoint.convert")
+convert_module = importlib.import_module("breccia.checkpoint.writing.convert")
 FLOATS = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64}
 BAD = [np.inf, -np.inf, np.nan]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, complete, convert, inspect, save_arrays, target_names, verify
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
 from checkpoints import weight
 
 ml_dtypes = pytest.importorskip("ml_dtypes")

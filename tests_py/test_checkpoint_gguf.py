@@ -22,8 +22,10 @@ from breccia.checkpoint import (
     save_arrays,
     verify,
 )
-from breccia.checkpoint.files import gguf_models, gguf_parameters, gguf_types
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
+from breccia.gguf import models as gguf_models
+from breccia.gguf import parameters
+from breccia.gguf import types as gguf_types
 from checkpoints import minilm, weight
 from fault_runner import tree
 
@@ -468,6 +470,6 @@ def test_keys_and_types_are_ggufs_own() -> None:
         "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
     }  # fmt: skip
     for architecture in gguf_models._TABLES:
-        said = gguf_parameters.hyperparameters(decoder, architecture)
+        said = parameters.hyperparameters(decoder, architecture)
         assert len(said) >= 7
         assert {key.replace(architecture, "{arch}", 1) for key in said} <= known

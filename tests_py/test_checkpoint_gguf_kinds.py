@@ -9,7 +9,7 @@ import pytest
 from breccia.bridges import dequantize_gguf, quantize_gguf
 from breccia.bridges.gguf import KINDS, TYPES
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, finish, plan, save_arrays, target_names, verify
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
 from checkpoints import weight
 from tiny_models import made_once, transformers
 

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from breccia.bridges import Found
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, finish, plan, save_arrays, verify
-from breccia.checkpoint.files import gguf_models, gguf_rope
-from breccia.checkpoint.files.gguf_file import GgufFile
-from breccia.checkpoint.gguf_folder import config_of
-from breccia.checkpoint.rows import rows_of
-from breccia.checkpoint.targets import parse_target, wanted
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
+from breccia.checkpoint.planning.targets import parse_target, wanted
+from breccia.checkpoint.reading.rows import rows_of
+from breccia.gguf import models as gguf_models
+from breccia.gguf import rope as gguf_rope
+from breccia.gguf.container import GgufFile
+from breccia.gguf.folder import config_of
 from checkpoints import weight
 from fault_runner import tree
 from tiny_models import SIZES, logits, random_model, transformers

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from breccia.checkpoint import convert, save_arrays
-from breccia.cli import main
+from breccia.cli.main import main
 from checkpoints import weight
 from test_merge_lora import adapter, base
 
@@ -122,7 +122,7 @@ if reader == "safetensors":
     def read():
         with safetensors.safe_open(path, "numpy") as file: return len(file.keys())
 elif reader == "open":
-    import breccia, breccia.checkpoint.source
+    import breccia, breccia.checkpoint.reading.source
     def read(): return len(breccia.open(path))
 else:
     import contextlib, io

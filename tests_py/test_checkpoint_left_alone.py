@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays, target_names, verify
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
 from checkpoints import weight
 
 ml_dtypes = pytest.importorskip("ml_dtypes")

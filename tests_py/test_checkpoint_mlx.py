@@ -9,7 +9,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, convert, save_arrays, verify
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
 from checkpoints import weight
 
 mx = pytest.importorskip("mlx.core")

@@ -12,8 +12,8 @@ import pytest
 from breccia.bridges import dequantize_gguf
 from breccia.bridges.gguf import NUMBERS, TYPES
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, inspect, save_arrays, verify
-from breccia.checkpoint.files.gguf_file import GgufWriter
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
+from breccia.gguf.container import GgufWriter
 from checkpoints import deepseek_v3, gpt_oss_20b, weight, write_shards
 from test_checkpoint_contradictions import gptq
 

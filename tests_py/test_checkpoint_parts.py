@@ -13,8 +13,10 @@ from pathlib import Path
 
 import checkpoints
 import pytest
-from breccia.checkpoint import convert, disk, finish, parts, plan
+from breccia.checkpoint import convert, finish, plan
+from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.input_file import InputFile
+from breccia.checkpoint.writing import parts
 from fault_runner import tree
 from pace import pace
 
@@ -226,7 +228,7 @@ def test_a_source_that_was_swapped_between_parts_is_told(tmp_path):
 
 def test_a_source_that_is_swapped_while_a_part_is_interrupted_is_told(tmp_path, monkeypatch):
     source, out = checkpoints.deepseek_v3(tmp_path / "source"), tmp_path / "out"
-    module = importlib.import_module("breccia.checkpoint.convert")
+    module = importlib.import_module("breccia.checkpoint.writing.convert")
     monkeypatch.setattr(module, "_SYNC_EVERY", 1)
     (piece,), seen = plan(source, out, "nvfp4", 1), [0]
 
@@ -248,7 +250,7 @@ def test_a_source_that_is_swapped_while_a_part_is_interrupted_is_told(tmp_path, 
 def test_what_is_done_of_an_interrupted_conversion_is_looked_at(sources, tmp_path, monkeypatch):
     """Bytes that changed meanwhile are made anew, in files that are complete and in those that are not."""
     source = sources["deepseek"]
-    module = importlib.import_module("breccia.checkpoint.convert")
+    module = importlib.import_module("breccia.checkpoint.writing.convert")
     monkeypatch.setattr(module, "_SYNC_EVERY", 1)
     convert(source, tmp_path / "whole", "nvfp4")
     for number in (4, 5, 7, 8):

@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from breccia.checkpoint.patterns import Patterns
+from breccia.checkpoint.lora.patterns import Patterns
 
 NAMES = [
     "q",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from breccia.bridges import modules
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
 from checkpoints import deepseek_v3, first_layer_of_minilm, gpt_oss_20b
 
 torch = pytest.importorskip("torch")
@@ -64,7 +64,7 @@ def file(directory: Path) -> Any:
 
 
 def as_torch(array: Any) -> Any:
-    from breccia.bridges._common import to_torch
+    from breccia.bridges.common import to_torch
 
     return to_torch(np.array(array))
 

@@ -9,8 +9,8 @@ import pytest
 from breccia import bridges
 from breccia.checkpoint import Checkpoint, convert, target_names
 from breccia.checkpoint.files.input_file import InputFile
-from breccia.checkpoint.rows import rows_of, stored_shape, together
-from breccia.checkpoint.targets import parse_target
+from breccia.checkpoint.planning.targets import parse_target
+from breccia.checkpoint.reading.rows import rows_of, stored_shape, together
 from checkpoints import MAKERS, weight, write_shards
 
 ml_dtypes = pytest.importorskip("ml_dtypes")

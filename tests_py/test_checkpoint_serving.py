@@ -10,9 +10,10 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import _parts, compressed_tensors, modelopt
+from breccia.bridges import compressed_tensors, modelopt
+from breccia.bridges import parts as _parts
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays, verify
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
 from checkpoints import deepseek_v3, minilm, modelopt_nvfp4, weight, write_shards
 
 FUSED = [

@@ -9,9 +9,10 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import _parts, comfyui, compressed_tensors, modelopt
+from breccia.bridges import comfyui, compressed_tensors, modelopt
+from breccia.bridges import parts as _parts
 from breccia.checkpoint import Checkpoint, convert, save_arrays, verify
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
 
 pytest.importorskip("ml_dtypes")  # without it arrays of codes are of plain bytes, which files say, too
 RNG = np.random.default_rng(11)

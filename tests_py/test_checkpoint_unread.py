@@ -9,7 +9,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, convert, save_arrays
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
 from checkpoints import weight
 
 ml_dtypes = pytest.importorskip("ml_dtypes")

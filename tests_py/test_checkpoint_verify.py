@@ -11,7 +11,7 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import _common
+from breccia.bridges import common
 from breccia.checkpoint import (
     Checkpoint,
     SafetensorsFile,
@@ -20,8 +20,8 @@ from breccia.checkpoint import (
     save_arrays,
     verify,
 )
-from breccia.checkpoint.verify import diagnose
-from breccia.cli import main
+from breccia.checkpoint.judging.verify import diagnose
+from breccia.cli.main import main
 from checkpoints import MAKERS, deepseek_v3, weight
 
 
@@ -72,7 +72,7 @@ def test_mistakes_are_named() -> None:
         "reciprocal global scale": broken(nvfp4, global_scale=1 / nvfp4.global_scale),
         "swapped nibbles": broken(nvfp4, data=(data >> 4) | (data << 4)),
         "transposed scale": broken(tiles, scale=np.ascontiguousarray(tiles.scale.T)),
-        "swizzled scale": broken(nvfp4, scale=_common.swizzle(scale).reshape(scale.shape)),
+        "swizzled scale": broken(nvfp4, scale=common.swizzle(scale).reshape(scale.shape)),
         "missing or wrong global scale": broken(nvfp4, global_scale=np.float32(1)),
         "zero point too high by one": broken(int4, zero_point=int4.zero_point.astype(np.float32) + 1),
         "zero point too low by one": broken(int4, zero_point=int4.zero_point.astype(np.float32) - 1),

@@ -15,8 +15,8 @@ import breccia
 import numpy as np
 import pytest
 from breccia.checkpoint import SafetensorsFile, convert, doctor, save_arrays, verify
-from breccia.checkpoint.doctor import render
-from breccia.cli import main
+from breccia.checkpoint.judging.doctor import render
+from breccia.cli.main import main
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from breccia.bridges import modules
 from breccia.checkpoint import Checkpoint, convert, verify
-from breccia.checkpoint.models import tied
+from breccia.checkpoint.reading.models import tied
 from tiny_models import HEADS, MODELS, logits, made_once, transformers
 
 torch = pytest.importorskip("torch")

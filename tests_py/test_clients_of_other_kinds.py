@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from breccia.checkpoint import convert
-from breccia.checkpoint.models import other_names
+from breccia.checkpoint.reading.models import other_names
 from tiny_models import transformers
 
 torch = pytest.importorskip("torch")

@@ -8,7 +8,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia import _core, comparison
-from breccia.checkpoint.plot import _errors, _scales, scales_of
+from breccia.checkpoint.judging.plot import _errors, _scales, scales_of
 from cases import ALL, normal, shape_for
 
 ml_dtypes = pytest.importorskip("ml_dtypes")

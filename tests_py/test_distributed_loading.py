@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from breccia import bridges
 from breccia.autograd import LinearRecipes
-from breccia.bridges import _common
+from breccia.bridges import common
 from breccia.checkpoint import Checkpoint, convert, target_names
 from checkpoints import MAKERS, weight, write_shards
 
@@ -24,7 +24,7 @@ if not torch.distributed.is_available():
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from breccia import distributed  # noqa: E402
 from breccia.checkpoint.files.input_file import InputFile  # noqa: E402
-from breccia.distributed import reader as reader_module  # noqa: E402
+from breccia.distributed.checkpoints import reader as reader_module  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: E402
@@ -100,7 +100,7 @@ def codes_of(folder, to):
         if isinstance(loaded, breccia.ScaledTensor):
             parts = {name: getattr(loaded.to("torch"), name) for name in ("scale", "zero_point", "global_scale")}
             four = breccia.formats.finfo(loaded.recipe.element).bits == 4
-            data = torch.tensor(_common.packed_codes(loaded)) if four else loaded.to("torch").data
+            data = torch.tensor(common.packed_codes(loaded)) if four else loaded.to("torch").data
             yield found, {"data": data, **parts}
 
 

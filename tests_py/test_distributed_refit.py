@@ -17,7 +17,7 @@ import distributed_ranks  # noqa: E402
 if not torch.distributed.is_available():
     pytest.skip("torch is built without torch.distributed", allow_module_level=True)
 from breccia import distributed  # noqa: E402
-from breccia.distributed.taking import stored_dtype  # noqa: E402
+from breccia.distributed.checkpoints.taking import stored_dtype  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 

@@ -17,7 +17,7 @@ if not torch.distributed.is_available():
     pytest.skip("torch is built without torch.distributed", allow_module_level=True)
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from breccia import distributed  # noqa: E402
-from breccia.frameworks._torch_weights import codes_of  # noqa: E402
+from breccia.frameworks.torch.weights import codes_of  # noqa: E402
 from breccia.nn import ScaledLinear  # noqa: E402
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402

@@ -9,7 +9,7 @@ import breccia
 import cases
 import pytest
 from breccia.autograd import LinearRecipes
-from breccia.pieces import block_along
+from breccia.value.joining import block_along
 
 torch = pytest.importorskip("torch")
 import distributed_ranks  # noqa: E402

@@ -10,9 +10,9 @@ import breccia
 import numpy as np
 import pytest
 from breccia.checkpoint import convert, save_arrays
-from breccia.checkpoint.output_error import output_error
-from breccia.checkpoint.verify import verify
-from breccia.cli import main
+from breccia.checkpoint.judging.output_error import output_error
+from breccia.checkpoint.judging.verify import verify
+from breccia.cli.main import main
 from breccia.moments import Moments, load_moments, save_moments
 from tiny_models import random_model, transformers
 

@@ -8,7 +8,7 @@ import cases
 import numpy as np
 import peers
 import pytest
-from breccia.bridges._outside import OutsideTensor
+from breccia.bridges.outside import OutsideTensor
 from breccia.checkpoint import SafetensorsFile, convert, save_arrays
 
 

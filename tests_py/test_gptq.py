@@ -4,7 +4,7 @@
 import breccia
 import numpy as np
 import pytest
-from breccia.error_feedback import gptq_reported
+from breccia.calibration.error_feedback import gptq_reported
 from breccia.moments import Moments
 from test_importance import RECIPES, parts
 

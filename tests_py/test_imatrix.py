@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from breccia.bridges import dequantize_gguf, quantize_gguf
 from breccia.checkpoint import convert
-from breccia.checkpoint.files.gguf_file import GgufFile, GgufWriter
-from breccia.checkpoint.files.imatrix_file import read_imatrix
 from breccia.checkpoint.files.safetensors_file import save_arrays
-from breccia.checkpoint.importance import Importance
+from breccia.checkpoint.planning.importance import Importance
+from breccia.gguf.container import GgufFile, GgufWriter
+from breccia.gguf.imatrix import read_imatrix
 from breccia.moments import Moments, save_moments
 
 Q, UP, EXPERTS = "blk.0.attn_q.weight", "blk.0.ffn_up.weight", "blk.1.ffn_gate_exps.weight"
@@ -202,7 +202,7 @@ def test_what_has_no_importance_is_said(tmp_path, model):
 
 
 def test_experts_of_each_form(tmp_path):
-    from breccia.checkpoint.files.gguf_models import model_map
+    from breccia.gguf.models import model_map
 
     config = CONFIG | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     names, reason = model_map(config, [])

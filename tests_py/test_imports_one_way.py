@@ -18,25 +18,26 @@ PACKAGE = ROOT / "python/breccia"
 # unless a longer one does; a package and "=" for its own file alone.
 LAYERS = {
     "facts": (
-        "_core _version _arguments _inputs _command_errors _terminal layouts recipes recipe_names formats cast_options "
-        "form foreign cpu peers"
+        "_core _version _inputs layouts recipes recipe_names formats cpu peers "
+        "value= value.form value.foreign verbs.cast_options cli= cli.arguments cli.errors cli.terminal"
     ),
     "registry": "frameworks= kernels.triton=",
-    "value": "cuts checked identity plain display scaled_tensor kernels.whole_array",
-    "verbs": "verbs prepared delayed autograd grouped low_rank pieces kernels comparison",
+    "value": (
+        "value.slicing value.checked value.equality value.pickling value.display scaled_tensor kernels.whole_array"
+    ),
+    "verbs": "verbs value.joining delayed autograd kernels comparison",
     "arrays": "frameworks kernels.triton gpu",
     "models": "nn quantize_model distributed sharding",
     "stored bytes": (
-        "checkpoint.arguments checkpoint.disk checkpoint.dtypes checkpoint.locks checkpoint.sums "
-        "checkpoint.files.bounded_json "
-        "checkpoint.files.input_file checkpoint.files.planned_file checkpoint.files.safetensors_file "
-        "checkpoint.files.safetensors_header moments"
+        "checkpoint.arguments checkpoint.files.bounded_json checkpoint.files.disk checkpoint.files.dtypes "
+        "checkpoint.files.input_file checkpoint.files.locks checkpoint.files.planned_file "
+        "checkpoint.files.safetensors_file checkpoint.files.safetensors_header checkpoint.files.sums moments"
     ),
     "bridges": "bridges dlpack schemes",
-    "checkpoints": "checkpoint files error_feedback",
+    "checkpoints": "checkpoint gguf io calibration= calibration.error_feedback",
     "programs": (
-        "distributed.loading distributed.reader distributed.refitting distributed.taking "
-        "calibration evaluation served diffusers peft sglang transformers vllm demo _text_commands cli __main__ ="
+        "distributed.checkpoints distributed.engine_weights "
+        "calibration evaluation _serving diffusers peft sglang transformers vllm cli __main__ ="
     ),
 }
 LEVELS = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}
@@ -113,7 +114,7 @@ def level(module: str) -> int:
 def test_a_circle_is_found():
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-    assert "form" in GRAPH["scaled_tensor"] and "checkpoint" in GRAPH["files"]  # at the top, and in a function
+    assert "value.form" in GRAPH["scaled_tensor"] and "checkpoint" in GRAPH["io"]  # at the top, and in a function
     assert "scaled_tensor" not in GRAPH["frameworks"]  # for type checkers alone
 
 

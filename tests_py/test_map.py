@@ -52,7 +52,7 @@ def test_the_verbs_are_the_same_in_every_language():
     """In C++ each has two forms, one that allocates and one that does not; in C, whose matrices have two axes, the
     latter."""
     verbs = set(breccia.verbs.__all__)
-    more = verbs | set(breccia.grouped.__all__)
+    more = verbs | set(breccia.verbs.grouped.__all__)
     include = ROOT / "cpp/include/breccia"
     cpp = (include / "ops.hpp").read_text(encoding="utf-8")
     assert set(re.findall(r"^BRECCIA_API void (\w+)_into\(", cpp, re.M)) == more

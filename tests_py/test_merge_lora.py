@@ -12,9 +12,9 @@ import breccia
 import lora_peer
 import numpy as np
 import pytest
-from breccia.bridges._common import bfloat16_bits, float32
+from breccia.bridges.common import bfloat16_bits, float32
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, merge_lora, save_arrays, verify
-from breccia.checkpoint.verify import render, values
+from breccia.checkpoint.judging.verify import render, values
 from checkpoints import write_shards
 
 RANK = 4

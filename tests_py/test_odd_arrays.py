@@ -183,8 +183,8 @@ def test_fake_tensors_alone():
 @pytest.mark.parametrize("given", [True, "lm_head", 5, [1], {"lm_head": True}])
 def test_ignored_modules_are_a_list_of_names(given):
     pytest.importorskip("torch")
-    from breccia.served.models import BrecciaConfig
-    from breccia.served.modules import Modules
+    from breccia._serving.models import BrecciaConfig
+    from breccia._serving.modules import Modules
 
     said = {"recipe": breccia.NVFP4BlockScaling().to_dict(), "ignore": given}
     sentence = rf"must be a list of names, got {re.escape(repr(given))}$"

@@ -5,7 +5,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia import recipe_names
-from breccia.checkpoint.targets import parse_target, target_names
+from breccia.checkpoint.planning.targets import parse_target, target_names
 
 X = np.random.default_rng(0).standard_normal((4, 256)).astype(np.float32)
 NAMES = {

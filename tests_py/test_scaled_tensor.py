@@ -21,7 +21,7 @@ from breccia import (
     dequantize,
     from_buffer,
 )
-from breccia.form import PARTS, cast_form
+from breccia.value.form import PARTS, cast_form
 from test_ops import check
 
 ml_dtypes = pytest.importorskip("ml_dtypes")

@@ -13,7 +13,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia.bridges import to_compressed_tensors, to_modelopt
-from breccia.bridges._common import to_torch
+from breccia.bridges.common import to_torch
 
 torch = pytest.importorskip("torch")
 METHODS = ("is_supported", "can_implement", "process_weights_after_loading", "apply_weights")
@@ -121,8 +121,8 @@ def test_programs_find_the_entry_point(group: str, module: str) -> None:
 
 def test_what_programs_must_say_is_abstract() -> None:
     """A class for a further program that leaves it out is refused where it is made, not where a model runs."""
-    from breccia.served.experts import ExpertsMethod
-    from breccia.served.linear import LinearMethod
+    from breccia._serving.experts import ExpertsMethod
+    from breccia._serving.linear import LinearMethod
 
     assert LinearMethod.__abstractmethods__ == {"say_block"}
     assert ExpertsMethod.__abstractmethods__ == {"place"}

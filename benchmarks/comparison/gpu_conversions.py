@@ -8,11 +8,11 @@ from typing import Any
 
 import breccia
 import torch
-from breccia.cast_options import CastOptions
-from breccia.frameworks import _torch_tensors
+from breccia.frameworks.torch import tensors
 from breccia.kernels import triton as kernels
 from breccia.kernels.triton.casts import cast_block, cast_nvfp4, cast_tensor
 from breccia.kernels.triton.conversions import dequant
+from breccia.verbs.cast_options import CastOptions
 
 from comparison.gpu_timing import FP8, Fn, call_time, note, randn, replay_time
 
@@ -110,7 +110,7 @@ def conversions() -> None:
             f"{source.name} to {goal.name}",
             lambda: kernels.requantize(scaled, goal),
             size,
-            lambda: _torch_tensors.whole_array_requantize(scaled, goal),
+            lambda: tensors.whole_array_requantize(scaled, goal),
         )
     searched = [replace(recipe, scale_search="mse") for recipe in (mxfp8, mxfp4, nvfp4, int4)]
     for recipe in (*searched, breccia.INT4Scaling(symmetric=False, signed=False)):
@@ -118,7 +118,7 @@ def conversions() -> None:
         size = x.nbytes + kernels.cast(x, recipe).nbytes
 
         def peer() -> Any:
-            return _torch_tensors.whole_array_cast(x, recipe, CastOptions())
+            return tensors.whole_array_cast(x, recipe, CastOptions())
 
         row("search", name, lambda: kernels.cast(x, recipe), size, peer)
 

@@ -58,7 +58,7 @@ def pairs(rows: tuple[int, ...] = ROWS_OF_X, n: int = 4096, k: int = 4096) -> No
 
 
 def _parts(operand: Any) -> Any:
-    from breccia.frameworks._torch_meta import flatten
+    from breccia.frameworks.torch.meta import flatten
 
     return flatten(operand) if isinstance(operand, breccia.ScaledTensor) else ([operand], "")
 

@@ -9,18 +9,13 @@ from breccia import autograd, delayed, formats, frameworks, kernels, layouts, re
 from breccia._version import __version__
 from breccia.autograd import cast_ste, cast_ste_clipped
 from breccia.calibration import calibrate
-from breccia.cast_options import Hadamard
+from breccia.calibration.error_feedback import gptq
 from breccia.cpu import cpu_info, num_threads, set_backend, set_num_threads
-from breccia.error_feedback import gptq
-from breccia.files import load, save, scheme
-from breccia.files import open as open  # noqa: A004 (breccia.open)
 from breccia.gpu import gpu_info
-from breccia.grouped import grouped_matmul
+from breccia.io import load, save, scheme
+from breccia.io import open as open  # noqa: A004 (breccia.open)
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
-from breccia.low_rank import lora_init
 from breccia.peers import require
-from breccia.pieces import concatenate, stack
-from breccia.prepared import PreparedWeight, prepare
 from breccia.quantize_model import quantize_
 from breccia.recipes import (
     DelayedScaling,
@@ -35,7 +30,12 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor, from_buffer
+from breccia.value.joining import concatenate, stack
 from breccia.verbs import cast, dequantize, linear, matmul, requantize
+from breccia.verbs.cast_options import Hadamard
+from breccia.verbs.grouped import grouped_matmul
+from breccia.verbs.low_rank import lora_init
+from breccia.verbs.prepared import PreparedWeight, prepare
 
 __all__ = [
     "DelayedScaling",

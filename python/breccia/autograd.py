@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from breccia import frameworks, layouts
-from breccia.cast_options import CastOptions, Hadamard
 from breccia.delayed import AmaxHistory
 from breccia.recipe_names import resolve
 from breccia.recipes import (
@@ -24,6 +23,7 @@ from breccia.recipes import (
 )
 from breccia.scaled_tensor import ScaledTensor, data_of
 from breccia.verbs import linear as scaled_linear
+from breccia.verbs.cast_options import CastOptions, Hadamard
 
 __all__ = ["LinearRecipes", "cast_ste", "cast_ste_clipped", "linear"]
 

@@ -36,10 +36,10 @@ from peft.tuners.lora.variants import DoraLinearVariant  # noqa: E402
 from peft.tuners.tuners_utils import check_adapters_to_merge  # noqa: E402
 
 from breccia import comparison, verbs  # noqa: E402
-from breccia.form import Form  # noqa: E402
 from breccia.nn import QuantizedLinear  # noqa: E402
 from breccia.recipes import choices, global_divides  # noqa: E402
 from breccia.scaled_tensor import ScaledTensor  # noqa: E402
+from breccia.value.form import Form  # noqa: E402
 
 __all__ = ["Merged", "Merging", "QuantizedLora", "merging", "prepare_model_for_kbit_training", "register"]
 

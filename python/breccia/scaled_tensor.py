@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from breccia import _core, cuts, foreign, frameworks, identity, plain, recipes
-from breccia.checked import check_arrays, make_core
-from breccia.form import PARTS, Form, logical_shape, packing_for, parts_there
+from breccia import _core, frameworks, recipes
 from breccia.recipe_names import resolve
+from breccia.value import equality, foreign, pickling, slicing
+from breccia.value.checked import check_arrays, make_core
+from breccia.value.form import PARTS, Form, logical_shape, packing_for, parts_there
 
 __all__ = ["ScaledTensor", "check_kernels", "data_of", "from_buffer"]
 
@@ -240,12 +241,12 @@ class ScaledTensor:
         return self.__array__()
 
     def reshape(self, *shape: Any) -> ScaledTensor:
-        """The values in another shape whose rows are whole blocks: see `breccia.pieces.reshape`."""
-        return cuts.reshape(self, *shape)
+        """The values in another shape whose rows are whole blocks: see `breccia.value.joining.reshape`."""
+        return slicing.reshape(self, *shape)
 
     def __getitem__(self, key: Any) -> ScaledTensor:
-        """Matrices of a batch, rows, or whole blocks: see `breccia.pieces.index`."""
-        return cuts.index(self, key)
+        """Matrices of a batch, rows, or whole blocks: see `breccia.value.joining.index`."""
+        return slicing.index(self, key)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -279,12 +280,12 @@ class ScaledTensor:
         """
         if copy is False:
             raise ValueError("copy=False cannot be met: the values of a ScaledTensor are made by dequantizing")
-        return plain.to_numpy(self, dtype)
+        return pickling.to_numpy(self, dtype)
 
     @property
     def mT(self) -> ScaledTensor:  # noqa: N802 (NumPy's name)
         """The last two axes swapped: a view, no copy. A 1-D tensor is its own transpose."""
-        return cuts.transposed(self) if self.ndim >= 2 else self
+        return slicing.transposed(self) if self.ndim >= 2 else self
 
     @property
     def T(self) -> ScaledTensor:  # noqa: N802 (NumPy's name)
@@ -298,7 +299,7 @@ class ScaledTensor:
         return self.mT
 
     def _repr_html_(self) -> str:
-        from breccia import display
+        from breccia.value import display
 
         return display.html_of(self)
 
@@ -313,13 +314,13 @@ class ScaledTensor:
         """Whether both hold the same bytes in one framework and on one device, under equal recipes and layouts."""
         if self is other:
             return True
-        return identity.equal(self, other) if isinstance(other, ScaledTensor) else NotImplemented
+        return equality.equal(self, other) if isinstance(other, ScaledTensor) else NotImplemented
 
     def __hash__(self) -> int:
-        return identity.key(self)
+        return equality.key(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arrays = plain.to_pickle(_parts(self))
+        arrays = pickling.to_pickle(_parts(self))
         return _unpickle, (*arrays, self.recipe, self.layout, self.shape, self.original_dtype)
 
 
@@ -373,7 +374,7 @@ def _parts(scaled: ScaledTensor) -> tuple[Any, Any, Any, Any]:
 def _unpickle(*stored: Any) -> ScaledTensor:
     # Four arrays as `plain.to_pickle` has them, then what they mean.
     recipe, layout, shape, original_dtype = stored[4:]
-    data, scale, zero_point, global_scale = plain.from_pickle(stored[:4], layout)
+    data, scale, zero_point, global_scale = pickling.from_pickle(stored[:4], layout)
     meant = {"shape": tuple(shape), "original_dtype": original_dtype}
     return from_buffer(data, scale, recipe, layout, zero_point, global_scale=global_scale, **meant)
 

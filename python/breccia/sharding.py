@@ -15,12 +15,12 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from breccia import verbs
-from breccia.cuts import block_along
-from breccia.frameworks import _jax_sharding as cuts
-from breccia.frameworks._jax_callbacks import raw
+from breccia.frameworks.jax import sharding as cuts
+from breccia.frameworks.jax.callbacks import raw
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.value.slicing import block_along
 
 __all__ = ["all_gather", "cast", "shardings", "specs"]
 

@@ -67,7 +67,7 @@ def test_what_kitchen_quantizes_is_read(key: str, kitchen: Any) -> None:
 
 
 def _torch(array: Any) -> Any:
-    from breccia.bridges._common import to_torch
+    from breccia.bridges.common import to_torch
 
     return to_torch(np.array(array))
 

@@ -6,9 +6,10 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import _common, _parts, from_compressed_tensors, to_compressed_tensors
+from breccia.bridges import common, from_compressed_tensors, to_compressed_tensors
 from breccia.bridges import compressed_tensors as bridge
-from breccia.bridges._written import Written
+from breccia.bridges import parts as _parts
+from breccia.bridges.written import Written
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -39,7 +40,7 @@ def test_they_decode_ours(key: str) -> None:
     recipe = bridge.RECIPES[key]
     scaled = breccia.cast(weight(), recipe)
     parts = _parts.materialize(bridge.lay_out(scaled))
-    state = {role: _common.to_torch(array) for role, array in parts.items()}
+    state = {role: common.to_torch(array) for role, array in parts.items()}
     its_scheme, name = scheme(recipe)
     if key == "int4-asym" or "weight_zero_point" in state:
         assert its_scheme.weights.symmetric is False
@@ -59,14 +60,14 @@ def test_we_decode_theirs(key: str) -> None:
     scaled = breccia.cast(weight(), recipe)
     parts = _parts.materialize(bridge.lay_out(scaled))
     its_scheme, name = scheme(recipe)
-    scale = torch.from_numpy(_common.float32(np.asarray(_decoded_scale(scaled))).copy())
+    scale = torch.from_numpy(common.float32(np.asarray(_decoded_scale(scaled))).copy())
     state = {"weight": torch.from_numpy(weight()), "weight_scale": scale}
     if "weight_global_scale" in parts:
-        state["weight_global_scale"] = _common.to_torch(parts["weight_global_scale"])
+        state["weight_global_scale"] = common.to_torch(parts["weight_global_scale"])
     if scaled.zero_point is not None:
         state["weight_zero_point"] = torch.from_numpy(scaled.zero_point.astype(np.int16) - 8).to(torch.int8)
     theirs = compressor(name).compress(state, its_scheme)
-    stored = {role: _common.as_numpy(t, role) for role, t in theirs.items()}
+    stored = {role: common.as_numpy(t, role) for role, t in theirs.items()}
     back = from_compressed_tensors(stored)
     assert same_numbers(compressor(name).decompress(theirs, its_scheme)["weight"], breccia.dequantize(back))
     again = _parts.materialize(bridge.lay_out(back))
@@ -95,7 +96,7 @@ def test_the_global_scale_divides() -> None:
             "weight_global_scale": divisor.reshape(1),
         }
         scaled = from_compressed_tensors(parts)
-        state = {role: _common.to_torch(array) for role, array in parts.items()}
+        state = {role: common.to_torch(array) for role, array in parts.items()}
         wanted = dequantize(
             unpack_fp4_from_uint8(state["weight_packed"], 64, 256, dtype=torch.float32),
             state["weight_scale"].float(),
@@ -110,7 +111,7 @@ def test_the_global_scale_divides() -> None:
 
 def test_reciprocals_turn_into_each_other_where_they_can() -> None:
     x = np.float32(2688) / np.random.default_rng(0).uniform(0.01, 2, 2000).astype(np.float32)
-    back = np.float32(1) / _common.reciprocal(x)
+    back = np.float32(1) / common.reciprocal(x)
     assert (np.abs(back - x) <= np.spacing(x)).all()
     assert (back == x).sum() > 0.6 * x.size
 
@@ -119,7 +120,7 @@ def test_reciprocals_turn_into_each_other_where_they_can() -> None:
 def test_int8_byte_by_byte(group_size: Any) -> None:
     scaled = breccia.cast(weight(), breccia.INT8Scaling(group_size=group_size))
     parts = to_compressed_tensors(scaled, packed=False)
-    state = {role: _common.to_torch(array) for role, array in parts.items()}
+    state = {role: common.to_torch(array) for role, array in parts.items()}
     assert same_numbers(
         compressor("int-quantized").decompress(state, scheme(scaled.recipe)[0])["weight"], breccia.dequantize(scaled)
     )

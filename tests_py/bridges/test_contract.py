@@ -11,7 +11,8 @@ import breccia
 import numpy as np
 import pytest
 from breccia import bridges
-from breccia.bridges import OutsideTensor, _common, _parts
+from breccia.bridges import OutsideTensor, common
+from breccia.bridges import parts as _parts
 from cases import RECIPES
 
 pytest.importorskip("ml_dtypes")  # arrays say by it what their bytes are
@@ -229,8 +230,8 @@ def test_names_of_the_modules_are_names_of_the_package() -> None:
 def test_swizzle_round_trip() -> None:
     for rows, columns in [(1, 1), (128, 4), (129, 5), (300, 33)]:
         scale = np.random.default_rng(0).integers(0, 255, (rows, columns), dtype=np.uint8)
-        np.testing.assert_array_equal(_common.unswizzle(_common.swizzle(scale), rows, columns), scale)
-    flat = _common.swizzle(np.arange(200 * 7, dtype=np.int64).astype(np.uint8).reshape(200, 7))
+        np.testing.assert_array_equal(common.unswizzle(common.swizzle(scale), rows, columns), scale)
+    flat = common.swizzle(np.arange(200 * 7, dtype=np.int64).astype(np.uint8).reshape(200, 7))
     r, c, tiles = 170, 6, 2
     at = ((r // 128) * tiles + c // 4) * 512 + (r % 32) * 16 + ((r % 128) // 32) * 4 + c % 4
     assert flat[at] == (r * 7 + c) % 256
@@ -262,6 +263,6 @@ def test_reciprocals_of_extremes_warn_of_nothing() -> None:
     extremes = np.array([0, 1e-45, 1e-38, 1, 3e38], np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = _common.reciprocal(extremes)
+        result = common.reciprocal(extremes)
     np.testing.assert_array_equal(result[:2], np.inf)
     assert result[3] == 1

@@ -7,8 +7,9 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import OutsideTensor, _parts, dequantize_gguf, from_gguf
+from breccia.bridges import OutsideTensor, dequantize_gguf, from_gguf
 from breccia.bridges import gguf as bridge
+from breccia.bridges import parts as _parts
 from breccia.checkpoint import SafetensorsFile, convert, save_arrays
 
 quants = pytest.importorskip("gguf.quants")

@@ -16,7 +16,7 @@ import pytest
 from breccia import bridges
 from breccia.bridges import OutsideTensor
 from breccia.checkpoint import convert, save_arrays
-from breccia.checkpoint.source import Checkpoint
+from breccia.checkpoint.reading.source import Checkpoint
 
 MISSING = object()
 DEEP: Any = json.loads("[" * 60 + "]" * 60)

@@ -6,9 +6,10 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import OutsideTensor, _parts, from_mlx
+from breccia.bridges import OutsideTensor, from_mlx
 from breccia.bridges import mlx as bridge
-from breccia.bridges._written import Written
+from breccia.bridges import parts as _parts
+from breccia.bridges.written import Written
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

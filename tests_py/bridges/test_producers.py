@@ -13,7 +13,7 @@ import pytest
 from bare_packages import bare
 from breccia.bridges import (
     OutsideTensor,
-    _common,
+    common,
     from_awq,
     from_bitsandbytes,
     from_gptq,
@@ -32,11 +32,11 @@ def weight() -> Any:
 
 
 def arrays(tensors: dict[str, Any]) -> dict[str, Any]:
-    return {role: _common.as_numpy(t, role) for role, t in tensors.items()}
+    return {role: common.as_numpy(t, role) for role, t in tensors.items()}
 
 
 def tensors(parts: dict[str, Any]) -> dict[str, Any]:
-    return {role: _common.to_torch(array) for role, array in parts.items()}
+    return {role: common.to_torch(array) for role, array in parts.items()}
 
 
 def same_numbers(ours: Any, theirs: Any) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import OutsideTensor, _torchao_files, from_torchao, to_torchao
+from breccia.bridges import OutsideTensor, from_torchao, to_torchao
 from breccia.bridges import torchao as bridge
+from breccia.bridges.torchao import files
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile
 
 torch = pytest.importorskip("torch")
@@ -159,7 +160,7 @@ def test_safetensors_layout_is_torchaos(name: str, tmp_path: Path) -> None:
     scaled = bridge.BRIDGE.open(parts, found)
     assert found.shape == tuple(tensor.shape)
     np.testing.assert_array_equal(breccia.dequantize(scaled), breccia.dequantize(from_torchao(tensor)))
-    ours, text = _torchao_files.store("layer.weight", scaled, "float32")
+    ours, text = files.store("layer.weight", scaled, "float32")
     with SafetensorsWriter(
         tmp_path / "b.safetensors",
         {k: (p.dtype, p.shape) for k, p in ours.items()},

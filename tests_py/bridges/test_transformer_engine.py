@@ -11,7 +11,8 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.bridges import _common, from_transformer_engine, to_transformer_engine
+from breccia.bridges import common as _common
+from breccia.bridges import from_transformer_engine, to_transformer_engine
 from breccia.bridges import transformer_engine as bridge
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

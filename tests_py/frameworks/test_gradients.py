@@ -276,7 +276,7 @@ def test_backward_holds_no_values_of_weights(way):
 def test_operators_say_the_truth_of_themselves():
     """Shapes, strides, dtypes and gradients for the compiler, as torch checks them."""
     layer, x = layer_of(breccia.INT8Scaling(), "int8:32"), inputs()  # torch's checks know no codes of eight bits
-    from breccia.frameworks._torch_meta import flatten, recipe_key
+    from breccia.frameworks.torch.meta import flatten, recipe_key
 
     for activations in ("", recipe_key(layer.activations)):
         for gradients in ("", "bf16", recipe_key(breccia.Float8CurrentScaling(fp8_format="E5M2"))):

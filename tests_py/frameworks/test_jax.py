@@ -13,11 +13,10 @@ from breccia import cast, dequantize, linear, matmul, requantize
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
-from breccia.cast_options import CastOptions  # noqa: E402
-from breccia.frameworks import _jax_callbacks as callbacks  # noqa: E402
-from breccia.frameworks import _jax_ffi  # noqa: E402
 from breccia.frameworks import jax as framework  # noqa: E402
+from breccia.frameworks.jax import callbacks, ffi  # noqa: E402
 from breccia.kernels import whole_array  # noqa: E402
+from breccia.verbs.cast_options import CastOptions  # noqa: E402
 
 PEER = peers.Jax()
 MXFP8, NVFP4, INT4 = breccia.MXFP8BlockScaling(), breccia.NVFP4BlockScaling(), breccia.INT4Scaling()
@@ -35,9 +34,9 @@ def special():
 @pytest.fixture(params=["callback", "ffi"])
 def compiled(request, monkeypatch):
     """Both ways of compiled code to the core."""
-    if request.param == "ffi" and not _jax_ffi.register():
+    if request.param == "ffi" and not ffi.register():
         pytest.skip("built without jaxlib's headers")
-    monkeypatch.setattr(framework, "compiled", _jax_ffi.chosen(request.param))
+    monkeypatch.setattr(framework, "compiled", ffi.chosen(request.param))
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -170,13 +169,13 @@ def test_traced_seeds():
 
 
 def test_compiled_code_does_not_pass_through_python():
-    if not _jax_ffi.register():
+    if not ffi.register():
         pytest.skip("built without jaxlib's headers")
     text = jax.jit(lambda x: dequantize(cast(x, NVFP4))).lower(jnp.ones((2, 32))).as_text()
     assert "breccia_cast" in text
     assert "callback" not in text
     with pytest.raises(ValueError, match="BRECCIA_XLA must be"):
-        _jax_ffi.chosen("fast")
+        ffi.chosen("fast")
 
 
 LATE_REGISTRATION = """

@@ -13,8 +13,8 @@ import pytest
 from breccia import cast, dequantize, linear, matmul, requantize
 
 torch = pytest.importorskip("torch")
-from breccia.frameworks import _torch_ops  # noqa: E402
-from breccia.frameworks._torch_meta import flatten, recipe_key  # noqa: E402
+from breccia.frameworks.torch import operators  # noqa: E402
+from breccia.frameworks.torch.meta import flatten, recipe_key  # noqa: E402
 
 PEER = peers.Torch()
 MXFP8, NVFP4, INT4 = breccia.MXFP8BlockScaling(), breccia.NVFP4BlockScaling(), breccia.INT4Scaling()
@@ -34,11 +34,11 @@ def test_any_device_implementation_makes_the_cores_bytes(recipe):
         if kind == "special":
             x[1, 3], x[2, 7], x[3, 9] = np.nan, np.inf, -np.nan
         reference = cast(x, recipe)
-        made = _torch_ops._cast_anywhere(torch.from_numpy(x), recipe_key(recipe))
-        mine = _torch_ops.parts_to_tensor(made, x.shape, recipe, "float32")
+        made = operators._cast_anywhere(torch.from_numpy(x), recipe_key(recipe))
+        mine = operators.parts_to_tensor(made, x.shape, recipe, "float32")
         peers.same_parts(PEER, mine, reference, kind)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            values = _torch_ops._dequantize_anywhere(*flatten(mine), dtype)
+            values = operators._dequantize_anywhere(*flatten(mine), dtype)
             name = str(dtype).removeprefix("torch.")
             expected = dequantize(reference, name).astype(np.float32)
             np.testing.assert_array_equal(values.float().numpy(), expected)
@@ -46,14 +46,14 @@ def test_any_device_implementation_makes_the_cores_bytes(recipe):
             other = cast(x, source)
             if other.recipe == recipe:
                 continue
-            made = _torch_ops._requantize_anywhere(*flatten(cast(torch.from_numpy(x), source)), recipe_key(recipe))
-            again = _torch_ops.parts_to_tensor(made, x.shape, recipe, "float32")
+            made = operators._requantize_anywhere(*flatten(cast(torch.from_numpy(x), source)), recipe_key(recipe))
+            again = operators.parts_to_tensor(made, x.shape, recipe, "float32")
             peers.same_parts(PEER, again, requantize(other, recipe), f"{source} {kind}")
 
 
 def test_any_device_matmul():
     x, w = torch.from_numpy(cases.normal((5, 256))), weight()
-    product = _torch_ops._matmul_anywhere([x], "", *flatten(w.T), torch.float32, "exact")
+    product = operators._matmul_anywhere([x], "", *flatten(w.T), torch.float32, "exact")
     torch.testing.assert_close(product, matmul(x, w.T), rtol=1e-5, atol=1e-4)
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import test_requantize as exact_values
 from breccia import cast, dequantize, requantize
-from breccia.cast_options import CastOptions
 from breccia.kernels import whole_array
 from breccia.kernels.whole_array.namespace import NumPy
+from breccia.verbs.cast_options import CastOptions
 
 XP = NumPy()
 SPECIAL = ("nan", "infinity", "zero", "subnormal", "smallest", "batch", "empty")

@@ -9,7 +9,7 @@ import breccia
 import cases
 import pytest
 import torch
-from breccia.frameworks import _torch_launch
+from breccia.frameworks.torch import launches
 from breccia.kernels.triton import ops, recipes
 from breccia.kernels.triton.casts import cast_fused
 from breccia.nn import functional
@@ -86,12 +86,12 @@ def test_silu_mul_equals_the_cast_of_torchs_values(name: str, dtype: torch.dtype
 def test_repeated_calls_have_plans(name: str) -> None:
     """One of the fused kernel, or one of the cast after torch's operators."""
     x = torch.randn(4, 4096, device="cuda", dtype=torch.bfloat16)
-    _torch_launch.refusals.clear()
+    launches.refusals.clear()
     for _ in range(3):
         functional.silu_mul(x, x + 1, cases.RECIPES[name])
         functional.rms_norm(x, x[0].clone(), cases.RECIPES[name], residual=x + 1)
         breccia.cast(x, cases.RECIPES[name])
-    refused = {key[0]: why for key, why in _torch_launch.refusals.items()}
+    refused = {key[0]: why for key, why in launches.refusals.items()}
     assert "silu mul" not in refused, refused
     assert "rms norm" not in refused, refused
 

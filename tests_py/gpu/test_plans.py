@@ -13,7 +13,7 @@ import breccia
 import cases
 import pytest
 import torch
-from breccia.frameworks import _torch_launch as launches
+from breccia.frameworks.torch import launches
 from breccia.kernels.triton.products import dense_matmul, pairs
 from breccia.nn import QuantizedLinear
 

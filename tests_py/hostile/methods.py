@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import numpy as np
-from breccia.checkpoint.dtypes import nbytes_of
+from breccia.checkpoint.files.dtypes import nbytes_of
 
 from hostile import Hostile
 from hostile.headers import stored

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from breccia.bridges._bridge import Bridge
+    from breccia.bridges.contract import Bridge
 
 # The modules of the formats. They are not looked for in the folder: where no file can be opened, that finds none.
 _MODULES = (
@@ -38,12 +38,12 @@ _MODULES = (
 )
 OWN = "breccia"  # the format of recipes that are named without one
 _OTHERS = {
-    "_bridge": ("Bridge", "FileFormat", "Kind", "Place"),
-    "_fnuz": ("from_fnuz", "to_fnuz"),
-    "_outside": ("OutsideTensor",),
-    "_parts": ("Found", "Part"),
-    "_register": ("register", "unregister"),
-    "_written": ("InputScale", "Written"),
+    "contract": ("Bridge", "FileFormat", "Kind", "Place"),
+    "fnuz": ("from_fnuz", "to_fnuz"),
+    "outside": ("OutsideTensor",),
+    "parts": ("Found", "Part"),
+    "registering": ("register", "unregister"),
+    "written": ("InputScale", "Written"),
 }
 
 
@@ -60,7 +60,7 @@ def modules() -> dict[str, ModuleType]:
 
 def registry() -> dict[str, Bridge]:
     """Every format, by name: those of this package and those that `register` added."""
-    from breccia.bridges._bridge import all_of
+    from breccia.bridges.contract import all_of
 
     return all_of(module.BRIDGE for module in modules().values())
 
@@ -83,7 +83,7 @@ def bridge(name: str) -> Bridge:
 @cache
 def _by_name() -> dict[str, Bridge]:
     """What `bridge` looks up, which checkpoints of many tensors ask for each: `register` makes it anew."""
-    from breccia.bridges._bridge import PLAIN
+    from breccia.bridges.contract import PLAIN
 
     return {"": PLAIN, "plain": PLAIN, **registry()}
 

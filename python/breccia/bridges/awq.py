@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from breccia import _core
-from breccia.bridges._bridge import FileFormat
-from breccia.bridges._checks import check_axes, flag, float_name, shown
-from breccia.bridges._common import (
+from breccia.bridges.checks import check_axes, flag, float_name, shown
+from breccia.bridges.common import (
     STORED_SCALES,
     Array,
     as_numpy,
@@ -25,9 +24,10 @@ from breccia.bridges._common import (
     unpack_nibbles,
     word_matrix,
 )
-from breccia.bridges._integers import integer_zero_point, offset_bits
-from breccia.bridges._parts import Found, Part, materialize, rows_only
-from breccia.bridges._written import Written
+from breccia.bridges.contract import FileFormat
+from breccia.bridges.integers import integer_zero_point, offset_bits
+from breccia.bridges.parts import Found, Part, materialize, rows_only
+from breccia.bridges.written import Written
 from breccia.recipes import INT4Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 

@@ -11,15 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges._bridge import FileFormat
-from breccia.bridges._checks import number, numbers, real
-from breccia.bridges._common import (
-    Array,
-    check_parts,
-    codes,
-    get,
-)
-from breccia.bridges._parts import Found
+from breccia.bridges.checks import number, numbers, real
+from breccia.bridges.common import Array, check_parts, codes, get
+from breccia.bridges.contract import FileFormat
+from breccia.bridges.parts import Found
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.recipes import ScalingRecipe
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges._bridge import FileFormat, Place
-from breccia.bridges._checks import numbers
-from breccia.bridges._common import (
+from breccia.bridges.checks import numbers
+from breccia.bridges.common import (
     FP8_DTYPES,
     STORED_SCALES,
     Array,
@@ -29,8 +28,9 @@ from breccia.bridges._common import (
     packed_codes,
     row_blocks,
 )
-from breccia.bridges._parts import Found, Part, materialize, part, rows_only
-from breccia.bridges._written import FP8_INPUTS, InputScale, Written
+from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.parts import Found, Part, materialize, part, rows_only
+from breccia.bridges.written import FP8_INPUTS, InputScale, Written
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerTensor
 from breccia.recipes import (
     Float8BlockScaling,

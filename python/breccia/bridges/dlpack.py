@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from breccia import frameworks
-from breccia.bridges._bridge import FileFormat
+from breccia.bridges.contract import FileFormat
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 

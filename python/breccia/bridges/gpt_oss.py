@@ -6,16 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from breccia.bridges._bridge import FileFormat
-from breccia.bridges._common import (
-    Array,
-    codes,
-    get,
-    made,
-    packed_codes,
-)
-from breccia.bridges._parts import Found, Part, materialize, part, rows_only
-from breccia.bridges._written import Written
+from breccia.bridges.common import Array, codes, get, made, packed_codes
+from breccia.bridges.contract import FileFormat
+from breccia.bridges.parts import Found, Part, materialize, part, rows_only
+from breccia.bridges.written import Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import MXFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from breccia import _core
-from breccia.bridges._bridge import FileFormat, Place
-from breccia.bridges._checks import check_axes, flag, float_name, shown
-from breccia.bridges._common import (
+from breccia.bridges.checks import check_axes, flag, float_name, shown
+from breccia.bridges.common import (
     STORED_SCALES,
     Array,
     as_numpy,
@@ -32,10 +31,11 @@ from breccia.bridges._common import (
     word_matrix,
     words,
 )
-from breccia.bridges._integers import int4, integer_zero_point, offset_bits, order_of_columns
-from breccia.bridges._outside import OutsideTensor
-from breccia.bridges._parts import Found, Part, materialize, rows_or_outside
-from breccia.bridges._written import Written
+from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.integers import int4, integer_zero_point, offset_bits, order_of_columns
+from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.parts import Found, Part, materialize, rows_or_outside
+from breccia.bridges.written import Written
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 

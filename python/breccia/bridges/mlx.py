@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges._bridge import FileFormat
-from breccia.bridges._checks import check_axes, float_name
-from breccia.bridges._common import (
+from breccia.bridges.checks import check_axes, float_name
+from breccia.bridges.common import (
     STORED_SCALES,
     Array,
     as_numpy,
@@ -33,10 +32,11 @@ from breccia.bridges._common import (
     unpack_bits,
     words,
 )
-from breccia.bridges._integers import offset_codes
-from breccia.bridges._outside import OutsideTensor
-from breccia.bridges._parts import Found, Part, materialize, part, rows_or_outside
-from breccia.bridges._written import Written
+from breccia.bridges.contract import FileFormat
+from breccia.bridges.integers import offset_codes
+from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.parts import Found, Part, materialize, part, rows_or_outside
+from breccia.bridges.written import Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import (
     INT4Scaling,

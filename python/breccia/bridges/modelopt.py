@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges._bridge import FileFormat, Place
-from breccia.bridges._checks import FLOATS, check_axes, float_name
-from breccia.bridges._common import (
+from breccia.bridges.checks import FLOATS, check_axes, float_name
+from breccia.bridges.common import (
     FP8_DTYPES,
     STORED_SCALES,
     Array,
@@ -32,8 +31,9 @@ from breccia.bridges._common import (
     scale_name,
     unpack_nibbles,
 )
-from breccia.bridges._parts import Found, Part, materialize, part, rows_only
-from breccia.bridges._written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
+from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.parts import Found, Part, materialize, part, rows_only
+from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
     DelayedScaling,

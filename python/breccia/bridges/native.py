@@ -19,22 +19,13 @@ import numpy as np
 
 from breccia import frameworks, layouts, recipes
 from breccia._inputs import refuse_mask
-from breccia.bridges._bridge import FileFormat, Place
-from breccia.bridges._checks import StoredTypeError, shown
-from breccia.bridges._common import (
-    FP8_CODES,
-    STORED_SCALES,
-    Array,
-    as_numpy,
-    check_upright,
-    codes,
-    made,
-    packed_codes,
-)
-from breccia.bridges._parts import Found, Part, part
-from breccia.bridges._written import Written
-from breccia.checkpoint.dtypes import little_endian, numpy_dtype, stored_name
+from breccia.bridges.checks import StoredTypeError, shown
+from breccia.bridges.common import FP8_CODES, STORED_SCALES, Array, as_numpy, check_upright, codes, made, packed_codes
+from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.parts import Found, Part, part
+from breccia.bridges.written import Written
 from breccia.checkpoint.files.bounded_json import loads
+from breccia.checkpoint.files.dtypes import little_endian, numpy_dtype, stored_name
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter
 from breccia.formats import finfo
 from breccia.layouts import Layout, PerTensor

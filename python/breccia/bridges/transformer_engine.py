@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges._bridge import FileFormat
-from breccia.bridges._common import (
+from breccia.bridges.common import (
     Array,
     as_numpy,
     check_upright,
@@ -28,6 +27,7 @@ from breccia.bridges._common import (
     to_torch,
     unswizzle,
 )
+from breccia.bridges.contract import FileFormat
 from breccia.layouts import PerBlockMN, PerTensor
 from breccia.peers import require
 from breccia.recipes import (

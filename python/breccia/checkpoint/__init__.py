@@ -6,17 +6,17 @@ No model code is run and nothing is unpickled: files are JSON and raw bytes, che
 
 from __future__ import annotations
 
-from breccia.checkpoint.complete import complete
-from breccia.checkpoint.convert import convert
-from breccia.checkpoint.doctor import doctor
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter, save_arrays
-from breccia.checkpoint.inspect import inspect
-from breccia.checkpoint.merge_lora import merge_lora
-from breccia.checkpoint.parts import Piece, finish, plan
-from breccia.checkpoint.plot import plot
-from breccia.checkpoint.source import Checkpoint
-from breccia.checkpoint.targets import target_names
-from breccia.checkpoint.verify import verify
+from breccia.checkpoint.judging.complete import complete
+from breccia.checkpoint.judging.doctor import doctor
+from breccia.checkpoint.judging.inspect import inspect
+from breccia.checkpoint.judging.plot import plot
+from breccia.checkpoint.judging.verify import verify
+from breccia.checkpoint.lora.merge import merge_lora
+from breccia.checkpoint.planning.targets import target_names
+from breccia.checkpoint.reading.source import Checkpoint
+from breccia.checkpoint.writing.convert import convert
+from breccia.checkpoint.writing.parts import Piece, finish, plan
 
 __all__ = [
     "Checkpoint",

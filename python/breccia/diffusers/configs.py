@@ -9,7 +9,7 @@ from typing import Any
 from diffusers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 
-from breccia.served import models
+from breccia._serving import models
 
 __all__ = ["BrecciaConfig"]
 

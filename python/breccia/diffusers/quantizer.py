@@ -14,16 +14,16 @@ from diffusers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from diffusers.quantizers.base import DiffusersQuantizer
 from diffusers.utils import logging
 
+from breccia._serving.models import check_patterns, dense, fits, is_alone
 from breccia.bridges import native
-from breccia.bridges._common import as_numpy, to_torch
-from breccia.bridges._parts import Found
-from breccia.checkpoint.source import Checkpoint
-from breccia.checkpoint.targets import EXCLUDED
+from breccia.bridges.common import as_numpy, to_torch
+from breccia.bridges.parts import Found
+from breccia.checkpoint.planning.targets import EXCLUDED
+from breccia.checkpoint.reading.source import Checkpoint
 from breccia.diffusers.configs import BrecciaConfig
-from breccia.form import PARTS
 from breccia.nn import QuantizedLinear
 from breccia.scaled_tensor import ScaledTensor
-from breccia.served.models import check_patterns, dense, fits, is_alone
+from breccia.value.form import PARTS
 from breccia.verbs import cast
 
 __all__ = ["BrecciaQuantizer"]

@@ -11,18 +11,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from breccia.distributed.collectives import all_gather, all_to_all, broadcast, reduce_scatter, scatter
-from breccia.distributed.handle import Handle
-from breccia.distributed.modules import make_shardable_
-from breccia.distributed.parameters import ScaledParameter, precompute_amax_
+from breccia.distributed.fsdp.modules import make_shardable_
+from breccia.distributed.fsdp.parameters import ScaledParameter, precompute_amax_
+from breccia.distributed.gather.collectives import all_gather, all_to_all, broadcast, reduce_scatter, scatter
+from breccia.distributed.gather.handle import Handle
+from breccia.distributed.gather.statistics import amax, cast
 from breccia.distributed.sharding import Plan, plan
-from breccia.distributed.statistics import amax, cast
 from breccia.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel
 
 if TYPE_CHECKING:
-    from breccia.distributed.loading import load, quantize_as_
-    from breccia.distributed.reader import CheckpointReader
-    from breccia.distributed.refitting import Refit, refit
+    from breccia.distributed.checkpoints.loading import load, quantize_as_
+    from breccia.distributed.checkpoints.reader import CheckpointReader
+    from breccia.distributed.engine_weights import Refit, refit
 
 __all__ = [
     "CheckpointReader",
@@ -49,11 +49,11 @@ __all__ = [
 
 # Imported when they are asked for: torch.distributed.checkpoint takes over a second.
 _LATE = {
-    "CheckpointReader": "reader",
-    "Refit": "refitting",
-    "load": "loading",
-    "quantize_as_": "loading",
-    "refit": "refitting",
+    "CheckpointReader": "checkpoints.reader",
+    "Refit": "engine_weights",
+    "load": "checkpoints.loading",
+    "quantize_as_": "checkpoints.loading",
+    "refit": "engine_weights",
 }
 
 

@@ -14,17 +14,17 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from breccia import verbs
-from breccia.cast_options import CastOptions
-from breccia.distributed import collectives, statistics
+from breccia.distributed.gather import collectives, statistics
 from breccia.distributed.sharding import plan
-from breccia.form import cast_form
-from breccia.frameworks import _torch_tensors
 from breccia.frameworks import torch as verbs_of_torch
-from breccia.frameworks._torch_meta import recipe_key
-from breccia.frameworks._torch_weights import LinearWeight, MadeWeight
-from breccia.pieces import block_along
+from breccia.frameworks.torch import tensors
+from breccia.frameworks.torch.meta import recipe_key
+from breccia.frameworks.torch.weights import LinearWeight, MadeWeight
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.value.form import cast_form
+from breccia.value.joining import block_along
+from breccia.verbs.cast_options import CastOptions
 
 _ops = torch.ops.breccia
 _Rule = tuple[list[Any], list[Any]]
@@ -146,7 +146,7 @@ def _wrapped(made: ScaledTensor, x: DTensor | _Whole) -> ScaledTensor:
     """The ScaledTensor of a DTensor's shape whose local parts are those of ``made``."""
     cuts = [i for i, placement in enumerate(x.placements) if placement.is_shard()]
     key = recipe_key(made.recipe)
-    shapes = [part for part in _torch_tensors.output_parts(list(x.shape), key) if part is not None]
+    shapes = [part for part in tensors.output_parts(list(x.shape), key) if part is not None]
     form = cast_form(made.recipe, tuple(x.shape), made.original_dtype)
     parts = [getattr(made, name) for name in form.parts]
     wrapped = [_dealt(part, x, shape, stride, cuts) for part, (shape, stride, _) in zip(parts, shapes, strict=True)]
@@ -173,7 +173,7 @@ def check_cut(
         ValueError: the message has the legal cuts.
     """
     axis, extent = dim - len(shape), shape[dim]
-    packed = _torch_tensors.data_dtype(recipe.element) is torch.float4_e2m1fn_x2 or "int4" in recipe.element
+    packed = tensors.data_dtype(recipe.element) is torch.float4_e2m1fn_x2 or "int4" in recipe.element
     block = block_along(layout, packed, axis)
     if square_blocks and axis == -2:
         block = block_along(layout, packed, -1)

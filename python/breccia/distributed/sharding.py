@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from breccia.formats import finfo
-from breccia.pieces import block_along
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
+from breccia.value.joining import block_along
 
 __all__ = ["Plan", "plan"]
 

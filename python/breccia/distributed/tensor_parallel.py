@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_module, distri
 from torch.distributed.tensor import parallel as torch_parallel
 
 from breccia.distributed.rules import check_cut
-from breccia.frameworks._torch_bytes import bytes_in, disguised, parameter_of
+from breccia.frameworks.torch.byte_parameters import bytes_in, disguised, parameter_of
 from breccia.nn import QuantizedLinear
 
 __all__ = ["ColwiseParallel", "RowwiseParallel"]

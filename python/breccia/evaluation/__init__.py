@@ -104,7 +104,7 @@ def evaluate(
 
 def _bytes(path: Path) -> int:
     """Of a checkpoint's tensors."""
-    from breccia.checkpoint.source import Checkpoint
+    from breccia.checkpoint.reading.source import Checkpoint
 
     checkpoint = Checkpoint(path, mapped=False)
     try:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from breccia.checkpoint.arguments import path_of
-from breccia.checkpoint.models import is_turned
-from breccia.checkpoint.source import Checkpoint
-from breccia.checkpoint.verify import values
+from breccia.checkpoint.judging.verify import values
+from breccia.checkpoint.reading.models import is_turned
+from breccia.checkpoint.reading.source import Checkpoint
 from breccia.peers import require
 
 __all__ = ["check_length", "folder_of", "load_model", "load_tokenizer"]

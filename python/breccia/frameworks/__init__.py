@@ -15,9 +15,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     from breccia.autograd import Products
-    from breccia.cast_options import CastOptions
     from breccia.recipes import ScalingRecipe
     from breccia.scaled_tensor import ScaledTensor
+    from breccia.verbs.cast_options import CastOptions
 
 # Top-level module of an array's type -> module here. Everything else is NumPy's to convert.
 _MODULES: dict[str, str] = {"numpy": "numpy", "torch": "torch", "jax": "jax", "jaxlib": "jax", "mlx": "mlx"}

@@ -10,11 +10,11 @@ import numpy as np
 
 from breccia import _core
 from breccia._inputs import check_float32, refuse_mask
-from breccia.cast_options import CastOptions
-from breccia.form import cast_form
 from breccia.kernels.whole_array.namespace import NumPy
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor
+from breccia.value.form import cast_form
+from breccia.verbs.cast_options import CastOptions
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _PLAIN = ("uint8", "int8")
@@ -142,7 +142,7 @@ def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> An
 
 
 def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
-    from breccia.grouped import checked_offsets
+    from breccia.verbs.grouped import checked_offsets
 
     ends = checked_offsets(offsets, x.shape[0])
     return _core.grouped_matmul(_operand(x, "x"), _tensor(w_stack), ends, _dtype_name(out_dtype, "out_dtype"))

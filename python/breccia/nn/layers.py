@@ -12,12 +12,13 @@ import torch
 from breccia import autograd, delayed, verbs
 from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
-from breccia.display import brief
-from breccia.form import PARTS, Form
-from breccia.frameworks import _torch_bytes, _torch_gradients, _torch_launch
+from breccia.frameworks.torch import byte_parameters, launches
+from breccia.frameworks.torch import gradients as torch_gradients
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.value.display import brief
+from breccia.value.form import PARTS, Form
 
 __all__ = ["QuantizedLinear", "ScaledLinear", "quantize_"]
 
@@ -167,7 +168,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             raise ValueError(f"exact_rows must be a non-negative integer, got {exact_rows!r}")
         self.activations = None if activations is None else resolve(activations, "activations")
         self.exact_rows = exact_rows
-        self.gradients = gradients if gradients in (None, _torch_gradients.BF16) else resolve(gradients, "gradients")
+        self.gradients = gradients if gradients in (None, torch_gradients.BF16) else resolve(gradients, "gradients")
         self._made: ScaledTensor | None = None
         self._repeats: dict[Any, Any] = {}  # products by their inputs' shapes, see `_torch_launch.repeated_linear`
         self._dtypes: dict[str, torch.dtype] = {}  # of the parts that are parameters of bytes
@@ -185,7 +186,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
                 continue
             self._dtypes[name] = part.dtype
             del self._buffers[name]
-            self.register_parameter(name, _torch_bytes.parameter_of(_as_bytes(part)))
+            self.register_parameter(name, byte_parameters.parameter_of(_as_bytes(part)))
         self._made = None
         self._repeats.clear()
         return self
@@ -196,7 +197,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in () if keep_vars else self._dtypes:
-            destination[prefix + name] = _torch_bytes.bytes_in(destination[prefix + name])
+            destination[prefix + name] = byte_parameters.bytes_in(destination[prefix + name])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         # Bytes for codes, or codes for bytes: copied as numbers they would change.
@@ -294,7 +295,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         recipe = self._activations_of(x)
         y = None
         if recipe is not None and x.shape[-1:] == (self.in_features,):  # cast and product at once
-            y = _torch_launch.linear(x, self.weight, x.dtype, recipe)
+            y = launches.linear(x, self.weight, x.dtype, recipe)
         if y is None:
             y = self._product(x)
         elif self.bias is not None:
@@ -302,7 +303,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         if not self._dtypes:
             if len(self._repeats) >= _MAX_REPEATS:
                 self._repeats.clear()
-            repeat = _torch_launch.repeated_linear(x, self.weight, self._buffers, _PARTS, recipe)
+            repeat = launches.repeated_linear(x, self.weight, self._buffers, _PARTS, recipe)
             if repeat is not None:
                 self._repeats[x.shape] = repeat
         return y
@@ -324,8 +325,8 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             return None
         if offsets is None:
             verbs.check_linear(x, self.weight)
-        key = _torch_gradients.gradient_key(self.gradients)
-        return _torch_gradients.linear(x, self.weight, activations, key, offsets, x.dtype)
+        key = torch_gradients.gradient_key(self.gradients)
+        return torch_gradients.linear(x, self.weight, activations, key, offsets, x.dtype)
 
     def _activations_of(self, x: Any) -> ScalingRecipe | None:
         """What an input is quantized to."""
@@ -355,7 +356,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         buffers = dict(self._buffers)
         self._buffers.clear()
         self._repeats.clear()
-        super()._apply(lambda tensor: _torch_bytes.applied(fn, tensor), recurse)
+        super()._apply(lambda tensor: byte_parameters.applied(fn, tensor), recurse)
         for name, buffer in buffers.items():
             if buffer is not None:
                 moved = fn(buffer.reshape(-1).view(torch.uint8))

@@ -10,8 +10,8 @@ from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
 from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
 from sglang.srt.runtime_context import get_model
 
+from breccia._serving.experts import ExpertsMethod
 from breccia.recipes import ScalingRecipe
-from breccia.served.experts import ExpertsMethod
 from breccia.sglang.linear import Stored
 
 __all__ = ["BrecciaExpertsMethod"]

@@ -7,9 +7,9 @@ import torch
 from sglang.srt.layers import linear, parameter
 from sglang.srt.layers.quantization.base_config import LinearMethodBase
 
+from breccia._serving.linear import LinearMethod
+from breccia._serving.slices import ROLES
 from breccia.recipes import ScalingRecipe
-from breccia.served.linear import LinearMethod
-from breccia.served.slices import ROLES
 
 __all__ = ["BrecciaLinearMethod", "Stored"]
 

@@ -12,8 +12,8 @@ import torch
 from sglang.srt.layers import quantization
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
 
+from breccia._serving.modules import Modules
 from breccia.recipes import ScalingRecipe
-from breccia.served.modules import Modules
 
 __all__ = ["BrecciaConfig"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from breccia.served import models
+from breccia._serving import models
 
 __all__ = ["BrecciaConfig", "ModelOptConfig"]
 

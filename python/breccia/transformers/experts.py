@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from breccia import verbs
-from breccia.grouped import grouped_matmul
 from breccia.nn import QuantizedLinear
 from breccia.nn.layers import as_autocast
 from breccia.verbs import dequantize
+from breccia.verbs.grouped import grouped_matmul
 
 __all__ = [
     "ONE_EXPERT",

@@ -8,9 +8,9 @@ from typing import Any
 from transformers.core_model_loading import ConversionOps
 
 from breccia import verbs
-from breccia.bridges._common import as_numpy
-from breccia.bridges._parts import Found
-from breccia.checkpoint.source import assemble
+from breccia.bridges.common import as_numpy
+from breccia.bridges.parts import Found
+from breccia.checkpoint.reading.source import assemble
 from breccia.nn import QuantizedLinear
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor

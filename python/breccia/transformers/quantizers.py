@@ -17,11 +17,11 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quanti
 from transformers.quantizers.base import HfQuantizer, get_keys_to_not_convert
 from transformers.utils import logging
 
-from breccia.bridges._parts import Found
-from breccia.checkpoint.source import Checkpoint
-from breccia.checkpoint.targets import EXCLUDED
+from breccia._serving.models import check_patterns, dense, fits, is_alone
+from breccia.bridges.parts import Found
+from breccia.checkpoint.planning.targets import EXCLUDED
+from breccia.checkpoint.reading.source import Checkpoint
 from breccia.nn import QuantizedLinear
-from breccia.served.models import check_patterns, dense, fits, is_alone
 from breccia.transformers.experts import (
     ONE_EXPERT,
     PROJECTIONS,

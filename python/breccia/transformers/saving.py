@@ -8,12 +8,12 @@ from typing import Any
 from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from breccia import bridges
-from breccia.bridges._bridge import Place
-from breccia.bridges._common import to_torch
-from breccia.bridges._parts import Part
-from breccia.form import PARTS
+from breccia.bridges.common import to_torch
+from breccia.bridges.contract import Place
+from breccia.bridges.parts import Part
 from breccia.nn import QuantizedLinear
 from breccia.transformers.experts import StackedLinear
+from breccia.value.form import PARTS
 
 __all__ = ["stored_tensors"]
 

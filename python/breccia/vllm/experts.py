@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 
+from breccia._serving.experts import ACTIVATIONS, ExpertsMethod
 from breccia.recipes import ScalingRecipe
-from breccia.served.experts import ACTIVATIONS, ExpertsMethod
 
 __all__ = ["BrecciaExpertsMethod"]
 

@@ -128,7 +128,7 @@ def _mxfp4(kernel: Any, layer: Any) -> Any:
 
 
 def _mxfp6(kernel: Any, layer: Any) -> Any:
-    from breccia.bridges._common import codes, made
+    from breccia.bridges.common import codes, made
     from breccia.bridges.compressed_tensors import _unpack6
     from breccia.layouts import PerBlockMN
     from breccia.recipes import MXFP6BlockScaling
@@ -160,7 +160,7 @@ def _fp8(kernel: Any, layer: Any) -> Any:
 
 
 def _fp8_blocks(kernel: Any, layer: Any) -> Any:
-    from breccia.bridges._common import as_numpy, codes, made
+    from breccia.bridges.common import as_numpy, codes, made
     from breccia.layouts import PerBlockMN
     from breccia.recipes import Float8BlockScaling
 

@@ -7,7 +7,7 @@ import torch
 from vllm.model_executor import parameter
 from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
 
-from breccia.served.linear import LinearMethod
+from breccia._serving.linear import LinearMethod
 
 __all__ = ["BrecciaLinearMethod"]
 

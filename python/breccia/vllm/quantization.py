@@ -16,8 +16,8 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.platforms import current_platform
 
-from breccia.served.modules import Modules, listed
-from breccia.served.slices import ROLES
+from breccia._serving.modules import Modules, listed
+from breccia._serving.slices import ROLES
 from breccia.vllm.weights_alone import names_and_recipe
 
 __all__ = ["BrecciaConfig"]

@@ -4,7 +4,7 @@
 // passing through Python. Part of the extension where jaxlib's headers were found when it was built.
 //
 // A ScaledTensor is its arrays (data, scale and, where there are, zero point and global scale) and a description:
-// recipe, layout and packing as text, see read_description and python/breccia/frameworks/_jax_ffi.py.
+// recipe, layout and packing as text, see read_description and python/breccia/frameworks/jax/ffi.py.
 #include <charconv>
 #include <cstring>
 
@@ -84,7 +84,7 @@ Layout read_layout(Text text) {
     return layout;
 }
 
-// "recipe|layout|packing", packing being "one", "two" or "odd" as in breccia.form.Form. `at` counts the operands
+// "recipe|layout|packing", packing being "one", "two" or "odd" as in breccia.value.form.Form. `at` counts the operands
 // that have been read.
 ScaledTensor read_tensor(Text description, const ffi::RemainingArgs& operands, std::size_t& at) {
     const auto next = [&] { return array_of(operands.get<ffi::AnyBuffer>(at++).value()); };

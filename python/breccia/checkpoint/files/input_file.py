@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from breccia.checkpoint import disk
+from breccia.checkpoint.files import disk
 
 __all__ = ["InputFile", "read_bounded"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from breccia.checkpoint import disk
 from breccia.checkpoint.arguments import path_of
-from breccia.checkpoint.locks import Lock, lock
-from breccia.checkpoint.sums import Sums, differing
+from breccia.checkpoint.files import disk
+from breccia.checkpoint.files.locks import Lock, lock
+from breccia.checkpoint.files.sums import Sums, differing
 
 __all__ = ["PlannedWriter"]
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from breccia._inputs import refuse_mask
 from breccia.checkpoint.arguments import path_of
-from breccia.checkpoint.dtypes import DTYPES, little_endian, nbytes_of, stored_name, typed
+from breccia.checkpoint.files.dtypes import DTYPES, little_endian, nbytes_of, stored_name, typed
 from breccia.checkpoint.files.input_file import InputFile
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_header import MAX_HEADER, Entry, parse_header

@@ -10,7 +10,7 @@ import mmap
 import re
 from typing import Any, NamedTuple, NoReturn
 
-from breccia.checkpoint.dtypes import DTYPES
+from breccia.checkpoint.files.dtypes import DTYPES
 
 __all__ = ["MAX_HEADER", "Entry", "emptied", "parse_header"]
 

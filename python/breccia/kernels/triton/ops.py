@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from breccia import _core, frameworks
-from breccia.cast_options import CastOptions
-from breccia.frameworks import _torch_tensors
-from breccia.frameworks._torch_meta import flatten
+from breccia.frameworks.torch import tensors
+from breccia.frameworks.torch.meta import flatten
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.casts import cast_block, cast_fused, cast_nvfp4, cast_tensor
 from breccia.kernels.triton.casts.cast_both import cast_transpose_parts
@@ -30,6 +29,7 @@ from breccia.kernels.triton.runtime import along_rows, empty_along_rows
 from breccia.kernels.triton.turn import contiguous_rows
 from breccia.recipes import _spec, scale_format
 from breccia.scaled_tensor import ScaledTensor
+from breccia.verbs.cast_options import CastOptions
 
 FLOATS = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -48,7 +48,7 @@ def cast(x: torch.Tensor, recipe: Any) -> ScaledTensor:
     """`breccia.cast` of a CUDA tensor."""
     if x.dtype not in FLOATS.values():
         raise TypeError(f"x must be a float32, float64, float16 or bfloat16 tensor, got {x.dtype}")
-    return _torch_tensors.parts_to_tensor(cast_parts(x, recipe), x.shape, recipe, _torch_tensors.dtype_name(x))
+    return tensors.parts_to_tensor(cast_parts(x, recipe), x.shape, recipe, tensors.dtype_name(x))
 
 
 def takes_amax(recipe: Any) -> bool:
@@ -67,13 +67,13 @@ def cast_parts(x: torch.Tensor, recipe: Any, amax: torch.Tensor | None = None) -
     shapes = _core.plan_cast(list(x.shape), _spec(recipe))
     if x.numel() == 0 and amax is None:
         empty = torch.empty(x.shape, dtype=x.dtype)
-        return [part.to(x.device) for part in flatten(_torch_tensors.cast_here(empty, recipe))[0]]
+        return [part.to(x.device) for part in flatten(tensors.cast_here(empty, recipe))[0]]
     x = x.detach()
     x = x.float() if x.dtype == torch.float64 else x
     plan = recipes.plan(recipe)
     ragged = plan.block[0] > 1 and x.ndim > 2 and x.shape[-2] % plan.block[0]  # tiles would run into the next matrix
     if plan.kind == "core" or ragged:
-        return _torch_tensors.whole_array_cast(x, recipe, CastOptions(amax=amax))
+        return tensors.whole_array_cast(x, recipe, CastOptions(amax=amax))
     flat = x.flatten(0, -2) if x.ndim >= 2 else x.reshape(1, -1)
     parts = _flat_parts(flat, plan, amax)
     if _along_rows(plan):
@@ -134,9 +134,9 @@ def cast_transpose(x: torch.Tensor, recipe: Any) -> tuple[ScaledTensor, ScaledTe
     made = cast_transpose_parts(x.detach(), plan) if fits else None
     if made is None:
         return cast(x, recipe), cast(x.T, recipe)
-    name = _torch_tensors.dtype_name(x)
+    name = tensors.dtype_name(x)
     one, other = (
-        _torch_tensors.parts_to_tensor(_native(parts, shapes, recipe), shape, recipe, name)
+        tensors.parts_to_tensor(_native(parts, shapes, recipe), shape, recipe, name)
         for parts, shapes, shape in zip(made, plans, (x.shape, x.T.shape), strict=True)
     )
     return one, other
@@ -160,11 +160,11 @@ def _native(parts: list[torch.Tensor], shapes: Any, recipe: Any) -> list[torch.T
     """The parts in the shapes of the core's plan and torch's own dtypes."""
     codes, scale = parts[0].reshape(shapes["data"][0]), parts[1].reshape(shapes["scale"][0])
     fmt = scale_format(recipe)
-    scale = scale if fmt is None else scale.view(_torch_tensors.NATIVE[fmt])
-    made = [codes.view(_torch_tensors.data_dtype(recipe.element)), scale]
+    scale = scale if fmt is None else scale.view(tensors.NATIVE[fmt])
+    made = [codes.view(tensors.data_dtype(recipe.element)), scale]
     if shapes["zero_point"] is not None:
         shape, dtype = shapes["zero_point"]
-        return [*made, parts[2].reshape(shape).view(_torch_tensors.DTYPES[dtype])]
+        return [*made, parts[2].reshape(shape).view(tensors.DTYPES[dtype])]
     return made + [part.reshape(shapes["global_scale"][0]) for part in parts[2:]]
 
 
@@ -177,7 +177,7 @@ def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: torch.Tensor |
         values = dequantize_operand(op, made)
         values = values.transpose(-1, -2) if op.transposed else values
     else:
-        values = _torch_tensors.whole_array_dequantize(scaled, made)
+        values = tensors.whole_array_dequantize(scaled, made)
     values = values if target == made else values.to(target)
     if out is None:
         return values
@@ -267,7 +267,7 @@ def requantize_parts(scaled: ScaledTensor, recipe: Any) -> list[torch.Tensor]:
     upright = not op.transposed and not _per_matrix_scales(op)
     if upright and finds_all:
         return _native(fused_requantize(_flat(op), plan), shapes, recipe)
-    return _torch_tensors.whole_array_requantize(scaled, recipe)
+    return tensors.whole_array_requantize(scaled, recipe)
 
 
 __all__ = [

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from breccia.cuts import blocks_of
 from breccia.kernels.triton.device.elements import BY_FORMAT, ELEMENTS
 from breccia.recipes import Choices, choices, global_divides, scale_format
+from breccia.value.slicing import blocks_of
 
 _SCALES = {None: "float", "float8_e8m0fnu": "e8m0", "float8_e4m3fn": "e4m3"}  # what kernels call a scale's codes
 _TORCH_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from breccia.cast_options import CastOptions
 from breccia.kernels.whole_array import exact_two_level
 from breccia.kernels.whole_array import values as values_of
 from breccia.kernels.whole_array.exact import common_scales, kept
@@ -20,6 +19,7 @@ from breccia.kernels.whole_array.rules import stats_of
 from breccia.kernels.whole_array.spec import Spec
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.verbs.cast_options import CastOptions
 
 
 def requantize(xp: Namespace, scaled: ScaledTensor, recipe: ScalingRecipe, raw: Any) -> Parts:

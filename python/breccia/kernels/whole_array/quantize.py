@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from breccia import _core
-from breccia.cast_options import CastOptions
 from breccia.kernels.whole_array.encode import encode, squared_errors
 from breccia.kernels.whole_array.namespace import Namespace
 from breccia.kernels.whole_array.random import hadamard, uniform_of
@@ -24,6 +23,7 @@ from breccia.kernels.whole_array.rules import (
 )
 from breccia.kernels.whole_array.spec import Spec
 from breccia.recipes import ScalingRecipe, _spec
+from breccia.verbs.cast_options import CastOptions
 
 AXES = (2, 4)  # of a block, in a Grid's five axes
 _PIECE = 4096  # the core sums squared errors in runs of this many elements

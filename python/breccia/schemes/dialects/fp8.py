@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from breccia.bridges._checks import numbers, real
+from breccia.bridges.checks import numbers, real
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP4BlockScaling
 from breccia.schemes.dialects.common import LINEAR, Said, component, fp8, names, scales_of, skipped, weights_as_stored
 from breccia.schemes.matching import Match

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from breccia.bridges._checks import mapping, number
+from breccia.bridges.checks import mapping, number
 from breccia.recipes import INT4Scaling, INT8Scaling, ScalingRecipe
 from breccia.schemes.dialects.common import LINEAR, Said, names, skipped
 from breccia.schemes.matching import Match

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from breccia.bridges._checks import mapping
+from breccia.bridges.checks import mapping
 from breccia.recipes import (
     Float8BlockScaling,
     Float8CurrentScaling,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from breccia import recipes
-from breccia.bridges._checks import mapping
+from breccia.bridges.checks import mapping
 from breccia.schemes.dialects.common import LINEAR, Said, fp8, names, scales_of, skipped, weights_as_stored
 from breccia.schemes.matching import Match
 from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule

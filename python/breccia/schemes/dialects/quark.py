@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from breccia.bridges._checks import mapping, number
+from breccia.bridges.checks import mapping, number
 from breccia.recipes import (
     Float8BlockScaling,
     Float8CurrentScaling,

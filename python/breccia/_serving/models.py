@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What transformers and diffusers have in common: a model's quantization as config.json says it, and which modules are
+quantized on load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from breccia import recipe_names, recipes
+from breccia._serving.modules import listed
+from breccia.bridges.parts import ghost
+from breccia.nn import QuantizedLinear
+from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
+from breccia.verbs import dequantize
+
+__all__ = ["BrecciaConfig", "check_patterns", "dense", "fits", "is_alone"]
+
+
+def _recipe(given: Any, argument: str) -> ScalingRecipe:
+    return recipes.from_dict(dict(given)) if isinstance(given, Mapping) else recipe_names.resolve(given, argument)
+
+
+class BrecciaConfig:
+    """A base of libraries' own classes, which document the arguments."""
+
+    def __init__(
+        self,
+        recipe: ScalingRecipe | str | Mapping[str, Any] | None = None,
+        *,
+        activations: ScalingRecipe | str | Mapping[str, Any] | None = None,
+        modules_to_not_convert: Sequence[str] | None = None,
+        ignore: Sequence[str] = (),
+        modules: Mapping[str, Any] | None = None,
+        quant_method: str = "breccia",
+    ) -> None:
+        self.quant_method: Any = quant_method
+        self.recipe = NVFP4BlockScaling() if recipe is None else _recipe(recipe, "recipe")
+        self.activations = None if activations is None else _recipe(activations, "activations")
+        named = listed(modules_to_not_convert, "modules_to_not_convert")
+        self.modules_to_not_convert = None if modules_to_not_convert is None else named
+        self.ignore = listed(ignore, "ignore")
+        self.modules = {name: _recipe(said, f"modules[{name!r}]") for name, said in (modules or {}).items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json holds."""
+        said: dict[str, Any] = {
+            "quant_method": getattr(self.quant_method, "value", self.quant_method),
+            "recipe": self.recipe.to_dict(),
+            "ignore": list(self.ignore),
+        }
+        if self.activations is not None:
+            said["activations"] = self.activations.to_dict()
+        if self.modules_to_not_convert is not None:
+            said["modules_to_not_convert"] = list(self.modules_to_not_convert)
+        if self.modules:
+            said["modules"] = {name: recipe.to_dict() for name, recipe in self.modules.items()}
+        return said
+
+
+def is_alone(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a module or one around it was named, by its whole name, its last part or a pattern."""
+    parts = path.split(".")
+    around = {".".join(parts[: i + 1]) for i in range(len(parts))} | set(parts)
+    return any(pattern in around or fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def check_patterns(model: torch.nn.Module, patterns: Iterable[str]) -> None:
+    """Refuse patterns of modules to leave alone that name none.
+
+    Raises:
+        ValueError: one names none.
+    """
+    names = [path for path, _ in model.named_modules() if path]
+    for pattern in patterns:
+        if not any(is_alone(path, [pattern]) for path in names):
+            raise ValueError(f"modules_to_not_convert must name modules of the model, {pattern!r} is none")
+
+
+def fits(name: str, shape: tuple[int, ...], recipe: ScalingRecipe, logger: Any) -> bool:
+    """Whether a weight's shape suits the recipe; the logger is warned of one that does not."""
+    try:
+        ghost(shape, recipe)
+    except ValueError as error:
+        logger.warning(f"{name} is left as it is: {error}")
+        return False
+    return True
+
+
+def dense(layer: QuantizedLinear, dtype: Any) -> torch.nn.Linear:
+    """An ordinary layer of the weight's values, in a dtype or, with None, in that of `breccia.dequantize`."""
+    made = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+    made.weight = torch.nn.Parameter(dequantize(layer.weight, dtype))
+    made.bias = layer.bias
+    return made.train(layer.training)

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compressed-tensors, the format of llm-compressor and vLLM.
+
+Its NVFP4 global scale divides: value = e2m1 · (weight_scale / weight_global_scale), which is the recipe's
+``global_scale_form="divisor"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges.common import (
+    STORED_SCALES,
+    Array,
+    as_numpy,
+    codes,
+    fp8_format_of,
+    fp8_recipe,
+    get,
+    global_scale,
+    made,
+    packed_codes,
+)
+from breccia.bridges.compressed_tensors import headers as _headers
+from breccia.bridges.compressed_tensors.integers import (
+    NAME,
+    checked_zero_point,
+    int8,
+    pack_int4,
+    pack_int8,
+    packed_integers,
+    store_int8,
+)
+from breccia.bridges.contract import FileFormat
+from breccia.bridges.fnuz import fnuz_values
+from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.parts import Part, materialize, part, rows_only
+from breccia.layouts import PerBlockMN, PerChannel, PerTensor
+from breccia.recipes import (
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    INT4Scaling,
+    INT8Scaling,
+    MXFP4BlockScaling,
+    MXFP6BlockScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    ScalingRecipe,
+)
+from breccia.scaled_tensor import ScaledTensor
+
+PEER = "compressed_tensors"
+EXTRA = "compressed-tensors"
+RECIPES: dict[str, ScalingRecipe] = {
+    "nvfp4": NVFP4BlockScaling(global_scale_form="divisor"),
+    "fp8": Float8CurrentScaling(granularity="row"),
+    "fp8-tensor": Float8CurrentScaling(),
+    "fp8-block": Float8BlockScaling(block_m=128, scale_format="bf16"),
+    "mxfp4": MXFP4BlockScaling(),
+    "mxfp6": MXFP6BlockScaling(),
+    "mxfp8": MXFP8BlockScaling(),
+    "int4": INT4Scaling(scale_dtype="bf16"),
+    "int4-asym": INT4Scaling(signed=False, symmetric=False, scale_dtype="bf16"),
+    "int8": INT8Scaling(scale_dtype="bf16"),
+}
+
+
+__all__ = ["from_compressed_tensors", "to_compressed_tensors"]
+
+
+def from_compressed_tensors(
+    parts: Mapping[str, Any], kind: str | None = None, fp8_format: str | None = None, symmetric: bool = False
+) -> ScaledTensor | OutsideTensor:
+    """The tensors of one module, by the last part of their names.
+
+    Args:
+        parts: ``weight`` or ``weight_packed``, ``weight_scale`` and, where the format has them,
+            ``weight_global_scale``, ``weight_zero_point``, ``weight_shape``, ``weight_g_idx``.
+        kind: "fp8", "nvfp4", "mxfp4", "mxfp6", "mxfp8", "int2", "int3", "int4", "int8" or "int8-packed"; told from the
+            dtypes if None.
+        fp8_format: "E4M3" or "E5M2"; told from the weight's dtype if None, E4M3 where that is of plain bytes.
+        symmetric: whether zero points of integers must be 0, as config.json says.
+
+    Returns:
+        A ScaledTensor of the logical shape, that of ``weight_shape`` where it is there; an OutsideTensor where
+        ``weight_g_idx`` gives columns another order.
+
+    Raises:
+        ValueError: a tensor is missing or has a shape that does not fit, or zero points are not what they must be.
+    """
+    scale = get(parts, "weight_scale", NAME)
+    packed = "weight_packed" in parts
+    weight = get(parts, "weight_packed" if packed else "weight", NAME, 1)
+    kind = kind or _kind(weight, scale, packed)
+    if kind == "nvfp4":
+        second = get(parts, "weight_global_scale", NAME) if "weight_global_scale" in parts else None
+        if second is not None and second.size != 1:
+            raise ValueError(f"{NAME}: weight_global_scale must be one number, got shape {second.shape}")
+        return made(
+            codes(weight, "weight_packed"),
+            codes(scale, "weight_scale"),
+            _headers.nvfp4_recipe(second is not None),
+            PerBlockMN(1, 16),
+            global_scale=None if second is None else np.asarray(second, np.float32).reshape(()),
+            shape=(*weight.shape[:-1], weight.shape[-1] * 2),
+        )
+    if kind == "mxfp4":
+        shape = (*weight.shape[:-1], weight.shape[-1] * 2)
+        return made(weight, codes(scale, "weight_scale"), MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
+    if kind == "mxfp6":
+        return made(
+            _unpack6(codes(weight, "weight_packed")),
+            codes(scale, "weight_scale"),
+            MXFP6BlockScaling(),
+            PerBlockMN(1, 32),
+        )
+    fp8_format = fp8_format_of(weight, fp8_format)
+    if kind == "mxfp8":
+        recipe = MXFP8BlockScaling(fp8_format=fp8_format)
+        return made(codes(weight, "weight"), codes(scale, "weight_scale"), recipe, PerBlockMN(1, 32))
+    if kind in ("int2", "int3", "int4", "int8-packed"):
+        return packed_integers(parts, weight, scale, int(kind[3]), symmetric)
+    if kind == "int8":
+        zero = get(parts, "weight_zero_point", NAME) if "weight_zero_point" in parts else None
+        zero = None if zero is None else checked_zero_point(zero, 0, symmetric)
+        return int8(codes(weight, "weight"), scale, zero)
+    recipe8, layout, scale_shape = fp8_recipe(fp8_format, weight.shape, scale.shape, scale.dtype.name)
+    return made(codes(weight, "weight"), scale.reshape(scale_shape), recipe8, layout)
+
+
+def _kind(weight: Array, scale: Array, packed: bool) -> str:
+    name = scale.dtype.name
+    if packed and weight.dtype.itemsize == 4:
+        return "int4"
+    if packed and name == "float8_e4m3fn":
+        return "nvfp4"
+    if packed:
+        return "mxfp6" if scale.ndim and weight.shape[-1] * 4 == scale.shape[-1] * 96 else "mxfp4"
+    if name in ("uint8", "float8_e8m0fnu"):
+        return "mxfp8"
+    return "int8" if weight.dtype.name == "int8" else "fp8"
+
+
+def _unpack6(packed: Array) -> Array:
+    b = packed.reshape(*packed.shape[:-1], -1, 3).astype(np.uint32)
+    word = b[..., 0] | b[..., 1] << 8 | b[..., 2] << 16
+    codes6 = np.stack([word >> shift & 0x3F for shift in (0, 6, 12, 18)], axis=-1)
+    return codes6.astype(np.uint8).reshape(*packed.shape[:-1], -1)
+
+
+def _pack6(values: Array) -> Array:
+    c = values.reshape(*values.shape[:-1], -1, 4).astype(np.uint32)
+    word = c[..., 0] | c[..., 1] << 6 | c[..., 2] << 12 | c[..., 3] << 18
+    packed = np.stack([word, word >> 8, word >> 16], axis=-1).astype(np.uint8)
+    return packed.reshape(*values.shape[:-1], -1)
+
+
+def to_compressed_tensors(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Array]:
+    """The inverse of `from_compressed_tensors`.
+
+    Args:
+        scaled: what to convert.
+        packed: INT8 in words (format "pack-quantized", of weights alone), or byte by byte ("int-quantized").
+
+    Returns:
+        Arrays by role, in the dtypes that the file has.
+
+    Raises:
+        ValueError: the format has no place for such a tensor.
+    """
+    return materialize(lay_out(scaled, packed=packed))
+
+
+@rows_only
+def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
+    """`to_compressed_tensors`, each tensor made when it is asked for."""
+    recipe = scaled.recipe
+    scale = as_numpy(scaled.scale, "scale")
+    if isinstance(recipe, NVFP4BlockScaling):
+        return {
+            "weight_packed": part(packed_codes(scaled), "U8"),
+            "weight_scale": part(codes(scale, "scale"), "F8_E4M3"),
+            "weight_global_scale": Part("F32", (1,), lambda: _one_divisor(scaled)),
+        }
+    if isinstance(recipe, MXFP4BlockScaling):
+        return {
+            "weight_packed": part(packed_codes(scaled), "U8"),
+            "weight_scale": part(codes(scale, "scale"), "U8"),
+        }
+    if isinstance(recipe, MXFP6BlockScaling) and recipe.fp6_format == "E2M3":
+        data = codes(scaled.data, "data")
+        shape = (*data.shape[:-1], data.shape[-1] * 3 // 4)
+        return {
+            "weight_packed": Part("U8", shape, lambda: _pack6(data)),
+            "weight_scale": part(codes(scale, "scale"), "U8"),
+        }
+    stored = "F8_E5M2" if recipe.element == "float8_e5m2" else "F8_E4M3"
+    if isinstance(recipe, MXFP8BlockScaling):
+        return {
+            "weight": part(codes(scaled.data, "data"), stored),
+            "weight_scale": part(codes(scale, "scale"), "U8"),
+        }
+    if isinstance(recipe, INT4Scaling) and carries(recipe):
+        return pack_int4(scaled, scale)
+    if isinstance(recipe, INT8Scaling):
+        return pack_int8(scaled, scale) if packed else store_int8(scaled, scale)
+    if isinstance(recipe, (DelayedScaling, Float8CurrentScaling, Float8BlockScaling)) and scale.dtype.itemsize > 1:
+        if isinstance(scaled.layout, PerTensor):
+            scale = scale.reshape(1)
+        if isinstance(scaled.layout, PerChannel) and scale.ndim < scaled.ndim:
+            scale = scale[..., None]
+        return {
+            "weight": part(codes(scaled.data, "data"), stored),
+            "weight_scale": part(scale, STORED_SCALES[scale.dtype.name]),
+        }
+    raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
+
+
+def _read(parts: Mapping[str, Any], kind: str, **options: Any) -> ScaledTensor | OutsideTensor | Array:
+    if kind == "fp8-fnuz":
+        return fnuz_values(get(parts, "weight", NAME, 1), get(parts, "weight_scale", NAME), **options)
+    return from_compressed_tensors(parts, kind, **options)
+
+
+def carries(recipe: ScalingRecipe) -> bool:
+    """Whether the format holds a recipe's bytes as they are."""
+    if isinstance(recipe, Float8BlockScaling):
+        return recipe.scale_format != "e8m0" and recipe.block_m in (1, recipe.block_k)
+    if isinstance(recipe, INT4Scaling):
+        return recipe.signed or not recipe.symmetric
+    return not isinstance(recipe, MXFP6BlockScaling) or recipe.fp6_format == "E2M3"
+
+
+def _one_divisor(scaled: ScaledTensor) -> Array:
+    second = global_scale(scaled, "divisor")
+    if second is None:
+        return np.ones(1, np.float32)
+    if second.size != 1:
+        raise ValueError(f"global_scale must be one number for {NAME}, got {second.shape}: store experts one by one")
+    return second.reshape(1)
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    anchors=("weight_scale",),
+    shared_global_scale=True,
+    bfloat16_scales=True,  # transformers rounds scales to the model's dtype
+    input_scales=True,
+    misread_experts={
+        "nvfp4": "transformers leaves out their second scales: read them by vLLM or SGLang",
+        "mxfp8": "transformers does not load them: read them by vLLM or SGLang",
+    },
+    find=_headers.find,
+    refine=_headers.refine,
+    row_axis=0,
+    shape_role="weight_shape",
+    read=_read,
+    carries=carries,
+    lay_out=lambda scaled, place: lay_out(scaled),
+    input_scale=_headers.input_scale,
+    cache_scales={which: (f"{{}}.{which}_scale", (1,)) for which in "kv"},
+    config=_headers.config,
+)

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How compressed-tensors' checkpoints are recognised from headers, and what their config.json says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from breccia.bridges.checks import FLOATS, check_axes, shown
+from breccia.bridges.common import FP8_DTYPES, fp8_recipe
+from breccia.bridges.compressed_tensors.integers import (
+    NAME,
+    bits_of,
+    checked_zero_point,
+    given_order,
+    int8_recipe,
+    integer_recipe,
+    spread,
+    stored_shape,
+    zero_point_of,
+)
+from breccia.bridges.fnuz import FNUZ_DTYPES
+from breccia.bridges.integers import order_of_columns
+from breccia.bridges.parts import Found
+from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
+from breccia.layouts import Layout, PerBlockMN
+from breccia.recipes import (
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    INT4Scaling,
+    INT8Scaling,
+    MXFP4BlockScaling,
+    MXFP6BlockScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    ScalingRecipe,
+)
+from breccia.schemes.value import Activations
+
+
+def nvfp4_recipe(two_level: bool) -> NVFP4BlockScaling:
+    """NVFP4 as this format stores it."""
+    return NVFP4BlockScaling(two_level=two_level, global_scale_form="divisor" if two_level else "multiplier")
+
+
+def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
+    """Recognise the weight that ``name`` belongs to, from the headers alone."""
+    if not name.endswith("weight_scale"):
+        return None
+    prefix = name.removesuffix("weight_scale")
+    scale = entries[name]
+    packed = entries.get(prefix + "weight_packed")
+    weight = packed or entries.get(prefix + "weight")
+    if weight is None or prefix + "weight_scale_2" in entries:
+        return None
+    said = context.get("quantization_config") or {}
+    if not packed and said.get("quant_method") == "modelopt":
+        return None
+    if said.get("quant_method") == "quark" and weight.dtype == "U8" and scale.dtype in ("U8", "F8_E8M0"):
+        if "fp6_e3m2" in str(said):
+            return None
+        packed = weight  # Quark packs codes of 4 and 6 bits alike, under the name of others
+    check_axes(1, weight)
+    _check_formats(said)
+    parts = {"weight_packed" if packed else "weight": weight.name, "weight_scale": name}
+    for role in ("weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx"):
+        if prefix + role in entries:
+            parts[role] = prefix + role
+    findings: list[str] = []
+    bits = _said_by_all(said, "num_bits")
+    symmetric = _said_by_all(said, "symmetric")
+    if symmetric is False and "weight_zero_point" not in parts and weight.dtype in ("I32", "I8"):
+        raise ValueError(f"{prefix}weight_zero_point must be there where config.json says symmetric false, it is not")
+    if weight.dtype == "F4" and scale.dtype in ("U8", "F8_E8M0", "F8_E4M3"):  # a type of its own for packed codes
+        if weight.shape[-1] % 2:
+            raise ValueError(f"{weight.name} must have an even number of columns, got shape {weight.shape}")
+        packed = weight = SimpleNamespace(
+            name=weight.name, dtype="U8", shape=(*weight.shape[:-1], weight.shape[-1] // 2)
+        )
+        parts = {"weight_packed": weight.name, **{role: name for role, name in parts.items() if role != "weight"}}
+    found = _find_packed(prefix, parts, weight, scale, bits, findings) if packed else _find_plain(parts, weight, scale)
+    if found is None:
+        return None
+    kind, shape, recipe, layout, dtype = found
+    if "weight_g_idx" in parts:
+        recipe = None  # the columns' order has no ScaledTensor form
+        findings.append("columns are in order of activation (weight_g_idx)")
+    options: dict[str, Any] = {"kind": kind}
+    if symmetric is True and "weight_zero_point" in parts:
+        options["symmetric"] = True
+    if fp8_format := (FP8_DTYPES | FNUZ_DTYPES).get(weight.dtype):
+        options["fp8_format"] = fp8_format
+    if "weight_global_scale" in parts:
+        parts["global_scale"] = parts["weight_global_scale"]
+    return Found(
+        prefix + "weight",
+        NAME,
+        kind,
+        parts,
+        shape,
+        recipe,
+        layout,
+        dtype,
+        options=options,
+        findings=tuple(findings),
+    )
+
+
+_Kind = tuple[str, tuple[int, ...], ScalingRecipe | None, Layout | None, str]
+
+
+# Formats of files that are read here; "dense" and "mixed-precision" leave it to the groups.
+_FORMATS = (
+    "dense",
+    "mixed-precision",
+    "naive-quantized",
+    "int-quantized",
+    "float-quantized",
+    "pack-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp6-pack-quantized",
+    "mxfp8-quantized",
+)
+
+
+def _groups(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    groups = said.get("config_groups")
+    return [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+
+
+def _check_formats(said: Mapping[str, Any]) -> None:
+    """Whether config.json names formats that are known: what an unknown one stores may look like a known one.
+
+    Raises:
+        ValueError: it names another.
+    """
+    if said.get("quant_method") != NAME:
+        return
+    for name in (said.get("format"), *(group.get("format") for group in _groups(said))):
+        if name is not None and name not in _FORMATS:
+            raise ValueError(
+                f"format must be one that is read here ({', '.join(_FORMATS)}), config.json says {shown(name)}"
+            )
+
+
+def _said_by_all(said: Mapping[str, Any], key: str) -> Any:
+    """What config.json says of the weights of all groups; None where they differ, or it says nothing."""
+    schemes = [group.get("weights") for group in _groups(said)]
+    values = [scheme.get(key) for scheme in schemes if isinstance(scheme, dict)]
+    return values[0] if values and all(value == values[0] for value in values) else None
+
+
+def _find_packed(
+    prefix: str, parts: dict[str, str], weight: Any, scale: Any, said_bits: int | None, findings: list[str]
+) -> _Kind | None:
+    stored, groups = weight.shape, scale.shape[-1] if scale.shape else 1
+    if groups == 0:
+        raise ValueError(f"{scale.name} must have entries along each axis, got shape {scale.shape}")
+    if weight.dtype == "U8" and scale.dtype == "F8_E4M3":
+        shape = (*stored[:-1], stored[-1] * 2)
+        if "weight_global_scale" not in parts:
+            findings.append(f"{prefix}weight_global_scale is missing: NVFP4 values would be off by a constant factor")
+        two_levels = nvfp4_recipe("weight_global_scale" in parts)
+        return "nvfp4", shape, two_levels, PerBlockMN(1, 16), "uint8"
+    if weight.dtype == "U8" and scale.dtype in ("U8", "F8_E8M0"):
+        if stored[-1] * 2 == groups * 32:
+            return "mxfp4", (*stored[:-1], stored[-1] * 2), MXFP4BlockScaling(), PerBlockMN(1, 32), "uint8"
+        if stored[-1] * 4 == groups * 32 * 3:
+            return "mxfp6", (*stored[:-1], groups * 32), MXFP6BlockScaling(), PerBlockMN(1, 32), "uint8"
+        return None
+    if weight.dtype == "I32" and scale.dtype in FLOATS:
+        dtype = FLOATS[scale.dtype]
+        symmetric = "weight_zero_point" not in parts
+        columns = stored[-1] * 8
+        if said_bits is not None and said_bits not in (2, 3, 4, 8):
+            raise ValueError(f"packed integers must have 2, 3, 4 or 8 bits, config.json says {shown(said_bits)}")
+        # weight_shape is data; where headers and config.json leave 4 or 8 bits open, groups decide.
+        bits = said_bits or (4 if groups == 1 or (columns % groups == 0 and columns // groups >= 16) else 8)
+        shape = (*stored[:-1], stored[-1] * 32 // bits)
+        recipe, layout = integer_recipe(bits, shape, scale.shape, dtype, symmetric)
+        return "int8-packed" if bits == 8 else f"int{bits}", shape, recipe, layout, dtype
+    return None
+
+
+def _find_plain(parts: dict[str, str], weight: Any, scale: Any) -> _Kind | None:
+    if weight.dtype in FP8_DTYPES and scale.dtype in ("U8", "F8_E8M0"):
+        if scale.shape != (*weight.shape[:-1], -(-weight.shape[-1] // 32)):
+            return None
+        recipe8 = MXFP8BlockScaling(fp8_format=FP8_DTYPES[weight.dtype])
+        return "mxfp8", weight.shape, recipe8, PerBlockMN(1, 32), "uint8"
+    if scale.dtype not in FLOATS:
+        return None
+    dtype = FLOATS[scale.dtype]
+    if weight.dtype == "I8":
+        recipe, layout = int8_recipe(weight.shape, scale.shape, dtype, "weight_zero_point" not in parts)
+        return "int8", weight.shape, recipe, layout, dtype
+    if weight.dtype in FNUZ_DTYPES:
+        fp8_recipe(FNUZ_DTYPES[weight.dtype], weight.shape, scale.shape, dtype)  # raises what is wrong with the scale
+        return "fp8-fnuz", weight.shape, None, None, dtype
+    if weight.dtype in FP8_DTYPES:
+        recipe, layout, _ = fp8_recipe(FP8_DTYPES[weight.dtype], weight.shape, scale.shape, dtype)
+        return "fp8", weight.shape, recipe, layout, dtype
+    return None
+
+
+def refine(found: Found, array: Any) -> Found:
+    """The shape and width of packed integers, which ``weight_shape`` says and headers do not."""
+    if not found.kind.startswith("int"):
+        return found
+    roles = ("weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
+    small = {role: array(found.parts[role]) for role in roles if role in found.parts}
+    said = bool(found.options.get("symmetric"))
+    if found.kind == "int8" and said:
+        checked_zero_point(small["weight_zero_point"], 0, symmetric=True)
+        recipe, layout = int8_recipe(found.shape, small["weight_scale"].shape, found.scale_dtype, symmetric=True)
+        return replace(found, recipe=recipe, layout=layout)
+    if found.kind not in ("int2", "int3", "int4", "int8-packed"):
+        return found
+    stored, bits, shape = array(found.parts["weight_packed"]).shape, int(found.kind[3]), found.shape
+    if "weight_shape" in small:
+        shape = stored_shape(small["weight_shape"])
+        if len(shape) < 2 or min(shape) <= 0:
+            raise ValueError(f"weight_shape must be a matrix's, got {shape}")
+        bits = bits_of(shape, stored, bits)
+    scales = small["weight_scale"].shape
+    zero = zero_point_of(small, shape, bits, scales, said)
+    recipe, layout = integer_recipe(bits, shape, scales, found.scale_dtype, zero is None)
+    groups = spread(small["weight_scale"], shape).shape[-1]
+    order, _ = order_of_columns(given_order(small), shape[-1], groups, "weight_g_idx")
+    kind = "int8-packed" if bits == 8 else f"int{bits}"
+    options = {**found.options, "kind": kind}
+    return replace(
+        found, kind=kind, shape=shape, recipe=recipe if order is None else None, layout=layout, options=options
+    )
+
+
+def config(written: Written) -> dict[str, Any]:
+    """What config.json says of a checkpoint written here: a group for each recipe, by the names of its modules where
+    there are several (the class of a fused layer would else be found before the names of its parts)."""
+    groups = _written_groups(written)
+    formats = [_format(recipe) for recipe, _, _ in groups]
+    return {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": formats[0] if len(set(formats)) == 1 else "mixed-precision",
+            "quantization_status": "compressed",
+            "global_compression_ratio": None,
+            "ignore": written.ignored,
+            "kv_cache_scheme": _FP8_CACHE if written.cache else None,
+            "config_groups": {
+                f"group_{i}": {
+                    "targets": ["Linear"] if len(groups) == 1 else modules,
+                    "weights": _weights(recipe),
+                    "input_activations": inputs,
+                    "format": fmt,
+                }
+                for i, ((recipe, inputs, modules), fmt) in enumerate(zip(groups, formats, strict=True))
+            },
+        }
+    }
+
+
+_FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+
+
+def _written_groups(written: Written) -> list[tuple[ScalingRecipe, dict[str, Any] | None, list[str]]]:
+    """Modules of one recipe whose inputs are quantized alike."""
+    groups: list[tuple[ScalingRecipe, dict[str, Any] | None, list[str]]] = []
+    for recipe, modules in written.groups():
+        alike: dict[str, list[str]] = {}
+        for module in modules:
+            inputs = _inputs(recipe, module in written.inputs, written.dynamic(module))
+            alike.setdefault(json.dumps(inputs), []).append(module)
+        groups += [(recipe, json.loads(inputs), names) for inputs, names in alike.items()]
+    return groups
+
+
+def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
+    """The scale of inputs as files have it: that of NVFP4 divides."""
+    if isinstance(recipe, NVFP4BlockScaling):
+        return InputScale("input_global_scale", NVFP4_INPUTS, divides=True, shape=(1,))
+    if isinstance(recipe, (DelayedScaling, Float8CurrentScaling)) and recipe.element == "float8_e4m3fn":
+        return InputScale("input_scale", FP8_INPUTS, shape=(1,))
+    return None
+
+
+def _format(recipe: ScalingRecipe) -> str:
+    match recipe:
+        case NVFP4BlockScaling():
+            return "nvfp4-pack-quantized"
+        case MXFP4BlockScaling() | MXFP6BlockScaling():
+            return f"{recipe.name}-pack-quantized"
+        case MXFP8BlockScaling():
+            return "mxfp8-quantized"
+        case INT4Scaling() | INT8Scaling():
+            return "pack-quantized"
+        case _:
+            return "float-quantized"
+
+
+def _weights(recipe: ScalingRecipe) -> dict[str, Any]:
+    said: dict[str, Any] = {"dynamic": False, "symmetric": True, "observer": "minmax"}
+    match recipe:
+        case NVFP4BlockScaling():
+            said |= {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+            return said | {"scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
+        case MXFP4BlockScaling() | MXFP6BlockScaling() | MXFP8BlockScaling():
+            bits = {"mxfp4": 4, "mxfp6": 6, "mxfp8": 8}[recipe.name]
+            said |= {"num_bits": bits, "type": "float", "strategy": "group", "group_size": 32}
+            return said | {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+        case INT4Scaling():
+            said |= {"num_bits": 4, "type": "int", "strategy": "group", "group_size": recipe.group_size}
+            return said | {"symmetric": recipe.symmetric}
+        case INT8Scaling():
+            said |= {"num_bits": 8, "type": "int", "symmetric": recipe.symmetric}
+            return said | _strategy(recipe.group_size)
+        case Float8BlockScaling() if recipe.block_m > 1:
+            said |= {"num_bits": 8, "type": "float", "strategy": "block"}
+            return said | {"block_structure": [recipe.block_m, recipe.block_k]}
+        case Float8BlockScaling():
+            return said | {"num_bits": 8, "type": "float", "strategy": "group", "group_size": recipe.block_k}
+        case _:
+            row = getattr(recipe, "granularity", "tensor") == "row"
+            return said | {"num_bits": 8, "type": "float", "strategy": "channel" if row else "tensor"}
+
+
+def _inputs(recipe: ScalingRecipe, scaled: bool, dynamic: Activations | None) -> dict[str, Any] | None:
+    """How programs quantize the inputs of a module: by its stored scale, or by scales made of them.
+
+    Tiles have such in any case: vLLM loads them with dynamic groups of activations and not as weights alone, and
+    compressed-tensors' own scheme FP8_BLOCK says so.
+    """
+    eight = {"num_bits": 8, "type": "float", "symmetric": True}
+    if scaled and isinstance(recipe, NVFP4BlockScaling):
+        four = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+        return four | {"dynamic": "local", "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
+    if scaled:
+        return eight | {"strategy": "tensor", "dynamic": False}
+    if isinstance(recipe, Float8BlockScaling) and recipe.block_m > 1:
+        return eight | {"strategy": "group", "group_size": recipe.block_k, "dynamic": True}
+    return None if dynamic is None else _dynamic(dynamic)
+
+
+def _dynamic(said: Activations) -> dict[str, Any] | None:
+    """Activations whose scales are made of them; None where compressed-tensors has no word for them."""
+    number = _NUMBERS.get(said.element)
+    if number is None or said.per not in ("tensor", "token", "group") or said.bound is not None:
+        return None
+    part: dict[str, Any] = {**number, "symmetric": said.symmetric, "dynamic": True, "strategy": said.per}
+    if said.per == "group":
+        part["group_size"] = said.size
+    if said.scale == "float8_e8m0fnu":
+        part |= {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+    return None if said.scale == "float8_e4m3fn" else part
+
+
+_NUMBERS: dict[str, dict[str, Any]] = {
+    "float8_e4m3fn": {"num_bits": 8, "type": "float"},
+    "float4_e2m1fn": {"num_bits": 4, "type": "float"},
+    "int8": {"num_bits": 8, "type": "int"},
+    "int4": {"num_bits": 4, "type": "int"},
+}
+
+
+def _strategy(group_size: int | None) -> dict[str, Any]:
+    return {"strategy": "channel"} if group_size is None else {"strategy": "group", "group_size": group_size}

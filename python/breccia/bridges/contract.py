@@ -1,0 +1,497 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a bridge is, and the list of them.
+
+A bridge is one file: it builds a `FileFormat` and names it ``BRIDGE``. Everything else asks that value, and no code
+outside of this package compares the name of a format. A format of another package is added by `register`.
+
+Functions that read a format of files take ``parts``, the stored arrays by role; functions that take another library's
+live tensors take the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeAlias
+
+from breccia.bridges.common import Array
+from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.parts import Found, Part
+from breccia.bridges.written import InputScale, Written
+from breccia.recipes import ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["PLAIN", "Bridge", "FileFormat", "Kind", "Place", "stored_name"]
+
+Made: TypeAlias = "ScaledTensor | OutsideTensor | Array"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a checkpoint a tensor is stored.
+
+    Attributes:
+        inputs: whether the layer has a scale of its activations beside.
+        model: the source's config.json.
+        spell: turns the model's own name of a tensor into the file's.
+    """
+
+    inputs: bool = False
+    model: Mapping[str, Any] = field(default_factory=dict)
+    spell: Callable[[str], str] = str
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of stored values that no recipe makes.
+
+    Attributes:
+        name: as a part's dtype and a `Found`'s ``kind`` have it; a float dtype, if there is no ``encode``.
+        block: how many values of a row it takes at a time.
+        encode: bytes of float32 rows, along the last axis.
+        otherwise: what rows that are no whole blocks are quantized to.
+    """
+
+    name: str
+    block: int = 1
+    encode: Callable[[Array], Array] | None = None
+    otherwise: ScalingRecipe | None = None
+
+
+class Bridge(Protocol):
+    """What the rest of the package asks a format. `FileFormat` answers each question with the usual answer."""
+
+    @property
+    def name(self) -> str:
+        """The format's name on the command line."""
+
+    @property
+    def peer(self) -> str | None:
+        """The module that the functions for live objects import; None where there is none."""
+
+    @property
+    def extra(self) -> str:
+        """The extra that installs the peer, "" where there is none."""
+
+    @property
+    def recipes(self) -> Mapping[str, ScalingRecipe]:
+        """What ``--to NAME:KEY`` writes, by key; the first is what ``--to NAME`` quantizes to."""
+
+    @property
+    def recipes_with_inputs(self) -> Mapping[str, ScalingRecipe]:
+        """What ``--to NAME:KEY`` writes of layers with a scale of their inputs, where that is not `recipes`'."""
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]:
+        """What else ``--to NAME:KEY`` writes, by key."""
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """Ends of the stored names that `find` is asked about."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Patterns of names of stored tensors that only say that a file is of this format, which conversions leave
+        out."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether `stored` can write the format."""
+
+    @property
+    def own_files(self) -> bool:
+        """Whether the format is a kind of file of its own, with a whole model in it, and not of safetensors files."""
+
+    @property
+    def whole_header(self) -> bool:
+        """Whether the header of every shard tells of the tensors of all."""
+
+    @property
+    def input_scales(self) -> bool:
+        """Whether scales of activations (``input_scale``) are written beside the weights."""
+
+    def input_scale(self, recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
+        """How the scale of a layer's inputs is stored beside a weight.
+
+        Args:
+            recipe: of the weight.
+            said: the source's ``quantization_config``; empty for what is written.
+
+        Returns:
+            None where there is none, or nothing says what it means.
+        """
+
+    @property
+    def cache_scales(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Where the scales of an FP8 KV cache are written, of keys ("k") and of values ("v"): their names with ``{}``
+        for the layer's, and shapes; empty where there is no place for them."""
+
+    @property
+    def pre_scales(self) -> bool:
+        """Whether factors of a layer's inputs (``pre_quant_scale``) are kept; others get them in the weights."""
+
+    @property
+    def shared_global_scale(self) -> bool:
+        """Whether readers keep one global scale for all parts of a layer that they fuse."""
+
+    @property
+    def one_level(self) -> str:
+        """Why NVFP4 is written in one level, for a note; "" where readers know the second scale."""
+
+    @property
+    def bfloat16_scales(self) -> bool:
+        """Whether readers round float scales to bfloat16."""
+
+    @property
+    def experts_together(self) -> bool:
+        """Whether readers want all experts of a layer in one tensor."""
+
+    @property
+    def fused_experts(self) -> bool:
+        """Whether readers know all experts of a layer in one tensor with inputs before outputs."""
+
+    @property
+    def single_experts(self) -> bool:
+        """Whether readers know experts in tensors of their own."""
+
+    @property
+    def misread_experts(self) -> Mapping[str, str]:
+        """What a program of many users does wrong with experts in tensors of their own, by the recipe's name."""
+
+    def misread(self, shape: tuple[int, ...], recipe: ScalingRecipe) -> str:
+        """What a program of many users does wrong with a tensor, in words; "" where all read it right.
+
+        Args:
+            shape: logical.
+            recipe: that it is written in.
+
+        Returns:
+            A sentence for the report.
+        """
+
+    @property
+    def turned_weights(self) -> bool:
+        """Whether readers know matrices with inputs before outputs, which are written transposed."""
+
+    @property
+    def embeddings(self) -> bool:
+        """Whether readers know quantized embeddings."""
+
+    @property
+    def row_axis(self) -> int | None:
+        """The axis of stored tensors along which a matrix's rows lie: 0 or -1; None where there is none, or where what
+        is stored for some rows is not what would be stored for these rows alone. With 0, a batch's matrices lie there,
+        too."""
+
+    @property
+    def shape_role(self) -> str:
+        """The role whose numbers are the logical shape; "" where there is none."""
+
+    def reshaped(self, found: Found, shape: tuple[int, ...]) -> Found:
+        """The description of some of a tensor's rows.
+
+        Args:
+            found: the tensor.
+            shape: of these rows.
+
+        Returns:
+            What `open` is called with, and their stored parts.
+        """
+
+    @property
+    def beside(self) -> str:
+        """The file beside config.json that says of quantization what `said_beside` reads; "" where there is none."""
+
+    def said_beside(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """The ``quantization_config`` that the file `beside` stands for.
+
+        Args:
+            said: the file's JSON object.
+
+        Returns:
+            An object as config.json has it under ``quantization_config``.
+        """
+
+    def find(self, name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
+        """The logical tensor that a stored one belongs to, known from headers alone; None where it is of another
+        format.
+
+        Args:
+            name: of the stored tensor; it ends with one of `anchors`.
+            entries: all stored tensors by name, with ``name``, ``dtype`` and ``shape`` as headers say them.
+            context: what config.json says: "quantization_config" and "quantization".
+
+        Returns:
+            The tensor with its shape and recipe.
+
+        Raises:
+            ValueError: the tensor is of this format and does not fit.
+        """
+
+    def find_all(self, entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Found]:
+        """The logical tensors that a header's metadata describes.
+
+        Args:
+            entries: all stored tensors by name, see `find`.
+            metadata: strings of the header.
+
+        Returns:
+            The tensors; none where the metadata is of other formats.
+
+        Raises:
+            ValueError: the metadata is the format's but not of its form.
+        """
+
+    def refine(self, found: Found, array: Callable[[str], Array]) -> Found:
+        """``found`` with what only small stored tensors tell; ``array`` reads one by its name.
+
+        Args:
+            found: the tensor, as `find` or `find_all` gave it.
+            array: reads a stored tensor by its name.
+
+        Returns:
+            ``found`` itself where there is nothing to add.
+
+        Raises:
+            ValueError: they say what does not fit.
+        """
+
+    def open(self, parts: Mapping[str, Array], found: Found) -> Made:
+        """A logical tensor of its stored ones, by role: values without a ScaledTensor form are an OutsideTensor or a
+        float array.
+
+        Args:
+            parts: stored arrays by role, as typed by the header; views of a file that must not be written to.
+            found: the tensor, as `find` or `find_all` gave it.
+
+        Returns:
+            A ScaledTensor in NumPy where the values have that form.
+
+        Raises:
+            ValueError, TypeError: they do not fit.
+        """
+
+    def keeps(self, found: Found) -> bool:
+        """Whether a tensor of this format that has no recipe is written as it is stored where none is asked for.
+
+        Args:
+            found: the tensor, as `refine` gives it.
+
+        Returns:
+            True where its stored bytes are copied.
+        """
+
+    def carries(self, recipe: ScalingRecipe) -> bool:
+        """Whether the format holds a recipe's bytes as they are.
+
+        Args:
+            recipe: of the tensor to write.
+
+        Returns:
+            True where a repack loses nothing.
+        """
+
+    def takes(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether the format has a place for a quantized weight of that name and shape.
+
+        Args:
+            name: of the logical tensor.
+            shape: logical.
+
+        Returns:
+            False where the tensor stays as it is.
+        """
+
+    def why_not(self, name: str) -> str:
+        """Why a weight must not be quantized though the format could hold it; "" where it may.
+
+        Args:
+            name: of the logical tensor.
+
+        Returns:
+            A reason for the report, in words.
+        """
+
+    def instead(self, name: str, recipe: ScalingRecipe, model: Mapping[str, Any]) -> ScalingRecipe:
+        """The recipe for a tensor that the model's program does not read in the one that was asked for.
+
+        Args:
+            name: of the logical tensor.
+            recipe: that was asked for.
+            model: config.json.
+
+        Returns:
+            Another, or ``recipe``.
+        """
+
+    def model_knows(self, recipe: ScalingRecipe, model: Mapping[str, Any]) -> bool:
+        """Whether the program of a model, known by its config.json, reads a recipe in this format.
+
+        Args:
+            recipe: of the tensor to write.
+            model: config.json.
+
+        Returns:
+            False where the model's program would not load it.
+        """
+
+    def stored(
+        self, name: str, scaled: ScaledTensor | OutsideTensor, place: Place
+    ) -> tuple[dict[str, Part], dict[str, str]]:
+        """The stored tensors of a logical one by full name, and its entries in the header's metadata.
+
+        Args:
+            name: of the logical tensor.
+            scaled: the tensor, or one of the same form whose memory is never touched (in planning).
+            place: where it goes.
+
+        Returns:
+            Full name → `Part`, and entries of the metadata.
+
+        Raises:
+            ValueError: the format has no place for such a tensor.
+        """
+
+    def plain_metadata(self, name: str) -> dict[str, str]:
+        """The header's entries for a tensor that stays plain.
+
+        Args:
+            name: of the tensor.
+
+        Returns:
+            Key → text.
+        """
+
+    def header(
+        self, names: Sequence[str], recipes: Mapping[str, ScalingRecipe], inputs: frozenset[str]
+    ) -> dict[str, str]:
+        """The header's entries for a file of these logical tensors.
+
+        Args:
+            names: of the tensors.
+            recipes: of the quantized modules, by their names.
+            inputs: modules with a scale of their activations.
+
+        Returns:
+            Key → text.
+        """
+
+    def config(self, written: Written) -> dict[str, Any]:
+        """What config.json says of a checkpoint written here; under the name of `beside` what that file says.
+
+        Args:
+            written: the checkpoint.
+
+        Returns:
+            Entries of config.json.
+
+        Raises:
+            ValueError: it cannot say it.
+        """
+
+
+def stored_name(name: str, role: str) -> str:
+    """``X.weight`` and ``weight_scale`` give ``X.weight_scale``; so does ``X``.
+
+    Args:
+        name: of the logical tensor.
+        role: of the stored one.
+
+    Returns:
+        The name in the file.
+    """
+    return (name.removesuffix("weight") if name.endswith("weight") else name + ".") + role
+
+
+def _nothing(*_: Any) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """A bridge by its functions, each of which may be left out: see `Bridge`, where all are described.
+
+    Attributes:
+        read: makes the logical tensor: called with ``parts`` and, by keyword, the options of the `Found`.
+        lay_out: role → `Part` of a tensor, called with the tensor and its `Place`; None where nothing is written.
+        store: takes the place of ``lay_out`` where full names and metadata do not follow from roles alone: called with
+            name, tensor and `Place`.
+        role_name: the stored name of a role of a logical tensor.
+    """
+
+    name: str
+    peer: str | None = None
+    extra: str = ""
+    recipes: Mapping[str, ScalingRecipe] = field(default_factory=dict)
+    recipes_with_inputs: Mapping[str, ScalingRecipe] = field(default_factory=dict)
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    anchors: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    own_files: bool = False
+    whole_header: bool = False
+    input_scales: bool = False
+    input_scale: Callable[[ScalingRecipe, Mapping[str, Any]], InputScale | None] = lambda recipe, said: None
+    cache_scales: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    one_level: str = ""
+    pre_scales: bool = False
+    shared_global_scale: bool = False
+    bfloat16_scales: bool = False
+    experts_together: bool = False
+    fused_experts: bool = False
+    single_experts: bool = True
+    misread_experts: Mapping[str, str] = field(default_factory=dict)
+    misread: Callable[[tuple[int, ...], ScalingRecipe], str] = lambda shape, recipe: ""
+    turned_weights: bool = False
+    embeddings: bool = False
+    row_axis: int | None = None
+    shape_role: str = ""
+    reshaped: Callable[[Found, tuple[int, ...]], Found] = lambda found, shape: replace(found, shape=shape)
+    beside: str = ""
+    said_beside: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
+    find: Callable[[str, Mapping[str, Any], Mapping[str, Any]], Found | None] = lambda name, entries, context: None
+    find_all: Callable[[Mapping[str, Any], Mapping[str, str]], list[Found]] = lambda entries, metadata: []
+    refine: Callable[[Found, Callable[[str], Array]], Found] = lambda found, array: found
+    read: Callable[..., Made] | None = None
+    keeps: Callable[[Found], bool] = lambda found: False
+    carries: Callable[[ScalingRecipe], bool] = lambda recipe: False
+    takes: Callable[[str, tuple[int, ...]], bool] = lambda name, shape: True
+    why_not: Callable[[str], str] = lambda name: ""
+    instead: Callable[[str, ScalingRecipe, Mapping[str, Any]], ScalingRecipe] = lambda name, recipe, model: recipe
+    model_knows: Callable[[ScalingRecipe, Mapping[str, Any]], bool] = lambda recipe, model: True
+    lay_out: Callable[[Any, Place], dict[str, Part]] | None = None
+    store: Callable[[str, Any, Place], tuple[dict[str, Part], dict[str, str]]] | None = None
+    role_name: Callable[[str, str], str] = stored_name
+    plain_metadata: Callable[[str], dict[str, str]] = _nothing
+    header: Callable[[Sequence[str], Mapping[str, ScalingRecipe], frozenset[str]], dict[str, str]] = _nothing
+    config: Callable[[Written], dict[str, Any]] = _nothing
+
+    @property
+    def writes(self) -> bool:
+        """Whether `stored` can write the format."""
+        return self.lay_out is not None or self.store is not None
+
+    def open(self, parts: Mapping[str, Array], found: Found) -> Made:
+        """See `Bridge.open`."""
+        if self.read is None:
+            raise ValueError(f"{self.name}: the format must be one of files, this one is of live objects")
+        return self.read(parts, **found.options)
+
+    def stored(
+        self, name: str, scaled: ScaledTensor | OutsideTensor, place: Place
+    ) -> tuple[dict[str, Part], dict[str, str]]:
+        """See `Bridge.stored`."""
+        if self.store is not None:
+            return self.store(name, scaled, place)
+        if self.lay_out is None:
+            raise ValueError(f"{self.name or 'plain'}: the format must be one that is written here, it is not")
+        return {self.role_name(name, role): part for role, part in self.lay_out(scaled, place).items()}, {}
+
+
+PLAIN = FileFormat("")  # checkpoints without codes
+
+registered: dict[str, Bridge] = {}
+
+
+def all_of(built_in: Iterable[Bridge]) -> dict[str, Bridge]:
+    """Those that the package has and those that were added, by name."""
+    return {bridge.name: bridge for bridge in (*built_in, *registered.values())}

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a bridge describes tensors of a checkpoint that are not read yet, or not made yet."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from breccia import _core
+from breccia.bridges.common import Array, check_upright, float_dtype
+from breccia.formats import finfo
+from breccia.layouts import Layout
+from breccia.recipes import INT8Scaling, ScalingRecipe, choices
+from breccia.recipes import _spec as recipe_spec
+from breccia.scaled_tensor import ScaledTensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stored tensor: the header's dtype and shape, and how to make it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    make: Callable[[], Array]
+
+
+def part(array: Array, dtype: str) -> Part:
+    """A part that is there already. ``dtype`` is the header's."""
+    return Part(dtype, tuple(array.shape), lambda: array)
+
+
+def materialize(parts: Mapping[str, Part]) -> dict[str, Array]:
+    """The arrays, typed as their headers say."""
+    from breccia.checkpoint.files.dtypes import numpy_dtype
+
+    result = {}
+    for name, value in parts.items():
+        array = np.ascontiguousarray(value.make()).reshape(value.shape)
+        wanted = numpy_dtype(value.dtype)
+        result[name] = array if array.dtype == wanted else array.view(wanted)
+    return result
+
+
+LayOut = Callable[..., "dict[str, Part]"]
+
+
+def rows_only(lay_out: LayOut) -> LayOut:
+    """Decorates a bridge's ``lay_out(scaled)``: a transposed view has no place in a checkpoint.
+
+    Raises:
+        TypeError: ``scaled`` is no ScaledTensor.
+        ValueError: it is a transposed view.
+    """
+
+    @functools.wraps(lay_out)
+    def checked(scaled: Any, **options: Any) -> dict[str, Part]:
+        check_upright(scaled)
+        return lay_out(scaled, **options)
+
+    return checked
+
+
+def rows_or_outside(lay_out: LayOut) -> LayOut:
+    """`rows_only` where the format has a place for some OutsideTensors, too.
+
+    Raises:
+        TypeError: ``scaled`` is neither.
+        ValueError: it is a transposed view.
+    """
+
+    @functools.wraps(lay_out)
+    def checked(scaled: Any, **options: Any) -> dict[str, Part]:
+        check_upright(getattr(scaled, "scaled", scaled))  # that of an OutsideTensor
+        return lay_out(scaled, **options)
+
+    return checked
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One logical tensor of a checkpoint, known from headers alone.
+
+    Attributes:
+        name: of the logical tensor, such as ``model.layers.0.mlp.up_proj.weight``.
+        format: the bridge that reads it, or "plain".
+        kind: which of the bridge's formats.
+        parts: role → name of the stored tensor.
+        shape: logical.
+        recipe: None where the values have no ScaledTensor form.
+        layout: of the scales.
+        scale_dtype: NumPy name of the scales' dtype.
+        zero_dtype: of the zero points', "" for the recipe's own.
+        dtype: header's dtype of a plain tensor.
+        options: passed on to the bridge.
+        findings: what looks wrong.
+    """
+
+    name: str
+    format: str
+    kind: str
+    parts: dict[str, str]
+    shape: tuple[int, ...]
+    recipe: ScalingRecipe | None = None
+    layout: Layout | None = None
+    scale_dtype: str = "uint8"
+    zero_dtype: str = ""
+    dtype: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
+
+    def ghost(self) -> ScaledTensor:
+        """A ScaledTensor of this shape, recipe and layout whose memory was never touched."""
+        assert self.recipe is not None
+        assert self.layout is not None
+        return ghost(
+            self.shape,
+            self.recipe,
+            self.layout,
+            self.scale_dtype,
+            zero_dtype=self.zero_dtype,
+            global_scale="global_scale" in self.parts,
+        )
+
+
+def ghost(
+    shape: tuple[int, ...],
+    recipe: ScalingRecipe,
+    layout: Layout | None = None,
+    scale_dtype: str | None = None,
+    *,
+    zero_dtype: str = "",
+    global_scale: bool = False,
+) -> ScaledTensor:
+    """What casting a tensor of that shape would give, as to shapes and types; the memory is never
+    touched, so that its size costs nothing."""
+
+    layout = layout or recipe.layout
+    spec = recipe_spec(recipe)
+    if scale_dtype is None:
+        plan = _core.plan_cast(list(shape), spec)
+        scale_dtype = str(plan["scale"][1])
+        global_scale = plan["global_scale"] is not None
+        scale_dtype = "uint8" if scale_dtype.startswith("float8") else scale_dtype
+    four = finfo(recipe.element).bits == 4
+    stored = (*shape[:-1], (shape[-1] + 1) // 2) if four else shape
+    scale_shape = layout.scale_shape(shape)
+    width = {"bfloat16": "uint16"}.get(scale_dtype, scale_dtype)
+    scale = np.empty(scale_shape, width)
+    if scale_dtype == "bfloat16" and choices(recipe).scale != "bfloat16":
+        scale = np.empty(scale_shape, float_dtype("bfloat16"))
+    zero_dtype = zero_dtype or ("int8" if isinstance(recipe, INT8Scaling) else "uint8")
+    return ScaledTensor(
+        np.empty(stored, np.uint8),
+        scale,
+        recipe,
+        layout,
+        np.empty(scale_shape, zero_dtype) if choices(recipe).has_zero_point else None,
+        global_scale=np.empty((), np.float32) if global_scale else None,
+        shape=shape,
+    )

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Formats of others, added to those of this package."""
+
+from __future__ import annotations
+
+from breccia import bridges
+from breccia.bridges.contract import Bridge, registered
+
+__all__ = ["register", "unregister"]
+
+
+def register(bridge: Bridge) -> None:
+    """Add a format to those that checkpoints are read from and converted to, for as long as the process lives.
+
+    Args:
+        bridge: what the format is; `breccia.bridges.FileFormat` makes one of a few functions.
+
+    Raises:
+        ValueError: there is a format of that name, or the name is none that the command line can spell.
+    """
+    name = bridge.name
+    if not name or name != name.strip().lower() or ":" in name or name == "plain":
+        raise ValueError(f"bridge.name must be a word in lower case without ':', got {name!r}")
+    if name in bridges.registry():
+        raise ValueError(f"bridge.name must be new, there is a format {name!r}")
+    registered[name] = bridge
+    bridges._by_name.cache_clear()
+
+
+def unregister(name: str) -> None:
+    """Take a format away that `register` added.
+
+    Args:
+        name: the format's.
+
+    Raises:
+        KeyError: none was.
+    """
+    del registered[name]
+    bridges._by_name.cache_clear()

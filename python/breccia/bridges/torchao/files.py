@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The safetensors layout that torchao saves its tensors in (torchao.prototype.safetensors), without torchao."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges.checks import check_axes, mapping, numbers, shown
+from breccia.bridges.common import FP8_DTYPES
+from breccia.bridges.contract import Place
+from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.parts import Found, Part
+from breccia.bridges.torchao.parts import describe
+from breccia.bridges.torchao.reading import NAME, check_kind, dtype_name, float8, from_parts
+from breccia.bridges.written import Written
+from breccia.checkpoint.files.bounded_json import loads
+from breccia.layouts import Layout, PerBlockMN
+from breccia.recipes import (
+    INT4Scaling,
+    INT8Scaling,
+    MXFP4BlockScaling,
+    MXFP6BlockScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    ScalingRecipe,
+)
+from breccia.scaled_tensor import ScaledTensor
+
+_OPTIONAL = ("zero_point", "per_tensor_scale", "act_pre_scale")  # parts that change the values
+
+
+def store(name: str, scaled: ScaledTensor | OutsideTensor, high: str = "bfloat16") -> tuple[dict[str, Part], str]:
+    """Stored tensors of a logical one, by full name, and its entry in the header's metadata."""
+    kind, parts, attributes = describe(scaled, high)
+    module, _, last = name.rpartition(".")
+    entry = {"_type": kind, "_data": attributes, "_tensor_data_names": list(parts)}
+    return {f"{module}._{last}_{role}": value for role, value in parts.items()}, json.dumps(entry)
+
+
+def store_in_checkpoint(
+    name: str, scaled: ScaledTensor | OutsideTensor, place: Place
+) -> tuple[dict[str, Part], dict[str, str]]:
+    """As `store`, with the entry's name."""
+    parts, text = store(name, scaled)
+    return parts, {name: text}
+
+
+def plain_metadata(name: str) -> dict[str, str]:
+    """The entry of a tensor that is not of torchao's classes."""
+    return {name: json.dumps({"_type": "Tensor"})}
+
+
+def header(names: Sequence[str], recipes: Mapping[str, ScalingRecipe], inputs: frozenset[str]) -> dict[str, str]:
+    """The entry that lists all tensors."""
+    return {"tensor_names": json.dumps(list(names))}
+
+
+def load(parts: Mapping[str, Any], *, kind: str, attributes: Mapping[str, Any]) -> ScaledTensor | OutsideTensor:
+    """The logical tensor of its stored ones, by role."""
+    return from_parts(kind, parts, attributes)
+
+
+def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Found]:
+    """The logical tensors that a header's metadata describes.
+
+    Raises:
+        ValueError: the metadata is torchao's but not of its form.
+    """
+    if "tensor_names" not in metadata:
+        return []
+    try:
+        names = loads(metadata["tensor_names"])
+        described = {name: loads(metadata[name]) for name in names if name in metadata}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"metadata 'tensor_names' must be {NAME}'s JSON: {error}") from None
+    found = []
+    for name, entry in described.items():
+        kind = entry.get("_type") if isinstance(entry, dict) else None
+        if kind is None or kind == "Tensor":
+            continue
+        module, _, last = name.rpartition(".")
+        roles = entry.get("_tensor_data_names")
+        if not isinstance(roles, list) or not all(isinstance(role, str) for role in roles):
+            raise ValueError(f"tensor {name!r}: _tensor_data_names must be a list of names, got {shown(roles)}")
+        parts = {role: f"{module}._{last}_{role}" for role in roles}
+        for role in _OPTIONAL:
+            if role not in parts and f"{module}._{last}_{role}" in entries:
+                raise ValueError(f"tensor {name!r}: _tensor_data_names must have {role!r}, which is in the file")
+        missing = [full for full in parts.values() if full not in entries]
+        if missing or "qdata" not in parts or "scale" not in parts:
+            raise ValueError(
+                f"tensor {name!r}: {missing or 'qdata and scale'} must be in the file, as its metadata says"
+            )
+        attributes = mapping(entry.get("_data"), f"tensor {name!r}: _data")
+        check_axes(1, entries[parts["qdata"]])
+        found.append(_found(name, kind, parts, dict(attributes), entries))
+    return found
+
+
+def _found(
+    name: str, kind: str, parts: dict[str, str], attributes: dict[str, Any], entries: Mapping[str, Any]
+) -> Found:
+    check_kind(kind)
+    qdata, scale = entries[parts["qdata"]], entries[parts["scale"]]
+    shape = tuple(qdata.shape)
+    options = {"kind": kind, "attributes": attributes}
+    recipe: ScalingRecipe | None = None
+    layout: Layout | None = None
+    dtype = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(scale.dtype, "uint8")
+    if kind == "NVFP4Tensor":
+        shape = (*shape[:-1], shape[-1] * 2)
+        recipe, layout = NVFP4BlockScaling(two_level="per_tensor_scale" in parts), PerBlockMN(1, 16)
+        if "per_tensor_scale" in parts:
+            parts = {**parts, "global_scale": parts["per_tensor_scale"]}
+    elif kind == "MXTensor":
+        element = dtype_name(attributes.get("elem_dtype"))
+        layout = PerBlockMN(1, 32)
+        if element == "float4_e2m1fn_x2":
+            recipe, shape = MXFP4BlockScaling(), (*shape[:-1], shape[-1] * 2)
+        elif element.startswith("fp6"):
+            recipe = MXFP6BlockScaling(fp6_format=element[4:].upper())
+        else:
+            recipe = MXFP8BlockScaling(fp8_format="E5M2" if "e5m2" in element else "E4M3")
+    elif kind == "Float8Tensor":
+        fp8 = FP8_DTYPES.get(qdata.dtype, "E4M3")
+        options["attributes"] = {**attributes, "fp8_format": fp8}
+        recipe, layout = float8(fp8, shape, np.empty(scale.shape, np.float32), attributes.get("block_size"))
+    elif kind == "Int4Tensor":
+        shape = numbers(attributes.get("shape"), f"{NAME}: shape")
+    swizzled = ("scales are tiled for cuBLAS (swizzled)",) if attributes.get("is_swizzled_scales") else ()
+    return Found(name, NAME, kind, parts, shape, recipe, layout, dtype, options=options, findings=swizzled)
+
+
+def refine(found: Found, array: Any) -> Found:
+    """Whether a tensor of integers has zero points other than zero, which its header does not say."""
+    kind = found.options["kind"]
+    if kind not in ("Int8Tensor", "IntxUnpackedToInt8Tensor"):
+        return found
+    zero = array(found.parts["zero_point"]) if "zero_point" in found.parts else None
+    scale, shape = array(found.parts["scale"]), found.shape
+    # One row is enough to know the recipe: everything but the zero points is in the attributes.
+    ghost = {"qdata": np.empty(shape, np.int8), "scale": scale, **({} if zero is None else {"zero_point": zero})}
+    made = from_parts(kind, ghost, found.options["attributes"])
+    assert isinstance(made, ScaledTensor)
+    return replace(found, recipe=made.recipe, layout=made.layout, scale_dtype=scale.dtype.name)
+
+
+def config(written: Written) -> dict[str, Any]:
+    """What config.json says of a checkpoint written here: the method and how most modules could have been made, which
+    transformers asks for; each tensor's class is in the files' headers."""
+    recipe = written.groups()[0][0]
+    said: dict[str, Any] = {"quant_method": NAME, "quant_type": {"default": _quantizer(recipe)}}
+    return {"quantization_config": {**said, "modules_to_not_convert": written.ignored}}
+
+
+def _quantizer(recipe: ScalingRecipe) -> dict[str, Any]:
+    """torchao's configuration of the same kind, in its JSON; what is left out has its default."""
+    match recipe:
+        case NVFP4BlockScaling():
+            return _object("NVFP4WeightOnlyConfig", 1)
+        case MXFP8BlockScaling() | MXFP6BlockScaling() | MXFP4BlockScaling():
+            return _object("MXDynamicActivationMXWeightConfig", 1)
+        case INT4Scaling():
+            group = _object("PerGroup", 1, group_size=recipe.group_size)
+            return _object("IntxWeightOnlyConfig", 2, weight_dtype=_dtype("int4"), granularity=group)
+        case INT8Scaling():
+            size = recipe.group_size
+            granularity = _object("PerRow", 1) if size is None else _object("PerGroup", 1, group_size=size)
+            return _object("Int8WeightOnlyConfig", 2, granularity=granularity)
+        case _:
+            name = "float8_e5m2" if recipe.element == "float8_e5m2" else "float8_e4m3fn"
+            return _object("Float8WeightOnlyConfig", 2, weight_dtype=_dtype(name))
+
+
+def _object(kind: str, version: int, **fields: Any) -> dict[str, Any]:
+    return {"_type": kind, "_version": version, "_data": fields}
+
+
+def _dtype(name: str) -> dict[str, Any]:
+    return {"_type": "torch.dtype", "_data": name}

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How close two checkpoints are, tensor by tensor, and which classic mistake would explain a bad one."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from breccia import comparison, verbs
+from breccia.bridges.common import codes, swizzle, unswizzle
+from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.parts import Found
+from breccia.checkpoint.judging.bounds import FLOATS_DB, bits_of, least
+from breccia.checkpoint.judging.output_error import OutputErrors, lines_of
+from breccia.checkpoint.judging.survival import Survival
+from breccia.checkpoint.progress import Progress
+from breccia.checkpoint.reading.source import Checkpoint, is_float
+from breccia.cli.errors import one_line
+from breccia.cli.terminal import fitted, wrapped
+from breccia.gguf.rope import ROPE_TENSORS
+from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes import differences, modules_of
+
+if TYPE_CHECKING:
+    from breccia.moments import Moments
+
+__all__ = ["Difference", "compare", "diagnose", "render", "verify"]
+
+_SAMPLE = 512  # rows and columns looked at for a diagnosis
+_GAIN = 6.0  # decibels by which undoing a mistake must improve on leaving it
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one tensor against its reference.
+
+    Attributes:
+        sqnr_db: signal to quantization noise, infinite where equal, NaN where the reference is zero.
+        cosine: of the two tensors as vectors.
+        max_error: largest absolute difference.
+        equal: whether every value is the same, and one of them is a number.
+        mistake: what would explain a bad one, "" where nothing does.
+        bound_db: SQNR below which it fails.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sqnr_db: float
+    cosine: float
+    max_error: float
+    equal: bool
+    mistake: str = ""
+    bound_db: float = FLOATS_DB
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is equal or near enough."""
+        return self.equal or self.sqnr_db >= self.bound_db
+
+
+def values(tensor: Any) -> Any:
+    """Any loaded tensor as floats."""
+    if isinstance(tensor, OutsideTensor):
+        return tensor.dequantize()
+    if isinstance(tensor, ScaledTensor):
+        return verbs.dequantize(tensor)
+    if tensor.dtype == np.uint16:
+        return (tensor.astype(np.uint32) << 16).view(np.float32)
+    return tensor
+
+
+def comparable(tensor: Any) -> Any:
+    """A loaded tensor as the core compares it: as it is but for what a ScaledTensor cannot say."""
+    return tensor.dequantize() if isinstance(tensor, OutsideTensor) else tensor
+
+
+def compare(name: str, reference: Any, tensor: Any, bound_db: float = FLOATS_DB) -> Difference:
+    """One tensor against its reference: arrays, ScaledTensors or OutsideTensors of one shape. One that is not above
+    ``bound_db`` is tried against the classic mistakes.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    shape = tuple(reference.shape)
+    if (
+        tuple(tensor.shape) != shape
+        and math.prod(tensor.shape) == math.prod(shape)
+        and 1 in (len(shape), len(tensor.shape))
+    ):
+        shape = max(shape, tuple(tensor.shape), key=len)
+        reference, tensor = values(reference).reshape(shape), values(tensor).reshape(shape)
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"tensor {name!r}: shape must be {shape}, got {tuple(tensor.shape)}")
+    sums = comparison.compare(comparable(reference), comparable(tensor))
+    if 0 < sums.count == min(sums.nans, sums.reference_nans):  # no number is there that could be compared
+        return Difference(name, shape, -math.inf, math.nan, math.nan, False, "every element is NaN", bound_db)
+    mistake = ""
+    if not sums.equal and not sums.sqnr_db > bound_db and isinstance(tensor, ScaledTensor):
+        mistake = diagnose(reference, tensor)
+    return Difference(name, shape, sums.sqnr_db, sums.cosine, sums.max_error, sums.equal, mistake, bound_db)
+
+
+def diagnose(reference: Any, tensor: ScaledTensor) -> str:
+    """The classic mistake whose undoing brings a tensor to its reference, "" where none does."""
+    wanted = np.asarray(values(reference), np.float32)
+    if wanted.ndim != 2 or wanted.size > 1 << 26:
+        return ""
+    start = comparison.compare(wanted, tensor).sqnr_db
+    best, name = (start if math.isfinite(start) else -math.inf), ""
+    floor = best + _GAIN
+    for label, undo in _MISTAKES.items():
+        try:
+            with np.errstate(all="ignore"):
+                candidate = undo(tensor, wanted)
+        except (ValueError, TypeError):
+            continue
+        if candidate is None:
+            continue
+        reached = comparison.compare(wanted, candidate).sqnr_db
+        if reached > max(best + 0.5, floor, 3.0):
+            best, name = reached, label
+    return name
+
+
+def _with(tensor: ScaledTensor, **changes: Any) -> ScaledTensor:
+    fields = {"data": tensor.data, "scale": tensor.scale, "zero_point": tensor.zero_point}
+    fields |= {"global_scale": tensor.global_scale, **changes}
+    return ScaledTensor(
+        fields["data"],
+        fields["scale"],
+        tensor.recipe,
+        tensor.layout,
+        fields["zero_point"],
+        global_scale=fields["global_scale"],
+        shape=tensor.shape,
+    )
+
+
+def _reciprocal_scale(t: ScaledTensor, _: Any) -> Any:
+    if t.scale.dtype.itemsize > 1:
+        return _with(t, scale=(1 / np.asarray(t.scale, np.float32)).astype(t.scale.dtype))
+    if getattr(t.recipe, "name", "").startswith("mx"):
+        return _with(t, scale=np.uint8(254) - codes(t.scale, "scale"))
+    return None
+
+
+def _reciprocal_global_scale(t: ScaledTensor, _: Any) -> Any:
+    if t.global_scale is None:
+        return None
+    return _with(t, global_scale=(1 / np.asarray(t.global_scale, np.float32)).astype(np.float32))
+
+
+def _swapped_nibbles(t: ScaledTensor, _: Any) -> Any:
+    if not t.is_packed:
+        return None
+    data = codes(t.data, "data")
+    return _with(t, data=(data >> 4) | (data << 4))
+
+
+def _transposed_scale(t: ScaledTensor, _: Any) -> Any:
+    if t.scale.ndim != 2:
+        return None
+    flat = np.ascontiguousarray(t.scale).reshape(t.scale.shape[::-1])
+    return _with(t, scale=np.ascontiguousarray(flat.T))
+
+
+def _swizzled_scale(t: ScaledTensor, _: Any) -> Any:
+    if t.scale.ndim != 2 or t.scale.dtype.itemsize > 1 or t.scale.shape[0] % 128 or t.scale.shape[1] % 4:
+        return None
+    return _with(t, scale=unswizzle(codes(t.scale, "scale").reshape(-1), *t.scale.shape))
+
+
+def _unswizzled_twice(t: ScaledTensor, _: Any) -> Any:
+    if t.scale.ndim != 2 or t.scale.dtype.itemsize > 1 or t.scale.shape[0] % 128 or t.scale.shape[1] % 4:
+        return None
+    return _with(t, scale=swizzle(t.scale).reshape(t.scale.shape))
+
+
+def _wrong_global_scale(t: ScaledTensor, wanted: Any) -> Any:
+    """One factor for the whole tensor, fitted."""
+    sums = comparison.compare(wanted, t)
+    return values(t) * np.float32(sums.dot / sums.other) if sums.other else None
+
+
+def _zero_point(shift: int) -> Callable[[ScaledTensor, Any], Any]:
+    def undo(t: ScaledTensor, _: Any) -> Any:
+        if t.recipe.element not in ("int4", "uint4", "int8"):
+            return None
+        zero = np.zeros(t.scale.shape, np.float32) if t.zero_point is None else np.asarray(t.zero_point, np.float32)
+        return _with(t, zero_point=zero + np.float32(shift))
+
+    return undo
+
+
+_MISTAKES: dict[str, Callable[[ScaledTensor, Any], Any]] = {
+    "reciprocal scale": _reciprocal_scale,
+    "reciprocal global scale": _reciprocal_global_scale,
+    "swapped nibbles": _swapped_nibbles,
+    "transposed scale": _transposed_scale,
+    "swizzled scale": _swizzled_scale,
+    "scale unswizzled twice": _unswizzled_twice,
+    "zero point too high by one": _zero_point(-1),
+    "zero point too low by one": _zero_point(1),
+    "zero point of 8 missing": _zero_point(8),
+    "missing or wrong global scale": _wrong_global_scale,
+}
+
+
+def verify(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    min_sqnr_db: float | None = None,
+    adapter: str | os.PathLike[str] | None = None,
+    moments: str | os.PathLike[str] | Mapping[str, Moments] | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Compare checkpoint ``b`` with its reference ``a``. JSON types only.
+
+    Args:
+        a: the reference.
+        b: what is to be judged.
+        min_sqnr_db: a tensor below it fails; None for a bound that follows from the format of each, 3 dB a bit, and
+            12 dB where both are plain floats.
+        adapter: folder of a LoRA adapter that was merged into ``a`` to make ``b``, which is then compared with ``a``
+            and the adapter's change.
+        moments: what `breccia.calibrate` gives of ``a``, or its file.
+        progress: draw a line on a terminal.
+
+    Returns:
+        ``ok``, and per tensor SQNR, cosine, largest error, the likely mistake and the bound that held. With an adapter
+        also ``kept``, of all that it changes and of each tensor: Σ change · (b - a) / Σ change². 1 is all of the
+        change, 0 is none. With moments H also ``output_error`` of each tensor that has them, √(tr RHRᵀ / tr WHWᵀ) for
+        W in ``a`` and R what ``b`` changes, and of all: how many, their mean, and layers that fit no tensor. It says
+        what an error does, and a bound of SQNR what it is: GPTQ raises the latter to lower the former.
+
+    Raises:
+        TypeError: ``min_sqnr_db`` is neither a number nor None.
+        ValueError: a checkpoint or the adapter is not valid, or the adapter changes what is not there, or the moments
+            are of other layers.
+    """
+    if min_sqnr_db is not None and not isinstance(min_sqnr_db, (int, float)):
+        raise TypeError(f"min_sqnr_db must be a number of decibels, got {min_sqnr_db!r}")
+    first, second = Checkpoint(a, mapped=False), Checkpoint(b, mapped=False)
+    others = {_canonical(f): f for f in second.found}
+    results, failed, missing = [], [], []
+    merged = None if adapter is None else Survival(adapter, first)
+    outputs = None if moments is None else OutputErrors(moments)
+    line = Progress(sum(first.nbytes(found) for found in first.found), progress)
+    for found in first.found:
+        line.add(first.nbytes(found))
+        other = others.pop(_canonical(found), None)
+        if other is None:
+            said = found.name in ROPE_TENSORS and bool(second.config)  # by config.json
+            if not found.name.endswith(("_scale", ".scale")) and found.name not in second.left_out and not said:
+                missing.append(found.name)
+            continue
+        if not _comparable(found) or not _comparable(other):
+            plain = found.format == other.format == "plain"
+            if not plain or first.raw(found).tobytes() != second.raw(other).tobytes():
+                failed.append(found.name)
+            continue
+        difference = _compared(first, found, second, other, min_sqnr_db, merged, outputs)
+        results.append(difference)
+        if not difference.ok:
+            failed.append(found.name)
+    line.finish()
+    report = {
+        "reference": str(first.path),
+        "checked": str(second.path),
+        "ok": not failed and not missing,
+        "min_sqnr_db": min_sqnr_db,
+        "failed": failed,
+        "missing": missing,
+        "extra": [f.name for f in others.values()],
+        "scheme": _scheme_differences(first, second),
+        "tensors": [
+            {
+                "name": d.name,
+                "shape": list(d.shape),
+                "sqnr_db": d.sqnr_db if math.isfinite(d.sqnr_db) else str(d.sqnr_db),
+                "cosine": d.cosine,
+                "max_error": d.max_error if math.isfinite(d.max_error) else str(d.max_error),
+                "equal": d.equal,
+                "mistake": d.mistake,
+                "bound_db": d.bound_db,
+                **({} if merged is None else merged.of(d.name)),
+                **({} if outputs is None else outputs.of(d.name)),
+            }
+            for d in results
+        ],
+    }
+    if merged is not None:
+        report["kept"] = merged.kept
+        merged.close()
+    if outputs is not None:
+        report["output_error"] = outputs.finish()
+    first.close()
+    second.close()
+    return report
+
+
+def _scheme_differences(first: Checkpoint, second: Checkpoint) -> list[str]:
+    """What programs do with inputs and KV caches of one and not of the other."""
+    try:
+        return differences(first.scheme, second.scheme, modules_of(second))
+    except ValueError as error:
+        return [f"what is said of inputs and KV cache is not compared: {error}"]
+
+
+def _of_adapter(report: dict[str, Any]) -> list[str]:
+    """What became of an adapter's change, the three tensors that kept least of it named."""
+    changed = sorted((t for t in report["tensors"] if "kept" in t), key=lambda t: float(t["kept"]))
+    lines = [f"{report['kept']:.1%} of the adapter's change kept, in {len(changed)} tensors"]
+    for t in changed[:3]:
+        lines += fitted(f"{t['kept']:>8.1%}", one_line(t["name"]))
+    return lines
+
+
+def _compared(
+    first: Checkpoint,
+    a: Found,
+    second: Checkpoint,
+    b: Found,
+    bound_db: float | None,
+    merged: Survival | None,
+    outputs: OutputErrors | None,
+) -> Difference:
+    reference, tensor = first.load(first.folded(a)), second.load(second.folded(b))
+    if bound_db is None:
+        bound_db = least(bits_of(first, a, reference), bits_of(second, b, tensor))
+    if merged is not None:
+        reference = merged.add(a, reference, tensor)
+    difference = compare(a.name, reference, tensor, bound_db)
+    if outputs is not None:
+        outputs.add(a.name, lambda: values(reference), lambda: values(tensor))
+    first.release(a)
+    second.release(b)
+    return difference
+
+
+def _canonical(found: Found) -> str:
+    """Experts' matrices have ``.weight`` in some formats and not in others."""
+    return found.name.removesuffix(".weight")
+
+
+def _comparable(found: Found) -> bool:
+    return found.format != "plain" or is_float(found)
+
+
+def render(report: dict[str, Any], every: bool = False) -> str:
+    """The report as a table of at most 80 columns: tensors that differ, worst first."""
+    rows = [t for t in report["tensors"] if every or not t["equal"]]
+    rows.sort(key=lambda t: float(t["sqnr_db"]))
+    head = f"{'SQNR dB':>8}  {'cosine':>10}  {'max error':>10}"
+    judged = "output_error" in report
+    lines = [f"{head}  {'output' if judged else 'tensor'}{'  tensor' * judged}"] if rows else []
+    for t in rows:
+        figures = f"{float(t['sqnr_db']):>8.2f}  {t['cosine']:>10.7f}  {float(t['max_error']):>10.3g}"
+        if judged:
+            figures += f"  {float(t['output_error']):>6.2%}" if "output_error" in t else "        "
+        lines += fitted(figures, one_line(t["name"]), *([f"← {t['mistake']}?"] if t["mistake"] else []))
+    same = sum(t["equal"] for t in report["tensors"])
+    lines.append(f"{len(report['tensors'])} tensors compared, {same} equal in every value")
+    if "kept" in report:
+        lines += _of_adapter(report)
+    if judged:
+        lines += lines_of(report["output_error"])
+    lines += [line for name in report["missing"] for line in wrapped(f"! missing: {name}")]
+    lines += [line for said in report["scheme"] for line in wrapped(f"! {said}")]
+    bounds = {t["name"]: t["bound_db"] for t in report["tensors"]}
+    for name in report["failed"]:
+        why = f" (below {bounds[name]:g} dB)" if name in bounds else ""
+        lines += wrapped(f"! failed: {name}{why}")
+    if held := sorted({t["bound_db"] for t in report["tensors"] if not t["equal"]}):
+        lines.append(f"lowest SQNR allowed: {', '.join(f'{bound:g} dB' for bound in held)}")
+    lines.append("ok" if report["ok"] else "not ok (failed its bound, not the same, or missing)")
+    return "\n".join(lines)

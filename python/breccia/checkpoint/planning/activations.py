@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales of activations and of the KV cache that a quantized checkpoint has beside its weights: each goes where the
+target's files say the same by it, in the target's own number, or it is left out with a note."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from breccia import bridges
+from breccia.bridges.common import float32
+from breccia.bridges.parts import Found
+from breccia.bridges.written import InputScale
+from breccia.checkpoint.planning.shared_scales import fused
+from breccia.checkpoint.planning.targets import Choice, Target
+from breccia.checkpoint.reading.source import Checkpoint, is_float
+
+__all__ = ["Activations"]
+
+# Last parts of the names of tensors that say how a quantized layer's inputs or outputs are quantized.
+_OF_LAYERS = re.compile(r"(.+)\.((input|output)_(scale|scale_2|global_scale|zero_point)|activation_scale|scale_input)")
+# The names that vLLM reads, and those that ModelOpt, compressed-tensors and Quark write.
+_OF_CACHE = re.compile(
+    r".+\.([kvq]_(scale|zero_point)|([kv])_proj\.\3_bias|kv_scale|[kv]_cache\.scale|prob_(output_)?scale)"
+)
+_KEYS_AND_VALUES = re.compile(r"(.+?)(?:\.[kv]_proj)?\.([kv])_scale")
+
+
+class Activations:
+    """What becomes of these tensors.
+
+    Args:
+        checkpoint: the source.
+        found: its tensors.
+        target: what is written.
+
+    Attributes:
+        names: of the tensors that are taken care of here; others are no scales of activations.
+        inputs: modules with a scale of their inputs whose meaning is known.
+        cache: whether scales of the KV cache are written, or the target says without them that it is of FP8.
+        notes: what is left out, and what is another number, once `choices` knows.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, found: Sequence[Found], target: Target) -> None:
+        self.checkpoint, self.target = checkpoint, target
+        self.cache, self.notes = False, list[str]()
+        weights = {one.name: one for one in found if one.format != "plain"}
+        self._scales = {one.name: one for one in found if one.format == "plain"} if weights else {}
+        self._layers: dict[str, Found] = {}
+        for name in self._scales:
+            if match := _OF_LAYERS.fullmatch(name):
+                weight = weights.get(f"{match[1]}.weight") or weights.get(match[1])
+                self._layers |= {} if weight is None else {name: weight}
+        self._caches = [name for name in self._scales if _OF_CACHE.fullmatch(name) and name not in self._layers]
+        self.names = frozenset((*self._layers, *self._caches))
+        known = (weight.name for name, weight in self._layers.items() if self._meaning(name))
+        self.inputs = frozenset(name.removesuffix(".weight") for name in known)
+
+    def _meaning(self, name: str) -> InputScale | None:
+        """What the source says by a scale of inputs; None where that is not known."""
+        weight, (module, _, role) = self._layers[name], name.rpartition(".")
+        if weight.recipe is None or not is_float(self._scales[name]):
+            return None
+        if not self.target.bridge.pre_scales and f"{module}.pre_quant_scale" in self.checkpoint.entries:
+            return None  # of inputs that were multiplied first, which the weight will be instead
+        said = bridges.bridge(weight.format).input_scale(weight.recipe, self.checkpoint.quantization)
+        return said if said is not None and role in (said.role, *said.other_roles) else None
+
+    def choices(self, weights: Iterable[Choice]) -> dict[str, list[Choice]]:
+        """The tensors to write by the name of the weight that each goes with; of the KV cache by "".
+
+        Args:
+            weights: what becomes of the weights.
+
+        Returns:
+            Choices with the action "copy", "multiply" or "divide".
+        """
+        weights = list(weights)
+        quantized = {choice.found.name: choice for choice in weights if choice.recipe is not None}
+        written: dict[str, list[Choice]] = {}
+        lost: Counter[str] = Counter()
+        rescaled = 0
+        for name, weight in self._layers.items():
+            choice = self._of_inputs(name, quantized.get(weight.name))
+            if choice is None:
+                lost[name.rpartition(".")[2]] += 1
+                continue
+            written.setdefault(weight.name, []).append(choice)
+            rescaled += choice.action != "copy" and choice.values != (1.0,)
+        written |= self._equal_in_fused(written, weights)
+        self.notes += [
+            f"scales of the activations of {count} layers ({role}) are left out: there is no place for what they say "
+            f"in {self.target.spelled}, so that programs do not quantize by them"
+            for role, count in lost.items()
+        ]
+        if rescaled:
+            self.notes.append(
+                f"scales of the inputs of {rescaled} layers are rescaled: {self.target.spelled} quantizes inputs to "
+                "another format than the source did"
+            )
+        written[""] = self._of_cache(bool(quantized))
+        return written
+
+    def _equal_in_fused(self, written: Mapping[str, list[Choice]], weights: list[Choice]) -> dict[str, list[Choice]]:
+        """The inputs' scales of layers that servers fuse, made one number. A server takes the largest of what is
+        stored; of numbers that divide, that would be the one of the smallest inputs, which cuts off the others."""
+        made: dict[str, list[Choice]] = {}
+        for members in fused(weights):
+            parts = {weights[i].found.name: written.get(weights[i].found.name, []) for i in members}
+            one_each = all(len(choices) == 1 for choices in parts.values())
+            divide = all(self._divides(weights[i]) for i in members)
+            if len(parts) < 2 or not one_each or not divide:
+                continue
+            choices = [choices[0] for choices in parts.values()]
+            numbers = {self._number(choice) for choice in choices}
+            if len(numbers) < 2 or not all(len(choice.found.shape) < 2 for choice in choices):
+                continue
+            for name, choice in zip(parts, choices, strict=True):
+                ((role, stored),) = choice.outputs.items()
+                found = Found(role, "plain", "f32", choice.found.parts, stored[1], dtype="F32")
+                values = (float(min(numbers)),) * math.prod(stored[1])
+                made[name] = [Choice(found, "make", {role: ("F32", stored[1])}, values=values)]
+        if made:
+            self.notes.append(
+                f"scales of the inputs of {len(made)} layers that servers fuse are made one number for all parts of "
+                "a layer, that of the largest inputs"
+            )
+        return made
+
+    def _divides(self, weight: Choice) -> bool:
+        """Whether the target's scale of inputs divides."""
+        said = None if weight.recipe is None else self.target.bridge.input_scale(weight.recipe, {})
+        return said is not None and said.divides
+
+    def _number(self, choice: Choice) -> float:
+        """The number that is written."""
+        stored = float(float32(self.checkpoint.array(choice.found.parts["weight"])).reshape(-1)[0])
+        if choice.action == "copy":
+            return stored
+        return stored * choice.values[0] if choice.action == "multiply" else choice.values[0] / stored
+
+    def _of_inputs(self, name: str, weight: Choice | None) -> Choice | None:
+        """A scale of inputs as the target has it; None where it has no place for it."""
+        old, bridge = self._meaning(name), self.target.bridge
+        if weight is None or weight.recipe is None or old is None or not bridge.input_scales:
+            return None
+        new = bridge.input_scale(weight.recipe, {})
+        if new is None:
+            return None
+        found, (module, _, role) = self._scales[name], name.rpartition(".")
+        if (new.amax, new.divides, new.role) == (old.amax, old.divides, role) and weight.found.format == bridge.name:
+            return Choice(found, "copy", {name: (found.dtype, found.shape)})
+        shape = new.shape if math.prod(found.shape) == 1 else found.shape
+        factor = new.amax / old.amax if new.divides else old.amax / new.amax
+        action = "multiply" if new.divides == old.divides else "divide"
+        if (action, factor, found.dtype, found.shape) == ("multiply", 1.0, "F32", shape):
+            action = "copy"
+        return Choice(found, action, {f"{module}.{new.role}": ("F32", shape)}, values=(factor,))
+
+    def _of_cache(self, quantized: bool) -> list[Choice]:
+        """The scales of the KV cache as the target has them."""
+        said, names = _cache_said(self.checkpoint.quantization), self.target.bridge.cache_scales
+        if not self._caches and not said:
+            return []
+        matches = {name: _KEYS_AND_VALUES.fullmatch(name) for name in self._caches}
+        fit = all(match and _is_number(self._scales[name]) for name, match in matches.items())
+        self.cache = quantized and bool(names) and fit and said == "FP8"
+        if not self.cache:
+            some = f" ({len(self._caches)}, such as {self._caches[0]})" if self._caches else ""
+            self.notes.append(
+                f"what the source says of its KV cache{some} is left out: there is no place for it in "
+                f"{self.target.spelled}, so that programs do not quantize the cache by it"
+            )
+            return []
+        made = []
+        for name, match in matches.items():
+            assert match is not None
+            to, shape = names[match[2]]
+            made.append(Choice(self._scales[name], "multiply", {to.format(match[1]): ("F32", shape)}, values=(1.0,)))
+        return made
+
+
+def _is_number(found: Found) -> bool:
+    return is_float(found) and math.prod(found.shape) == 1
+
+
+def _cache_said(said: Mapping[str, Any]) -> str:
+    """What a configuration says of the KV cache: "FP8" is that with one constant scale for a layer's keys and one for
+    its values; "" is nothing."""
+    algorithm = said.get("kv_cache_quant_algo")
+    scheme = said.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping):
+        fp8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+        return "FP8" if all(scheme.get(key, value) == value for key, value in fp8.items()) else "another"
+    return str(scheme or algorithm or said.get("kv_cache_quant_config") or "")

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One global scale for the layers that servers fuse: they keep one number for all of a fused layer's parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+from typing import Any
+
+import numpy as np
+
+from breccia import verbs
+from breccia.bridges.common import float32
+from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.parts import Found
+from breccia.checkpoint.planning.targets import Choice, Target
+from breccia.checkpoint.reading.source import Checkpoint
+from breccia.checkpoint.writing.repack import cut
+from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["Shared", "cast_shared", "fused", "share"]
+
+# The parts of the layers that vLLM and SGLang fuse.
+_FUSED = [
+    re.compile(rf"(.*\.)?({parts})\.weight")
+    for parts in (
+        "q_proj|k_proj|v_proj",
+        "query|key|value",
+        "gate_proj|up_proj",
+        "w1|w3",
+        "q_a_proj|kv_a_proj_with_mqa",
+        "in_proj_qkv|in_proj_z",
+        "in_proj_b|in_proj_a",
+    )
+]
+_ROWS = 1024  # at a time
+
+
+class Shared:
+    """The largest magnitude of all parts of one fused layer, looked for once."""
+
+    def __init__(self, parts: list[Found]) -> None:
+        self.parts = parts
+        self._lock = threading.Lock()
+        self._amax: np.float32 | None = None
+
+    def amax(self, checkpoint: Checkpoint) -> np.float32:
+        with self._lock:
+            if self._amax is None:
+                self._amax = max((_amax(checkpoint.load(part)) for part in self.parts), default=np.float32(0))
+            return self._amax
+
+
+def _amax(values: Any) -> np.float32:
+    values = values.dequantize() if isinstance(values, OutsideTensor) else values
+    largest = np.float32(0)
+    for start in range(0, values.shape[0], _ROWS):
+        rows = np.abs(_floats(values, start, min(start + _ROWS, values.shape[0])))
+        largest = max(largest, rows.max(initial=0, where=np.isfinite(rows)))
+    return np.float32(largest)
+
+
+def _floats(values: Any, start: int, stop: int) -> Any:
+    if isinstance(values, ScaledTensor):
+        return verbs.dequantize(cut(values, start, stop))
+    return float32(values[start:stop])
+
+
+def share(choices: list[Choice], target: Target, checkpoint: Checkpoint) -> tuple[list[Choice], list[str]]:
+    """The same choices, those of a fused layer's parts with what they share; and what cannot be shared."""
+    if not target.bridge.shared_global_scale:
+        return choices, []
+    result, apart = list(choices), []
+    for members in fused(choices):
+        parts = [choices[i] for i in members]
+        if len(parts) > 1 and all(_may_choose(part) for part in parts):
+            shared = Shared([part.found for part in parts])
+            for i in members:
+                result[i] = dataclasses.replace(choices[i], shared=shared)
+        elif len(parts) > 1 and not _are_equal(parts, checkpoint):
+            apart.append(parts[0].found.name)
+    if not apart:
+        return result, []
+    note = f"{apart[0]} and {len(apart) - 1} more: parts of a layer that servers fuse keep global scales that differ"
+    return result, [f"{note}; a server takes the largest for all of them"]
+
+
+def fused(choices: list[Choice]) -> list[list[int]]:
+    """Places of the matrices in two levels that make one layer of a server."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for i, choice in enumerate(choices):
+        key = _layer(choice.found.name)
+        if key is not None and _two_levels(choice.recipe) and len(choice.found.shape) == 2:
+            groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+def _are_equal(parts: list[Choice], checkpoint: Checkpoint) -> bool:
+    """Whether the source's own global scales, which are kept, are one number."""
+    names = [part.found.parts.get("global_scale") for part in parts if part.action == "repack"]
+    numbers = {float(checkpoint.array(name).reshape(-1)[0]) for name in names if name is not None}
+    return len(names) == len(parts) and len(numbers) < 2
+
+
+def _layer(name: str) -> tuple[int, str] | None:
+    for i, pattern in enumerate(_FUSED):
+        match = pattern.fullmatch(name)
+        if match is not None:
+            return i, match[1] or ""
+    return None
+
+
+def _two_levels(recipe: ScalingRecipe | None) -> bool:
+    return isinstance(recipe, NVFP4BlockScaling) and recipe.two_level
+
+
+def _may_choose(choice: Choice) -> bool:
+    """Whether scales are found anew: 4-bit values of another format may keep scales that lose nothing."""
+    wide = choice.found.recipe is None or choice.found.recipe.element.startswith(("float8", "int8"))
+    return choice.action == "cast" or (choice.action == "requantize" and wide)
+
+
+def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32, importance: Any = None) -> ScaledTensor:
+    """Quantize as if the largest magnitude were ``amax``: with one more row, which holds it and is left out."""
+    if isinstance(values, OutsideTensor):
+        values = values.dequantize()
+    elif isinstance(values, ScaledTensor):
+        values = verbs.dequantize(values)
+    elif values.dtype == np.uint16:
+        values = float32(values)
+    rows, columns = values.shape
+    fits = np.float32(np.asarray(amax).astype(values.dtype)) == amax
+    more = np.zeros((rows + 1, columns), values.dtype if fits else np.float32)
+    more[:rows] = values
+    more[rows, 0] = amax
+    return cut(verbs.cast(more, recipe, importance=importance), 0, rows)

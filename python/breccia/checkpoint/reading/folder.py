@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies in a checkpoint's folder: config.json and its like, the index, and the weight files that they name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from breccia import bridges
+from breccia.bridges.checks import shown
+from breccia.checkpoint.files import disk
+from breccia.checkpoint.files.bounded_json import loads
+from breccia.checkpoint.files.input_file import read_bounded
+from breccia.checkpoint.files.safetensors_file import SafetensorsFile
+from breccia.gguf.container import GgufFile
+
+__all__ = ["MAX_JSON", "MAX_SHARDS", "Folder", "config_files", "read_json"]
+
+MAX_JSON = 100_000_000  # bytes, as of a header
+MAX_SHARDS = 1 << 16  # files that an index names
+
+
+def config_files() -> tuple[str, ...]:
+    """Files beside the weights that say how they are quantized, which this package writes too."""
+    return ("config.json", *(f"{b.beside}.json" for b in bridges.registry().values() if b.beside))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    return _parse(path, read_bounded(path, MAX_JSON)[0])
+
+
+def _parse(path: Path, raw: bytes) -> dict[str, Any]:
+    try:
+        value = loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: must be JSON in UTF-8: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+class Folder:
+    """The JSON files of a checkpoint, read; a file that stands alone has none.
+
+    Attributes:
+        paths: the weight files, in order.
+        config: config.json, empty where there is none.
+        index: the index, None where there is none.
+        stamps: what tells whether a JSON file that was read is still the same.
+
+    Raises:
+        ValueError: a file is not valid.
+        FileNotFoundError: there is no such path, or no weight file in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config: dict[str, Any] = {}
+        self.index: Path | None = None
+        self._weights: dict[str, str] = {}
+        self.stamps: dict[Path, disk.Stamp] = {}
+        if not path.exists():
+            raise FileNotFoundError(f"path must be a file or a directory, there is no {path}")
+        if path.is_dir():
+            self._read_config()
+            self.paths = self._paths()
+        else:
+            self.paths = [path]
+
+    def _read_config(self) -> None:
+        if os.path.lexists(self.path / "config.json"):
+            self.config = self._json(self.path / "config.json")
+        for bridge in bridges.registry().values():
+            beside = self.path / f"{bridge.beside}.json"
+            if bridge.beside and os.path.lexists(beside) and not self.quantization():
+                self.config["quantization_config"] = bridge.said_beside(self._json(beside))
+
+    def _paths(self) -> list[Path]:
+        indices = sorted(p for p in self.path.glob("*.safetensors.index.json") if not p.name.startswith("."))
+        if not indices:
+            paths = sorted(p for p in self.path.glob("*.safetensors") if not p.name.startswith("."))
+            if not paths:
+                raise FileNotFoundError(f"path must have safetensors files, there are none in {self.path}")
+            return paths
+        self.index = indices[0]
+        weights: Any = self._json(self.index).get("weight_map")
+        names = self._shards(self.index, weights)
+        self._weights = weights
+        return [self.path / name for name in names]
+
+    def _json(self, path: Path) -> dict[str, Any]:
+        raw, self.stamps[path] = read_bounded(path, MAX_JSON)
+        return _parse(path, raw)
+
+    def _shards(self, index: Path, weights: Any) -> list[str]:
+        if not isinstance(weights, dict):
+            raise ValueError(f"{index}: weight_map must map tensors to files")
+        names: set[str] = set()
+        for name in weights.values():
+            if not isinstance(name, str):
+                raise ValueError(f"{index}: weight_map must map tensors to files")
+            names.add(name)
+            if len(names) > MAX_SHARDS:
+                raise ValueError(f"{index}: weight_map must name at most {MAX_SHARDS} files, it names more")
+        if not names:
+            raise ValueError(f"{index}: weight_map must name tensors and their files, it is empty")
+        others = config_files()
+        for name in names:
+            if not name or name != os.path.basename(name) or name.startswith(".") or "\0" in name:
+                raise ValueError(f"{index}: files must be names in its directory, got {name[:200]!r}")
+            if name in others or name.endswith(".index.json"):
+                raise ValueError(f"{index}: files must be of tensors, {name!r} is not")
+        return sorted(names)
+
+    def check_index(self, home: Mapping[str, SafetensorsFile | GgufFile]) -> None:
+        """Whether each tensor is in the file that the index says.
+
+        Args:
+            home: the file that each tensor is in.
+
+        Raises:
+            ValueError: one is not.
+        """
+        for name, file in self._weights.items():
+            if name not in home or home[name].path.name != file:
+                raise ValueError(
+                    f"{self.index}: tensor {name[:200]!r} must be in {file!r}, as weight_map says, it is not"
+                )
+
+    def quantization(self) -> dict[str, Any]:
+        """What config.json says of quantization, empty where it says nothing.
+
+        Raises:
+            ValueError: it is not an object.
+        """
+        for place in (self.config, self.config.get("text_config"), self.config.get("language_config")):
+            if isinstance(place, dict):
+                for key in ("quantization_config", "compression_config", "quantization"):
+                    said = place.get(key)
+                    if isinstance(said, dict):
+                        return said
+                    if said is not None:
+                        raise ValueError(f"{self.path}: {key} in config.json must be an object, got {shown(said)}")
+        return {}

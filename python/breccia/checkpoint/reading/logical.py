@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The logical tensors of a checkpoint in the order of its files. Those that are stored as they are, which are nearly
+all of some checkpoints, are described when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, overload
+
+from breccia.bridges.common import FP8_DTYPES
+from breccia.bridges.parts import Found
+from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
+from breccia.checkpoint.reading.experts import MAX_EXPERTS, apart
+from breccia.checkpoint.reading.halves import wholes
+from breccia.checkpoint.reading.models import is_stored_turned, models_name, turns
+from breccia.gguf.container import GgufFile
+
+__all__ = ["AS_NUMBERS", "NUMBERS", "Batch", "Logical", "Plain", "Said", "blocks_of", "casts", "in_order", "spelled"]
+
+
+NUMBERS = "numbers"  # the option of FP8 tensors that are numbers, with no scale: their format
+AS_NUMBERS = "FP8 without a scale: the numbers themselves"
+_ALIKE = 4096  # kinds of tensors that are looked at once
+_BATCH = 4096  # tensors
+
+
+@dataclass(eq=False, slots=True)
+class Said:
+    """What a header says of a tensor that a bridge found, or of a plain one: see `Found`. Plain tensors that differ by
+    their name alone share one, whose ``name`` is None."""
+
+    name: str | None
+    kind: str
+    shape: tuple[int, ...]
+    findings: tuple[str, ...]
+    found: Found | None = None
+
+
+class Batch(NamedTuple):
+    """Tensors that follow one another: their names, what is said of each, and the names that plain ones are stored
+    under."""
+
+    names: list[str]
+    said: list[Said]
+    stored: list[str]
+
+
+class Plain:
+    """Describes tensors that no bridge reads.
+
+    Args:
+        entries: stored tensors by name.
+        home: the file of each.
+        config: config.json.
+        troubles: what is wrong with some, by name.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[str, Entry],
+        home: Mapping[str, SafetensorsFile | GgufFile],
+        config: Mapping[str, Any],
+        troubles: Mapping[str, str],
+    ) -> None:
+        self.entries, self.home, self.config, self.troubles = entries, home, config, troubles
+        self.cast: frozenset[str] = frozenset()  # names of FP8 tensors that are the numbers themselves
+        self._alike: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[str, ...]]] = {}  # kind and findings
+        self._turns = turns(config)
+        self.names_stay = GgufFile not in set(map(type, home.values()))  # every tensor has the name it is stored under
+
+    def __call__(self, entry: Entry) -> Found:
+        name, kind, shape, findings, options = self._of(entry)
+        dtype, parts = "F32" if "offset" in options else entry.dtype, {"weight": entry.name}
+        return Found(name, "plain", kind, parts, shape, dtype=dtype, options=options, findings=findings)
+
+    def said(self, entries: list[Entry]) -> list[Said]:
+        """What is said of each of some stored tensors: no `Found` is made, which takes most of the time."""
+        if not self.names_stay or self._turns or self.troubles or self.cast:
+            return [Said(*self._of(entry)[:4]) for entry in entries]
+        forms = [entry[1:3] for entry in entries]  # dtype and shape, which say all but the name
+        firsts = dict(zip(forms, entries, strict=True))
+        alike = {form: Said(None, *self._of(entry)[1:4]) for form, entry in firsts.items()}
+        return [alike[form] for form in forms]
+
+    def _of(self, entry: Entry) -> tuple[str, str, tuple[int, ...], tuple[str, ...], dict[str, Any]]:
+        """The model's own name of a stored tensor, its kind, shape, findings and options."""
+        name, shape = entry.name, entry.shape
+        home = self.home[name]
+        told = self._alike.get((entry.dtype, shape))
+        if told is None:
+            kind = "fp8" if entry.dtype in ("F8_E4M3", "F8_E5M2") else entry.dtype.lower()
+            told = kind, _suspicious(entry)
+            if len(self._alike) < _ALIKE:
+                self._alike[entry.dtype, shape] = told
+        kind, findings = told
+        if self.troubles and name in self.troubles:
+            findings = (self.troubles[name],)
+        options: dict[str, Any] = {}
+        outside = name
+        if name in self.cast:
+            options = {NUMBERS: FP8_DTYPES[entry.dtype]}
+            findings = (AS_NUMBERS,) if len(shape) > 1 else ()
+        if isinstance(home, GgufFile):
+            outside, options = spelled(name, home, shape)
+            if home.model is not None and outside != name and home.model.offset(outside):
+                options = {**options, "offset": home.model.offset(outside)}
+        if self._turns and is_stored_turned(name, shape, self.config):
+            shape, options = (*shape[:-2], shape[-1], shape[-2]), {**options, "turned": True}
+        return outside, kind, shape, findings, options
+
+
+class Logical(Sequence[Found]):
+    """Logical tensors; an entry stands for the plain tensor that is stored there."""
+
+    def __init__(self, items: list[Found | Entry], plain: Plain) -> None:
+        self._items, self._plain = items, plain
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def batches(self) -> Iterator[Batch]:
+        """What is said of all tensors, some thousands at a time."""
+        for at in range(0, len(self._items), _BATCH):
+            items = self._items[at : at + _BATCH]
+            plain = iter(self._plain.said([item for item in items if isinstance(item, Entry)]))
+            said = [
+                next(plain) if isinstance(one, Entry) else Said(one.name, one.kind, one.shape, one.findings, one)
+                for one in items
+            ]
+            stored = [item.name if isinstance(item, Entry) else "" for item in items]
+            names = [name if one.name is None else one.name for one, name in zip(said, stored, strict=True)]
+            yield Batch(names, said, stored)
+
+    def by_name(self) -> ByName:
+        """The tensors by the model's own names."""
+        stay = self._plain.names_stay
+        names = (one.name if stay else self._made(one).name for one in self._items)
+        return ByName(dict(zip(names, self._items, strict=True)), self._made)
+
+    def __iter__(self) -> Iterator[Found]:
+        return map(self._made, self._items)
+
+    def _made(self, item: Found | Entry) -> Found:
+        return self._plain(item) if isinstance(item, Entry) else item
+
+    @overload
+    def __getitem__(self, index: int) -> Found: ...
+    @overload
+    def __getitem__(self, index: slice) -> Logical: ...
+    def __getitem__(self, index: int | slice) -> Found | Logical:
+        if isinstance(index, slice):
+            return Logical(self._items[index], self._plain)
+        return self._made(self._items[index])
+
+
+class ByName(Mapping[str, Found]):
+    """Logical tensors by name, each made when it is asked for."""
+
+    def __init__(self, items: dict[str, Found | Entry], made: Callable[[Found | Entry], Found]) -> None:
+        self._items, self._made = items, made
+
+    def __getitem__(self, name: str) -> Found:
+        return self._made(self._items[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+
+def in_order(found: Iterable[Found], taken: set[str], plain: Plain) -> Logical:
+    """What bridges found, and every stored tensor that is not taken, each in the place of its first part.
+
+    Raises:
+        ValueError: there are more experts than any model has.
+    """
+    listed = apart([_named(one) for one in found])
+    owners: dict[str, list[int]] = {}
+    for i, one in enumerate(listed):
+        for part in dict.fromkeys(one.parts.values()):
+            owners.setdefault(part, []).append(i)
+    items: list[Found | Entry] = []
+    placed: set[int] = set()
+    experts = 0
+    for name, entry in plain.entries.items():
+        if name in taken:
+            new = [i for i in owners.get(name, ()) if i not in placed]
+            placed.update(new)
+            items += [listed[i] for i in new]
+        elif len(entry.shape) == 3:  # experts, maybe
+            new_ones = apart([_named(plain(entry))])
+            experts += len(new_ones) - 1
+            if experts > MAX_EXPERTS:
+                raise ValueError(f"experts must be at most {MAX_EXPERTS}, all layers together, there are more")
+            items += new_ones
+        else:
+            items.append(entry)
+    return Logical(_of_halves(items, plain), plain)
+
+
+def _of_halves(items: list[Found | Entry], plain: Plain) -> list[Found | Entry]:
+    """Tensors that a GGUF file keeps as two, put together; others as they are."""
+    home = next(iter(plain.home.values()), None)  # a GGUF file is a checkpoint of its own
+    known = home.model if isinstance(home, GgufFile) else None
+    if known is None or not known.has_cuts:
+        return items
+    return list(wholes((plain(item) if isinstance(item, Entry) else item for item in items), known))
+
+
+def _named(found: Found) -> Found:
+    name = models_name(found.name, found.shape)
+    return found if name == found.name else replace(found, name=name)
+
+
+def spelled(name: str, home: SafetensorsFile | GgufFile, shape: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
+    """The model's own name of a stored tensor, and the order of its rows where GGUF has another."""
+    if not isinstance(home, GgufFile) or home.model is None:
+        return name, {}
+    outside = home.model.outside(name)
+    order = home.model.row_order(outside, shape[0] if shape else 0)
+    return outside, {} if order is None else {"row_order": order}
+
+
+def blocks_of(file: GgufFile) -> list[Found]:
+    """The tensors of a GGUF file that are stored in blocks, by the model's own names."""
+    result = []
+    for one in file.blocks():
+        name, options = spelled(one.name, file, one.shape)
+        result.append(replace(one, name=name, options={**one.options, **options}))
+    return result
+
+
+def casts(entries: Mapping[str, Entry]) -> frozenset[str]:
+    """FP8 tensors that were cast without a scale, as files of diffusion models have them: nothing beside one is called
+    a scale."""
+    fp8 = {entry.name for entry in entries.values() if entry.dtype in FP8_DTYPES}
+    if not fp8:
+        return frozenset()
+    others = [name for name in entries if "scal" in name and name not in fp8]
+    scaled = {name.rpartition(".")[0] for name in others} | {name.partition("scal")[0].rstrip("._") for name in others}
+    none = not any(name in scaled or name.rpartition(".")[0] in scaled for name in fp8)
+    return frozenset(fp8) if none else frozenset()
+
+
+def _suspicious(entry: Entry) -> tuple[str, ...]:
+    if len(entry.shape) < 2:
+        return ()
+    if entry.dtype.endswith("FNUZ"):
+        return (f"{entry.dtype} codes, AMD's fnuz, without a scale as compressed-tensors and Quark store it",)
+    if entry.dtype.startswith("F8") and entry.dtype != "F8_E8M0":
+        return ("FP8 without a scale",)
+    if entry.dtype in ("U8", "I8") and entry.nbytes > 4096:
+        return (f"{entry.dtype} bytes whose meaning nothing says",)
+    return ()

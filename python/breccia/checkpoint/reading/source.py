@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint on disk: a safetensors file, a directory of shards with an index, or a GGUF file, and the
+logical tensors in it, found from headers alone."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from breccia import bridges
+from breccia.bridges.common import float32, fp8_values
+from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.parts import Found
+from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.files import disk
+from breccia.checkpoint.files.bounded_json import loads
+from breccia.checkpoint.files.dtypes import typed
+from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
+from breccia.checkpoint.files.sums import Sums
+from breccia.checkpoint.reading.experts import stack
+from breccia.checkpoint.reading.finding import Finder, check_shape, stored_bytes
+from breccia.checkpoint.reading.folder import Folder
+from breccia.checkpoint.reading.logical import NUMBERS, Logical, Plain, casts, in_order
+from breccia.checkpoint.reading.naming import NAMELESS, naming
+from breccia.gguf.container import GgufFile
+from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes import ModelScheme, of_checkpoint
+
+__all__ = ["Checkpoint", "assemble"]
+
+LEFT_OUT = "breccia.left_out"  # GGUF metadata: names of the source's tensors that GGUF has no place for
+MADE = frozenset({"members", "expert", "offset", "cut"})  # options of tensors that have no stored one's bytes
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+class Checkpoint:
+    """An open checkpoint.
+
+    Args:
+        path: a safetensors file, a directory of them, or a GGUF file.
+        mapped: whether arrays view the mapped files. A process that reads a mapped file which another one cuts
+            meanwhile is killed; where arrays are read into memory of their own that is an error.
+
+    Attributes:
+        path: what was opened.
+        files: its weight files, in order.
+        entries: stored tensors by name.
+        config: config.json, empty where there is none.
+        found: logical tensors, in the order of the files.
+        stamps: what tells whether a file that was read is still the same.
+        sums: takes checksums of what is read, by the names of stored tensors; None where nobody wants them.
+
+    Raises:
+        ValueError: a file is not valid, or index and files disagree.
+        FileNotFoundError: there is no such file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, mapped: bool = True) -> None:
+        self.path, self.mapped = path_of(path, "path"), mapped
+        self.files: list[SafetensorsFile | GgufFile] = []
+        self.entries: dict[str, Entry] = {}
+        self.home: dict[str, SafetensorsFile | GgufFile] = {}
+        self.sums: Sums | None = None
+        try:
+            with without_collection():
+                self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        self.folder = Folder(self.path)
+        self.config, self.index, self.stamps = self.folder.config, self.folder.index, self.folder.stamps
+        for path in self.folder.paths:
+            self.files.append(_open(path))
+        for file in self.files:
+            self.stamps[file.path] = file.file.stamp
+            if len(self.files) == 1:  # one mapping of all names is enough
+                self.entries, self.home = file.entries, dict.fromkeys(file.entries, file)
+                break
+            for name, entry in file.entries.items():
+                if name in self.entries:
+                    raise ValueError(f"{file.path}: tensor {name!r} must be in one file, {self.home[name].path} has it")
+                self.entries[name], self.home[name] = entry, file
+        self.folder.check_index(self.home)
+        with naming(self.path, NAMELESS):
+            self.found = self._find()
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError where a file is not any more what was read.
+
+        Raises:
+            ValueError: the message names the file.
+        """
+        for file in self.files:
+            file.file.check_unchanged()
+        for path, stamp in self.stamps.items():
+            if disk.stamp_of(path.stat()) != stamp:
+                raise ValueError(f"{path}: must not change while it is read, it did")
+
+    @property
+    def quantization(self) -> dict[str, Any]:
+        """What config.json says of quantization.
+
+        Raises:
+            ValueError: it is not an object.
+        """
+        if said := self.folder.quantization():
+            return said
+        for file in self.files:
+            try:
+                said = loads(file.metadata.get("quantization_config", "{}"))
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(said, dict) and said:
+                return said
+        return {}
+
+    @functools.cached_property
+    def scheme(self) -> ModelScheme:
+        """What the model is stored and computed in, see `breccia.scheme`.
+
+        Raises:
+            ValueError: its configuration is not of its method's form.
+        """
+        with naming(self.path, NAMELESS):
+            return of_checkpoint(self)
+
+    def _find(self) -> Logical:
+        said = self.quantization
+        context = {"quantization_config": said, "quantization": self.config.get("quantization")}
+        finder = Finder(self.entries, context)
+        finder.find(self.files)
+        plain = Plain(self.entries, self.home, self.config, finder.troubles)
+        if not finder.found and not finder.troubles and not said.get("quant_method"):
+            plain.cast = casts(self.entries)
+        return in_order(finder.found, finder.taken, plain)
+
+    def nbytes(self, found: Found) -> int:
+        """Stored bytes of a logical tensor.
+
+        Args:
+            found: one of ``found``.
+
+        Returns:
+            Their number, all parts together.
+        """
+        return stored_bytes(found, self.entries)
+
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        """A stored tensor: a view of its file where that is mapped.
+
+        Args:
+            name: of the stored tensor.
+
+        Returns:
+            An array of the header's shape and dtype.
+        """
+        entry = self.entries[name]
+        return typed(self.span(name, 0, entry.nbytes), entry.dtype, entry.shape)
+
+    def span(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Some of a stored tensor's bytes.
+
+        Args:
+            name: of the stored tensor.
+            start: the first byte, from the tensor's own.
+            stop: the byte after the last.
+
+        Returns:
+            uint8, flat.
+        """
+        file, begin = self.home[name].file, self.entries[name].start
+        found = (file.view if self.mapped else file.array)(begin + start, begin + stop)
+        if self.sums is not None:
+            self.sums.add(name, start, found)
+        return found
+
+    def load(self, found: Found) -> ScaledTensor | OutsideTensor | np.ndarray[Any, Any]:
+        """A logical tensor: a ScaledTensor that views the files where they are mapped and its format allows.
+
+        Args:
+            found: one of ``found``.
+
+        Returns:
+            A ScaledTensor; an OutsideTensor or a float array where the values have no such form; an array of the
+            header's dtype where the tensor is plain.
+
+        Raises:
+            ValueError: its bytes do not fit; the message names the tensor.
+        """
+        if "cut" in found.options:
+            return self._of_two(found)
+        if "members" in found.options:
+            batch: ScaledTensor | np.ndarray[Any, Any] = stack([self.load(one) for one in found.options["members"]])
+            return batch
+        with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
+            if found.format == "plain":
+                array = self._in_order(found, self._one(found, found.parts["weight"]))
+                if NUMBERS in found.options:
+                    array = fp8_values(array, found.options[NUMBERS])
+                if "offset" in found.options:
+                    array = float32(array) - np.float32(found.options["offset"])
+                return np.swapaxes(array, -1, -2) if found.options.get("turned") else array
+            parts = {role: self._one(found, name) for role, name in found.parts.items()}
+            tensor = assemble(found, parts)
+            factor = found.options.get(FACTOR)
+            return tensor if factor is None else self._by_columns(tensor, self.array(factor))
+
+    def _of_two(self, found: Found) -> ScaledTensor | np.ndarray[Any, Any]:
+        """A half of a tensor that GGUF keeps as two, or the whole of both halves."""
+        with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
+            cut = found.options["cut"]
+            if "whole" in found.options:
+                half: ScaledTensor | np.ndarray[Any, Any] = cut.of(self.load(found.options["whole"]))
+                return half
+            whole: ScaledTensor | np.ndarray[Any, Any] = cut.together(
+                [self.load(one) for one in found.options["members"]]
+            )
+            return whole
+
+    def folded(self, found: Found) -> Found:
+        """The weight of a layer whose inputs are scaled first, with that scale in its columns; others as they are.
+
+        Args:
+            found: one of ``found``.
+
+        Returns:
+            The tensor to convert.
+        """
+        name = found.name.removesuffix("weight") + "pre_quant_scale"
+        if found.format == "plain" or len(found.shape) != 2 or name not in self.entries:
+            return found
+        return replace(found, recipe=None, layout=None, options={**found.options, FACTOR: name})
+
+    def _by_columns(self, tensor: Any, factor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        values: np.ndarray[Any, Any] = tensor.dequantize() if hasattr(tensor, "dequantize") else float32(tensor)
+        if factor.size != values.shape[-1]:
+            raise ValueError(f"pre_quant_scale must have {values.shape[-1]} entries, got shape {factor.shape}")
+        return values * float32(factor).reshape(-1)
+
+    def raw(self, found: Found) -> np.ndarray[Any, Any]:
+        """A plain tensor's bytes, flat.
+
+        Args:
+            found: one of ``found``.
+
+        Returns:
+            uint8, flat.
+        """
+        if found.options.keys() & MADE:
+            return np.ascontiguousarray(self.load(found)).reshape(-1).view(np.uint8)
+        name = found.parts["weight"]
+        if "row_order" not in found.options:
+            return self.span(name, 0, self.entries[name].nbytes)
+        return np.ascontiguousarray(self._in_order(found, self.array(name))).reshape(-1).view(np.uint8)
+
+    def blocks(self, found: Found) -> np.ndarray[Any, Any]:
+        """The bytes of a tensor of blocks, flat, rows in the order of the model's own tensor.
+
+        Args:
+            found: one of ``found``, of a format that has blocks.
+
+        Returns:
+            uint8, flat.
+        """
+        array = self._in_order(found, self._one(found, found.parts["blocks"]))
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+    def _one(self, found: Found, name: str) -> np.ndarray[Any, Any]:
+        """A stored tensor, or what is one expert's of it."""
+        array, expert = self.array(name), found.options.get("expert")
+        return array if expert is None or array.size == 1 else array[expert]  # one global scale is that of all
+
+    def _in_order(self, found: Found, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        order = found.options.get("row_order")
+        return array if order is None else array[np.argsort(order)]
+
+    @property
+    def left_out(self) -> set[str]:
+        """Tensors that a conversion to GGUF had no place for."""
+        said = [f.fields[LEFT_OUT][1] for f in self.files if isinstance(f, GgufFile) and LEFT_OUT in f.fields]
+        return {str(name) for names in said if isinstance(names, Sequence) for name in names}
+
+    def refined(self, found: Found) -> Found:
+        """What only small tensors tell, such as whether zero points are all the same, looked at.
+
+        Args:
+            found: one of ``found``.
+
+        Returns:
+            The tensor with all that is known.
+        """
+        if found.format == "plain" or "members" in found.options or "expert" in found.options:
+            return found
+        with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
+            one = bridges.bridge(found.format).refine(found, self.array)
+            if one is not found:
+                check_shape(one, self.entries)
+        return one
+
+    def release(self, found: Found) -> None:
+        """Let go of a tensor's pages.
+
+        Args:
+            found: one of ``found``.
+        """
+        for name in set(found.parts.values()):
+            self.home[name].release(name)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in self.files:
+            file.close()
+
+
+def assemble(
+    found: Found, parts: dict[str, np.ndarray[Any, Any]]
+) -> ScaledTensor | OutsideTensor | np.ndarray[Any, Any]:
+    """A logical tensor of its stored ones, by role.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    if list(found.parts.values()).count(found.parts.get("global_scale", "")) > 1:
+        del parts["global_scale"]  # a second name for a role of the format's own
+    options = {key: value for key, value in found.options.items() if key not in ("expert", "experts", FACTOR)}
+    return bridges.bridge(found.format).open(parts, replace(found, options=options))
+
+
+FACTOR = "input_factor"  # the option that names a stored scale of a layer's inputs
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """While many objects are made that all stay, looking through them for garbage is half of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _open(path: Path) -> SafetensorsFile | GgufFile:
+    with disk.open_regular(path) as fd, disk.reading(path):
+        gguf_magic = os.pread(fd, 4, 0) == b"GGUF"
+    return GgufFile(path) if gguf_magic or path.suffix == ".gguf" else SafetensorsFile(path)
+
+
+def is_float(found: Found) -> bool:
+    """Whether a plain tensor holds numbers: of high precision, or FP8 that was cast without a scale."""
+    return found.format == "plain" and (found.dtype in _FLOATS or NUMBERS in found.options)

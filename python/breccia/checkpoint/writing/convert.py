@@ -1,0 +1,626 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converting a whole checkpoint: planned from headers, one tensor at a time, there when complete.
+
+All work is done in ``.NAME.partial`` beside the output (`Work`), with a journal of what is on disk: a killed
+conversion goes on where it was when the same command runs again. An error removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from breccia import bridges
+from breccia.bridges.parts import Found
+from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.files import disk
+from breccia.checkpoint.files.planned_file import PlannedWriter
+from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
+from breccia.checkpoint.files.sums import Sums
+from breccia.checkpoint.planning.activations import Activations
+from breccia.checkpoint.planning.identity import beside, identity_of
+from breccia.checkpoint.planning.importance import Importance
+from breccia.checkpoint.planning.shared_scales import share
+from breccia.checkpoint.planning.targets import (
+    AUTO,
+    LEFT,
+    QUANTIZED,
+    Choice,
+    Target,
+    choose,
+    has_one_level,
+    largest_group,
+    parse_target,
+)
+from breccia.checkpoint.progress import Progress
+from breccia.checkpoint.reading.experts import gathered
+from breccia.checkpoint.reading.logical import AS_NUMBERS, NUMBERS
+from breccia.checkpoint.reading.models import is_one_expert
+from breccia.checkpoint.reading.naming import naming
+from breccia.checkpoint.reading.source import FACTOR, Checkpoint, is_float
+from breccia.checkpoint.reading.unread import check_all_is_read
+from breccia.checkpoint.workers import Workers, thread_count
+from breccia.checkpoint.writing import outputs
+from breccia.checkpoint.writing.execute import execute, lost
+from breccia.checkpoint.writing.work import Done, Work, check_replaceable, partial_of
+from breccia.comparison import Comparison
+from breccia.gguf import folder as gguf_folder
+from breccia.gguf.container import GgufFile, GgufWriter, block_type
+from breccia.gguf.models import ModelMap
+from breccia.gguf.rope import ROPE_TENSORS
+
+__all__ = ["Job", "check_destination", "convert", "nbytes_of_choice"]
+
+_SYNC_EVERY = 256 << 20  # bytes between two entries of the journal
+
+
+def convert(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    to: str,
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    scale_search: str | None = None,
+    group_size: int | str | None = None,
+    imatrix: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+    threads: int | None = None,
+    force: bool = False,
+    strict: bool = False,
+    checksums: bool = True,
+) -> dict[str, Any]:
+    """Convert a checkpoint. Peak memory is below twice the largest tensor plus 256 MiB.
+
+    Args:
+        source: a safetensors file, a directory of them (with index and config.json), or a GGUF file.
+        destination: a file, or a directory where the source is one or the destination ends in ``/``; must not be
+            there without ``force``. A directory made of a GGUF file gets the config.json and the tokenizer's files that
+            transformers makes of it.
+        to: a float dtype, recipe, or format, perhaps with a recipe; see `target_names`.
+        include: patterns of names to quantize, instead of all weights but embeddings, norms and routers.
+        exclude: patterns of names to leave alone.
+        scale_search: "mse" searches block scales for the least error.
+        group_size: of INT4; "auto" is, for each tensor, the largest of 128, 64 and 32 that divides its columns.
+        imatrix: a file of what errors of each column count: llama.cpp's importance matrix (GGUF or .dat), or moments.
+        progress: draw a line on a terminal.
+        threads: how many to use (default: one per core).
+        force: replace a file or a checkpoint's directory at ``destination``, when the new one is complete and not
+            before; never the source.
+        strict: refuse what would be a note in the report.
+        checksums: keep checksums of what is written, by which an interrupted conversion sees whether it is still there.
+
+    Returns:
+        What was done, of JSON types.
+
+    Raises:
+        ValueError: the source is not valid, the target unknown, the destination inside of the source or the source
+            itself, a pattern matches no tensor, there is a note where it is ``strict``, or another program changes the
+            source, or what is made, meanwhile.
+        FileExistsError: the destination is there, and ``force`` is not given.
+        BlockingIOError: another conversion to the destination is at work.
+        ImportError: a GGUF file is to become a directory, and transformers is not installed.
+        OSError: the disk is full or the like; nothing is left behind.
+    """
+    target = parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
+    place = path_of(destination, "destination")
+    source = path_of(source, "source")
+    folder = names_folder(destination)
+    check_destination(place, source, force=force)
+    checkpoint = Checkpoint(source, mapped=False)
+    try:
+        if imatrix is not None:
+            target = dataclasses.replace(target, importance=Importance(imatrix, outputs.gguf_model(checkpoint)[0]))
+        return Job(checkpoint, place, target, progress, threads, force, folder, strict, checksums).run()
+    finally:
+        checkpoint.close()
+
+
+def names_folder(destination: str | os.PathLike[str]) -> bool:
+    """Whether a destination is a directory by its spelling, whatever the source is."""
+    return os.fspath(destination).endswith(("/", os.sep))
+
+
+def check_destination(destination: Path, *sources: str | os.PathLike[str], force: bool | None = None) -> None:
+    """Whether something may be written there.
+
+    Args:
+        destination: where.
+        sources: what is read meanwhile.
+        force: whether what is there gives way; None where that cannot be asked for.
+
+    Raises:
+        ValueError: it is inside of a source, or would replace one.
+        FileExistsError: it is there.
+    """
+    place = destination.resolve()
+    for source in map(Path, sources):
+        if source.is_dir() and source.resolve() in place.parents:
+            raise ValueError(f"destination must not be inside of the source {source}, got {destination}")
+        if not source.exists():
+            continue
+        same = place.exists() and place.samefile(source)
+        if same or place in source.resolve().parents:
+            raise ValueError(f"destination must not replace the source {source}, got {destination}")
+    if not force and os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
+        hint = "" if force is None else ": --force replaces it"
+        raise FileExistsError(f"destination must not be there, {destination} is{hint}")
+
+
+def _check_patterns(found: list[Found], target: Target) -> None:
+    names = [one.name for one in found]
+    for option, patterns in (("include", target.include), ("exclude", target.exclude)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                example = f", such as {names[0]!r}" if names else ""
+                raise ValueError(
+                    f"--{option} {pattern!r} must match the name of a tensor, it matches none of {len(names)}{example}"
+                )
+
+
+class Job:
+    """One conversion: what becomes of each tensor, and the work."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        destination: Path,
+        target: Target,
+        show: bool,
+        threads: int | None,
+        force: bool = False,
+        folder: bool = False,
+        strict: bool = False,
+        checksums: bool = True,
+    ) -> None:
+        self.strict, self.checksums = strict, checksums
+        self.checkpoint, self.destination, self.force = checkpoint, destination, force
+        if folder and target.bridge.own_files:
+            raise ValueError(f"destination must be a file for {target.spelled}, got {destination}/")
+        self.into_directory = (checkpoint.path.is_dir() or folder) and not target.bridge.own_files
+        source = checkpoint.files[0]
+        self.from_gguf = isinstance(source, GgufFile)
+        if folder and isinstance(source, GgufFile):
+            checkpoint.config = gguf_folder.config_of(source)
+        found = list(checkpoint.found)
+        check_all_is_read(checkpoint, found)
+        _check_patterns(found, target)
+        self.notes: list[str] = []
+        self.left_out: list[str] = []
+        self.requantized: list[Comparison] = []
+        self.not_finite: dict[str, int] = {}
+        self._quantized = {one.name for one in found if one.format != "plain"}
+        formats = {one.format for one in found} - {"plain"}
+        self._marks = [mark for name in sorted(formats) for mark in bridges.bridge(name).marks]
+        self._folds = not target.bridge.pre_scales
+        self.activations = Activations(checkpoint, found, target)
+        self.target = self._settled(target)
+        self.choices = [self._choose(one) for one in self._to_convert(found)]
+        self._add_activations()
+        self.choices += outputs.made_anew(checkpoint, self.target)
+        if not target.float_dtype:
+            self.choices, notes = self._share()
+            self.notes += notes
+            outputs.quantization_config(checkpoint, self.target, self.choices)  # may refuse, before any work
+        self._check_group_size()
+        self.notes += outputs.changed_meaning(checkpoint, self.target, self.choices)
+        self.notes += self._note_nothing()
+        self.notes += self._note_group_size()
+        self.notes += self._note_levels()
+        self.notes += self._note_instead()
+        self.notes += self._note_experts()
+        self.notes += self._note_importance()
+        if self.from_gguf and not self.into_directory and not target.bridge.own_files:
+            self.notes.append(f"there is no config.json: {destination}/ instead makes a directory that has one")
+        self._check_names()
+        self.files = self._files()
+        total = sum(nbytes_of_choice(c) for c in self.choices)
+        self.progress = Progress(total, show)
+        self.threads = thread_count(threads)
+        if force:
+            check_replaceable(destination, self.into_directory)
+
+    def _settled(self, target: Target) -> Target:
+        """The target with what the source says."""
+        checkpoint = self.checkpoint
+        if target.bridge.own_files:
+            factors = {name for name in checkpoint.entries if name.endswith(".pre_quant_scale")}
+            names, reason = outputs.gguf_model(checkpoint, self.activations.names | factors)
+            target = dataclasses.replace(target, names=names)
+            self._note_model(names, reason)
+        alone, inputs = bool(self._quantized), self.activations.inputs
+        return dataclasses.replace(target, left_alone=alone, model=checkpoint.config, inputs=inputs)
+
+    def _add_activations(self) -> None:
+        """What becomes of scales of activations, each behind its weight; the target is told which are written."""
+        written = self.activations.choices(self.choices)
+        cache = written.pop("", [])
+        inputs = frozenset(name.removesuffix(".weight") for name in written)
+        self.target = dataclasses.replace(self.target, inputs=inputs, cache=self.activations.cache)
+        self.choices = [one for c in self.choices for one in (c, *written.get(c.found.name, ()))] + cache
+        self.notes += self.activations.notes
+
+    def _to_convert(self, found: list[Found]) -> list[Found]:
+        """The tensors to convert, as they are converted."""
+        found = self._refined([one for one in found if not self._dropped(one.name)])
+        if self._folds:
+            found = [self.checkpoint.folded(one) for one in found]
+            self._note_folded(found)
+        return gathered(found, self.target.names, self.target.bridge.experts_together)
+
+    def _refined(self, found: list[Found]) -> list[Found]:
+        """The tensors with all that is known of them; what is found out to be odd is noted."""
+        refined = [self.checkpoint.refined(one) for one in found]
+        odd: dict[str, list[str]] = {}
+        for before, after in zip(found, refined, strict=True):
+            for text in after.findings if after is not before else ():
+                if text not in before.findings:
+                    odd.setdefault(text, []).append(after.name)
+        as_numbers = [one.name for one in refined if NUMBERS in one.options]
+        odd |= {AS_NUMBERS: as_numbers} if as_numbers else {}
+        for text, names in odd.items():
+            self.notes.append(f"{_some(names)}: {text}")
+        return refined
+
+    def _choose(self, found: Found) -> Choice:
+        with naming(self.checkpoint.path, found.name):
+            return self._as_stored(found) or choose(found, self.target)
+
+    def _as_stored(self, found: Found) -> Choice | None:
+        """A tensor whose own form no recipe says, where none is asked for and the format stays."""
+        target = self.target
+        others = target.recipe is not None or target.kind or target.float_dtype or found.recipe is not None
+        if others or found.format != target.format or not target.bridge.keeps(found):
+            return None
+        names = dict.fromkeys(found.parts.values())
+        entries = (self.checkpoint.entries[name] for name in names)
+        return Choice(found, "same", {entry.name: (entry.dtype, entry.shape) for entry in entries})
+
+    def _note_folded(self, found: list[Found]) -> None:
+        count = sum(FACTOR in one.options for one in found)
+        if count:
+            self.notes.append(
+                f"scales of the inputs of {count} layers (pre_quant_scale) are multiplied into their weights"
+            )
+
+    def _share(self) -> tuple[list[Choice], list[str]]:
+        return share(self.choices, self.target, self.checkpoint)
+
+    def _check_group_size(self) -> None:
+        size = self.target.group_size
+        if not isinstance(size, int) or any(choice.action in QUANTIZED for choice in self.choices):
+            return
+        left = [choice.found for choice in self.choices if choice.note.startswith(LEFT) and choice.found.shape]
+        left = [found for found in left if found.shape[-1] % size]
+        if left:
+            raise ValueError(
+                f"group size must divide the columns of a tensor, {size} divides those of none: {left[0].name!r} has "
+                f"{left[0].shape[-1]}"
+            )
+
+    def _note_nothing(self) -> list[str]:
+        if self.target.quantizes_nothing or any(c.action in QUANTIZED for c in self.choices):
+            return []
+        return [f"no tensor is quantized: none of the source has a place in {self.target.spelled}"]
+
+    def _note_group_size(self) -> list[str]:
+        """What to ask for where groups do not divide the columns of some tensors."""
+        recipe = self.target.recipe or self.target.default
+        size = int(getattr(recipe, "group_size", None) or 0)
+        left = [c.found for c in self.choices if c.note.startswith(LEFT) and size and c.found.shape[-1] % size]
+        best = largest_group(math.gcd(*(found.shape[-1] for found in left)), size) if left else None
+        if not best:
+            return []
+        names = _some([found.name for found in left])
+        return [
+            f"{names}: groups of {size} do not divide their columns: --group-size {best} divides them all, "
+            f"--group-size {AUTO} takes the largest that divides, for each"
+        ]
+
+    def _identity(self) -> bytes:
+        return identity_of(self.checkpoint, self.target)
+
+    def _companions(self, work: Work) -> None:
+        outputs.write_companions(self.checkpoint, work.out, self.target, self.choices, dict(self.files))
+        if self.from_gguf:
+            trouble = gguf_folder.write_tokenizer(self.checkpoint.path, work.out)
+            self.notes += [trouble] if trouble else []
+
+    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers) -> int:
+        """Write a tensor; how many of its numbers are infinite or NaN."""
+        return execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add, self.requantized)
+
+    def _note_model(self, names: ModelMap | None, reason: str) -> None:
+        if names is None:
+            self.notes.append(f"tensors keep their names, by which no program loads a model from GGUF: {reason}")
+            return
+        self.left_out = [found.name for found in self.checkpoint.found if names.left_out(found.name)]
+        self.notes += [f"{name}: left out: GGUF has no place for it" for name in self.left_out]
+
+    def _note_levels(self) -> list[str]:
+        names = self.target.names
+        nvfp4 = [c.found for c in self.choices if getattr(c.recipe, "name", "") == "nvfp4"]
+        if (why := self.target.bridge.one_level) and any("global_scale" in found.parts for found in nvfp4):
+            return [f"NVFP4 has one level: {why}"]
+        if names is None or not any(has_one_level(found, self.target) for found in nvfp4):
+            return []
+        return [f"NVFP4 has one level: programs do not apply all second scales of a {names.architecture} model"]
+
+    def _note_instead(self) -> list[str]:
+        """Which tensors have another recipe than the one that was asked for, as the model's program needs it."""
+        asked, target = self.target.recipe, self.target
+        if asked is None:
+            return []
+        names: dict[str, list[str]] = {}
+        for choice in self.choices:
+            name, recipe = choice.found.name, choice.recipe
+            if recipe is not None and target.bridge.instead(name, asked, target.model) != asked:
+                names.setdefault(recipe.name, []).append(name)
+        said = "which the model's program reads, and not what was asked for"
+        return [f"{_some(some)}: written in {recipe}, {said}" for recipe, some in names.items()]
+
+    def _note_experts(self) -> list[str]:
+        """What programs do wrong with experts, and others, that are written."""
+        said = self.target.bridge.misread_experts
+        names = {c.recipe.name for c in self.choices if c.recipe is not None and is_one_expert(c.found.name)}
+        notes = [f"experts in {name}: {said[name]}" for name in sorted(names & said.keys())]
+        wrong: dict[str, list[str]] = {}
+        for choice in self.choices:
+            if choice.recipe and (text := self.target.bridge.misread(choice.found.shape, choice.recipe)):
+                wrong.setdefault(text, []).append(choice.found.name)
+        return notes + [f"{_some(names)}: {text}" for text, names in wrong.items()]
+
+    def _note_importance(self) -> list[str]:
+        """Tensors that are quantized without the importance that was given."""
+        importance = self.target.importance
+        if importance is None:
+            return []
+        casts = [c.found for c in self.choices if c.action in ("cast", "encode")]
+        others = [c.found for c in self.choices if c.action == "requantize"]
+        missing = [found.name for found in casts if importance.of(found.name, found.shape) is None]
+        notes = []
+        if missing:
+            notes.append(
+                f"{len(missing)} of {len(casts)} tensors are quantized without importance, of which {importance.path} "
+                f"has none for them; the first is {missing[0]}"
+            )
+        if others:
+            notes.append(f"{len(others)} tensors are requantized from other codes, in which importance has no part")
+        if not casts and not others:
+            notes.append("importance has no part in what is written: no tensor is quantized anew")
+        return notes
+
+    def _kept(self) -> dict[str, Any] | None:
+        """The weights that stay as they were beside quantized ones: their bytes, and the largest of them."""
+        if not any(c.action in QUANTIZED for c in self.choices):
+            return None
+        kept = [c for c in self.choices if c.action == "copy" and is_float(c.found) and len(c.found.shape) > 1]
+        return {
+            "tensors": len(kept),
+            "bytes": sum(nbytes_of_choice(c) for c in kept),
+            "largest": max(kept, key=nbytes_of_choice).found.name if kept else None,
+        }
+
+    def _dropped(self, name: str) -> bool:
+        """Whether a tensor is not converted, or with its weight; scales of activations are `Activations`'s."""
+        if name in self.left_out or name in self.activations.names:
+            return True
+        if any(fnmatchcase(name, mark) for mark in self._marks):
+            return True
+        if name in ROPE_TENSORS and self.from_gguf and self.into_directory:
+            return True  # config.json says what the factors say
+        weight = name.rpartition(".")[0] + ".weight"
+        if name.endswith(".pre_quant_scale") and self._folds:
+            if weight not in self._quantized:
+                raise ValueError(
+                    f"tensor {name!r} must be absent, or --to modelopt: it scales the input of its layer, "
+                    f"for which no other format has a place"
+                )
+            return True
+        return False
+
+    def _check_names(self) -> None:
+        seen: set[str] = set()
+        for choice in self.choices:
+            for name in choice.outputs:
+                if name in seen:
+                    raise ValueError(f"tensor {name!r} must be written once: {choice.found.name!r} gives it too")
+                seen.add(name)
+
+    def _files(self) -> list[tuple[str, list[Choice]]]:
+        """Output files and what goes into each: as the source's, where it has several."""
+        if not self.checkpoint.path.is_dir() or self.target.bridge.own_files:
+            return [("model.safetensors" if self.into_directory else self.destination.name, self.choices)]
+        by_file: dict[str, list[Choice]] = {f.path.name: [] for f in self.checkpoint.files}
+        for choice in self.choices:
+            main = next(iter(choice.found.parts.values()))
+            by_file[self.checkpoint.home[main].path.name].append(choice)
+        return [(name, choices) for name, choices in by_file.items() if choices]
+
+    def run(self) -> dict[str, Any]:
+        begin, others = time.monotonic(), beside(self.checkpoint)
+        self._check_strict()
+        work = Work(self.destination, self._identity(), directory=self.into_directory, replace=self.force)
+        with work.kept_when_interrupted():
+            if not work.finished:
+                self._make(work)
+                if self.into_directory:
+                    with work.noting():
+                        self._companions(work)
+                self.checkpoint.check_unchanged()
+                self._check_beside(others)
+                self._check_strict()
+            self.notes += work.finish()
+        self.progress.finish()
+        return self._report(time.monotonic() - begin)
+
+    def _check_beside(self, before: dict[Path, disk.Stamp]) -> None:
+        """Whether what lies beside the weights, and is copied, is as it was."""
+        now = beside(self.checkpoint)
+        changed = next((path for path in {**before, **now} if before.get(path) != now.get(path)), None)
+        if changed is not None:
+            raise ValueError(f"{changed}: must not change while its folder is read, it did")
+
+    def _all_notes(self) -> list[str]:
+        finite = [
+            f"{name}: {count} {'element is' if count == 1 else 'elements are'} not finite"
+            for name, count in self.not_finite.items()
+        ]
+        return [*self.notes, *finite, *(f"{c.found.name}: {c.note}" for c in self.choices if c.note)]
+
+    def _check_strict(self) -> None:
+        notes = self._all_notes() if self.strict else []
+        if notes:
+            more = f", and {len(notes) - 1} more" if len(notes) > 1 else ""
+            raise ValueError(f"strict: there must be nothing to note, there is: {notes[0]}{more}")
+
+    def _make(self, work: Work) -> None:
+        """Make the weight files."""
+        self._write_files(self.files, work)
+
+    def _write_files(self, files: list[tuple[str, list[Choice]]], work: Work) -> None:
+        with contextlib.closing(Workers(self.threads)) as workers:
+            for name, choices in files:
+                self._write(name, choices, work, workers)
+
+    def _write(self, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
+        writer = self._writer(work.out / name, choices)
+        if writer.complete and not self._is_as_written(writer, name, choices, work):
+            disk.remove(work.out / name)
+            writer = self._writer(work.out / name, choices)
+        try:
+            if writer.complete:
+                self.progress.skip(sum(nbytes_of_choice(c) for c in choices))
+            else:
+                if not writer.resumed:
+                    work.restart(name)
+                self._fill(writer, name, choices, work, workers)
+                writer.commit()
+        finally:
+            writer.close()
+        work.note(name)
+
+    def _is_as_written(self, writer: PlannedWriter, name: str, choices: list[Choice], work: Work) -> bool:
+        """Whether a file that is there has the bytes that an earlier run wrote."""
+        done = work.done(name)
+        for choice in choices if self.checksums else ():
+            of_it = done.get(next(iter(choice.outputs)))
+            if of_it is None or not self._is_there(choice, writer, of_it):
+                return False
+        for of_it in done.values():
+            self._keep(name, of_it)
+        return True
+
+    def _keep(self, file: str, done: Done) -> None:
+        """Take note of a tensor of an output file that is on disk."""
+        self.not_finite |= done.not_finite
+
+    def _fill(self, writer: PlannedWriter, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
+        """Write tensors, and say now and then which are on disk."""
+        done = work.done(name)
+        writer.sums = Sums() if self.checksums else None
+        pending: dict[str, Done] = {}
+        written = 0
+        for choice in choices:
+            name_of = next(iter(choice.outputs))  # of which there is one in a file
+            if name_of in done and self._is_there(choice, writer, done[name_of]):
+                for output in choice.outputs:
+                    writer.skip(output)
+                self.progress.skip(nbytes_of_choice(choice))
+                self._keep(name, done[name_of])
+                continue
+            with naming(self.checkpoint.path, choice.found.name):
+                bad = self._execute(choice, writer, workers)
+            counts = {choice.found.name: bad} if bad else {}
+            pending[name_of] = Done(_taken(self.checkpoint.sums), _taken(writer.sums), counts)
+            self._keep(name, pending[name_of])
+            written += nbytes_of_choice(choice)
+            if written >= _SYNC_EVERY:
+                writer.sync()
+                work.record(name, pending)
+                pending, written = {}, 0
+        if pending:
+            writer.sync()
+            work.record(name, pending)
+
+    def _is_there(self, choice: Choice, writer: PlannedWriter, done: Done) -> bool:
+        """Whether a tensor's bytes are those that an earlier run wrote."""
+        return not self.checksums or all(writer.has(output, done.wrote) for output in choice.outputs)
+
+    def _writer(self, path: Path, choices: list[Choice]) -> PlannedWriter:
+        plan = {name: spec for choice in choices for name, spec in choice.outputs.items()}
+        bridge = self.target.bridge
+        if bridge.own_files:
+            return self._gguf_writer(path, choices, plan)
+        metadata = {"format": "pt"}
+        told = self.choices if bridge.whole_header else choices
+        for choice in told:
+            metadata |= choice.metadata
+        metadata |= bridge.header([c.found.name for c in told], outputs.modules_of(told), self.target.inputs)
+        if not self.into_directory:
+            said = outputs.quantization_config(self.checkpoint, self.target, self.choices)
+            if said:
+                metadata["quantization_config"] = json.dumps(said)
+        return SafetensorsWriter(path, plan, metadata, resume=True)
+
+    def _gguf_writer(
+        self, path: Path, choices: list[Choice], plan: dict[str, tuple[str, tuple[int, ...]]]
+    ) -> PlannedWriter:
+        names = self.target.names
+        kinds = {n: (block_type(d), s) for n, (d, s) in plan.items()}
+        fields, trouble = outputs.gguf_fields(self.checkpoint, names, self.left_out, kinds)
+        if trouble and trouble not in self.notes:
+            self.notes.append(trouble)
+        orders, offsets = {}, {}
+        for choice in choices:
+            rows = choice.found.shape[0] if choice.found.shape else 0
+            order = None if names is None else names.row_order(choice.found.name, rows)
+            if order is not None:
+                orders[self.target.spell(choice.found.name)] = order
+            if names is not None and names.offset(choice.found.name):
+                ((name, (kind, _)),) = choice.outputs.items()
+                if kind != "F32":
+                    raise ValueError(f"tensor {choice.found.name!r} must be of 16 or 32 bits, it is {kind}")
+                offsets[name] = names.offset(choice.found.name)
+        return GgufWriter(path, kinds, fields, row_orders=orders, offsets=offsets, resume=True)
+
+    def _report(self, seconds: float) -> dict[str, Any]:
+        actions: dict[str, int] = {}
+        for choice in self.choices:
+            actions[choice.action] = actions.get(choice.action, 0) + 1
+        read = sum(f.path.stat().st_size for f in self.checkpoint.files)
+        return {
+            "source": str(self.checkpoint.path),
+            "destination": str(self.destination),
+            "to": self.target.spelled,
+            "tensors": actions,
+            "bytes_read": read,
+            "bytes_written": self.progress.total,
+            "seconds": round(seconds, 3),
+            "kept": self._kept(),
+            "requantized": lost(self.requantized),
+            "not_finite": self.not_finite,
+            "notes": self._all_notes(),
+        }
+
+
+def _taken(sums: Sums | None) -> Sums:
+    return Sums() if sums is None else sums.take()
+
+
+def _some(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
+
+
+def nbytes_of_choice(choice: Choice) -> int:
+    """Bytes that a tensor takes in the output."""
+    return sum(outputs.stored_bytes(dtype, shape) for dtype, shape in choice.outputs.values())

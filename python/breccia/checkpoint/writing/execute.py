@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doing what was chosen for one tensor: pieces of rows through reused memory where values are made,
+bytes as they are where they are kept."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from breccia import _core, verbs
+from breccia.bridges.common import bfloat16_bits, float32
+from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.parts import Found
+from breccia.checkpoint.files.dtypes import typed
+from breccia.checkpoint.files.planned_file import PlannedWriter
+from breccia.checkpoint.planning.shared_scales import cast_shared
+from breccia.checkpoint.planning.targets import Choice, Target
+from breccia.checkpoint.reading.source import MADE, Checkpoint
+from breccia.checkpoint.workers import PIECE, Workers
+from breccia.checkpoint.writing.finite import counted, in_piece
+from breccia.checkpoint.writing.repack import cut, repack
+from breccia.comparison import Comparison, compare
+from breccia.layouts import PerBlockMN, PerChannel, PerTensor
+from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+from breccia.verbs.cast_options import column_weights
+
+__all__ = ["cast_for", "execute", "lost"]
+
+_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+_SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+
+Array = Any
+Done = Callable[[int], None]
+Read = Callable[[int, int], Array]
+
+
+def execute(
+    checkpoint: Checkpoint,
+    choice: Choice,
+    target: Target,
+    writer: PlannedWriter,
+    workers: Workers,
+    done: Done,
+    requantized: list[Comparison] | None = None,
+) -> int:
+    """Write one tensor, and add to a list how far the new codes of a requantized one are from the old ones.
+
+    Returns:
+        How many of its numbers are infinite or NaN; of codes that are kept as they are none is counted.
+
+    Raises:
+        ValueError: its bytes do not fit its format; the message names it.
+    """
+    found = choice.found
+    bad: list[int] = []
+    match choice.action:
+        case "copy":
+            (name,) = choice.outputs
+            read, nbytes = _bytes_of(checkpoint, found)
+            _copy(_counting(read, found.dtype, bad), nbytes, name, writer, workers, done)
+        case "same":
+            for name in choice.outputs:
+                read = functools.partial(checkpoint.span, name)
+                _copy(read, checkpoint.entries[name].nbytes, name, writer, workers, done)
+        case "float":
+            ((name, (dtype, _)),) = choice.outputs.items()
+            if found.format == "plain" and not choice.turned and not found.options:
+                read, nbytes = _bytes_of(checkpoint, found)
+                _convert(_counting(read, found.dtype, bad), nbytes, found.dtype, name, dtype, writer, workers, done)
+            else:
+                write = _turned_floats if choice.turned else _floats
+                values = _values(checkpoint, found)
+                bad.append(counted(values, workers))
+                write(values, name, dtype, writer, workers, done)
+        case "multiply" | "divide":
+            ((name, (_, shape)),), (number,) = choice.outputs.items(), choice.values
+            stored = float32(checkpoint.array(found.parts["weight"])).astype(np.float64)
+            with np.errstate(divide="ignore", over="ignore"):
+                scale = np.asarray(stored * number if choice.action == "multiply" else number / stored, np.float32)
+            writer.write(name, scale.reshape(shape))
+            done(scale.nbytes)
+        case "make":
+            (name,) = choice.outputs
+            anew = np.asarray(choice.values, np.float32)
+            writer.write(name, anew)
+            done(anew.nbytes)
+        case "keep":
+            (name,) = choice.outputs
+            blocks = checkpoint.blocks(found)
+            _copy(lambda start, stop: blocks[start:stop], blocks.size, name, writer, workers, done)
+        case "encode":
+            (name,) = choice.outputs
+            encode = target.bridge.kinds[target.kind].encode
+            assert encode is not None
+            values = _values(checkpoint, found)
+            bad.append(counted(values, workers))
+            _encode(values, encode, _importance(target, found), name, writer, workers, done)
+        case "repack":
+            loaded = checkpoint.load(found)
+            assert isinstance(loaded, (ScaledTensor, OutsideTensor))
+            repack(loaded, choice, target, writer, workers, done)
+        case "requantize":
+            assert choice.recipe is not None
+            scaled = checkpoint.load(found)
+            assert isinstance(scaled, ScaledTensor)
+            if choice.shared is not None:
+                made = cast_shared(scaled, choice.recipe, choice.shared.amax(checkpoint))
+            else:
+                made = verbs.requantize(scaled, choice.recipe)
+            bad.append(counted(scaled, workers))
+            repack(made, choice, target, writer, workers, done)
+            if requantized is not None:
+                requantized.append(compare(scaled, made))
+        case "cast":
+            assert choice.recipe is not None
+            values = _values(checkpoint, found)
+            importance = _importance(target, found)
+            bad.append(counted(values, workers))
+            if choice.shared is not None:
+                made = cast_shared(values, choice.recipe, choice.shared.amax(checkpoint), importance)
+            else:
+                made = cast_for(target, values, choice.recipe, importance=importance)
+            repack(made, choice, target, writer, workers, done)
+    checkpoint.release(found)
+    return sum(bad)
+
+
+def _values(checkpoint: Checkpoint, found: Found) -> Any:
+    """A ScaledTensor, or an array of numbers."""
+    loaded = checkpoint.load(found)
+    return loaded.dequantize() if isinstance(loaded, OutsideTensor) else loaded
+
+
+def _counting(read: Read, dtype: str, bad: list[int]) -> Read:
+    """The same, which adds to a list how many numbers of each piece are infinite or NaN."""
+
+    def counting(start: int, stop: int) -> Array:
+        piece = read(start, stop)
+        bad.append(in_piece(piece, dtype))
+        return piece
+
+    return counting
+
+
+def _importance(target: Target, found: Found) -> Array | None:
+    return None if target.importance is None else target.importance.of(found.name, found.shape)
+
+
+def lost(requantized: Sequence[Comparison]) -> dict[str, Any] | None:
+    """What requantizing changed: how many tensors there are, how many hold every value that they held, and the signal
+    to noise of the others, None where it is no number. None of no tensors."""
+    if not requantized:
+        return None
+    others = [one for one in requantized if not one.equal]
+    signal, noise = sum(one.signal for one in others), sum(one.noise for one in others)
+    return {
+        "tensors": len(requantized),
+        "lossless": len(requantized) - len(others),
+        "sqnr_db": round(10 * math.log10(signal / noise), 2) if signal > 0 and 0 < noise < math.inf else None,
+    }
+
+
+def cast_for(target: Target, values: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
+    """Quantize, with scales that bfloat16 can hold where the format's readers round them to it; ``options`` are those
+    of `breccia.cast`."""
+    if isinstance(values, OutsideTensor):
+        values = values.dequantize()
+    elif isinstance(values, ScaledTensor):
+        values = verbs.dequantize(values)
+    elif values.dtype == np.uint16:
+        values = float32(values)
+    if not (isinstance(recipe, Float8CurrentScaling) and target.bridge.bfloat16_scales):
+        return verbs.cast(values, recipe, **options)
+    shape = values.shape
+    rows = values if recipe.granularity == "row" else values.reshape(1, -1)
+    importance = options.get("importance")
+    if importance is not None and recipe.granularity != "row":
+        options["importance"] = np.broadcast_to(importance[..., None, :], shape).reshape(-1)
+    # One block per row: the scale is rounded first and codes are made with it.
+    block = Float8BlockScaling(
+        fp8_format=recipe.fp8_format,
+        block_k=rows.shape[-1],
+        scale_format="bf16",
+        scale_search=recipe.scale_search,
+    )
+    made = verbs.cast(rows, block, **options)
+    scale = made.scale.float() if hasattr(made.scale, "float") else float32(made.scale)  # torch's, or NumPy's
+    if recipe.granularity == "row":
+        return ScaledTensor(made.data, scale, recipe, PerChannel())
+    return ScaledTensor(made.data.reshape(shape), scale.reshape(()), recipe, PerTensor())
+
+
+def _bytes_of(checkpoint: Checkpoint, found: Found) -> tuple[Read, int]:
+    """How to read a plain tensor's bytes, and how many there are."""
+    if found.options.keys() & (MADE | {"row_order"}):
+        raw = checkpoint.raw(found)
+        return lambda start, stop: raw[start:stop], raw.size
+    name = found.parts["weight"]
+    return lambda start, stop: checkpoint.span(name, start, stop), checkpoint.entries[name].nbytes
+
+
+def _copy(read: Read, nbytes: int, name: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
+    def work(at: int, _: Array) -> None:
+        piece = read(at, min(at + 4 * PIECE, nbytes))
+        writer.write(name, piece, at)
+        done(piece.nbytes)
+
+    workers.each(work, iter(range(0, nbytes, 4 * PIECE)))
+
+
+def _convert(
+    read: Read, nbytes: int, source: str, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done
+) -> None:
+    """A plain tensor's floats as others."""
+    width, size = _SIZES[source], _SIZES[dtype]
+    step = PIECE // 4 * width
+
+    def convert(at: int, _: Array) -> None:
+        stop = min(at + step, nbytes)
+        piece = _as_dtype(typed(read(at, stop), source, ((stop - at) // width,)), dtype)
+        writer.write(name, piece, at // width * size)
+        done(piece.nbytes)
+
+    workers.each(convert, iter(range(0, nbytes, step)))
+
+
+def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
+    """Dequantized values."""
+    size = _SIZES[dtype]
+    if isinstance(values, OutsideTensor):
+        values = values.dequantize()
+    if not isinstance(values, ScaledTensor):
+        flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        source = {"float32": "F32", "float16": "F16", "float64": "F64"}.get(values.dtype.name, "BF16")
+        _convert(lambda start, stop: flat[start:stop], flat.size, source, name, dtype, writer, workers, done)
+        return
+
+    def decode(piece: tuple[int, ScaledTensor], memory: Array) -> None:
+        at, part = piece
+        count = math.prod(part.shape)
+        buffer = memory if count * size <= memory.nbytes else np.empty(count * size, np.uint8)
+        out = buffer[: count * size]
+        view = _core.Array(
+            out.__array_interface__["data"][0], list(part.shape), _strides(part.shape, size), _NAMES[dtype]
+        )
+        _core.dequantize_into(part._core, view)
+        writer.write(name, out, at * size)
+        done(out.nbytes)
+
+    workers.each(decode, _pieces(values, size))
+
+
+def _encode(
+    values: Any,
+    encode: Callable[..., Array],
+    importance: Array | None,
+    name: str,
+    writer: PlannedWriter,
+    workers: Workers,
+    done: Done,
+) -> None:
+    """Values as a format's own kind, some rows at a time."""
+    weights = None if importance is None else column_weights(importance, tuple(values.shape))
+    if isinstance(values, OutsideTensor):
+        values = values.dequantize()
+
+    def work(piece: tuple[int, Any], _: Array) -> None:
+        at, part = piece
+        wide = verbs.dequantize(part) if isinstance(part, ScaledTensor) else float32(part)
+        made = encode(wide) if weights is None else encode(wide, _of_piece(weights, at, part.shape, values.shape))
+        # Rows before this one take as many bytes each.
+        writer.write(name, made, at // part.shape[-1] * made.shape[-1])
+        done(made.nbytes)
+
+    pieces = _pieces(values, _SIZES["F32"]) if isinstance(values, ScaledTensor) else _rows(values)
+    workers.each(work, pieces)
+
+
+def _of_piece(weights: Array, at: int, piece: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """The weights of the columns of a piece: of the whole, or of rows of one of the batch."""
+    if weights.ndim == 1 or tuple(piece) == tuple(shape):
+        return weights
+    return weights.reshape(-1, weights.shape[-1])[at // math.prod(shape[-2:])]
+
+
+def _rows(values: Array) -> Iterator[tuple[int, Array]]:
+    """Runs of rows, with the number of the first element of each."""
+    step = max(PIECE // 4 // values.shape[-1], 1)
+    lead = values.shape[:-2]
+    for number, index in enumerate(np.ndindex(*lead)):
+        matrix = values[index] if values.ndim > 1 else values[None]
+        for row in range(0, matrix.shape[0], step):
+            yield (number * matrix.shape[0] + row) * matrix.shape[1], matrix[row : row + step]
+
+
+def _turned_floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: Workers, done: Done) -> None:
+    """A matrix transposed, or the matrices of a batch one by one."""
+    if isinstance(values, OutsideTensor):
+        values = values.dequantize()
+    alone = len(values.shape) == 2
+
+    def turn(index: int, _: Array) -> None:
+        one = values if alone else _matrix(values, (index,)) if isinstance(values, ScaledTensor) else values[index]
+        one = verbs.dequantize(one) if isinstance(one, ScaledTensor) else one
+        piece = np.ascontiguousarray(_as_dtype(np.swapaxes(one, -1, -2), dtype))
+        writer.write(name, piece, index * piece.nbytes)
+        done(piece.nbytes)
+
+    workers.each(turn, iter(range(1 if alone else values.shape[0])))
+
+
+def _strides(shape: tuple[int, ...], size: int) -> list[int]:
+    strides = [size] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return strides
+
+
+def _as_dtype(values: Array, dtype: str) -> Array:
+    if values.dtype == np.uint16:  # bfloat16 without ml_dtypes
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    if dtype != "BF16":
+        with np.errstate(over="ignore"):
+            return values.astype(_NAMES[dtype])
+    return bfloat16_bits(values)
+
+
+def _pieces(scaled: ScaledTensor, size: int) -> Iterator[tuple[int, ScaledTensor]]:
+    """Runs of whole rows of blocks, with the number of the first element of each."""
+    shape = scaled.shape
+    if len(shape) < 2 or math.prod(shape) * size <= PIECE:
+        yield 0, scaled
+        return
+    matrix = shape[-2] * shape[-1]
+    tile = scaled.layout.block_m if isinstance(scaled.layout, PerBlockMN) else 1
+    step = max(PIECE // (shape[-1] * size) // tile * tile, tile)
+    for index in np.ndindex(*shape[:-2]):
+        one = _matrix(scaled, index)
+        flat = int(np.ravel_multi_index(index, shape[:-2])) if index else 0
+        for row in range(0, shape[-2], step):
+            stop = min(row + step, shape[-2])
+            yield flat * matrix + row * shape[-1], cut(one, row, stop)
+
+
+def _matrix(scaled: ScaledTensor, index: tuple[int, ...]) -> ScaledTensor:
+    """One of a batch."""
+    if not index:
+        return scaled
+
+    def at(array: Any) -> Any:
+        return array if array is None or isinstance(scaled.layout, PerTensor) else array[index]
+
+    second = scaled.global_scale
+    if second is not None and second.size > 1:
+        second = second[index]
+    return ScaledTensor(
+        scaled.data[index],
+        at(scaled.scale),
+        scaled.recipe,
+        scaled.layout,
+        at(scaled.zero_point),
+        global_scale=second,
+        shape=scaled.shape[-2:],
+    )

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many numbers of a tensor are infinite or NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges.outside import OutsideTensor
+from breccia.checkpoint.workers import PIECE, Workers
+from breccia.comparison import magnitudes
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["counted", "in_piece"]
+
+# Bits of the exponent, which are all set in infinities and NaN.
+_EXPONENTS: dict[str, Any] = {
+    "F16": np.uint16(0x7C00),
+    "BF16": np.uint16(0x7F80),
+    "F32": np.uint32(0x7F800000),
+    "F64": np.uint64(0x7FF0000000000000),
+}
+_DTYPES = {"float16": "F16", "bfloat16": "BF16", "uint16": "BF16", "float32": "F32", "float64": "F64"}
+
+
+def in_piece(piece: Any, dtype: str) -> int:
+    """Those of some numbers.
+
+    Args:
+        piece: a contiguous array that holds them.
+        dtype: their type, as safetensors spells it; of others than floats there are none.
+    """
+    exponent = _EXPONENTS.get(dtype)
+    if exponent is None or not piece.size:
+        return 0
+    bits = piece.reshape(-1).view(np.uint8).view(exponent.dtype) & exponent
+    return int(np.count_nonzero(bits == exponent)) if bits.max() == exponent else 0
+
+
+def counted(values: Any, workers: Workers | None = None) -> int:
+    """Those of a whole tensor.
+
+    Args:
+        values: a ScaledTensor or an array of numbers; ``uint16`` is bfloat16.
+        workers: threads to count with; this one alone where there are none.
+    """
+    if isinstance(values, OutsideTensor):
+        values = values.dequantize()
+    if isinstance(values, ScaledTensor):
+        return magnitudes(values).not_finite
+    flat = np.ascontiguousarray(values).reshape(-1)
+    dtype, found = _DTYPES.get(flat.dtype.name, ""), [0]
+    step = PIECE // flat.itemsize
+
+    def count(at: int, _: Any) -> None:
+        found.append(in_piece(flat[at : at + step], dtype))
+
+    starts = range(0, flat.size if dtype else 0, step)
+    if workers is not None:
+        workers.each(count, iter(starts))
+    else:
+        for at in starts:
+            count(at, None)
+    return sum(found)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a conversion is on disk, in records that a killed process cannot leave half-written unnoticed and
+that no name in a checkpoint can imitate: each has its length and a checksum keyed by the conversion."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from breccia.checkpoint.files import disk
+
+__all__ = ["Journal", "read_journal"]
+
+_MAGIC = b"breccia journal\n"
+_SUM = 16
+Record = tuple[str, ...]
+
+
+def read_journal(path: Path, identity: bytes) -> tuple[list[Record], int]:
+    """Records of a conversion up to the first that is cut or another's, and where they end: none where there
+    is no such file."""
+    raw = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+    records: list[Record] = []
+    if not raw.startswith(_MAGIC):
+        return records, 0
+    at = len(_MAGIC)
+    while at + 4 <= len(raw):
+        (length,) = struct.unpack_from("<I", raw, at)
+        text = raw[at + 4 : at + 4 + length]
+        mark = raw[at + 4 + length : at + 4 + length + _SUM]
+        if mark != _mark(identity, at, text):
+            break
+        records.append(tuple(json.loads(text)))
+        at += 4 + length + _SUM
+    return records, at
+
+
+def _mark(key: bytes, at: int, text: bytes) -> bytes:
+    return hashlib.blake2b(struct.pack("<Q", at) + text, digest_size=_SUM, key=key).digest()
+
+
+class Journal:
+    """An append-only file of records.
+
+    Args:
+        path: the file. What it holds of another conversion is discarded.
+        identity: 32 bytes that tell this conversion from every other.
+
+    Attributes:
+        records: of this conversion.
+    """
+
+    def __init__(self, path: Path, identity: bytes) -> None:
+        self.path, self._key = path, identity
+        self.records, self._end = read_journal(path, identity)
+        self._fd = disk.create(path, keep=True)
+        try:
+            if self._end < os.fstat(self._fd).st_size:
+                disk.truncate(self._fd, self._end, path)
+            if not self._end:
+                self._append(_MAGIC)
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Append records; they are on disk when this returns."""
+        added = list(records)
+        data, at = bytearray(), self._end
+        for record in added:
+            text = json.dumps(record).encode()
+            data += struct.pack("<I", len(text)) + text + _mark(self._key, at + len(data), text)
+        self._append(bytes(data))
+        self.records += added
+
+    def _append(self, data: bytes) -> None:
+        disk.write(self._fd, data, self._end, self.path)
+        disk.sync(self._fd, self.path)
+        self._end += len(data)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes beside the weights: index, config.json, and the rest of a model's directory."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+from breccia.bridges.parts import Found
+from breccia.bridges.written import Written
+from breccia.checkpoint.files import disk
+from breccia.checkpoint.files.bounded_json import loads
+from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
+from breccia.checkpoint.files.input_file import read_bounded
+from breccia.checkpoint.planning.targets import Choice, Target
+from breccia.checkpoint.reading.folder import MAX_JSON, config_files, read_json
+from breccia.checkpoint.reading.models import other_names, tied_heads
+from breccia.checkpoint.reading.source import LEFT_OUT, Checkpoint
+from breccia.gguf.container import GgufFile, block_bytes
+from breccia.gguf.models import ModelMap, model_map
+from breccia.gguf.parameters import hyperparameters
+from breccia.gguf.rope import rope_tensors
+from breccia.gguf.sentencepiece import sentencepiece_fields
+from breccia.gguf.tokenizer import chat_fields, tokenizer_fields
+from breccia.gguf.types import ARRAY, STRING, UINT32, Fields
+from breccia.recipes import ScalingRecipe
+from breccia.schemes import Activations, differences
+from breccia.schemes.dialects import Said, scheme_of
+
+__all__ = ["gguf_fields", "gguf_model", "made_anew", "modules_of", "stored_bytes", "write_companions"]
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
+
+
+def stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of an output; ``dtype`` is safetensors' name or GGUF's block type."""
+    if dtype in DTYPES:
+        return nbytes_of(dtype, shape)
+    return block_bytes(dtype, shape)
+
+
+def write_companions(
+    checkpoint: Checkpoint,
+    work: Path,
+    target: Target,
+    choices: list[Choice],
+    files: dict[str, list[Choice]],
+    *,
+    as_it_is: bool = False,
+) -> None:
+    """Write the index and config.json, which may stay ``as_it_is``, and copy tokenizer and the like."""
+    whole = checkpoint.path.is_dir()  # else config.json is what a file says of its model
+    if whole:
+        _copy_others(checkpoint.path, work, set(files))
+    if checkpoint.index is not None:
+        weights = {name: file for file, kept in files.items() for c in kept for name in c.outputs}
+        total = sum(stored_bytes(d, s) for c in choices for d, s in c.outputs.values())
+        _write(work / checkpoint.index.name, {"metadata": {"total_size": total}, "weight_map": weights})
+    if as_it_is:
+        for name in config_files():
+            if (checkpoint.path / name).is_file():
+                disk.copy_file(checkpoint.path / name, work / name)
+    elif (checkpoint.path / "config.json").is_file() if whole else checkpoint.config:
+        config, others = _config(checkpoint, target, choices)
+        _write(work / "config.json", config)
+        for name, value in others.items():
+            _write(work / f"{name}.json", value)
+
+
+def _copy_others(source: Path, work: Path, files: set[str]) -> None:
+    """Copy what is not the model's weights: files beside them, and folders, in which sentence-transformers keeps how
+    it pools and further layers, weights included."""
+    parts, others = _modules(source / "modules.json"), config_files()
+    for path in sorted(source.iterdir()):
+        skip = path.name.startswith(".") or path.name in others or path.name.endswith(".index.json")
+        skip = skip or path.name in files
+        if path.is_file() and not skip and path.suffix not in _WEIGHTS:
+            disk.copy_file(path, work / path.name)
+        if path.is_dir() and not path.is_symlink() and not skip:
+            _copy_folder(path, work / path.name, weights=path.name in parts)
+
+
+def _copy_folder(source: Path, target: Path, weights: bool) -> None:
+    for path in sorted(source.rglob("*")):
+        inside = path.relative_to(source)
+        hidden = any(part.startswith(".") for part in inside.parts)
+        linked = any((source / parent).is_symlink() for parent in inside.parents)
+        if path.is_file() and not hidden and not linked and (weights or path.suffix not in _WEIGHTS):
+            for folder in [target, *reversed((target / inside).parents)]:
+                if folder.is_relative_to(target):
+                    disk.make_directory(folder)
+            disk.copy_file(path, target / inside)
+
+
+def _modules(path: Path) -> set[str]:
+    """Folders of the modules of a sentence-transformers model."""
+    try:
+        said = loads(read_bounded(path, MAX_JSON)[0])
+    except (OSError, ValueError, RecursionError):
+        return set()
+    modules = said if isinstance(said, list) else []
+    return {str(module.get("path")) for module in modules if isinstance(module, dict)} - {""}
+
+
+def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tuple[dict[str, Any], dict[str, Any]]:
+    config = json.loads(json.dumps(checkpoint.config))
+    for place in (config, config.get("text_config"), config.get("language_config")):
+        if isinstance(place, dict):
+            for key in ("quantization_config", "compression_config", "quantization"):
+                place.pop(key, None)
+    if target.float_dtype:
+        name = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[target.float_dtype]
+        config["dtype" if "dtype" in config else "torch_dtype"] = name
+        return config, {}
+    recipes = modules_of(choices)
+    kept = frozenset(_module(next(iter(c.outputs))) for c in choices if c.action == "same")
+    if not recipes and not kept:
+        return config, {}
+    inputs = target.inputs.intersection(recipes)
+    ignored = _ignored(checkpoint, choices)
+    activations = {module: one for module in recipes if (one := inputs_of(checkpoint, module))}
+    said = target.bridge.config(Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept))
+    beside = target.bridge.beside
+    others = {beside: said.pop(beside)} if beside in said else {}
+    return {**config, **said}, others
+
+
+def inputs_of(checkpoint: Checkpoint, module: str) -> Activations | None:
+    """How the source quantizes a module's inputs; None where it does not, or does not say so."""
+    try:
+        rule = checkpoint.scheme.rule(module)
+    except ValueError:  # what it says is of no known form
+        return None
+    return rule.inputs if rule is not None and isinstance(rule.inputs, Activations) else None
+
+
+def changed_meaning(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> list[str]:
+    """Notes of what programs do with activations and KV caches of the output and did not with those of the source, or
+    the other way round."""
+    if all(one.format == "plain" for one in checkpoint.found):
+        return []
+    try:
+        before = checkpoint.scheme
+    except ValueError as error:
+        return [f"what the source says of activations and KV cache is not carried over: {error}"]
+    recipes = modules_of(choices)
+    config: dict[str, Any] = {} if target.bridge.own_files else _config(checkpoint, target, choices)[0]
+    said = config.get("quantization_config") or config.get("quantization") or {}
+    after = scheme_of(Said(said, config, dict(recipes), {}, checkpoint.array))
+    return differences(before, after, recipes)
+
+
+def modules_of(choices: list[Choice]) -> dict[str, ScalingRecipe]:
+    """The recipes of quantized modules, by their names."""
+    quantized = [c for c in choices if c.action not in ("copy", "float")]
+    return {_module(c.found.name): c.recipe for c in quantized if c.recipe is not None}
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight")
+
+
+def quantization_config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> dict[str, Any]:
+    """What config.json would say of quantization, for the header of a file that stands alone."""
+    config, _ = _config(checkpoint, target, choices)
+    return dict(config.get("quantization_config", {}))
+
+
+def _ignored(checkpoint: Checkpoint, choices: list[Choice]) -> list[str]:
+    """Modules whose weight stays in high precision; loaders that go by names know "…norm" themselves."""
+    plain = [c for c in choices if c.action in ("copy", "float") or (c.action == "merge" and c.recipe is None)]
+    kept = [c.found.name for c in plain if c.found.name.endswith(".weight")]
+    names = {_module(name) for name in kept if not name.endswith("norm.weight")}
+    names |= tied_heads(found.name for found in checkpoint.found)
+    names |= _named_high(checkpoint) - modules_of(choices).keys()
+    return sorted(names | other_names(names))
+
+
+def _named_high(checkpoint: Checkpoint) -> set[str]:
+    """Modules that the source names as left in high precision, those without tensors in its files included."""
+    try:
+        rules = checkpoint.scheme.rules
+    except ValueError:  # what it says is of no known form
+        return set()
+    return {one.pattern for rule in rules if rule.weights is None for one in rule.match if one.kind == "name"}
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    disk.write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def gguf_model(checkpoint: Checkpoint, left_out: Container[str] = ()) -> tuple[ModelMap | None, str]:
+    """How GGUF spells a checkpoint's model, of which some tensors are not written; None and the reason where it is not
+    known here."""
+    first = checkpoint.files[0]
+    if isinstance(first, GgufFile):
+        return first.model, ""
+    return model_map(checkpoint.config, [f.name for f in checkpoint.found if f.name not in left_out])
+
+
+def made_anew(checkpoint: Checkpoint, target: Target) -> list[Choice]:
+    """Tensors that GGUF has beside those of the source: how frequencies of RoPE are divided."""
+    if target.names is None or isinstance(checkpoint.files[0], GgufFile):
+        return []
+    made = []
+    for name, factors in rope_tensors(checkpoint.config).items():
+        found = Found(name, "plain", "f32", {}, factors.shape, dtype="F32")
+        made.append(Choice(found, "make", {name: ("F32", factors.shape)}, values=tuple(factors.tolist())))
+    return made
+
+
+# llama.cpp's numbers for what most matrices of a file are (its ftype).
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
+_FILE_TYPES |= {"Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18}
+
+
+def gguf_fields(
+    checkpoint: Checkpoint, names: ModelMap | None, left_out: list[str], kinds: dict[str, tuple[str, tuple[int, ...]]]
+) -> tuple[dict[str, tuple[int, Any]], str]:
+    """Metadata of a GGUF file whose tensors have these types and shapes, and what is missing from it: the source's own,
+    or what config.json, the tokenizer's files and the pooling of a sentence model say."""
+    first = checkpoint.files[0]
+    if isinstance(first, GgufFile):
+        anew = ("general.alignment", "general.file_type")
+        return {key: value for key, value in first.fields.items() if key not in anew} | _file_type(kinds), ""
+    fields, trouble = _model_fields(checkpoint, names, left_out)
+    return fields | _file_type(kinds), trouble
+
+
+def _file_type(kinds: dict[str, tuple[str, tuple[int, ...]]]) -> Fields:
+    most = Counter(kind for kind, shape in kinds.values() if len(shape) > 1).most_common(1)
+    return {"general.file_type": (UINT32, _FILE_TYPES[most[0][0]])} if most and most[0][0] in _FILE_TYPES else {}
+
+
+def _model_fields(checkpoint: Checkpoint, names: ModelMap | None, left_out: list[str]) -> tuple[Fields, str]:
+    fields: Fields = {
+        "general.architecture": (STRING, names.architecture if names else str(checkpoint.config.get("model_type", ""))),
+        "general.name": (STRING, checkpoint.path.stem),
+        "general.quantized_by": (STRING, "breccia"),
+        "general.quantization_version": (UINT32, 2),
+    }
+    if left_out:
+        fields[LEFT_OUT] = (ARRAY, left_out)
+    if names is None:
+        return fields, ""
+    fields |= hyperparameters(checkpoint.config, names.architecture)
+    pooling = checkpoint.path / "1_Pooling" / "config.json"
+    if names.architecture == "bert" and pooling.is_file():
+        said = read_json(pooling)
+        for number, key in ((1, "pooling_mode_mean_tokens"), (2, "pooling_mode_cls_token")):
+            if said.get(key) is True:
+                fields["bert.pooling_type"] = (UINT32, number)
+    more, trouble = _tokenizer(checkpoint)
+    return fields | more, trouble
+
+
+def _tokenizer(checkpoint: Checkpoint) -> tuple[Fields, str]:
+    """What the tokenizer's files say, and what is missing from them."""
+    folder = checkpoint.path
+    said = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    fields, trouble = Fields(), "there is no tokenizer.json: the file has no tokenizer"
+    tokenizer = read_json(folder / "tokenizer.json") if (folder / "tokenizer.json").is_file() else {}
+    if tokenizer:
+        fields, trouble = tokenizer_fields(tokenizer, checkpoint.config, said)
+    if trouble and (folder / "tokenizer.model").is_file():
+        raw = read_bounded(folder / "tokenizer.model", MAX_JSON)[0]
+        fields, trouble = sentencepiece_fields(raw, tokenizer, checkpoint.config, said)
+    if trouble and not tokenizer:
+        return {}, trouble
+    template = said.get("chat_template")
+    if (folder / "chat_template.jinja").is_file():
+        template = read_bounded(folder / "chat_template.jinja", MAX_JSON)[0].decode("utf-8")
+    return fields | chat_fields(template), trouble

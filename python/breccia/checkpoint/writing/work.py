@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory ``.OUT.partial`` in which one conversion at a time works until its output is complete:
+``lock``, ``journal``, and below ``out`` what is being made, where no name can be that of another file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from breccia.checkpoint.files import disk
+from breccia.checkpoint.files.locks import Lock, lock
+from breccia.checkpoint.files.sums import Sums
+from breccia.checkpoint.writing.journal import Journal, read_journal
+
+__all__ = ["Done", "ReplaceError", "Work", "check_replaceable", "partial_of"]
+
+
+class Done(NamedTuple):
+    """What is known of tensors that were converted.
+
+    Attributes:
+        read: checksums of what was read for them, by stored names.
+        wrote: checksums of what was written, by the names in the output.
+        not_finite: how many numbers are infinite or NaN, by logical names, where any are.
+    """
+
+    read: Sums
+    wrote: Sums
+    not_finite: dict[str, int]
+
+    def said(self) -> str:
+        """In words that `of` takes."""
+        return json.dumps([self.read.said(), self.wrote.said(), self.not_finite])
+
+    @classmethod
+    def of(cls, text: str) -> Done:
+        read, wrote, not_finite = json.loads(text)
+        return cls(Sums(read), Sums(wrote), not_finite)
+
+    def add(self, other: Done) -> None:
+        """Take in what is known of others.
+
+        Raises:
+            ValueError: something was read for both, and had other bytes for one than for the other.
+        """
+        self.read.merge(other.read)
+        self.wrote.merge(other.wrote)
+        self.not_finite.update(other.not_finite)
+
+
+def partial_of(destination: Path) -> Path:
+    """Where a conversion to ``destination`` works."""
+    return destination.with_name(f".{destination.name}.partial")
+
+
+class ReplaceError(ValueError):
+    """What is at the destination is not an output that may be replaced."""
+
+
+def check_replaceable(destination: Path, directory: bool) -> None:
+    """Whether a new output, a directory or a file, may take the place of what is there: nothing, or a file or a
+    directory with a checkpoint.
+
+    Raises:
+        ReplaceError: it may not.
+    """
+    if not os.path.lexists(destination):
+        return
+    if destination.is_symlink() or destination.is_dir() != directory or not (directory or destination.is_file()):
+        wanted = "directory" if directory else "file"
+        raise ReplaceError(f"destination must be a {wanted} to be replaced by one, {destination} is something else")
+    if directory and any(destination.iterdir()) and not any(destination.glob("*.safetensors")):
+        raise ReplaceError(f"destination must hold a checkpoint to be replaced by one, {destination} holds other files")
+
+
+class Work:
+    """Locked from construction until `close`, `finish` or `abandon`.
+
+    Args:
+        destination: where the output is to appear.
+        identity: 32 bytes that tell what the output depends on.
+        directory: whether the output is the whole of ``out``, or one file of the destination's name in it.
+        replace: whether what is at the destination gives way when the output is complete. It is whole until then, and
+            after a kill between its going and the output's coming the next run puts it back first.
+
+    Attributes:
+        out: directory of what is being made.
+        finished: whether an earlier run was stopped after giving the output its name.
+        made: files of the output that are complete, and what changes when they do.
+
+    Raises:
+        BlockingIOError: another conversion to this destination is at work.
+        FileExistsError: the destination is there and is not to be replaced.
+        ValueError: it must not be replaced, see `check_replaceable`.
+    """
+
+    def __init__(self, destination: Path, identity: bytes, *, directory: bool, replace: bool = False) -> None:
+        self.destination, self._directory, self._replace = destination, directory, replace
+        self.path = partial_of(destination)
+        self.out = self.path / "out"
+        self._old = self.path / "replaced"
+        self._made = self.out if directory else self.out / destination.name
+        self._journal: Journal | None = None
+        self._lock: Lock | None = None
+        self.made: dict[Path, disk.Stamp] = {}
+        self._parents: list[Path] = []
+        self.finished = False
+        try:
+            self._make_parents(destination.parent)
+            self._fresh = disk.make_directory(self.path)
+            self._take_lock()
+            self._begin(identity)
+        except (BlockingIOError, FileExistsError, NotADirectoryError, KeyboardInterrupt):
+            self.close()
+            raise
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _make_parents(self, path: Path) -> None:
+        for parent in reversed([path, *path.parents]):
+            if not parent.exists() and disk.make_directory(parent):
+                self._parents.append(parent)
+
+    def _take_lock(self) -> None:
+        try:
+            self._lock = lock(self.path / "lock")
+        except BlockingIOError:
+            raise
+        except OSError:
+            if self._fresh and [entry.name for entry in os.scandir(self.path)] == ["lock"]:
+                disk.remove_tree(self.path)
+            raise
+        if self._lock is None:
+            raise BlockingIOError(
+                f"destination must be written by one conversion at a time: another is at work in {self.path}"
+            )
+
+    def _begin(self, identity: bytes) -> None:
+        path = self.path / "journal"
+        self._put_back()
+        if os.path.lexists(self.destination):
+            records, _ = read_journal(path, identity)
+            self.finished = records[-1:] == [("complete",)] and not os.path.lexists(self._made)
+            if self.finished:
+                return
+            disk.remove_tree(self._old)  # of an output that has come, and was not tidied up
+        if self._replace:
+            check_replaceable(self.destination, self._directory)
+        elif os.path.lexists(self.destination):
+            if os.path.lexists(self.out):
+                raise FileExistsError(f"destination must not be there, {self.destination} is")
+            self._clear()  # nothing is being made: what cleaning up left
+            raise FileExistsError(
+                f"destination must not be there, {self.destination} is: it is complete, an earlier conversion to it "
+                f"was stopped while it tidied up"
+            )
+        self._journal = Journal(path, identity)
+        if not self._journal.records:
+            disk.remove_tree(self.out)
+            self._journal.add([("begin",)])
+        disk.make_directory(self.out)
+
+    def done(self, file: str) -> dict[str, Done]:
+        """Tensors of a file that are on disk."""
+        assert self._journal is not None
+        names: dict[str, Done] = {}
+        for kind, *words in self._journal.records:
+            if kind == "tensor" and words[0] == file:
+                names[words[1]] = Done.of(words[2])
+            elif kind == "restart" and words[0] == file:
+                names.clear()
+        return names
+
+    def restart(self, file: str) -> None:
+        """Forget what is said to be on disk of a file."""
+        assert self._journal is not None
+        if self.done(file):
+            self._journal.add([("restart", file)])
+
+    def record(self, file: str, tensors: Mapping[str, Done]) -> None:
+        """Say that tensors of a file are on disk."""
+        assert self._journal is not None
+        self._journal.add(("tensor", file, name, done.said()) for name, done in tensors.items())
+
+    def note(self, name: str) -> None:
+        """Say that a file of the output is complete."""
+        self.made[self.out / name] = disk.stamp_of(os.stat(self.out / name, follow_symlinks=False))
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """While inside, small files that are made are noted."""
+        token = disk.made.set(self.made)
+        try:
+            yield
+        finally:
+            disk.made.reset(token)
+
+    def check(self) -> None:
+        """Whether the output consists of the files that were noted, as they were then.
+
+        Raises:
+            ValueError: a file is missing, another one, or too many; or the work is another process's now.
+        """
+        if self._lock is None or not self._lock.holds():
+            raise ValueError(f"{self.path} must be this conversion's alone, another program removed it meanwhile")
+        for path, (inode, size, changed, _) in self.made.items():
+            try:
+                now = disk.stamp_of(os.stat(path, follow_symlinks=False))
+            except FileNotFoundError:
+                raise ValueError(f"{path} must stay until the output is complete, it was removed") from None
+            if now[:3] != (inode, size, changed):
+                raise ValueError(f"{path} must stay as it was written until the output is complete, it was changed")
+        for folder, _, names in os.walk(self.out):
+            for path in (Path(folder) / name for name in names if not name.startswith(".")):
+                if path not in self.made:
+                    raise ValueError(f"{path} must not be there, another program made it")
+
+    @contextlib.contextmanager
+    def kept_when_interrupted(self) -> Iterator[None]:
+        """Do what makes the output: an error abandons the work, an interruption leaves it for the next run."""
+        try:
+            yield
+        except Exception:
+            self.abandon()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def finish(self) -> list[str]:
+        """Give the output its name and clean up.
+
+        Returns:
+            What could not be done after that, which leaves the output complete.
+        """
+        notes = []
+        if not self.finished:
+            assert self._journal is not None
+            disk.sync_directory(self.out)
+            self._journal.add([("complete",)])
+            self.check()
+            self._come()
+        try:
+            disk.sync_directory(self.destination.parent)
+        except OSError as error:
+            notes.append(f"{self.destination} is complete, but its name may not outlast a power failure: {error}")
+        if not self._clear():
+            notes.append(f"{self.path} is not needed any more and could not be removed")
+        return notes
+
+    def _come(self) -> None:
+        """Give the output its name. A file takes the place of another in one step, a directory in two."""
+        if self._replace:
+            check_replaceable(self.destination, self._directory)
+        elif os.path.lexists(self.destination):
+            raise FileExistsError(f"destination must not be there, {self.destination} is")
+        if self._directory and os.path.lexists(self.destination):
+            disk.rename(self.destination, self._old)
+        disk.rename(self._made, self.destination)
+
+    def _forget_that_it_is_complete(self) -> None:
+        """Else what is left of abandoned work, beside an output that is still the old one, would say that it came."""
+        if self._journal is not None and self._journal.records[-1:] == [("complete",)]:
+            with contextlib.suppress(OSError):
+                self._journal.add([("abandoned",)])
+
+    def _put_back(self) -> None:
+        """Undo the first of two steps."""
+        if os.path.lexists(self._old) and not os.path.lexists(self.destination):
+            disk.rename(self._old, self.destination)
+
+    def abandon(self) -> None:
+        """Remove all of it, and the directories made for it."""
+        held = self._lock is not None and self._lock.holds()
+        if held:
+            self._forget_that_it_is_complete()
+            self._put_back()
+        if held or not (self.path / "lock").exists():
+            self._clear()
+        self.close()
+        for parent in reversed(self._parents):
+            with contextlib.suppress(OSError):  # something is in it that is not this conversion's
+                disk.remove_directory(parent)
+
+    def _clear(self) -> bool:
+        if self._journal is not None:
+            self._journal.close()
+        disk.remove_tree(self.out)  # first what is large
+        gone = disk.remove_tree(self.path, last="journal")  # which says that the output is complete
+        self.close()
+        return gone
+
+    def close(self) -> None:
+        """Leave the work for the next run of the same conversion."""
+        if self._journal is not None:
+            self._journal.close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `breccia` command: its parser, what it prints, and how it fails."""

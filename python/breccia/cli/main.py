@@ -1,0 +1,444 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``breccia`` command.
+
+Exit codes: 0 done, 1 a check did not pass, 2 a wrong argument or input, 130 interrupted, 143 terminated. Whether
+standard output and standard error take what is said does not change them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from breccia._version import __version__
+from breccia.cli import text_commands
+from breccia.cli.arguments import Parser, count, json_last, part
+from breccia.cli.errors import Terminated, said, terminable
+from breccia.cli.terminal import after, plain_characters, streams, wrapped
+
+__all__ = ["main"]
+
+_NOTES = 12  # that a screen shows
+_GO_ON = ("convert", "merge-lora", "calibrate")
+_FORCE = "replace OUT when the new one is complete, and not before; never IN"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    plain_characters()
+    with streams():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    words = json_last(list(sys.argv[1:] if argv is None else argv))
+    parser = _parser("demo" in words)
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
+    args = parser.parse_args(words)
+    try:
+        with terminable():
+            code: int = args.run(args)
+    except KeyboardInterrupt as error:
+        more = (
+            ": the same command goes on where this one was"
+            if args.command in ("convert", "merge-lora", "calibrate")
+            else ""
+        )
+        print(f"breccia: interrupted{more}", file=sys.stderr)
+        return 143 if isinstance(error, Terminated) else 130
+    except Exception as error:
+        if args.json:
+            print(json.dumps({"error": said(error), "kind": type(error).__name__}))
+        print(f"breccia {args.command}: {said(error)}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _parser(with_demo: bool) -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="breccia",
+        description="Block-scaled low-precision tensors and checkpoints.",
+        epilog="Start with 'breccia demo' or 'breccia inspect PATH'; 'breccia COMMAND --help' has examples.",
+    )
+    parser.add_argument("--version", action="version", version=f"breccia {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    convert = _command(
+        commands,
+        "convert",
+        _convert,
+        "convert a checkpoint to another format, on the CPU",
+        "breccia convert --to list",
+        "breccia convert model/ model-nvfp4/ --to compressed-tensors:nvfp4",
+        "breccia convert model.safetensors small.safetensors --to fp8 --exclude '*.0.*'",
+    )
+    convert.add_argument("source", metavar="IN", nargs="?", help="safetensors file, directory of shards, or GGUF file")
+    convert.add_argument("destination", metavar="OUT", nargs="?", help="file or directory to make; OUT/ is a directory")
+    convert.add_argument(
+        "--to",
+        required=True,
+        metavar="RECIPE|FORMAT",
+        help="bf16, fp16, fp32, a recipe (nvfp4, mxfp8, ...), or a format, perhaps with a recipe "
+        "(compressed-tensors:nvfp4); 'list' lists them all",
+    )
+    convert.add_argument("--include", action="append", default=[], metavar="PATTERN", help="quantize only these names")
+    convert.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="leave these names alone")
+    convert.add_argument("--scale-search", choices=["amax", "mse"], help="mse searches scales of least error")
+    convert.add_argument("--group-size", type=_group_size, metavar="N|auto", help="elements per scale of INT4")
+    convert.add_argument(
+        "--imatrix", metavar="FILE", help="what errors of columns count: llama.cpp's imatrix, or moments"
+    )
+    convert.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
+    convert.add_argument("--force", action="store_true", help=_FORCE)
+    pieces = convert.add_mutually_exclusive_group()
+    pieces.add_argument("--part", type=part, metavar="I/N", help="convert only the I-th of N parts, on any machine")
+    pieces.add_argument("--finish", action="store_true", help="put the parts together when all are there")
+    convert.add_argument("--strict", action="store_true", help="refuse what would be noted")
+    convert.add_argument(
+        "--no-checksums",
+        action="store_true",
+        help="keep no checksums of what is read and written; with --finish, look at none",
+    )
+    convert.add_argument("--quiet", action="store_true", help="draw no progress bar")
+
+    merge = _command(
+        commands,
+        "merge-lora",
+        _merge_lora,
+        "merge a LoRA adapter into a checkpoint, which keeps its format",
+        "breccia merge-lora model-nvfp4/ adapter/ merged/",
+    )
+    merge.add_argument("base", metavar="BASE", help="safetensors file or directory of shards, quantized or not")
+    merge.add_argument(
+        "adapter", metavar="ADAPTER", help="PEFT's folder: adapter_config.json, adapter_model.safetensors"
+    )
+    merge.add_argument("destination", metavar="OUT", help="file or directory to make")
+    merge.add_argument("--stochastic", type=int, metavar="SEED", help="round quantized weights by chance")
+    merge.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
+    merge.add_argument("--force", action="store_true", help=_FORCE)
+    merge.add_argument("--quiet", action="store_true", help="draw no progress bar")
+
+    inspect = _command(
+        commands,
+        "inspect",
+        _inspect,
+        "what a checkpoint holds, from its headers",
+        "breccia inspect model/ --summary",
+    )
+    inspect.add_argument("path", metavar="PATH", help="safetensors file, directory of shards, or GGUF file")
+    inspect.add_argument("--summary", action="store_true", help="totals and findings only")
+    inspect.add_argument("--scheme", action="store_true", help="what weights, inputs and the KV cache are, by role")
+    inspect.add_argument("--all", action="store_true", help="a line for every tensor; layers that are alike stay apart")
+
+    verify = _command(
+        commands,
+        "verify",
+        _verify,
+        "compare a checkpoint with its reference, or look whether it is whole",
+        "breccia verify model/ model-nvfp4/ --min-sqnr 18",
+        "breccia verify --complete model-nvfp4/",
+    )
+    verify.add_argument("a", metavar="A", help="the reference; with --complete, the checkpoint to judge")
+    verify.add_argument("b", metavar="B", nargs="?", help="the checkpoint to judge")
+    verify.add_argument("--complete", action="store_true", help="every tensor is there, every scale is a number")
+    verify.add_argument(
+        "--min-sqnr",
+        type=float,
+        metavar="DB",
+        help="a tensor below fails (default: 3 dB a bit of its format, 12 dB of plain floats)",
+    )
+    verify.add_argument(
+        "--adapter", metavar="DIR", help="a LoRA adapter that was merged into A to make B: how much of it is there"
+    )
+    verify.add_argument("--moments", metavar="FILE", help="moments of A, of calibrate: how wrong layers' outputs are")
+    verify.add_argument("--all", action="store_true", help="list equal tensors too")
+
+    calibrate = _command(
+        commands,
+        "calibrate",
+        _calibrate,
+        "measure on text what goes into a model's linear layers",
+        "breccia calibrate model/ --text a.txt b.txt --out moments.safetensors",
+        "breccia calibrate model/ --text a.txt --memory 8GiB --out m.safetensors",
+    )
+    text_commands.add_calibrate(calibrate)
+    evaluate = _command(
+        commands,
+        "evaluate",
+        _evaluate,
+        "perplexity, divergence and same top tokens of a checkpoint, on text",
+        "breccia evaluate model/ model-nvfp4/ --text held-out.txt --tokens 8192",
+    )
+    text_commands.add_evaluate(evaluate)
+
+    plot = _command(
+        commands,
+        "plot",
+        _plot,
+        "draw scales and errors of every quantized tensor",
+        "breccia plot model-nvfp4/ --reference model/ --out worst.png --top 40",
+    )
+    plot.add_argument("path", metavar="PATH", help="safetensors file, directory of shards, or GGUF file")
+    plot.add_argument("--reference", metavar="A", help="checkpoint to measure errors against")
+    plot.add_argument(
+        "--out", metavar="FILE", default="breccia.html", help=".html, .svg or .png (default: %(default)s)"
+    )
+    plot.add_argument(
+        "--top", type=count, metavar="N", help="only the N tensors of the largest error (default: 200 at most)"
+    )
+    plot.add_argument("--force", action="store_true", help="overwrite the picture that is there")
+
+    _command(commands, "doctor", _doctor, "what runs here, and what to install for the rest")
+
+    demo = _command(commands, "demo", _demo, "what every recipe costs and keeps on real weights")
+    if with_demo:  # its module is imported only then
+        from breccia.cli import demo as demo_module
+
+        demo_module.add_arguments(demo)
+    return parser
+
+
+def _group_size(text: str) -> int | str:
+    return "auto" if text == "auto" else count(text)
+
+
+def _command(commands: Any, name: str, run: Any, text: str, *examples: str) -> argparse.ArgumentParser:
+    shown = "examples:\n" + "\n".join(f"  {example}" for example in examples) if examples else None
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=shown,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _print(args: argparse.Namespace, report: Any, text: str) -> None:
+    if not args.json:
+        print(text)
+        return
+    if isinstance(report, dict):
+        _print_json(report.items())
+    else:
+        print(_encoded(report, 2))
+
+
+_JSON = json.JSONEncoder(default=str, allow_nan=False)
+
+
+def _encoded(value: Any, indent: int | None = None) -> str:
+    """JSON, which has no infinity and no NaN: they are written as text."""
+    if indent is None:
+        try:
+            return _JSON.encode(value)
+        except ValueError:
+            pass  # nearly no value has one: it is looked for afterwards
+    return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _print_json(pairs: Iterable[tuple[str, Any]]) -> None:
+    """An object, a line for each item of its lists: whole, it can be gigabytes."""
+    between = "{"
+    for key, value in pairs:
+        sys.stdout.write(f"{between}\n  {_encoded(key)}: ")
+        if isinstance(value, (list, Iterator)):
+            comma = ""
+            sys.stdout.write("[")
+            for item in value:
+                sys.stdout.write(f"{comma}\n    {_encoded(item)}")
+                comma = ","
+            sys.stdout.write("\n  ]" if comma else "]")
+        else:
+            sys.stdout.write(_encoded(value, 2).replace("\n", "\n  "))
+        between = ","
+    print("\n}" if between == "," else "{}")
+
+
+def _notes(report: dict[str, Any]) -> list[str]:
+    """What is to be said beside the result: a model has hundreds of tensors, a screen has a few lines."""
+    notes = report["notes"]
+    lines = [line for note in notes[:_NOTES] for line in wrapped(f"! {note}")]
+    more = len(notes) - _NOTES
+    return [*lines, f"! and {more} more, which --json has"] if more > 0 else lines
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from breccia.checkpoint import convert, finish, target_names
+
+    if args.to == "list":
+        _print(args, target_names(), "\n".join(target_names()))
+        return 0
+    if args.source is None or args.destination is None:
+        raise ValueError("IN and OUT must be given, except with --to list")
+    options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size")}
+    progress = not args.quiet and not args.json
+    if args.strict and args.part:
+        raise ValueError("--strict must be left out with --part: --finish refuses what would be noted")
+    if args.force and (args.part or args.finish):
+        raise ValueError("--force must be left out with --part and --finish: remove OUT before")
+    if args.imatrix and (args.part or args.finish):
+        raise ValueError("--imatrix must be left out with --part and --finish")
+    if args.part:
+        return _convert_part(args, options, progress)
+    options |= {"strict": args.strict, "checksums": not args.no_checksums}
+    if args.finish:
+        report = finish(args.source, args.destination, args.to, progress=progress, **options)
+    else:
+        options |= {"threads": args.threads, "force": args.force, "imatrix": args.imatrix}
+        report = convert(args.source, args.destination, args.to, progress=progress, **options)
+    tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
+    lines = _notes(report)
+    done = f"{report['bytes_written']:,} bytes from {report['bytes_read']:,} in {report['seconds']} s ({tensors})"
+    lines += after(f"{report['destination']}:", done)
+    lines += _lost(report["requantized"])
+    kept = report["kept"]
+    if kept and not args.include and kept["bytes"] > 0.1 * report["bytes_written"]:
+        share = kept["bytes"] / report["bytes_written"]
+        lines.append(
+            f"{share:.0%} of the bytes are weights kept as they were, the largest:\n"
+            f"  {kept['largest']}\n"
+            "  --include '*' takes those that are left out by name"
+        )
+    _print(args, report, "\n".join(lines))
+    return 0
+
+
+def _lost(requantized: dict[str, Any] | None) -> list[str]:
+    """What requantizing changed, for people."""
+    if requantized is None:
+        return []
+    count, lossless, sqnr = (requantized[key] for key in ("tensors", "lossless", "sqnr_db"))
+    if lossless == count:
+        return [f"requantize: lossless, {count} tensors hold every value that they held"]
+    noise = "not finite" if sqnr is None else f"{sqnr:.1f} dB"
+    return [f"requantize: {lossless} of {count} tensors lossless, SQNR of the others {noise}"]
+
+
+def _convert_part(args: argparse.Namespace, options: dict[str, Any], progress: bool) -> int:
+    from breccia.checkpoint import plan
+
+    number, parts = args.part
+    pieces = plan(args.source, args.destination, args.to, parts, **options)
+    report = pieces[number - 1].run(progress=progress, threads=args.threads, checksums=not args.no_checksums)
+    did = "was there" if report["was_there"] else f"{report['bytes_written']:,} bytes in {report['seconds']} s"
+    _print(args, report, f"part {number} of {parts}: {report['tensors']} tensors, {did}")
+    return 0
+
+
+def _merge_lora(args: argparse.Namespace) -> int:
+    from breccia.checkpoint import merge_lora
+
+    report = merge_lora(
+        args.base,
+        args.adapter,
+        args.destination,
+        seed=args.stochastic,
+        progress=not args.quiet and not args.json,
+        threads=args.threads,
+        force=args.force,
+    )
+    tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
+    lines = _notes(report)
+    done = f"{report['bytes_written']:,} bytes in {report['seconds']} s ({tensors})"
+    lines += after(f"{report['destination']}:", done)
+    _print(args, report, "\n".join(lines))
+    return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from breccia.checkpoint.judging.inspect import describe, lines, scheme_lines
+    from breccia.checkpoint.reading.source import without_collection
+    from breccia.io import scheme as breccia_scheme
+
+    if args.scheme:
+        scheme = breccia_scheme(args.path)
+        _print(args, scheme.to_dict(), "\n".join(scheme_lines(args.path, scheme)))
+        return 0
+    with without_collection():
+        if args.json:
+            _print_json(describe(args.path))
+        else:
+            for line in lines(args.path, summary=args.summary, every=args.all):
+                print(line)
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from breccia.checkpoint.judging.verify import render, verify
+
+    if args.complete:
+        if args.adapter is not None:
+            raise ValueError(f"--adapter must be left out with --complete, got {args.adapter}")
+        if args.moments is not None:
+            raise ValueError(f"--moments must be left out with --complete, got {args.moments}")
+        return _complete(args)
+    if args.b is None:
+        raise ValueError("B must be given: the checkpoint to compare with A")
+    report = verify(
+        args.a, args.b, min_sqnr_db=args.min_sqnr, adapter=args.adapter, moments=args.moments, progress=not args.json
+    )
+    _print(args, report, "" if args.json else render(report, args.all))
+    return 0 if report["ok"] else 1
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    report, done = text_commands.calibrate(args)
+    _print(args, report, "\n".join([*_notes(report), *done]))
+    return 0
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    report, lines = text_commands.evaluate(args)
+    _print(args, report, "\n".join(lines))
+    return 0
+
+
+def _complete(args: argparse.Namespace) -> int:
+    from breccia.checkpoint.judging.complete import complete, render
+
+    if args.b is not None:
+        raise ValueError(f"B must be left out with --complete, got {args.b}")
+    report = complete(args.a)
+    _print(args, report, "" if args.json else render(report))
+    return 0 if report["ok"] else 1
+
+
+def _plot(args: argparse.Namespace) -> int:
+    from breccia.checkpoint.judging.plot import MOST_ROWS, plot
+
+    rows = plot(args.path, args.out, args.reference, top=args.top, force=args.force, progress=not args.json)
+    drawn = min(len(rows), args.top or MOST_ROWS)
+    of = "" if drawn == len(rows) else f" of {len(rows):,}"
+    _print(args, {"out": args.out, "tensors": rows}, f"{args.out}: {drawn:,}{of} tensors")
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from breccia.checkpoint.judging.doctor import doctor, render
+
+    report = doctor()
+    _print(args, report, render(report))
+    return 0
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from breccia.cli import demo
+
+    return demo.run(args)

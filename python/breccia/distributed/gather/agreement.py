@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks tell each other before they gather: that they hold parts of one tensor, and how long these are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from breccia.distributed.gather.groups import called, gather_into, members_of, place
+from breccia.distributed.sharding import Plan
+from breccia.frameworks.torch.meta import flatten
+from breccia.scaled_tensor import ScaledTensor
+
+# By group: the plans with which its ranks have gathered tensors of a form. Told once, not before each gather.
+_agreed: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
+
+
+Result = TypeVar("Result")
+
+
+def on_all_ranks(do: Callable[[], Result], group: Any, alike: Callable[[Result], str] | None = None) -> Result:
+    """Do something that asks no other rank, and tell all ranks how it went, so that none waits for one that failed.
+
+    Args:
+        do: what each rank does.
+        group: the ranks; None where they are all ranks there are, or this process is alone.
+        alike: what must be the same on all ranks, of what ``do`` gave.
+
+    Returns:
+        What ``do`` returned here.
+
+    Raises:
+        ValueError: it failed on another rank, which the message names, or gave another result there.
+        BaseException: what ``do`` raised here.
+    """
+    error: BaseException | None = None
+    said, key = "", ""
+    try:
+        result = do()
+        key = "" if alike is None else alike(result)
+    except BaseException as raised:
+        error, said = raised, f"{type(raised).__name__}: {raised}"
+    if dist.is_available() and dist.is_initialized() and dist.get_rank(group) >= 0:
+        told: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(told, (said, key), group=group)
+        for rank, (other, _) in enumerate(told):
+            if other and error is None:
+                raise ValueError(f"rank {rank} of {called(group)} failed: {other}")
+        for rank, (_, other) in enumerate(told):
+            if other != key and error is None:
+                raise ValueError(
+                    f"path must lead to one checkpoint on all ranks, but rank {rank} of {called(group)} sees another "
+                    f"than {place(group)}"
+                )
+    if error is not None:
+        raise error
+    return result
+
+
+def extents(scaled: ScaledTensor, axis: int, group: Any) -> list[int]:
+    """How long the ranks' parts are along an axis, told by each of them.
+
+    Raises:
+        ValueError: on all ranks, where one holds a part of another form.
+    """
+    device = scaled.data.device
+    mine = torch.tensor([scaled.shape[axis], _form(scaled, axis)], dtype=torch.int64, device=device)
+    everyone = mine.new_empty(2 * dist.get_world_size(group))
+    gather_into(everyone, mine, group=group)
+    told = everyone.reshape(-1, 2).tolist()
+    for rank, (_, form) in enumerate(told):
+        if form != told[0][1]:
+            raise ValueError(
+                f"scaled must be a part of one tensor on all ranks, but rank {rank} has another recipe, layout, dtype "
+                f"or shape than rank 0 of {called(group)} (seen by {place(group)})"
+            )
+    return [extent for extent, _ in told]
+
+
+def planned(scaled: ScaledTensor, axis: int, dealt: Plan, group: Any) -> list[int]:
+    """How long the ranks' parts are, as a plan says. The first tensor of a form that a group gathers by a plan is
+    checked on all ranks.
+
+    Raises:
+        ValueError: a rank holds another part, or one of another form.
+    """
+    known = _agreed.setdefault(members_of(group), set())
+    rest = [n for i, n in enumerate(scaled.shape) if i - scaled.ndim != axis]
+    key = (scaled._form, tuple(rest), axis, scaled.data.dtype, scaled.scale.dtype, dealt)
+    lengths = [end - begin for begin, end in dealt.ranges]
+    if key not in known:
+        for rank, extent in enumerate(extents(scaled, axis, group)):
+            if rank >= len(lengths) or extent != lengths[rank]:
+                wanted = dealt.shape_of(rank) if rank < len(lengths) else "nothing"
+                raise ValueError(
+                    f"scaled must be the part that the plan gives its rank, but rank {rank} of {called(group)} has "
+                    f"{extent} along dim {axis + scaled.ndim} where the plan gives it {wanted}"
+                )
+    wanted = dealt.shape_of(dist.get_rank(group))
+    if dealt.dim - len(dealt.shape) != axis or scaled.shape != wanted:
+        raise ValueError(
+            f"scaled must be the part that the plan gives {place(group)}, {wanted} along dim {dealt.dim}, "
+            f"got {scaled.shape} along dim {axis + scaled.ndim}"
+        )
+    known.add(key)
+    return lengths
+
+
+def note_one_scale(scaled: ScaledTensor, group: Any) -> None:
+    """Note that the ranks of the group made the scale of this part together, so that nobody need compare it."""
+    scaled.__dict__["_one_scale"] = weakref.ref(members_of(group))
+
+
+def has_one_scale(scaled: ScaledTensor, group: Any) -> bool:
+    """Whether `note_one_scale` noted so."""
+    noted = scaled.__dict__.get("_one_scale")
+    return noted is not None and noted() is members_of(group)
+
+
+def _form(scaled: ScaledTensor, axis: int) -> int:
+    """What the parts of one tensor have in common, as a number of 62 bits."""
+    _, key = flatten(scaled)
+    recipe, layout, packing, dtype, flags = key.split("|")
+    if axis == -1 and packing == "odd":
+        packing = "two"
+    shape = [n for i, n in enumerate(scaled.shape) if i - scaled.ndim != axis]
+    text = json.dumps([recipe, layout, packing, dtype, flags, shape, [str(scaled.data.dtype), str(scaled.scale.dtype)]])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 2

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX arrays: on a CPU the core reads them in place and what it writes becomes an array without a copy; compiled code
+calls it through XLA's foreign function interface, or else calls back. On other devices the same verbs are jax.numpy."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from breccia import _core, recipes
+from breccia._inputs import check_float32
+from breccia.delayed import AmaxHistory
+from breccia.frameworks.jax import callbacks, ffi, partition
+from breccia.frameworks.jax.callbacks import NATIVE, from_numpy, is_concrete, on_cpu, raw, tensor_of
+from breccia.frameworks.jax.namespace import Jax
+from breccia.kernels import whole_array
+from breccia.recipes import ScalingRecipe, _spec
+from breccia.scaled_tensor import ScaledTensor
+from breccia.value.form import PARTS, Form, cast_form
+from breccia.verbs.cast_options import CastOptions, Hadamard
+from breccia.verbs.prepared import PreparedWeight
+
+namespace = Jax()
+compiled: Any = ffi.Late(os.environ.get("BRECCIA_XLA", ""))  # how compiled code on a CPU reaches the core
+_NEAREST = CastOptions()
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+
+
+def to_core(array: Any, argument: str) -> Any:
+    if not isinstance(array, jax.Array):
+        raise TypeError(f"{argument} must be a JAX array like data, got {type(array).__name__}")
+    if _is_here(array):
+        return np.asarray(array)
+    item, strides = array.dtype.itemsize, list[int]()
+    for extent in reversed(array.shape):
+        strides.insert(0, item)
+        item *= max(extent, 1)
+    return _core.Array(0, list(array.shape), strides, array.dtype.name)
+
+
+def place(array: Any) -> Any:
+    _check_here(array, "operands")
+    return array.devices() if is_concrete(array) else None
+
+
+def dtype(name: str) -> Any:
+    return jnp.dtype(name)
+
+
+def swap_last_axes(array: Any) -> Any:
+    _check_here(array, "what is transposed")
+    return jnp.swapaxes(array, -1, -2)
+
+
+def native(array: Any, fmt: str) -> Any:
+    dtype = NATIVE.get(fmt)
+    if dtype is None or array.dtype == dtype:
+        return array
+    if _is_here(array):
+        return from_numpy(np.asarray(array).view(dtype))
+    return jax.lax.bitcast_convert_type(array, dtype)
+
+
+def to_dlpack(array: Any) -> tuple[Any, str]:
+    if not is_concrete(array):
+        raise TypeError("a traced array has no memory to hand over: move it outside of jit")
+    name = array.dtype.name
+    if name not in ("bfloat16", *NATIVE):
+        return array, name
+    if on_cpu(array):
+        host = np.asarray(array)
+        exported = from_numpy(host.view(np.uint16 if name == "bfloat16" else np.uint8))
+    else:
+        exported = jax.lax.bitcast_convert_type(array, jnp.uint16 if name == "bfloat16" else jnp.uint8)
+    return exported, name
+
+
+def from_dlpack(exporter: Any, name: str) -> Any:
+    array = from_numpy(exporter) if isinstance(exporter, np.ndarray) else jax.dlpack.from_dlpack(exporter)
+    if name in ("bfloat16", "int8"):
+        dtype = ml_dtypes.bfloat16 if name == "bfloat16" else np.int8
+        return (
+            from_numpy(np.asarray(array).view(dtype)) if on_cpu(array) else jax.lax.bitcast_convert_type(array, dtype)
+        )
+    return array
+
+
+def to_pickle(array: Any) -> tuple[Any, str]:
+    return array, array.dtype.name
+
+
+def from_pickle(array: Any, name: str) -> Any:
+    return array
+
+
+def to_device(array: Any, device: Any) -> Any:
+    if isinstance(device, str):
+        try:
+            device = jax.devices(device)[0]
+        except RuntimeError as error:
+            raise ValueError(f"target must be a framework or a JAX device, got {device!r}: {error}") from None
+    return jax.device_put(array, device)
+
+
+def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
+    return cast_with(x, recipe, _NEAREST)
+
+
+def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
+    x = _floats(x, "x")
+    _core.plan_cast(list(x.shape), _spec(recipe))  # checks the shape
+    if options.importance is not None and not (_is_known(options.seed) and is_concrete(x)):
+        raise ValueError("x must not be traced for importance=, which searches on the CPU: cast outside of jax.jit")
+    known = _is_known(options.seed) and (options.amax is None or is_concrete(jnp.asarray(options.amax)))
+    if _is_here(x) and known and all(isinstance(n, int) for n in options.offset):
+        made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
+    elif options.importance is not None:
+        made = callbacks.cast_now(np.asarray(x), recipe, **options.core_arguments)
+        return tensor_of(made, recipe, x.shape, x.dtype.name).to(next(iter(x.devices())))
+    elif options.amax is not None or options.offset != (0, 0):
+        made = _cast_part(jax.lax.stop_gradient(x), recipe, options)
+    else:
+        seed = None if options.seed is None else _halves(options.seed)
+        made = _cast(jax.lax.stop_gradient(x), seed, recipe, options.hadamard, options.square_blocks)
+    return tensor_of(made, recipe, x.shape, x.dtype.name)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: Hadamard | None, square_blocks: bool) -> Any:
+    def by_core(x: Any, seed: Any = None) -> Any:
+        pair = None if hadamard is None else (hadamard.block, hadamard.seed)
+        return compiled.cast(x, seed, recipe, pair, square_blocks)
+
+    def by_jnp(x: Any, seed: Any = None, **more: Any) -> Any:
+        rounding = "nearest" if seed is None else "stochastic"
+        options = CastOptions(rounding, None if seed is None else (seed[0], seed[1]), hadamard, square_blocks, **more)
+        return as_outputs(whole_array.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
+
+    def whole(*operands: Any) -> Any:
+        return jax.lax.platform_dependent(*operands, cpu=by_core, default=by_jnp)
+
+    operands = (x,) if seed is None else (x, seed)
+    rotated = hadamard is not None
+    inside = _inside(whole, by_jnp)
+    return partition.cast(whole, inside, by_jnp, operands, recipe, rotated=rotated, square=square_blocks)
+
+
+def _inside(whole: Any, plain: Any) -> Any:
+    """What a device computes in code that the compiler splits, in which callbacks do not live long enough."""
+    return plain if compiled.cast is callbacks.cast else whole
+
+
+def _cast_part(x: Any, recipe: ScalingRecipe, options: CastOptions) -> Any:
+    """Of a larger tensor; its amax and position may be traced."""
+    seed = None if options.seed is None else tuple(_halves(options.seed))
+    options = CastOptions(options.rounding, seed, options.hadamard, options.square_blocks, options.amax, options.offset)
+    return as_outputs(whole_array.cast(namespace, x.astype(jnp.float32), recipe, options), recipe)
+
+
+def _halves(seed: Any) -> Any:
+    """The low and the high 32 bits of an integer, of whatever width it is."""
+    if isinstance(seed, int):
+        return np.array([seed & 0xFFFF_FFFF, seed >> 32 & 0xFFFF_FFFF], np.uint32)
+    seed = jnp.asarray(seed)
+    if seed.size != 1 or not jnp.issubdtype(seed.dtype, jnp.integer):
+        raise TypeError(f"seed must be one integer, got shape {seed.shape} of {seed.dtype}")
+    high = (seed >> 31) >> 1 if seed.dtype.itemsize >= 4 else seed >> 31
+    return jnp.stack([seed.reshape(()).astype(jnp.uint32), high.reshape(()).astype(jnp.uint32)])
+
+
+def _is_known(seed: Any) -> bool:
+    return seed is None or isinstance(seed, (int, np.integer)) or (isinstance(seed, jax.Array) and is_concrete(seed))
+
+
+def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
+    x = _floats(x, "x")
+    factor = jnp.asarray(factor, jnp.float32)
+    if _is_here(x) and is_concrete(factor) and _is_known(options.seed):
+        made = callbacks.cast_now(np.asarray(x), recipe, factor=float(factor), **options.core_arguments)
+        return tensor_of(made, recipe, x.shape, x.dtype.name)
+    values = jax.lax.stop_gradient(x).astype(jnp.float32)
+    codes = whole_array.cast_scaled(namespace, values, recipe, factor, options)
+    data = jax.lax.bitcast_convert_type(codes, NATIVE[recipe.element])
+    return ScaledTensor._of(cast_form(recipe, x.shape, x.dtype.name), data, 1 / factor)
+
+
+def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
+    if out is not None:
+        raise TypeError("out must be None: JAX arrays are immutable")
+    _parts_here(scaled, "scaled")
+    name = _dtype_name(dtype)
+    if _is_here(scaled.data):
+        return from_numpy(callbacks.dequantize_now(scaled, name))
+    return _dequantize(jax.lax.stop_gradient(scaled), name)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _dequantize(scaled: ScaledTensor, name: str) -> Any:
+    def plain(scaled: ScaledTensor) -> Any:
+        return jnp.broadcast_to(whole_array.dequantize(namespace, scaled, raw), scaled.shape).astype(name)
+
+    def whole(scaled: ScaledTensor) -> Any:
+        return jax.lax.platform_dependent(scaled, cpu=functools.partial(compiled.dequantize, name=name), default=plain)
+
+    if scaled.layout.axis == -2:
+        return jnp.swapaxes(partition.dequantize(whole, _inside(whole, plain), scaled.mT), -1, -2)
+    return partition.dequantize(whole, _inside(whole, plain), scaled)
+
+
+def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
+    if _is_here(_parts_here(scaled, "scaled").data):
+        made = callbacks.requantize_now(scaled, recipe)
+    else:
+        made = _requantize(jax.lax.stop_gradient(scaled), recipe)
+    return tensor_of(made, recipe, scaled.shape, scaled.original_dtype)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
+    def plain(scaled: ScaledTensor) -> Any:
+        return as_outputs(whole_array.requantize(namespace, scaled, recipe, raw), recipe)
+
+    def whole(scaled: ScaledTensor) -> Any:
+        by_core = functools.partial(compiled.requantize, recipe=recipe)
+        return jax.lax.platform_dependent(scaled, cpu=by_core, default=plain)
+
+    return partition.requantize(whole, _inside(whole, plain), scaled, recipe)
+
+
+def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
+    a, b, name = _operand(a, "a"), _operand(b, "b"), _dtype_name(out_dtype, "out_dtype")
+    _core.matmul_shape(list(a.shape), list(b.shape))
+    if all(_is_here(x.data if isinstance(x, ScaledTensor) else x) for x in (a, b)):
+        return from_numpy(callbacks.matmul_now(a, b, name, precision))
+    return _matmul(a, b, name, precision)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _matmul(a: Any, b: Any, name: str, precision: str) -> Any:
+    def plain(a: Any, b: Any) -> Any:
+        return jnp.matmul(_values(a), _values(b), precision="highest").astype(name)
+
+    def whole(a: Any, b: Any) -> Any:
+        by_core = functools.partial(compiled.matmul, name=name, precision=precision)
+        return jax.lax.platform_dependent(a, b, cpu=by_core, default=plain)
+
+    return partition.matmul(whole, _inside(whole, plain), a, b)
+
+
+def _matmul_forward(a: Any, b: Any, name: str, precision: str) -> Any:
+    return _matmul(a, b, name, precision), (a, b)
+
+
+def _matmul_backward(name: str, precision: str, operands: Any, grad: Any) -> Any:
+    a, b = operands
+
+    def towards(operand: Any, left: Any, right: Any) -> Any:
+        if isinstance(operand, ScaledTensor):
+            return None
+        return _sum_to(_matmul(left, right, operand.dtype.name, "exact"), operand.shape)
+
+    return towards(a, grad, _turned(b)), towards(b, _turned(a), grad)
+
+
+_matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
+    return _straight_through(_floats(x, "x"), recipe, clip)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _straight_through(x: Any, recipe: ScalingRecipe, clip: Any) -> Any:
+    return _straight_through_forward(x, recipe, clip)[0]
+
+
+def _straight_through_forward(x: Any, recipe: ScalingRecipe, clip: Any) -> Any:
+    scaled = cast(x, recipe)
+    values = dequantize(scaled, x.dtype.name, None)
+    if clip is None:
+        return values, None
+    bounds = whole_array.saturation(namespace, scaled, raw)
+    low, high = (bounds[i] if clip[i] is None else clip[i] for i in range(2))
+    return values, (x >= low) & (x <= high)
+
+
+def _straight_through_backward(recipe: ScalingRecipe, clip: Any, inside: Any, grad: Any) -> Any:
+    return (grad if inside is None else jnp.where(inside, grad, 0),)
+
+
+_straight_through.defvjp(_straight_through_forward, _straight_through_backward)
+
+
+def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
+    if seed is None and products.recipes.stochastic:
+        raise ValueError("seed is required for stochastic rounding in JAX: pass a new integer every step")
+    seed = jnp.asarray(0 if seed is None else seed, jnp.int32)
+    return _linear(_floats(x, "x"), _floats(w, "w"), products.recipes, products.scales, seed)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _linear(x: Any, w: Any, recipes: Any, scales: Any, seed: Any) -> Any:
+    return _linear_forward(x, w, recipes, scales, seed)[0]
+
+
+def _linear_forward(x: Any, w: Any, recipes: Any, scales: Any, seed: Any) -> Any:
+    from breccia.autograd import Products
+
+    return Products(recipes, scales).forward(x, w), (x, w, scales, seed)
+
+
+def _linear_backward(recipes: Any, saved: Any, grad: Any) -> Any:
+    from breccia.autograd import Products
+
+    x, w, scales, seed = saved
+    grad_x, grad_w = Products(recipes, scales).backward(grad, x, w, seed)
+    return grad_x.astype(x.dtype), grad_w.astype(w.dtype), None, None
+
+
+_linear.defvjp(_linear_forward, _linear_backward)
+
+
+def _is_here(x: Any) -> bool:
+    """Whether the core may read the array at once; one on several devices it would gather."""
+    return is_concrete(x) and on_cpu(x) and len(x.devices()) == 1
+
+
+def as_outputs(parts: whole_array.Parts, recipe: ScalingRecipe) -> tuple[Any, ...]:
+    """The parts of a cast in JAX's dtypes; those that exist."""
+    fmt = recipes.scale_format(recipe)
+    element = _spec(recipe).element
+    data = parts.data if element not in NATIVE else jax.lax.bitcast_convert_type(parts.data, NATIVE[element])
+    scale = parts.scale if fmt is None else jax.lax.bitcast_convert_type(parts.scale, NATIVE[fmt])
+    return tuple(part for part in (data, scale, parts.zero_point, parts.global_scale) if part is not None)
+
+
+def _values(operand: Any) -> Any:
+    if not isinstance(operand, ScaledTensor):
+        return operand.astype(jnp.float32)
+    return jnp.broadcast_to(whole_array.dequantize(namespace, operand, raw), operand.shape)
+
+
+def _turned(operand: Any) -> Any:
+    return operand.mT if isinstance(operand, ScaledTensor) else jnp.swapaxes(operand, -1, -2)
+
+
+def _sum_to(grad: Any, shape: tuple[int, ...]) -> Any:
+    """Undo the broadcasting of leading axes."""
+    extra = len(grad.shape) - len(shape)
+    axes = [*range(extra), *(extra + i for i, n in enumerate(shape) if n == 1 and grad.shape[extra + i] != 1)]
+    return jnp.sum(grad, tuple(axes)).reshape(shape) if axes else grad
+
+
+def _operand(x: Any, argument: str) -> Any:
+    return _parts_here(x, argument) if isinstance(x, ScaledTensor) else _floats(x, argument)
+
+
+def _parts_here(scaled: ScaledTensor, argument: str) -> ScaledTensor:
+    for part in scaled._form.parts:
+        _check_here(getattr(scaled, part), f"{argument}.{part}")
+    return scaled
+
+
+def _check_here(x: Any, argument: str) -> None:
+    """Whether a value is an array, concrete or traced, whose memory has not been given away.
+
+    Raises:
+        TypeError: it is something else, such as the description of an array.
+        ValueError: it was deleted, or donated to a compiled function.
+    """
+    if not isinstance(x, jax.Array):
+        hint = ": jax.eval_shape calls a function with it" if isinstance(x, jax.ShapeDtypeStruct) else ""
+        raise TypeError(f"{argument} must be a JAX array, got {type(x).__name__}{hint}")
+    if is_concrete(x) and x.is_deleted():
+        raise ValueError(
+            f"{argument} must be an array that has its memory, got one of shape {x.shape} that was deleted or donated"
+        )
+
+
+def _floats(x: Any, argument: str) -> Any:
+    """``x`` as floats; integers and booleans as float32."""
+    _check_here(x, argument)
+    name = x.dtype.name
+    if name in _FLOATS:
+        if name == "float64" and _is_here(x):
+            check_float32(np.asarray(x), argument)
+        return x
+    if getattr(x.dtype, "kind", "key") in "iub":
+        return x.astype(jnp.float32)
+    raise TypeError(f"{argument} must be a float32, float64, float16 or bfloat16 array (or integers), got dtype {name}")
+
+
+def _dtype_name(dtype: Any, argument: str = "dtype") -> str:
+    try:
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    except TypeError:
+        name = str(dtype).rpartition(".")[2]  # another framework's dtype
+    if name not in _FLOATS:
+        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
+    if name == "float64" and not jax.config.jax_enable_x64:
+        raise TypeError(f"{argument} must not be float64 unless jax_enable_x64 is set")
+    return name
+
+
+def _flatten(scaled: ScaledTensor) -> Any:
+    return [(jax.tree_util.GetAttrKey(key), getattr(scaled, key)) for key in PARTS], scaled._form
+
+
+def _unflatten(kind: type[ScaledTensor], form: Form, parts: Any) -> ScaledTensor:
+    return kind._of(form, *parts)
+
+
+for _kind in (ScaledTensor, PreparedWeight):
+    jax.tree_util.register_pytree_with_keys(_kind, _flatten, functools.partial(_unflatten, _kind))
+jax.tree_util.register_pytree_node(
+    AmaxHistory, lambda state: ((state.amax, state.scale), None), lambda _, parts: AmaxHistory(*parts)
+)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core on JAX's arrays: at once, and as callbacks of compiled code, where the extension has no handlers for XLA
+(`_jax_ffi`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from breccia import _core, recipes
+from breccia.recipes import ScalingRecipe, _spec
+from breccia.scaled_tensor import ScaledTensor
+from breccia.value.form import cast_form
+
+# Formats with a JAX dtype for one code per byte. Two codes per byte are uint8.
+NATIVE = {
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+    "float8_e8m0fnu": ml_dtypes.float8_e8m0fnu,
+    "int8": np.int8,
+}
+_ALIGNMENT = 64  # of memory that XLA takes over without a copy
+
+
+def is_concrete(x: Any) -> bool:
+    return not isinstance(x, jax.core.Tracer)
+
+
+def on_cpu(x: Any) -> bool:
+    return all(device.platform == "cpu" for device in x.devices()) and x.is_fully_addressable
+
+
+def raw(x: Any) -> Any:
+    """Codes as uint8."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint8) if x.dtype.name in NATIVE else x
+
+
+def empty(shape: Any, dtype: Any) -> Any:
+    """NumPy memory aligned as XLA wants it."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    offset = -buffer.ctypes.data % _ALIGNMENT
+    return buffer[offset : offset + size].view(dtype).reshape(shape)
+
+
+def from_numpy(array: Any) -> Any:
+    """The same memory as a JAX array, where it is contiguous and aligned; else a copy."""
+    return jax.device_put(array, jax.local_devices(backend="cpu")[0], may_alias=True)
+
+
+def tensor_of(made: Any, recipe: ScalingRecipe, shape: Any, original_dtype: str) -> ScaledTensor:
+    form = cast_form(recipe, shape, original_dtype)
+    return ScaledTensor._of(
+        form, *form.place(from_numpy(part) if isinstance(part, np.ndarray) else part for part in made)
+    )
+
+
+# --- at once, on NumPy arrays ---------------------------------------------------------------------------------------
+
+
+def _dtypes(plan: Any, recipe: ScalingRecipe) -> list[tuple[Any, Any]]:
+    """(shape, dtype) of the outputs of a cast that exist."""
+    fmt, element = recipes.scale_format(recipe), _spec(recipe).element
+    found = [
+        (plan["data"][0], NATIVE.get(element, np.uint8)),
+        (plan["scale"][0], getattr(ml_dtypes, fmt) if fmt else _dtype(plan["scale"][1])),
+    ]
+    optional = (plan[key] for key in ("zero_point", "global_scale"))
+    return found + [(part[0], _dtype(part[1])) for part in optional if part is not None]
+
+
+def _dtype(name: str) -> Any:
+    return ml_dtypes.bfloat16 if name == "bfloat16" else np.dtype(name)
+
+
+def _outputs(plan: Any, recipe: ScalingRecipe) -> tuple[list[Any], list[Any]]:
+    """Memory for a cast: what exists, and the four arguments of the core."""
+    made = [empty(shape, dtype) for shape, dtype in _dtypes(plan, recipe)]
+    rest = made[2:]
+    zero_point = rest.pop(0) if plan["zero_point"] is not None else None
+    global_scale = rest.pop(0) if plan["global_scale"] is not None else None
+    return made, [made[0], made[1], zero_point, global_scale]
+
+
+def cast_now(x: Any, recipe: ScalingRecipe, **options: Any) -> list[Any]:
+    made, arguments = _outputs(_core.plan_cast(list(x.shape), _spec(recipe)), recipe)
+    _core.cast_into(x, _spec(recipe), *arguments, **options)
+    return made
+
+
+def dequantize_now(scaled: ScaledTensor, name: str) -> Any:
+    out = empty(scaled.shape, _dtype(name))
+    _core.dequantize_into(scaled._core, out)
+    return out
+
+
+def requantize_now(scaled: ScaledTensor, recipe: ScalingRecipe) -> list[Any]:
+    made, arguments = _outputs(_core.plan_cast(list(scaled.shape), _spec(recipe)), recipe)
+    _core.requantize_into(scaled._core, _spec(recipe), *arguments)
+    return made
+
+
+def matmul_now(a: Any, b: Any, name: str, precision: str) -> Any:
+    out = empty(_core.matmul_shape(list(a.shape), list(b.shape)), _dtype(name))
+    left, right = (x._core if isinstance(x, ScaledTensor) else np.asarray(x) for x in (a, b))
+    _core.matmul_into(left, right, out, precision)
+    return out
+
+
+# --- in compiled code -----------------------------------------------------------------------------------------------
+
+
+def cast_results(shape: Any, recipe: ScalingRecipe) -> tuple[Any, ...]:
+    """What a cast returns, as XLA wants to know it."""
+    plan = _core.plan_cast(list(shape), _spec(recipe))
+    return tuple(result(extents, dtype) for extents, dtype in _dtypes(plan, recipe))
+
+
+def result(shape: Any, dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct(tuple(shape), _dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype))
+
+
+def cast_method(recipe: ScalingRecipe, stochastic: bool) -> str:
+    """What vmap does. A batch is a leading axis to recipes whose scales see one matrix; others, and casts whose draws
+    depend on positions, are called once for each member."""
+    whole = stochastic or recipe.layout.name == "per_tensor" or recipe._traits[2]  # type: ignore[attr-defined]
+    return "sequential" if whole else "expand_dims"
+
+
+def dequantize_method(scaled: ScaledTensor) -> str:
+    whole = scaled.layout.name == "per_tensor" or scaled.global_scale is not None
+    return "sequential" if whole else "broadcast_all"
+
+
+def _callback(call: Any, results: Any, *operands: Any, vmap_method: str) -> Any:
+    return jax.pure_callback(call, results, *operands, vmap_method=vmap_method)
+
+
+def _host(scaled: ScaledTensor) -> ScaledTensor:
+    """Its arrays as NumPy ones, in place."""
+    return scaled.map(np.asarray)
+
+
+def cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: tuple[int, int] | None, square_blocks: bool) -> Any:
+    """``seed``: two uint32, the low half first; None to round to nearest."""
+
+    def call(x: Any, *seeds: Any) -> tuple[Any, ...]:
+        drawn = None
+        if seeds:
+            low, high = (int(half) for half in np.asarray(seeds[0]))
+            drawn = low | high << 32
+        options = {"seed": drawn, "hadamard": hadamard, "square_blocks": square_blocks}
+        return tuple(cast_now(np.asarray(x), recipe, **options))
+
+    operands = (x,) if seed is None else (x, seed)
+    method = cast_method(recipe, seed is not None)
+    return _callback(call, cast_results(x.shape, recipe), *operands, vmap_method=method)
+
+
+def dequantize(scaled: ScaledTensor, name: str) -> Any:
+    def call(scaled: ScaledTensor) -> Any:
+        return dequantize_now(_host(scaled), name)
+
+    return _callback(call, result(scaled.shape, name), scaled, vmap_method=dequantize_method(scaled))
+
+
+def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
+    def call(scaled: ScaledTensor) -> tuple[Any, ...]:
+        return tuple(requantize_now(_host(scaled), recipe))
+
+    return _callback(call, cast_results(scaled.shape, recipe), scaled, vmap_method="sequential")
+
+
+def matmul(a: Any, b: Any, name: str, precision: str) -> Any:
+    def call(a: Any, b: Any) -> Any:
+        left, right = (_host(x) if isinstance(x, ScaledTensor) else np.asarray(x) for x in (a, b))
+        return matmul_now(left, right, name, precision)
+
+    shape = _core.matmul_shape(list(a.shape), list(b.shape))
+    return _callback(call, result(shape, name), a, b, vmap_method="sequential")

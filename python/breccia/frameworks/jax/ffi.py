@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core's handlers for XLA: compiled code on a CPU calls it without passing through Python.
+
+The same functions as in `_jax_callbacks`, which stand in where the extension was built without jaxlib's headers, or
+jaxlib is older than they."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from breccia import _core
+from breccia.frameworks.jax import callbacks
+from breccia.layouts import Layout
+from breccia.layouts import _spec as _layout_spec
+from breccia.recipes import ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+
+@functools.cache
+def register() -> bool:
+    """Make the handlers known to XLA; whether that was possible."""
+    handlers: dict[str, Any] = getattr(_core, "xla_handlers", dict)()
+    try:
+        # XLA looks at a handler when its backend starts, and does not start over one that is newer than itself: once it
+        # runs, it refuses the handler instead.
+        jax.local_devices(backend="cpu")
+        for name, handler in handlers.items():
+            jax.ffi.register_ffi_target(f"breccia_{name}", handler, platform="cpu")
+    except Exception:  # jaxlib says in its own words that it is too old
+        return False
+    return bool(handlers)
+
+
+def cast(x: Any, seed: Any, recipe: ScalingRecipe, hadamard: tuple[int, int] | None, square_blocks: bool) -> Any:
+    results = callbacks.cast_results(x.shape, recipe)
+    method = callbacks.cast_method(recipe, seed is not None)
+    call = jax.ffi.ffi_call("breccia_cast", results, vmap_method=method)
+    block, signs = hadamard or (0, 0)
+    return call(
+        *((x,) if seed is None else (x, seed)),
+        recipe=_recipe_text(recipe),
+        hadamard_block=np.int64(block),
+        hadamard_seed=np.int64(_signed(signs)),
+        square_blocks=np.bool_(square_blocks),
+    )
+
+
+def dequantize(scaled: ScaledTensor, name: str) -> Any:
+    method = callbacks.dequantize_method(scaled)
+    call = jax.ffi.ffi_call("breccia_dequantize", callbacks.result(scaled.shape, name), vmap_method=method)
+    return call(*_parts(scaled), tensor=_text(scaled))
+
+
+def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> Any:
+    results = callbacks.cast_results(scaled.shape, recipe)
+    call = jax.ffi.ffi_call("breccia_requantize", results, vmap_method="sequential")
+    return call(*_parts(scaled), tensor=_text(scaled), recipe=_recipe_text(recipe))
+
+
+def matmul(a: Any, b: Any, name: str, precision: str) -> Any:
+    shape = _core.matmul_shape(list(a.shape), list(b.shape))
+    call = jax.ffi.ffi_call("breccia_matmul", callbacks.result(shape, name), vmap_method="sequential")
+    return call(*_parts(a), *_parts(b), a=_text(a), b=_text(b), precision=precision)
+
+
+def _parts(operand: Any) -> list[Any]:
+    if not isinstance(operand, ScaledTensor):
+        return [operand]
+    return [getattr(operand, part) for part in operand._form.parts]
+
+
+def _text(operand: Any) -> str:
+    """A ScaledTensor but for its arrays; nothing for a plain array."""
+    if not isinstance(operand, ScaledTensor):
+        return ""
+    form = operand._form
+    flags = "".join({"zero_point": "z", "global_scale": "g"}.get(part, "") for part in form.parts)
+    return "|".join((_recipe_text(form.recipe), _layout_text(form.layout), form.packing, flags))
+
+
+@functools.cache
+def _recipe_text(recipe: ScalingRecipe) -> str:
+    fields = recipe.to_dict()
+    fields["name"] = type(recipe).__name__
+    return ",".join(map(str, fields.values()))
+
+
+@functools.cache
+def _layout_text(layout: Layout) -> str:
+    spec = _layout_spec(layout)
+    return f"{spec.kind},{spec.block_m},{spec.block_n},{spec.axis}"
+
+
+def _signed(seed: int) -> int:
+    """An integer's low 64 bits as a signed one."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def _checked(method: str) -> str:
+    if method not in ("", "ffi", "callback"):
+        raise ValueError(f"BRECCIA_XLA must be 'ffi' or 'callback', got {method!r}")
+    return method
+
+
+def chosen(method: str) -> ModuleType:
+    """This module, or `_jax_callbacks`.
+
+    Raises:
+        ValueError: ``method`` is none of "", "ffi" and "callback".
+        RuntimeError: "ffi" was asked for and there are no handlers.
+    """
+    if _checked(method) == "callback" or not register():
+        if method == "ffi":
+            raise RuntimeError(
+                "BRECCIA_XLA must be 'callback' or unset here, got 'ffi': breccia was built without jaxlib's headers, "
+                "or with those of a newer one"
+            )
+        return callbacks
+    return sys.modules[__name__]
+
+
+class Late:
+    """`chosen`, asked when a function of it is wanted first: by then jax has been configured and may start."""
+
+    def __init__(self, method: str) -> None:
+        self._method = _checked(method)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(chosen(self._method), name)

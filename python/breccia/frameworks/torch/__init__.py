@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch tensors: on a CPU the core reads and writes them in place; on other devices, and while torch traces, the
+same verbs are the custom operators ``torch.ops.breccia``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from breccia import _core
+from breccia._inputs import check_float32
+from breccia.frameworks.torch import gradients, launches, operators, trees  # noqa: F401 (gradients of these) # noqa: F401 (defines torch.ops.breccia)
+from breccia.frameworks.torch.meta import flatten, recipe_key
+from breccia.frameworks.torch.tensors import (
+    DTYPES,
+    NAMESPACE,
+    NATIVE,
+    cast_here,
+    core_array,
+    dtype_name,
+    parts_to_tensor,
+    requantize_here,
+    whole_array_cast,
+)
+from breccia.frameworks.torch.weights import LinearWeight
+from breccia.kernels import whole_array
+from breccia.kernels.whole_array.spec import Element
+from breccia.recipes import ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+from breccia.verbs.cast_options import CastOptions
+
+namespace = NAMESPACE
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_DIRECT = (torch.float32, torch.float16, torch.bfloat16)  # of which every number is one of float32
+_EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def to_core(array: Any, argument: str) -> Any:
+    if not isinstance(array, torch.Tensor):
+        raise TypeError(f"{argument} must be a torch tensor like data, got {type(array).__name__}")
+    _check_dense(array, argument)
+    return core_array(array, argument, null=not _is_plain(array))
+
+
+def place(array: Any) -> Any:
+    return array.device
+
+
+def dtype(name: str) -> Any:
+    return getattr(torch, name)
+
+
+def swap_last_axes(array: Any) -> Any:
+    return array.transpose(-1, -2)
+
+
+def native(array: Any, fmt: str) -> Any:
+    dtype = NATIVE.get(fmt)
+    return array if dtype is None or array.dtype == dtype else array.view(dtype)
+
+
+def to_dlpack(array: Any) -> tuple[Any, str]:
+    name = dtype_name(array)
+    array = array.detach()
+    if array.dtype == torch.bfloat16:
+        return array.view(torch.uint16), name
+    return (array.view(torch.uint8) if array.dtype in NATIVE.values() else array), name
+
+
+def from_dlpack(exporter: Any, name: str) -> Any:
+    array = torch.from_dlpack(exporter)
+    if name == "bfloat16":
+        return array.view(torch.bfloat16)
+    return array.view(torch.int8) if name == "int8" else array
+
+
+def to_pickle(array: Any) -> tuple[Any, str]:
+    name = dtype_name(array)
+    return (array.view(torch.uint8) if array.dtype in NATIVE.values() else array), name
+
+
+def from_pickle(array: Any, name: str) -> Any:
+    return native(array, name)
+
+
+def to_device(array: Any, device: Any) -> Any:
+    try:
+        return array.to(torch.device(device))
+    except RuntimeError as error:
+        raise ValueError(f"target must be a framework or a torch device, got {device!r}: {error}") from None
+
+
+# Casts of tensors that other modules know more about, by type: (x, recipe, options).
+casts_of_subclasses: dict[type, Any] = {}
+# The same of conversions: (scaled, recipe), by the type of its data.
+conversions_of_subclasses: dict[type, Any] = {}
+# The same for weights: what `LinearWeight._quantize` gives, or None for one of floats.
+weights_of_subclasses: dict[type, Any] = {}
+
+
+def cast(x: Any, recipe: ScalingRecipe) -> ScaledTensor:
+    x = _floats(x, "x")
+    if type(x) in casts_of_subclasses:
+        return casts_of_subclasses[type(x)](x.detach(), recipe, CastOptions())  # type: ignore[no-any-return]
+    if _is_plain(x):
+        return cast_here(x, recipe)
+    if launches.quiet(x):
+        return launches.cast(x, recipe)
+    _check_fake(x=x)
+    name = dtype_name(x)
+    return parts_to_tensor(torch.ops.breccia.cast(x.detach(), recipe_key(recipe)), x.shape, recipe, name)
+
+
+def cast_with(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
+    x = _floats(x, "x")
+    if _is_plain(x):
+        return cast_here(x, recipe, **options.core_arguments)
+    if type(x) in casts_of_subclasses:
+        return casts_of_subclasses[type(x)](x.detach(), recipe, options)  # type: ignore[no-any-return]
+    if options.importance is not None:
+        return _by_core(x, recipe, options)
+    if options.amax is not None:
+        amax = torch.as_tensor(options.amax, dtype=torch.float32, device=x.device)
+        if options.is_plain and launches.takes_amax(x, recipe, amax):
+            return launches.cast_with_amax(x, recipe, amax)
+        options = dataclasses.replace(options, amax=amax)
+    return parts_to_tensor(whole_array_cast(x.detach(), recipe, options), x.shape, recipe, dtype_name(x))
+
+
+def _by_core(x: Any, recipe: ScalingRecipe, options: CastOptions) -> ScaledTensor:
+    """The cast of a copy in the CPU's memory, back on the device of x.
+
+    Raises:
+        ValueError: x has no values.
+    """
+    if x.device.type == "meta" or torch.compiler.is_compiling():
+        raise ValueError("x must have values for importance=, which searches on the CPU, got one of none")
+    made = cast_here(x.detach().cpu(), recipe, **options.core_arguments)
+    return made if x.device.type == "cpu" else made.to(x.device)
+
+
+def cast_scaled(x: Any, recipe: ScalingRecipe, factor: Any, options: CastOptions) -> ScaledTensor:
+    x = _floats(x, "x")
+    if _is_plain(x):
+        return cast_here(x, recipe, factor=float(factor), **options.core_arguments)
+    values = x.detach().float()
+    element = Element.of(recipe.element)
+    factor = torch.as_tensor(factor, dtype=torch.float32, device=x.device)
+    if options.is_default:  # torch's own conversion rounds as the core's does
+        data = (values * factor).clamp(-element.max, element.max).to(NATIVE[element.name])
+    else:
+        data = whole_array.cast_scaled(namespace, values, recipe, factor, options).view(NATIVE[element.name])
+    return parts_to_tensor([data, 1 / factor], x.shape, recipe, dtype_name(x))
+
+
+def silu_mul(gate: Any, up: Any, recipe: ScalingRecipe) -> ScaledTensor:
+    gate, up = gate.detach(), up.detach()
+    if launches.quiet(gate) and launches.quiet(up):
+        return launches.silu_mul(gate, up, recipe)
+    made = torch.ops.breccia.silu_mul_cast(gate, up, recipe_key(recipe))
+    return parts_to_tensor(made, gate.shape, recipe, dtype_name(gate))
+
+
+def rms_norm(x: Any, weight: Any, recipe: ScalingRecipe, eps: float, residual: Any) -> Any:
+    operands = [operand.detach() for operand in (x, weight, residual) if operand is not None]
+    x, weight, residual = (*operands, None)[:3]
+    if all(launches.quiet(operand) for operand in operands):
+        scaled, total = launches.rms_norm(x, residual, weight, eps, recipe)
+        return scaled if residual is None else (scaled, total)
+    made = torch.ops.breccia.rms_norm_cast(x, residual, weight, eps, recipe_key(recipe))
+    scaled = parts_to_tensor(made, x.shape, recipe, dtype_name(x))
+    return scaled if residual is None else (scaled, made[-1])
+
+
+def dequantize(scaled: ScaledTensor, dtype: Any, out: Any) -> Any:
+    if out is not None and not isinstance(out, torch.Tensor):
+        raise TypeError(f"out must be a torch tensor, got {type(out).__name__}")
+    kind = _dtype(dtype) if out is None else out.dtype
+    if not _is_plain(scaled.data):
+        _check_fake(scaled=scaled)
+        if out is None and launches.quiet(scaled.data):
+            return launches.dequantize(scaled, kind)
+        made = torch.ops.breccia.dequantize(*flatten(scaled), kind)
+        if out is None:
+            return made
+        if out.shape != made.shape:
+            raise ValueError(f"out must have shape {tuple(made.shape)}, got {tuple(out.shape)}")
+        return out.copy_(made)
+    if out is None:
+        out = torch.empty(scaled.shape, dtype=kind)
+    elif out.device != scaled.data.device:
+        raise TypeError(f"out must be on the device of data, {scaled.data.device}, got {out.device}")
+    elif out.requires_grad and torch.is_grad_enabled():
+        raise ValueError("out must not require a gradient")
+    _core.dequantize_into(scaled._core, core_array(out, "out"))
+    return out
+
+
+def requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
+    if type(scaled.data) in conversions_of_subclasses:
+        return conversions_of_subclasses[type(scaled.data)](scaled, recipe)  # type: ignore[no-any-return]
+    if not _is_plain(scaled.data):
+        _check_fake(scaled=scaled)
+        made = torch.ops.breccia.requantize(*flatten(scaled), recipe_key(recipe))
+        return parts_to_tensor(made, scaled.shape, recipe, scaled.original_dtype)
+    return requantize_here(scaled, recipe)
+
+
+def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
+    a, b = _operand(a, "a"), _operand(b, "b")
+    kind = _dtype(out_dtype, "out_dtype")
+    if not (_is_plain(_data(a)) and _is_plain(_data(b))) or _needs_grad(a) or _needs_grad(b):
+        _check_fake(a=a, b=b)
+        return torch.ops.breccia.matmul(*flatten(a), *flatten(b), kind, precision)
+    out = torch.empty(_core.matmul_shape(list(a.shape), list(b.shape)), dtype=kind)
+    _core.matmul_into(_readable(a, "a"), _readable(b, "b"), core_array(out, "out"), precision)
+    return out
+
+
+def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
+    """``x @ w.T``: CUDA tensors by direct launches, those of the CPU by the core; None where torch must see the call,
+    or `matmul` has more to say of the operands."""
+    if not w.data.is_cpu:
+        launched = precision == "exact" and type(w) is ScaledTensor
+        return launches.linear(x, w, _dtype(out_dtype, "out_dtype")) if launched else None
+    if not _is_plain(w.data) or type(x) not in _EXACT_TYPES or not _is_plain(x) or x.dtype not in _DIRECT:
+        _check_fake(x=x, w=w)
+        return None
+    if x.ndim < 2 or w.data.ndim != 2 or x.layout is not torch.strided or x.is_nested or _needs_grad(x):
+        return None
+    core = _turned_core(w)
+    depth, count = core.shape
+    if x.shape[-1] != depth:
+        return None
+    out = torch.empty((*x.shape[:-1], count), dtype=_dtype(out_dtype, "out_dtype"))
+    _core.matmul_into(core_array(x, "x"), core, core_array(out, "out"), precision)
+    return out
+
+
+def _turned_core(w: ScaledTensor) -> Any:
+    """The core's w transposed, remembered as long as torch leaves the arrays where they are."""
+    places = [w.data.data_ptr(), w.scale.data_ptr()]
+    places += [part.data_ptr() for part in (w.zero_point, w.global_scale) if part is not None]
+    known = w.__dict__.get("_turned_core")
+    if known is None or known[0] != places:
+        known = w.__dict__["_turned_core"] = (places, w.mT._core)
+    return known[1]
+
+
+def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any) -> Any:
+    if not isinstance(offsets, torch.Tensor) or offsets.is_floating_point() or offsets.is_complex():
+        raise TypeError(
+            f"offsets must be a tensor of integers, got {getattr(offsets, 'dtype', type(offsets).__name__)}"
+        )
+    if offsets.device != w_stack.data.device:
+        raise TypeError(f"offsets must be on the device of w_stack, {w_stack.data.device}, got {offsets.device}")
+    given, kind = _operand(x, "x"), _dtype(out_dtype, "out_dtype")
+    made = None if w_stack.data.is_cpu else launches.grouped_matmul(given, w_stack, offsets, kind)
+    if made is not None:
+        return made
+    return torch.ops.breccia.grouped_matmul(*flatten(given), *flatten(w_stack), offsets, kind)
+
+
+def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
+    x = _floats(x, "x")
+    low, high = clip or (None, None)
+    values, _ = torch.ops.breccia.straight_through(x, recipe_key(recipe), clip is not None, low, high)
+    return values
+
+
+class _Linear(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any, products: Any, seed: Any) -> Any:
+        ctx.save_for_backward(x, w)
+        ctx.products, ctx.seed = products, seed
+        return products.forward(x, _operand_of(w, products))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, w = ctx.saved_tensors
+        needs_x, needs_w = ctx.needs_input_grad[:2]
+        grad_x = ctx.products.grad_x(grad, _operand_of(w, ctx.products), ctx.seed).to(x.dtype) if needs_x else None
+        grad_w = ctx.products.grad_w(grad, x, ctx.seed).to(w.dtype) if needs_w else None
+        return grad_x, grad_w, None, None
+
+
+def _operand_of(w: Any, products: Any) -> Any:
+    """The weight as products take it: itself, or what it is quantized to."""
+    if isinstance(w, LinearWeight):
+        made = type(w)._quantize(w)
+    elif type(w) in weights_of_subclasses:
+        made = weights_of_subclasses[type(w)](w)
+    else:
+        made = None
+    if made is None:
+        return w
+    wanted = products.recipes
+    if recipe_key(made.scaled.recipe) != recipe_key(wanted.w) or made.square_blocks != wanted.square_weights:
+        raise ValueError(
+            f"w must be quantized as recipes.w says, {wanted.w} (square_weights={wanted.square_weights}), got "
+            f"{made.scaled.recipe} (square_blocks={made.square_blocks})"
+        )
+    return made
+
+
+def linear(x: Any, w: Any, products: Any, seed: Any) -> Any:
+    if seed is None and products.recipes.stochastic:
+        seed = int(torch.randint(2**31, ()))
+    return _Linear.apply(_floats(x, "x"), _floats(w, "w"), products, seed)
+
+
+def _data(operand: Any) -> Any:
+    return operand.data if isinstance(operand, ScaledTensor) else operand
+
+
+def _readable(operand: Any, argument: str) -> Any:
+    return operand._core if isinstance(operand, ScaledTensor) else core_array(operand, argument)
+
+
+def _needs_grad(operand: Any) -> bool:
+    return not isinstance(operand, ScaledTensor) and operand.requires_grad and torch.is_grad_enabled()
+
+
+def _operand(x: Any, argument: str) -> Any:
+    return x if isinstance(x, ScaledTensor) else _floats(x, argument)
+
+
+def _floats(x: Any, argument: str) -> Any:
+    """``x`` as floats; integers and booleans as float32."""
+    _check_dense(x, argument)
+    if x.dtype in _FLOATS:
+        if x.dtype == torch.float64 and _is_plain(x):
+            check_float32(x.detach().resolve_neg().numpy(), argument)
+        return x
+    if x.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        return x.float()
+    raise TypeError(f"{argument} must be a float32, float64, float16 or bfloat16 tensor (or integers), got {x.dtype}")
+
+
+def _check_dense(x: Any, argument: str) -> None:
+    if torch.compiler.is_dynamo_compiling():  # which knows dense tensors only
+        return
+    if x.layout != torch.strided or x.is_nested:
+        raise TypeError(f"{argument} must be a dense tensor (layout torch.strided), got layout {x.layout}")
+
+
+def _check_fake(**operands: Any) -> None:
+    """Whether all operands are fake tensors where one is, or where a mode makes all tensors so.
+
+    Raises:
+        TypeError: a real one is among them, which torch would refuse.
+    """
+    arrays = {argument: _data(operand) for argument, operand in operands.items()}
+    if torch.compiler.is_dynamo_compiling() or (
+        all(type(array) in _EXACT_TYPES for array in arrays.values()) and not torch._C._len_torch_dispatch_stack()
+    ):
+        return
+    mode = torch._guards.detect_fake_mode(list(arrays.values()))
+    if mode is None or mode.allow_non_fake_inputs:
+        return
+    for argument, array in arrays.items():
+        if type(array) in _EXACT_TYPES and not array.is_meta:
+            raise TypeError(
+                f"{argument} must be of fake tensors as the rest is, got real ones: make it under the same "
+                f"FakeTensorMode, or give that allow_non_fake_inputs=True"
+            )
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether the core may read and write the tensor's memory, and no mode of torch must see the call."""
+    return (
+        not torch.compiler.is_dynamo_compiling()
+        and type(x) in _EXACT_TYPES
+        and x.is_cpu
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    )
+
+
+def _dtype(dtype: Any, argument: str = "dtype") -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        found = dtype
+    else:
+        name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
+        found = DTYPES.get(str(name).rpartition(".")[2], torch.bool)
+    if found not in _FLOATS:
+        raise TypeError(f"{argument} must be float32, float64, float16 or bfloat16, got {dtype!r}")
+    return found
+
+
+trees.register()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of layers whose weights are codes, with a gradient for the input whatever it is quantized to:
+
+    y  = Q(x) · Wᵀ          Q: the recipe of the activations, or none
+    dx = G(dy) · W          G: the recipe of the gradients, or none; zero where Q saturates, as of `cast_ste_clipped`
+
+Backward passes keep the codes of W and a mask of x; no values of W are made outside of the products' kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from breccia.autograd import block_width
+from breccia.frameworks.torch import operators  # noqa: F401 (defines the other operators)
+from breccia.frameworks.torch.meta import flatten, recipe_key, recipe_of, unflatten
+from breccia.frameworks.torch.tensors import NAMESPACE, dtype_name, parts_to_tensor, raw
+from breccia.kernels import whole_array
+from breccia.recipes import ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor
+
+__all__ = ["BF16", "gradient_key", "linear"]
+
+BF16 = "bf16"  # gradients rounded to bfloat16
+
+_library = torch.library.Library("breccia", "FRAGMENT")
+_library.define(
+    "quantized_linear(Tensor x, str activations, str gradients, Tensor[] w, str w_key, Tensor? offsets, "
+    "ScalarType dtype) -> (Tensor, Tensor)"
+)
+_library.define(
+    "grouped_gradient(Tensor[] grad, str grad_key, Tensor[] w, str w_key, Tensor offsets, ScalarType dtype) -> Tensor"
+)
+
+
+def linear(
+    x: Any, w: ScaledTensor, activations: ScalingRecipe | None, gradients: str, offsets: Any, dtype: torch.dtype
+) -> Any:
+    """A product whose input gets a gradient.
+
+    Args:
+        x: ``(..., M, K)`` of floats.
+        w: ``(N, K)``, or with offsets a stack ``(E, N, K)``.
+        activations: what x is quantized to, or None.
+        gradients: of `gradient_key`.
+        offsets: of the rows of each matrix, see `breccia.grouped_matmul`; or None.
+        dtype: of the result.
+
+    Returns:
+        ``(..., M, N)``.
+    """
+    quantized = "" if activations is None else recipe_key(activations)
+    y, _ = torch.ops.breccia.quantized_linear(x, quantized, gradients, *flatten(w), offsets, dtype)
+    return y
+
+
+def gradient_key(gradients: ScalingRecipe | str | None) -> str:
+    """What operators are told of the gradients: a recipe, "bf16" or None for as they come."""
+    return (gradients or "") if not isinstance(gradients, ScalingRecipe) else recipe_key(gradients)
+
+
+def _product(x: Any, w: ScaledTensor, offsets: Any, dtype: torch.dtype) -> Any:
+    if offsets is not None:
+        return torch.ops.breccia.grouped_matmul(*flatten(x), *flatten(w), offsets, dtype)
+    return torch.ops.breccia.matmul(*flatten(x), *flatten(w.mT), dtype, "exact")
+
+
+def _quantized_linear(
+    x: Any, activations: str, gradients: str, w: list[Any], w_key: str, offsets: Any, dtype: torch.dtype
+) -> tuple[Any, Any]:
+    weight = unflatten(w, w_key)
+    if not activations:
+        return _product(x, weight, offsets, dtype), torch.empty(0, dtype=torch.bool, device=x.device)
+    scaled = _cast(x, activations)
+    low, high = whole_array.saturation(NAMESPACE, scaled, raw)
+    inside = ((x >= low) & (x <= high)).expand(x.shape).contiguous()
+    return _product(scaled, weight, offsets, dtype), inside
+
+
+def _quantized_linear_fake(
+    x: Any, activations: str, gradients: str, w: list[Any], w_key: str, offsets: Any, dtype: torch.dtype
+) -> tuple[Any, Any]:
+    y = torch.empty((*x.shape[:-1], unflatten(w, w_key).shape[-2]), dtype=dtype, device=x.device)
+    return y, torch.empty(x.shape if activations else (0,), dtype=torch.bool, device=x.device)
+
+
+def _context(ctx: Any, inputs: Any, output: Any) -> None:
+    x, activations, ctx.gradients, w, ctx.w_key, offsets, _ = inputs
+    ctx.dtype, ctx.parts, ctx.clips, ctx.grouped = x.dtype, len(w), bool(activations), offsets is not None
+    saved = [*w, *([output[1]] if activations else []), *([offsets] if ctx.grouped else [])]
+    ctx.save_for_backward(*saved)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: Any, _: Any) -> tuple[Any, ...]:
+    saved = list(ctx.saved_tensors)
+    weight = unflatten(saved[: ctx.parts], ctx.w_key)
+    flat = grad.reshape(-1, grad.shape[-1])
+    operand = _quantized_gradient(flat, ctx.gradients)
+    if ctx.grouped:
+        made = torch.ops.breccia.grouped_gradient(*flatten(operand), *flatten(weight), saved[-1], ctx.dtype)
+    else:
+        made = torch.ops.breccia.matmul(*flatten(operand), *flatten(weight), ctx.dtype, "exact")
+    made = made.reshape(*grad.shape[:-1], made.shape[-1])
+    if ctx.clips:
+        made = torch.where(saved[ctx.parts], made, 0)
+    return made, None, None, [None] * ctx.parts, None, None, None
+
+
+def _quantized_gradient(grad: Any, gradients: str) -> Any:
+    """G(dy) as an operand: rows are padded with zeros to whole blocks, and then values stand for the codes."""
+    if not gradients:
+        return grad
+    if gradients == BF16:
+        return grad.to(torch.bfloat16)
+    short = -grad.shape[-1] % block_width(recipe_of(gradients))
+    if not short:
+        return _cast(grad, gradients)
+    padded = _cast(torch.nn.functional.pad(grad, (0, short)), gradients)
+    values = torch.ops.breccia.dequantize(*flatten(padded), torch.float32)
+    return values[:, : grad.shape[-1]].contiguous()
+
+
+def _cast(x: Any, key: str) -> ScaledTensor:
+    return parts_to_tensor(torch.ops.breccia.cast(x.detach(), key), x.shape, recipe_of(key), dtype_name(x))
+
+
+def _grouped_gradient(
+    grad: list[Any], grad_key: str, w: list[Any], w_key: str, offsets: Any, dtype: torch.dtype
+) -> Any:
+    from breccia.verbs.grouped import by_expert
+
+    return by_expert(unflatten(grad, grad_key), unflatten(w, w_key).mT, offsets.cpu(), dtype)
+
+
+def _grouped_gradient_fake(
+    grad: list[Any], grad_key: str, w: list[Any], w_key: str, offsets: Any, dtype: torch.dtype
+) -> Any:
+    rows, columns = unflatten(grad, grad_key).shape[0], unflatten(w, w_key).shape[-1]
+    return torch.empty((rows, columns), dtype=dtype, device=w[0].device)
+
+
+def _grouped_context(ctx: Any, inputs: Any, output: Any) -> None:
+    x, ctx.x_key, w, ctx.w_key, offsets, _ = inputs
+    ctx.counts, ctx.dtype = (len(x), len(w)), x[0].dtype
+    ctx.save_for_backward(*w, offsets)
+
+
+def _grouped_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    *w, offsets = ctx.saved_tensors
+    of_x: list[Any] = [None] * ctx.counts[0]
+    if not ctx.x_key and ctx.needs_input_grad[0][0]:
+        of_x = [torch.ops.breccia.grouped_gradient([grad], "", w, ctx.w_key, offsets, ctx.dtype)]
+    return of_x, None, [None] * ctx.counts[1], None, None, None
+
+
+for _name, _implementation, _fake in (
+    ("quantized_linear", _quantized_linear, _quantized_linear_fake),
+    ("grouped_gradient", _grouped_gradient, _grouped_gradient_fake),
+):
+    _library.impl(_name, _implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"breccia::{_name}", _fake, lib=_library)
+torch.library.register_autograd("breccia::quantized_linear", _backward, setup_context=_context, lib=_library)
+torch.library.register_autograd(
+    "breccia::grouped_matmul", _grouped_backward, setup_context=_grouped_context, lib=_library
+)

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs as operators of ``torch.ops.breccia``: the core on CPUs, Triton kernels on CUDA, the whole-array kernels
+on other devices, shapes and dtypes for the compiler, and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from breccia import _core
+from breccia.frameworks.torch import launches
+from breccia.frameworks.torch.meta import flatten, recipe_of, unflatten
+from breccia.frameworks.torch.tensors import (
+    NAMESPACE,
+    cast_here,
+    core_array,
+    dtype_name,
+    empty,
+    output_parts,
+    parts_to_tensor,
+    raw,
+    requantize_here,
+    whole_array_cast,
+    whole_array_dequantize,
+    whole_array_requantize,
+)
+from breccia.kernels import triton, whole_array
+from breccia.verbs.cast_options import CastOptions
+
+# --- cast -----------------------------------------------------------------------------------------------------------
+
+_library = torch.library.Library("breccia", "DEF")
+_library.define("cast(Tensor x, str recipe) -> Tensor[]")
+_library.define("silu_mul_cast(Tensor gate, Tensor up, str recipe) -> Tensor[]")
+_library.define("rms_norm_cast(Tensor x, Tensor? residual, Tensor weight, float eps, str recipe) -> Tensor[]")
+_library.define("dequantize(Tensor[] parts, str key, ScalarType dtype) -> Tensor")
+_library.define("requantize(Tensor[] parts, str key, str recipe) -> Tensor[]")
+_library.define("matmul(Tensor[] a, str a_key, Tensor[] b, str b_key, ScalarType out_dtype, str precision) -> Tensor")
+_library.define(
+    "grouped_matmul(Tensor[] x, str x_key, Tensor[] w, str w_key, Tensor offsets, ScalarType dtype) -> Tensor"
+)
+_library.define("straight_through(Tensor x, str recipe, bool clipped, float? low, float? high) -> (Tensor, Tensor)")
+
+
+def _cast_cpu(x: Any, recipe: str) -> list[Any]:
+    return flatten(cast_here(x, recipe_of(recipe)))[0]
+
+
+def _cast_anywhere(x: Any, recipe: str) -> list[Any]:
+    return whole_array_cast(x, recipe_of(recipe), CastOptions())
+
+
+def _cast_cuda(x: Any, recipe: str) -> list[Any]:
+    if not triton.TRITON_AVAILABLE:
+        return _cast_anywhere(x, recipe)
+    from breccia.kernels.triton import ops
+
+    return launches.repeated(("cast", recipe), [x], lambda: ops.cast_parts(x, recipe_of(recipe)))
+
+
+def _cast_fake(x: Any, recipe: str) -> list[Any]:
+    parts = output_parts(list(x.shape), recipe)
+    if x.is_cuda and triton.TRITON_AVAILABLE:
+        from breccia.kernels.triton import ops
+
+        strides = ops.scale_strides(list(x.shape), recipe_of(recipe))
+        if strides is not None and parts[1] is not None:
+            parts[1] = (parts[1][0], strides, parts[1][2])
+    return empty(parts, x.device)
+
+
+# --- cast of what comes before a linear layer ------------------------------------------------------------------------
+
+
+def _silu_mul_anywhere(gate: Any, up: Any, recipe: str) -> list[Any]:
+    return list(torch.ops.breccia.cast(torch.nn.functional.silu(gate) * up, recipe))
+
+
+def _fuses(x: Any, recipe: str) -> bool:
+    """Whether one kernel makes values like x, on a CUDA device, and casts them."""
+    if not triton.TRITON_AVAILABLE:
+        return False
+    from breccia.kernels.triton import ops
+
+    return ops.fuses(x, recipe_of(recipe))
+
+
+def _silu_mul_cuda(gate: Any, up: Any, recipe: str) -> list[Any]:
+    if not _fuses(gate, recipe):
+        return _silu_mul_anywhere(gate, up, recipe)
+    from breccia.kernels.triton import ops
+
+    return launches.repeated(("silu mul", recipe), [gate, up], lambda: ops.silu_mul_parts(gate, up, recipe_of(recipe)))
+
+
+def _silu_mul_fake(gate: Any, up: Any, recipe: str) -> list[Any]:
+    return _cast_fake(gate, recipe)
+
+
+def _rms_norm_anywhere(x: Any, residual: Any, weight: Any, eps: float, recipe: str) -> list[Any]:
+    total = x if residual is None else x + residual
+    made = list(torch.ops.breccia.cast(torch.nn.functional.rms_norm(total, total.shape[-1:], weight, eps), recipe))
+    return made if residual is None else [*made, total]
+
+
+def _rms_norm_cuda(x: Any, residual: Any, weight: Any, eps: float, recipe: str) -> list[Any]:
+    if not _fuses(x, recipe):
+        return _rms_norm_anywhere(x, residual, weight, eps, recipe)
+    from breccia.kernels.triton import ops
+
+    operands = [x, weight] if residual is None else [x, weight, residual]
+    return launches.repeated(
+        ("rms norm", recipe, eps), operands, lambda: ops.rms_norm_parts(x, residual, weight, eps, recipe_of(recipe))
+    )
+
+
+def _rms_norm_fake(x: Any, residual: Any, weight: Any, eps: float, recipe: str) -> list[Any]:
+    return _cast_fake(x, recipe) if residual is None else [*_cast_fake(x, recipe), torch.empty_like(x)]
+
+
+# --- dequantize -----------------------------------------------------------------------------------------------------
+
+
+def _dequantize_cpu(parts: list[Any], key: str, dtype: Any) -> Any:
+    scaled = unflatten(parts, key)
+    out = torch.empty(scaled.shape, dtype=dtype)
+    _core.dequantize_into(scaled._core, core_array(out, "out"))
+    return out
+
+
+def _dequantize_anywhere(parts: list[Any], key: str, dtype: Any) -> Any:
+    return whole_array_dequantize(unflatten(parts, key), dtype)
+
+
+def _dequantize_cuda(parts: list[Any], key: str, dtype: Any) -> Any:
+    if not triton.TRITON_AVAILABLE:
+        return _dequantize_anywhere(parts, key, dtype)
+    made = launches.repeated(
+        ("dequantize", key, dtype), parts, lambda: [triton.dequantize(unflatten(parts, key), dtype).contiguous()]
+    )
+    return made[0]
+
+
+def _dequantize_fake(parts: list[Any], key: str, dtype: Any) -> Any:
+    return torch.empty(unflatten(parts, key).shape, dtype=dtype, device=parts[0].device)
+
+
+# --- requantize -----------------------------------------------------------------------------------------------------
+
+
+def _requantize_cpu(parts: list[Any], key: str, recipe: str) -> list[Any]:
+    return flatten(requantize_here(unflatten(parts, key), recipe_of(recipe)))[0]
+
+
+def _requantize_anywhere(parts: list[Any], key: str, recipe: str) -> list[Any]:
+    return whole_array_requantize(unflatten(parts, key), recipe_of(recipe))
+
+
+def _requantize_cuda(parts: list[Any], key: str, recipe: str) -> list[Any]:
+    if not triton.TRITON_AVAILABLE:
+        return _requantize_anywhere(parts, key, recipe)
+    from breccia.kernels.triton import ops
+
+    return ops.requantize_parts(unflatten(parts, key), recipe_of(recipe))
+
+
+def _requantize_fake(parts: list[Any], key: str, recipe: str) -> list[Any]:
+    return empty(output_parts(list(unflatten(parts, key).shape), recipe), parts[0].device)
+
+
+# --- matmul ---------------------------------------------------------------------------------------------------------
+
+
+def _core_operand(tensors: list[Any], key: str, argument: str) -> Any:
+    return unflatten(tensors, key)._core if key else core_array(tensors[0], argument)
+
+
+def _shape_of(tensors: list[Any], key: str) -> Any:
+    return unflatten(tensors, key).shape
+
+
+def _matmul_cpu(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
+    shape = _core.matmul_shape(list(_shape_of(a, a_key)), list(_shape_of(b, b_key)))
+    out = torch.empty(shape, dtype=out_dtype)
+    _core.matmul_into(_core_operand(a, a_key, "a"), _core_operand(b, b_key, "b"), core_array(out, "out"), precision)
+    return out
+
+
+def _matmul_anywhere(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
+    values = [
+        _dequantize_anywhere(tensors, key, torch.float32) if key else tensors[0].float()
+        for tensors, key in ((a, a_key), (b, b_key))
+    ]
+    _core.matmul_shape(list(values[0].shape), list(values[1].shape))
+    return torch.matmul(*values).to(out_dtype)
+
+
+def _matmul_cuda(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
+    if not triton.TRITON_AVAILABLE:
+        return _matmul_anywhere(a, a_key, b, b_key, out_dtype, precision)
+    made = launches.repeated(
+        ("matmul", a_key, len(a), b_key, out_dtype),
+        [*a, *b],
+        lambda: [triton.matmul(unflatten(a, a_key), unflatten(b, b_key), out_dtype).contiguous()],
+    )
+    return made[0]
+
+
+def _matmul_fake(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
+    left, right = _shape_of(a, a_key), _shape_of(b, b_key)
+    batch = torch.broadcast_shapes(left[:-2], right[:-2])
+    return torch.empty((*batch, left[-2], right[-1]), dtype=out_dtype, device=a[0].device)
+
+
+def _matmul_context(ctx: Any, inputs: Any, output: Any) -> None:
+    a, a_key, b, b_key, *_ = inputs
+    ctx.keys = (a_key, b_key, len(a))
+    ctx.save_for_backward(*a, *b)
+
+
+def _matmul_backward(ctx: Any, grad: Any) -> Any:
+    a_key, b_key, count = ctx.keys
+    tensors = list(ctx.saved_tensors)
+    left, right = unflatten(tensors[:count], a_key), unflatten(tensors[count:], b_key)
+    grads: list[Any] = [[None] * count, None, [None] * (len(tensors) - count), None, None, None]
+    if not a_key and ctx.needs_input_grad[0][0]:
+        product = torch.ops.breccia.matmul([grad], "", *flatten(right.mT), left.dtype, "exact")
+        grads[0] = [product.sum_to_size(left.shape)]
+    if not b_key and ctx.needs_input_grad[2][0]:
+        product = torch.ops.breccia.matmul(*flatten(left.mT), [grad], "", right.dtype, "exact")
+        grads[2] = [product.sum_to_size(right.shape)]
+    return tuple(grads)
+
+
+# --- grouped matmul -------------------------------------------------------------------------------------------------
+
+
+def _grouped_anywhere(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
+    from breccia.verbs.grouped import by_expert
+
+    return by_expert(unflatten(x, x_key), unflatten(w, w_key), offsets.cpu(), dtype)
+
+
+def _grouped_cpu(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
+    from breccia.verbs.grouped import checked_offsets
+
+    rows, columns = _shape_of(x, x_key)[0], _shape_of(w, w_key)[1]
+    ends = checked_offsets(offsets, rows)
+    out = torch.empty((rows, columns), dtype=dtype)
+    _core.grouped_matmul_into(_core_operand(x, x_key, "x"), unflatten(w, w_key)._core, ends, core_array(out, "out"))
+    return out
+
+
+def _grouped_cuda(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
+    if not triton.TRITON_AVAILABLE:
+        return _grouped_anywhere(x, x_key, w, w_key, offsets, dtype)
+    made = launches.repeated(
+        ("grouped", x_key, len(x), w_key, dtype),
+        [*x, *w, offsets],
+        lambda: [triton.grouped_matmul(unflatten(x, x_key), unflatten(w, w_key), offsets, dtype)],
+    )
+    return made[0]
+
+
+def _grouped_fake(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: Any, dtype: Any) -> Any:
+    rows, columns = _shape_of(x, x_key)[0], _shape_of(w, w_key)[1]
+    return torch.empty((rows, columns), dtype=dtype, device=w[0].device)
+
+
+# --- straight through -----------------------------------------------------------------------------------------------
+
+
+def _straight_through(x: Any, recipe: str, clipped: bool, low: float | None, high: float | None) -> Any:
+    what = recipe_of(recipe)
+    made = torch.ops.breccia.cast(x, recipe)
+    scaled = parts_to_tensor(made, x.shape, what, dtype_name(x))
+    values = torch.ops.breccia.dequantize(*flatten(scaled), x.dtype)
+    if not clipped:
+        return values, torch.empty(0, dtype=torch.bool, device=x.device)
+    bounds = whole_array.saturation(NAMESPACE, scaled, raw)
+    lower = bounds[0] if low is None else low
+    upper = bounds[1] if high is None else high
+    return values, ((x >= lower) & (x <= upper)).expand(x.shape).contiguous()
+
+
+def _straight_through_fake(x: Any, recipe: str, clipped: bool, low: Any, high: Any) -> Any:
+    shape = x.shape if clipped else (0,)
+    values = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return values, torch.empty(shape, dtype=torch.bool, device=x.device)
+
+
+def _straight_through_context(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.clipped = inputs[2]
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _straight_through_backward(ctx: Any, grad: Any, _: Any) -> Any:
+    (inside,) = ctx.saved_tensors
+    return (torch.where(inside, grad, 0) if ctx.clipped else grad), None, None, None, None
+
+
+for _name, _cpu, _cuda, _anywhere, _fake in (
+    ("cast", _cast_cpu, _cast_cuda, _cast_anywhere, _cast_fake),
+    ("silu_mul_cast", _silu_mul_anywhere, _silu_mul_cuda, _silu_mul_anywhere, _silu_mul_fake),
+    ("rms_norm_cast", _rms_norm_anywhere, _rms_norm_cuda, _rms_norm_anywhere, _rms_norm_fake),
+    ("dequantize", _dequantize_cpu, _dequantize_cuda, _dequantize_anywhere, _dequantize_fake),
+    ("requantize", _requantize_cpu, _requantize_cuda, _requantize_anywhere, _requantize_fake),
+    ("matmul", _matmul_cpu, _matmul_cuda, _matmul_anywhere, _matmul_fake),
+    ("grouped_matmul", _grouped_cpu, _grouped_cuda, _grouped_anywhere, _grouped_fake),
+    ("straight_through", _straight_through, _straight_through, _straight_through, _straight_through_fake),
+):
+    _library.impl(_name, _cpu, "CPU")
+    _library.impl(_name, _cuda, "CUDA")
+    _library.impl(_name, _anywhere, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"breccia::{_name}", _fake, lib=_library)
+torch.library.register_autograd("breccia::matmul", _matmul_backward, setup_context=_matmul_context, lib=_library)
+torch.library.register_autograd(
+    "breccia::straight_through",
+    _straight_through_backward,
+    setup_context=_straight_through_context,
+    lib=_library,
+)

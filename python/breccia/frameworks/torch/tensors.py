@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch tensors below the verbs: dtypes, memory for the core, the parts of a cast, and the whole-array kernels."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from breccia import _core, recipes
+from breccia.frameworks.torch.meta import recipe_key, recipe_of
+from breccia.frameworks.torch.namespace import Torch
+from breccia.kernels import whole_array
+from breccia.recipes import ScalingRecipe, _spec
+from breccia.scaled_tensor import ScaledTensor
+from breccia.value.form import Form, cast_form
+from breccia.verbs.cast_options import CastOptions
+
+NAMESPACE = Torch()
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "uint16": torch.uint16,
+}
+# Formats with a torch dtype. The others are uint8.
+NATIVE = {
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "float8_e8m0fnu": torch.float8_e8m0fnu,
+    "float4_e2m1fn_x2": torch.float4_e2m1fn_x2,
+    "int8": torch.int8,
+}
+NAMES = {dtype: name for name, dtype in {**NATIVE, **DTYPES}.items()}
+
+
+def dtype_name(x: Any) -> str:
+    return NAMES.get(x.dtype, str(x.dtype).removeprefix("torch."))
+
+
+def _memory(x: Any, argument: str, null: bool = False) -> tuple[int, Any, Any, str]:
+    """The tensor's address, shape, strides in elements and dtype for the core."""
+    name = NAMES.get(x.dtype)
+    if name is None:
+        raise TypeError(f"{argument} must be of a dtype the core has, got {x.dtype}")
+    if not null and x.is_neg():
+        raise TypeError(f"{argument} must not be a lazily negated view: call resolve_neg()")
+    return 0 if null else x.data_ptr(), x.shape, x.stride(), name
+
+
+def core_array(x: Any, argument: str, null: bool = False) -> _core.Array:
+    """The tensor's memory for the core, as long as the tensor lives."""
+    return _core.Array.of_elements(*_memory(x, argument, null))
+
+
+def data_dtype(element: str) -> torch.dtype:
+    return NATIVE.get("float4_e2m1fn_x2" if element == "float4_e2m1fn" else element, torch.uint8)
+
+
+# Shape, strides and dtype of data, scale, zero_point and global_scale, with None for what there is not.
+_Parts = list[tuple[Any, Any, torch.dtype] | None]
+
+
+def output_parts(shape: Any, key: str) -> _Parts:
+    recipe = recipe_of(key)
+    spec = _spec(recipe)
+    plan: Any = _core.plan_cast(shape, spec)
+    fmt = recipes.scale_format(recipe)
+    dtypes = (
+        data_dtype(spec.element),
+        DTYPES[plan["scale"][1]] if fmt is None else NATIVE[fmt],
+        None if plan["zero_point"] is None else DTYPES[plan["zero_point"][1]],
+        torch.float32,
+    )
+    return [
+        None if part is None or dtype is None else (part[0], torch.empty(part[0], device="meta").stride(), dtype)
+        for part, dtype in zip(plan.values(), dtypes, strict=True)
+    ]
+
+
+@functools.lru_cache(maxsize=1024)
+def _known_parts(shape: Any, key: str) -> tuple[Any, ...]:
+    """The four parts of a cast, how it packs and which there are: a small one would spend its time in finding out."""
+    form = cast_form(recipe_of(key), shape, "")
+    return (*output_parts(shape, key), form.packing, form.parts)
+
+
+def empty(parts: _Parts, device: Any) -> list[Any]:
+    return [torch.empty_strided(part[0], part[1], dtype=part[2], device=device) for part in parts if part is not None]
+
+
+def cast_here(x: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
+    """The cast of memory the core may read."""
+    memory = _memory(x, "x")
+    return _converted(_core.cast_at, memory, memory[1], x.device, recipe, memory[3], options)
+
+
+def requantize_here(scaled: ScaledTensor, recipe: ScalingRecipe) -> ScaledTensor:
+    """The same of a ScaledTensor."""
+    device, dtype = scaled.data.device, scaled.original_dtype
+    return _converted(_core.requantize_at, (scaled._core,), scaled.shape, device, recipe, dtype, {})
+
+
+def _converted(
+    convert: Any, source: Any, shape: Any, device: Any, recipe: ScalingRecipe, dtype: str, options: dict[str, Any]
+) -> ScaledTensor:
+    """What a function of the core makes of ``source``, its first arguments. Without loops and helpers, which would take
+    a tenth of the time of a small cast; empty_strided takes two thirds of the time of empty."""
+    new = torch.empty_strided
+    data, scale, zero_point, global_scale, packing, parts = _known_parts(shape, recipe_key(recipe))
+    data = new(data[0], data[1], dtype=data[2], device=device)
+    scale = new(scale[0], scale[1], dtype=scale[2], device=device)
+    addresses = [data.data_ptr(), scale.data_ptr(), 0, 0]
+    if zero_point is not None:
+        zero_point = new(zero_point[0], zero_point[1], dtype=zero_point[2], device=device)
+        addresses[2] = zero_point.data_ptr()
+    if global_scale is not None:
+        global_scale = new(global_scale[0], global_scale[1], dtype=global_scale[2], device=device)
+        addresses[3] = global_scale.data_ptr()
+    convert(*source, _spec(recipe), addresses, **options)
+    return ScaledTensor._of(Form(recipe, recipe.layout, packing, dtype, parts), data, scale, zero_point, global_scale)
+
+
+def parts_to_tensor(made: Any, shape: Any, recipe: ScalingRecipe, original_dtype: str) -> ScaledTensor:
+    """The ScaledTensor of an operator's outputs, which are those parts that there are."""
+    form = cast_form(returnable(recipe), shape, original_dtype)
+    return ScaledTensor._of(form, *form.place(made))
+
+
+def returnable(recipe: ScalingRecipe) -> ScalingRecipe:
+    """The recipe; the one that torch.compile can return where it traces, which cannot return one made meanwhile."""
+    return recipes.known(recipe) if torch.compiler.is_dynamo_compiling() else recipe
+
+
+def raw(x: Any) -> Any:
+    """Codes as uint8."""
+    return x.view(torch.uint8) if x.dtype in NATIVE.values() else x
+
+
+def _as_outputs(parts: whole_array.Parts, recipe: ScalingRecipe) -> list[Any]:
+    spec = _spec(recipe)
+    fmt = recipes.scale_format(recipe)
+    data = parts.data.view(data_dtype(spec.element))
+    scale = parts.scale if fmt is None else parts.scale.view(NATIVE[fmt])
+    return [x for x in (data, scale, parts.zero_point, parts.global_scale) if x is not None]
+
+
+def whole_array_cast(x: Any, recipe: ScalingRecipe, options: CastOptions) -> list[Any]:
+    return _as_outputs(whole_array.cast(NAMESPACE, _widened(x), recipe, options), recipe)
+
+
+def whole_array_dequantize(scaled: ScaledTensor, dtype: torch.dtype) -> Any:
+    made = whole_array.dequantize(NAMESPACE, scaled, raw)
+    nan = torch.full((), float("nan"), device=made.device)  # arithmetic may give a NaN any bits
+    made = torch.where(made.isnan(), nan, made).expand(scaled.shape)
+    return made.to(dtype) if dtype == torch.float64 else NAMESPACE.astype(made, NAMES[dtype])
+
+
+def whole_array_requantize(scaled: ScaledTensor, recipe: ScalingRecipe) -> list[Any]:
+    return _as_outputs(whole_array.requantize(NAMESPACE, scaled, recipe, raw), recipe)
+
+
+def _widened(x: Any) -> Any:
+    """float32 of x, the sign of a NaN kept, which a GPU's conversion from float16 loses."""
+    values = x.to(torch.float32)
+    if x.dtype != torch.float16:
+        return values
+    nan, negative = (
+        torch.full((), bits, dtype=torch.int32, device=x.device).view(torch.float32) for bits in (0x7FC00000, -0x400000)
+    )
+    return torch.where(x.isnan(), torch.where(x.view(torch.int16) < 0, negative, nan), values)

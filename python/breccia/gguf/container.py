@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF files, versions 2 and 3, little-endian: metadata, tensor table, aligned blocks."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges.contract import stored_name
+from breccia.bridges.gguf import NUMBERS, TYPES, found_of
+from breccia.bridges.parts import Found
+from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.files.input_file import InputFile
+from breccia.checkpoint.files.planned_file import PlannedWriter
+from breccia.checkpoint.files.safetensors_header import Entry, emptied
+from breccia.gguf.models import model_of
+
+__all__ = ["GgufFile", "GgufWriter", "block_bytes", "block_type"]
+
+_MAGIC = b"GGUF"
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_INT32, _FLOAT32, _STRING, _ARRAY = 5, 6, 8, 9
+_INNER = {str: _STRING, float: _FLOAT32}  # of arrays; integers are of 32 bits
+_MAX_NAME = 65_536
+_MAX_ITEMS = 1 << 21  # strings in arrays: the largest vocabularies have a quarter of that
+_ARRAY_COST = 32  # strings that an array in an array counts as
+_MAX_FIELDS = 1 << 16
+_MAX_TENSORS = 1 << 17  # the largest models have half of that where each expert has its own
+_CHUNK = 1 << 20
+
+
+class TypedArray(Sequence[Any]):
+    """An array of metadata as its bytes in the file, which take no more memory than there; items are made when
+    they are asked for."""
+
+    def __init__(self, inner: int, length: int, raw: bytes) -> None:
+        self.inner, self.length, self.raw = inner, length, raw
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"an array of {self.length}"
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.inner in _SCALARS:
+            return iter(value for (value,) in struct.iter_unpack(_SCALARS[self.inner], self.raw))
+        return self._others()
+
+    def _others(self) -> Iterator[Any]:
+        cursor = _Cursor(self.raw, "array")
+        for _ in range(self.length):
+            yield cursor.value(self.inner)
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+
+class _Cursor:
+    """Reads numbers from a file or bytes and never past its end."""
+
+    def __init__(self, source: InputFile | bytes, where: str) -> None:
+        self.source, self.at, self.where = source, 0, where
+        self.size = len(source) if isinstance(source, bytes) else source.size
+        self._chunk, self._begin = (source, 0) if isinstance(source, bytes) else (b"", 0)
+        self.items = 0  # of arrays that are not numbers, all together
+
+    def take(self, count: int) -> bytes:
+        if count < 0 or self.at + count > self.size:
+            raise ValueError(
+                f"{self.where}: file must have {self.at + count} bytes, as its header says, it has {self.size}"
+            )
+        begin = self.at - self._begin
+        if begin + count > len(self._chunk):
+            assert isinstance(self.source, InputFile)
+            self._chunk = self.source.read(self.at, min(max(count, _CHUNK), self.size - self.at))
+            self._begin, begin = self.at, 0
+        self.at += count
+        return self._chunk[begin : begin + count]
+
+    def number(self, code: str) -> Any:
+        return struct.unpack(code, self.take(struct.calcsize(code)))[0]
+
+    def text(self) -> str:
+        raw = self.take(self.number("<Q"))
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.where}: strings must be UTF-8: {error}") from None
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind == _STRING:
+            return self.text()
+        if kind != _ARRAY or depth > 4:
+            raise ValueError(f"{self.where}: metadata types must be 0 to 12, got {kind}")
+        inner, count = self.number("<I"), _bounded(self, self.number("<Q"))
+        if inner in _SCALARS:
+            return TypedArray(inner, count, self.take(count * struct.calcsize(_SCALARS[inner])))
+        self.items += count if inner == _STRING else count * _ARRAY_COST
+        if self.items > _MAX_ITEMS:
+            raise ValueError(f"{self.where}: metadata must have at most {_MAX_ITEMS} strings in arrays, it has more")
+        begin = self.at
+        for _ in range(count):
+            self.value(inner, depth + 1)
+        end, self.at = self.at, begin
+        return TypedArray(inner, count, self.take(end - begin))
+
+
+def _bounded(cursor: _Cursor, count: int) -> int:
+    if count > cursor.size:  # each item takes a byte at least
+        raise ValueError(f"{cursor.where}: counts must fit in the file, got {count}")
+    return int(count)
+
+
+class GgufFile:
+    """Entries of a GGUF file, their raw bytes and the metadata, in ``fields`` as (type, value).
+
+    An entry's shape is in bytes along the last axis, in rows as NumPy counts them; ``kinds`` has the
+    block types and ``shapes`` the logical shapes; ``model`` has the names of the model's own checkpoints.
+
+    Raises:
+        ValueError: the file is not valid; the message names file and tensor.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = path_of(path, "path")
+        self.metadata: dict[str, str] = {}
+        self.entries: dict[str, Entry] = {}
+        self.kinds: dict[str, str] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.fields: dict[str, tuple[int, Any]] = {}
+        self.file = InputFile(self.path)
+        try:
+            self._read(str(self.path), self.file.size)
+        except BaseException:
+            self.file.close()
+            raise
+
+    def _read(self, where: str, size: int) -> None:
+        cursor = _Cursor(self.file, where)
+        if size < 24 or cursor.take(4) != _MAGIC:
+            raise ValueError(f"{where}: file must begin with GGUF and have at least 24 bytes")
+        version = cursor.number("<I")
+        if version not in (2, 3):
+            raise ValueError(f"{where}: version must be 2 or 3, got {version}")
+        tensors, fields = _bounded(cursor, cursor.number("<Q")), _bounded(cursor, cursor.number("<Q"))
+        if fields > _MAX_FIELDS:
+            raise ValueError(f"{where}: metadata must have at most {_MAX_FIELDS} fields, got {fields}")
+        if tensors > _MAX_TENSORS:
+            raise ValueError(f"{where}: file must have at most {_MAX_TENSORS} tensors, got {tensors}")
+        for _ in range(fields):
+            key = cursor.text()
+            if key in self.fields:
+                raise ValueError(f"{where}: metadata {key[:200]!r} must appear once")
+            kind = cursor.number("<I")
+            self.fields[key] = (kind, cursor.value(kind))
+        self.model = model_of(self.fields)
+        table = [self._info(cursor) for _ in range(tensors)]
+        alignment = self.fields.get("general.alignment", (4, 32))[1]
+        if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
+            raise ValueError(f"{where}: general.alignment must be a multiple of 8, got {str(alignment)[:80]}")
+        start = -(-cursor.at // alignment) * alignment
+        for name, kind_name, shape, offset in table:
+            self._add(name, kind_name, shape, start + offset, size)
+        end = start
+        for entry in sorted(self.entries.values(), key=lambda e: e.start):
+            if entry.start < end:
+                raise ValueError(f"{where}: tensor {entry.name!r}: offset must be past the tensor before it")
+            end = entry.stop
+
+    def _info(self, cursor: _Cursor) -> tuple[str, str, tuple[int, ...], int]:
+        name = cursor.text()
+        axes = cursor.number("<I")
+        if len(name) > _MAX_NAME or axes > 8:
+            raise ValueError(f"{cursor.where}: tensor {name[:80]!r}: must have at most 8 axes, got {axes}")
+        shape = tuple(cursor.number("<Q") for _ in range(axes))[::-1]
+        number, offset = cursor.number("<I"), cursor.number("<Q")
+        if number not in NUMBERS:
+            raise ValueError(
+                f"{cursor.where}: tensor {name!r}: type must be one of {', '.join(TYPES)}, got number {number}"
+            )
+        return name, NUMBERS[number], shape, offset
+
+    def _add(self, name: str, kind: str, shape: tuple[int, ...], start: int, size: int) -> None:
+        where = f"{self.path}: tensor {name!r}"
+        if name in self.entries:
+            raise ValueError(f"{where} must appear once")
+        _, block, nbytes = TYPES[kind]
+        columns = shape[-1] if shape else 1
+        if columns % block or (block > 1 and not math.prod(shape)):
+            raise ValueError(f"{where}: rows must be whole {kind} blocks of {block}, got shape {shape}")
+        if 0 in shape and emptied(shape):
+            raise ValueError(f"{where}: shape must have fewer rows without elements, got {shape}")
+        total = math.prod(shape) // block * nbytes
+        if start + total > size:
+            raise ValueError(f"{where}: file must have {start + total} bytes for it, it has {size}")
+        plain = {"F32": "F32", "F16": "F16", "BF16": "BF16", "F64": "F64", "I8": "I8", "I16": "I16", "I32": "I32"}
+        stored = shape if block == 1 else (*shape[:-1], columns // block * nbytes)
+        dtype = plain.get(kind, "I64" if kind == "I64" else "U8")
+        self.entries[name] = Entry(name, dtype, stored, start, start + total)
+        self.kinds[name], self.shapes[name] = kind, shape
+
+    def blocks(self) -> Iterator[Found]:
+        """The tensors whose type has blocks, by their names in the file."""
+        for name, kind in self.kinds.items():
+            if TYPES[kind][1] > 1:
+                second = stored_name(name, "scale")
+                yield found_of(name, kind, self.shapes[name], second if second in self.entries else None)
+
+    def raw(self, name: str) -> np.ndarray[Any, Any]:
+        """A tensor's bytes, flat."""
+        entry = self.entries[name]
+        return self.file.view(entry.start, entry.stop)
+
+    def release(self, name: str) -> None:
+        """Tell the system that a tensor's pages are not needed any more."""
+        entry = self.entries[name]
+        self.file.release(entry.start, entry.stop)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.file.close()
+
+
+class GgufWriter(PlannedWriter):
+    """Writes a GGUF file from a plan.
+
+    Args:
+        path: where the complete file appears.
+        plan: name → (block type, logical shape).
+        fields: metadata, key → (type number, value).
+        row_orders: of tensors whose rows the file has in another order: which row each of its rows is.
+        offsets: of tensors of type F32 that have more in the file: how much.
+        resume: keep what an earlier, killed writer of the same plan left.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        plan: Mapping[str, tuple[str, tuple[int, ...]]],
+        fields: Mapping[str, tuple[int, Any]],
+        *,
+        row_orders: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        offsets: Mapping[str, float] | None = None,
+        resume: bool = False,
+    ) -> None:
+        self._row_orders, self._offsets = dict(row_orders or {}), dict(offsets or {})
+        self._waiting: dict[str, np.ndarray[Any, Any]] = {}
+        if len(plan) > _MAX_TENSORS:
+            raise ValueError(f"{path}: a GGUF file must have at most {_MAX_TENSORS} tensors, got {len(plan)}")
+        header = bytearray(_MAGIC + struct.pack("<IQQ", 3, len(plan), len(fields)))
+        for key, (kind, value) in fields.items():
+            header += _text(key) + struct.pack("<I", kind) + _value(kind, value)
+        at, places = 0, {}
+        for name, (kind_name, shape) in plan.items():
+            number, _, _ = TYPES[kind_name]
+            header += _text(name) + struct.pack("<I", len(shape))
+            header += struct.pack(f"<{len(shape)}Q", *shape[::-1]) + struct.pack("<IQ", number, at)
+            length = block_bytes(kind_name, shape)
+            places[name] = (at, at + length)
+            at += -(-length // 32) * 32
+        header += bytes(-len(header) % 32)
+        base = len(header)
+        spans = {name: (base + begin, base + end) for name, (begin, end) in places.items()}
+        super().__init__(path, bytes(header), spans, base + at, resume=resume)
+
+    def write(self, name: str, array: np.ndarray[Any, Any], at: int = 0) -> None:
+        """See `PlannedWriter.write`. What is to be put in another order waits until all of it is there."""
+        if name in self._offsets:
+            array = np.ascontiguousarray(array).reshape(-1).view("<f4") + np.float32(self._offsets[name])
+        order = self._row_orders.get(name)
+        if order is None:
+            super().write(name, array, at)
+            return
+        begin, end = self._spans[name]
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if at + raw.size > end - begin:
+            raise ValueError(f"tensor {name!r} must have {end - begin} bytes, got {at + raw.size}")
+        with self._lock:
+            whole = self._waiting.setdefault(name, np.empty(end - begin, np.uint8))
+        whole[at : at + raw.size] = raw
+        with self._lock:
+            self._left[name] -= raw.size
+            complete = self._left[name] == 0
+        if complete:
+            rows = self._waiting.pop(name).reshape(len(order), -1)
+            self._left[name] = rows.size
+            super().write(name, rows[order])
+
+
+def block_type(dtype: str) -> str:
+    """The type of a tensor, of GGUF's own names or of a plain one's dtype.
+
+    Raises:
+        ValueError: GGUF has none.
+    """
+    if dtype not in TYPES:
+        raise ValueError(f"dtype must be one GGUF has, got {dtype}")
+    return dtype
+
+
+def block_bytes(kind: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor of a type."""
+    _, block, nbytes = TYPES[kind]
+    return math.prod(shape) // block * nbytes
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(kind: int, value: Any) -> bytes:
+    if kind in _SCALARS:
+        return struct.pack(_SCALARS[kind], value)
+    if kind == _STRING:
+        return _text(value)
+    if isinstance(value, TypedArray):
+        return struct.pack("<IQ", value.inner, len(value)) + value.raw
+    inner = _INNER.get(type(value[0]), _INT32) if value else _INT32
+    return struct.pack("<IQ", inner, len(value)) + b"".join(_value(inner, item) for item in value)

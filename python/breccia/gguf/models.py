@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models as GGUF spells them: tensor names of the architectures known here.
+
+Llama (and Mistral, Mixtral), Qwen2, Qwen3 (with experts, too), gpt-oss, DeepSeek-V2 and V3, Gemma 2 and 3, Phi-3 and
+BERT. Other models keep their tensors' names: readers of GGUF read them, but no program knows what to do with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from breccia.gguf.cuts import Alternate, Cut, Heads
+from breccia.gguf.parameters import check_fields, hyperparameters, key_heads_of, latent_of, latent_of_fields, why_not
+from breccia.gguf.types import STRING, UINT32, Fields
+
+__all__ = ["ModelMap", "model_map", "model_of"]
+
+_DECODER = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers.{}.input_layernorm": "blk.{}.attn_norm",
+    "model.layers.{}.self_attn.q_proj": "blk.{}.attn_q",
+    "model.layers.{}.self_attn.k_proj": "blk.{}.attn_k",
+    "model.layers.{}.self_attn.v_proj": "blk.{}.attn_v",
+    "model.layers.{}.self_attn.o_proj": "blk.{}.attn_output",
+    "model.layers.{}.post_attention_layernorm": "blk.{}.ffn_norm",
+    "model.layers.{}.mlp.gate_proj": "blk.{}.ffn_gate",
+    "model.layers.{}.mlp.up_proj": "blk.{}.ffn_up",
+    "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
+}
+_NORMED = {
+    **_DECODER,
+    "model.layers.{}.self_attn.q_norm": "blk.{}.attn_q_norm",
+    "model.layers.{}.self_attn.k_norm": "blk.{}.attn_k_norm",
+}
+# All experts of a layer are one tensor, which is called as MLX does until it has GGUF's name.
+_EXPERTS = {
+    "gate": "blk.{}.ffn_gate_inp",
+    "switch_mlp.gate_proj": "blk.{}.ffn_gate_exps",
+    "switch_mlp.up_proj": "blk.{}.ffn_up_exps",
+    "switch_mlp.down_proj": "blk.{}.ffn_down_exps",
+}
+_MIXTRAL = {f"model.layers.{{}}.block_sparse_moe.{name}": inside for name, inside in _EXPERTS.items()}
+_QWEN_MOE = {f"model.layers.{{}}.mlp.{name}": inside for name, inside in _EXPERTS.items()}
+_ATTENTION = {name: inside for name, inside in _DECODER.items() if ".mlp." not in name}
+_GPT_OSS = {
+    **_ATTENTION,
+    "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
+    "model.layers.{}.mlp.router": "blk.{}.ffn_gate_inp",
+}
+# Names that end in neither weight nor bias: the first two are halves of gate_up_proj.
+_BARE = {
+    "gpt-oss": {
+        "model.layers.{}.mlp.experts.gate_proj": "blk.{}.ffn_gate_exps.weight",
+        "model.layers.{}.mlp.experts.up_proj": "blk.{}.ffn_up_exps.weight",
+        "model.layers.{}.mlp.experts.down_proj": "blk.{}.ffn_down_exps.weight",
+        "model.layers.{}.mlp.experts.gate_proj_bias": "blk.{}.ffn_gate_exps.bias",
+        "model.layers.{}.mlp.experts.up_proj_bias": "blk.{}.ffn_up_exps.bias",
+        "model.layers.{}.mlp.experts.down_proj_bias": "blk.{}.ffn_down_exps.bias",
+        "model.layers.{}.self_attn.sinks": "blk.{}.attn_sinks.weight",
+    },
+    "deepseek2": {"model.layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias"},
+}
+_DEEPSEEK = {
+    **{name: inside for name, inside in _DECODER.items() if not re.search("[kv]_proj", name)},
+    **_QWEN_MOE,
+    **{
+        f"model.layers.{{}}.mlp.shared_experts.{name}_proj": f"blk.{{}}.ffn_{name}_shexp"
+        for name in ("gate", "up", "down")
+    },
+    "model.layers.{}.self_attn.q_a_proj": "blk.{}.attn_q_a",
+    "model.layers.{}.self_attn.q_a_layernorm": "blk.{}.attn_q_a_norm",
+    "model.layers.{}.self_attn.q_b_proj": "blk.{}.attn_q_b",
+    "model.layers.{}.self_attn.kv_a_proj_with_mqa": "blk.{}.attn_kv_a_mqa",
+    "model.layers.{}.self_attn.kv_a_layernorm": "blk.{}.attn_kv_a_norm",
+    "model.layers.{}.self_attn.k_b_proj": "blk.{}.attn_k_b",
+    "model.layers.{}.self_attn.v_b_proj": "blk.{}.attn_v_b",
+}
+_FUSED = {
+    **{name: inside for name, inside in _DECODER.items() if not re.search("[qkv]_proj|mlp", name)},
+    "model.layers.{}.self_attn.qkv_proj": "blk.{}.attn_qkv",
+    "model.layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",
+    "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
+}
+_GEMMA2 = {
+    **{name: inside for name, inside in _DECODER.items() if name != "lm_head"},
+    "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
+    "model.layers.{}.pre_feedforward_layernorm": "blk.{}.ffn_norm",
+    "model.layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
+}
+_GEMMA3 = {**_GEMMA2, **{name: inside for name, inside in _NORMED.items() if "_norm" in name}}
+_ENCODER = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
+    "encoder.layer.{}.attention.self.query": "blk.{}.attn_q",
+    "encoder.layer.{}.attention.self.key": "blk.{}.attn_k",
+    "encoder.layer.{}.attention.self.value": "blk.{}.attn_v",
+    "encoder.layer.{}.attention.output.dense": "blk.{}.attn_output",
+    "encoder.layer.{}.attention.output.LayerNorm": "blk.{}.attn_output_norm",
+    "encoder.layer.{}.intermediate.dense": "blk.{}.ffn_up",
+    "encoder.layer.{}.output.dense": "blk.{}.ffn_down",
+    "encoder.layer.{}.output.LayerNorm": "blk.{}.layer_output_norm",
+}
+# Biases of all experts, and BERT's embeddings of positions and kinds of text, are added as they are.
+_WIDE = (".ffn_gate_inp.weight", "_exps.bias", "position_embd.weight", "token_types.weight")
+_TABLES = {
+    "llama": {**_DECODER, **_MIXTRAL},
+    "qwen2": _DECODER,
+    "qwen3": _NORMED,
+    "qwen3moe": {**{name: inside for name, inside in _NORMED.items() if ".mlp." not in name}, **_QWEN_MOE},
+    "gpt-oss": _GPT_OSS,
+    "deepseek2": _DEEPSEEK,
+    "gemma2": _GEMMA2,
+    "gemma3": _GEMMA3,
+    "phi3": _FUSED,
+    "bert": _ENCODER,
+}
+_OUTSIDE, _BARE_OUTSIDE = (
+    {architecture: {inside: name for name, inside in table.items()} for architecture, table in tables.items()}
+    for tables in (_TABLES, _BARE)
+)
+_ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+    "bert": "bert",
+}
+# Architectures whose programs multiply by the second scale of every NVFP4 matrix; others leave some out.
+_SECOND_SCALES = frozenset({"llama", "qwen3"})
+# What a model computes anew, and BERT's pooler, which embedding models do without: programs refuse these.
+_LEFT_OUT = re.compile(r".*(rotary_emb\.inv_freq|position_ids)$|(bert\.)?pooler\.dense\.(weight|bias)$")
+# Tensors that GGUF keeps as two, and those two.
+_IN_TURN = re.compile(r"(?P<at>.*\.experts\.)(?P<part>gate_up_proj|gate_proj|up_proj)(?P<end>|_bias)")
+_LATENT = re.compile(r"(?P<at>.*\.self_attn\.)(?P<part>kv_b_proj|k_b_proj|v_b_proj)(?P<end>\.weight)")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_ONE_EXPERT = re.compile(r"(.*)\.experts\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
+_PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+
+@dataclass(frozen=True)
+class ModelMap:
+    """One model's names, both ways.
+
+    Attributes:
+        architecture: as GGUF spells it.
+        heads: rows of these projections are in GGUF's order, by head: name's last module → number of heads.
+        prefix: of the names outside GGUF, such as "bert.".
+        latent: of latent attention: heads, and rows of keys and of values in each; zeros where there is none.
+        layers: how many there are where further ones, which predict more tokens, are left out; else 0.
+    """
+
+    architecture: str
+    heads: dict[str, int] = field(default_factory=dict)
+    prefix: str = ""
+    latent: tuple[int, int, int] = (0, 0, 0)
+    layers: int = 0
+
+    @property
+    def second_scales(self) -> bool:
+        """Whether a program applies the second scales of NVFP4."""
+        return self.architecture in _SECOND_SCALES
+
+    def inside(self, name: str) -> str | None:
+        """GGUF's name of a tensor, None where it has none."""
+        bare = _BARE.get(self.architecture, {}).get(_NUMBER.sub("{}", name))
+        if bare is not None:
+            return _numbered(bare, name)
+        module, _, last = name.removeprefix(self.prefix).rpartition(".")
+        known = _TABLES[self.architecture].get(_NUMBER.sub("{}", f"{module}.")[:-1])
+        return None if known is None or last not in ("weight", "bias") else f"{_numbered(known, module)}.{last}"
+
+    def outside(self, name: str) -> str:
+        """The name that the model's own checkpoints give a tensor; a name GGUF does not know as it is."""
+        bare = _BARE_OUTSIDE.get(self.architecture, {}).get(_NUMBER.sub("{}", name))
+        if bare is not None:
+            return _numbered(bare, name)
+        module, _, last = name.rpartition(".")
+        known = _OUTSIDE[self.architecture].get(_NUMBER.sub("{}", f"{module}.")[:-1])
+        return name if known is None else f"{self.prefix}{_numbered(known, module)}.{last}"
+
+    def left_out(self, name: str) -> bool:
+        """Whether a tensor has no place in GGUF."""
+        layer = _LAYER.match(name)
+        if self.layers and layer is not None and int(layer[1]) >= self.layers:
+            return True
+        return _LEFT_OUT.match(name) is not None
+
+    @property
+    def has_cuts(self) -> bool:
+        """Whether GGUF keeps some tensors as two."""
+        return self.architecture == "gpt-oss" or any(self.latent)
+
+    def cuts(self, name: str) -> list[tuple[str, Cut]]:
+        """The two tensors that GGUF keeps one of the model's as, and what each is of it; none where it is one."""
+        match = self._of_two(name)
+        if match is None or match["part"] not in ("kv_b_proj", "gate_up_proj"):
+            return []
+        parts: tuple[tuple[str, Cut], ...] = (("gate_proj", Alternate(0)), ("up_proj", Alternate(1)))
+        if any(self.latent):
+            parts = (("k_b_proj", Heads(*self.latent, True)), ("v_b_proj", Heads(*self.latent, False)))
+        return [(f"{match['at']}{part}{match['end']}", cut) for part, cut in parts]
+
+    def whole(self, name: str) -> str:
+        """The model's own name of what a tensor is one of two of, or of itself if GGUF keeps it as two; else ""."""
+        match, whole = self._of_two(name), "kv_b_proj" if any(self.latent) else "gate_up_proj"
+        return "" if match is None else f"{match['at']}{whole}{match['end']}"
+
+    def _of_two(self, name: str) -> re.Match[str] | None:
+        return (_LATENT if any(self.latent) else _IN_TURN).fullmatch(name) if self.has_cuts else None
+
+    @property
+    def experts(self) -> bool:
+        """Whether all experts of a layer are one tensor."""
+        return any("_exps" in inside for inside in _TABLES[self.architecture].values())
+
+    def offset(self, name: str) -> float:
+        """What GGUF's tensor has more than the model's: norms of Gemma multiply by their weight and one."""
+        return 1.0 if self.architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0
+
+    def has_place(self, name: str) -> bool:
+        """Whether GGUF has a tensor, as it is, as one of all experts' or as two, or does without it."""
+        return self.inside(_of_all(name)) is not None or self.left_out(name) or bool(self.cuts(name))
+
+    def apart(self, name: str) -> bool:
+        """Whether a tensor is one expert's, which has no name of its own here."""
+        return self.experts and _ONE_EXPERT.fullmatch(name) is not None
+
+    def wide(self, name: str) -> bool:
+        """Whether programs want a matrix in float32: what chooses among experts, and what they add to others."""
+        return (self.inside(name) or "").endswith(_WIDE)
+
+    def row_order(self, name: str, rows: int) -> np.ndarray[Any, Any] | None:
+        """Which row of the model's own tensor each row of GGUF's is; None where they are the same.
+
+        Llama's rotary embedding takes neighbours in GGUF and halves of a head in its own checkpoints.
+        """
+        heads = self.heads.get(name.split(".")[-2] if "." in name else "")
+        if not (heads and rows) or rows % (2 * heads):
+            return None
+        return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+
+
+def _of_all(name: str) -> str:
+    """One expert's matrix by the name of that of all experts of its layer; others as they are."""
+    match = _ONE_EXPERT.fullmatch(name)
+    return name if match is None else f"{match[1]}.switch_mlp.{_PROJECTIONS.get(match[2], match[2])}.weight"
+
+
+def _numbered(pattern: str, module: str) -> str:
+    number = _NUMBER.search(f"{module}.")
+    return pattern if number is None else pattern.replace("{}", number[0])
+
+
+def _heads(architecture: str, heads: int, key_heads: int) -> dict[str, int]:
+    return {"q_proj": heads, "k_proj": key_heads} if architecture == "llama" else {}
+
+
+def model_of(fields: Fields) -> ModelMap | None:
+    """The names of a GGUF file's model, from its metadata; None where it is not known here."""
+    architecture = fields.get("general.architecture", (STRING, ""))[1]
+    if architecture not in _TABLES:
+        return None
+    heads = fields.get(f"{architecture}.attention.head_count", (UINT32, 0))[1]
+    key_heads = fields.get(f"{architecture}.attention.head_count_kv", (UINT32, heads))[1]
+    if not isinstance(heads, int) or not isinstance(key_heads, int) or min(heads, key_heads) < 0:
+        return None
+    layers = fields.get(f"{architecture}.block_count", (UINT32, 0))[1] if architecture == "deepseek2" else 0
+    latent = latent_of_fields(fields) if architecture == "deepseek2" else (0, 0, 0)
+    return ModelMap(architecture, _heads(architecture, heads, key_heads), latent=latent, layers=layers)
+
+
+def model_map(config: Mapping[str, Any], names: Iterable[str]) -> tuple[ModelMap | None, str]:
+    """The names of a model, from its config.json and the names of all its tensors; None and the reason
+    where it is not known here."""
+    kind = str(config.get("model_type", ""))
+    if kind not in _ARCHITECTURES:
+        return None, f"model_type {kind!r} has no GGUF names here, which are {', '.join(_ARCHITECTURES)}'s"
+    architecture = _ARCHITECTURES[kind]
+    try:
+        if why := why_not(architecture, config):
+            return None, why
+        heads = int(config["num_attention_heads"])
+        prefix = "bert." if any(name.startswith("bert.") for name in names) else ""
+        known = ModelMap(architecture, _heads(architecture, heads, int(key_heads_of(config))), prefix)
+        if architecture == "deepseek2":
+            known = replace(known, latent=latent_of(config), layers=int(config["num_hidden_layers"]))
+        check_fields(hyperparameters(config, known.architecture))
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        return None, f"config.json lacks what GGUF must say: {error}"
+    strange = next((n for n in names if not known.has_place(n)), None)
+    if strange is not None:
+        return None, f"tensor {strange!r} has no GGUF name in architecture {architecture!r}"
+    return known, ""

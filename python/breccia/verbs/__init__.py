@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs: find the framework of the arguments, hand over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from breccia import frameworks
+from breccia.recipe_names import resolve
+from breccia.recipes import ScalingRecipe
+from breccia.scaled_tensor import ScaledTensor, check_kernels, data_of
+from breccia.verbs.cast_options import CastOptions, Hadamard
+
+__all__ = ["cast", "dequantize", "linear", "matmul", "requantize"]
+
+
+def cast(
+    x: Any,
+    recipe: ScalingRecipe | str,
+    *,
+    rounding: str = "nearest",
+    seed: Any = None,
+    hadamard: Hadamard | None = None,
+    square_blocks: bool = False,
+    amax: Any = None,
+    offset: Any = 0,
+    importance: Any = None,
+) -> ScaledTensor:
+    """Quantize.
+
+    Args:
+        x: float32, float64, float16 or bfloat16 array of any strides. Block recipes need
+            ``x.ndim >= 2`` and ``x.shape[-1]`` divisible by the block size (tiles of
+            ``Float8BlockScaling(block_m > 1)`` may be short at the edges).
+        recipe: what to quantize to, or its name: "nvfp4", "fp8-block", "int4:mse" (`breccia.recipe_names`).
+        rounding: "nearest" (ties to even), or "stochastic": up or down with the probabilities that make
+            the expected value of a code exact. Scales are those of "nearest".
+        seed: integer (for JAX also a traced one), with "stochastic": the same seed gives the same codes
+            in every framework.
+        hadamard: a `breccia.Hadamard` transform to apply to the rows first. The result holds the
+            transformed values.
+        square_blocks: for recipes whose blocks of n lie along rows: n × n elements share a scale, which
+            each of their rows stores. A matrix and its transpose then quantize to the same values, which
+            a weight's forward and backward products want (NVFP4's 16 × 16 weight scaling).
+        amax: for a part of a larger tensor, whose scale follows from all of it: the whole's largest finite
+            magnitude, a number or an array of one, for recipes of one scale per tensor or of two levels;
+            for recipes of one scale per row, cut along the rows, an array with that of each row, in which NaN
+            says that the row holds a NaN that the element format has not. `breccia.distributed.amax` makes it.
+        offset: position of the part's first element in the larger tensor, on which stochastic rounding draws:
+            an integer where the part has whole rows, else a pair (position, length of the larger tensor's rows).
+        importance: what errors of each column count, numbers of shape ``(K,)``, or ``(…, K)`` with the leading axes of
+            stacked experts: Σ x² of what the columns are multiplied with, as a llama.cpp imatrix or
+            `breccia.moments.Moments.diag` has it. Scales are those of least weighted squared error, whatever
+            ``scale_search`` says (docs/numerics.md). Zeros and NaNs take the mean of their column over the experts,
+            else of all. Runs on the CPU: tensors of a GPU are copied there and the result back.
+
+    Returns:
+        ScaledTensor of logical shape ``x.shape``.
+
+    Raises:
+        TypeError: ``x`` is not an array of floats, or ``recipe`` is not a recipe.
+        ValueError: the shape does not suit the recipe, there is no recipe of that name, or ``amax`` is not finite,
+            has not one number per scale, or is given for a recipe whose scales lie within any part; ``importance``
+            has another shape, a negative number, or is given beside ``hadamard`` or the amax of a one-level recipe.
+
+    Special values: the scale follows from the finite elements of a block. NaN stays NaN where the
+    format has one; elsewhere the block's scale becomes NaN. Infinities saturate.
+    """
+    recipe = resolve(recipe)
+    if isinstance(x, ScaledTensor):
+        raise TypeError("x must be an array of floats, got a ScaledTensor: use requantize(x, recipe)")
+    plain = rounding == "nearest" and seed is None and hadamard is None and not square_blocks and amax is None
+    if plain and importance is None and isinstance(offset, int) and offset == 0:
+        return frameworks.of(x).cast(x, recipe)
+    options = CastOptions(rounding, seed, hadamard, square_blocks, amax, offset, importance)
+    return frameworks.of(x).cast_with(x, recipe, options)
+
+
+def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: Any = None) -> Any:
+    """Recover the values, (decode(data) - zero_point) · scale · global_scale.
+
+    Args:
+        scaled: a ScaledTensor.
+        dtype: float32 (default), float64, float16 or bfloat16, as a name or a dtype. Values are made
+            in float32 and rounded once more to ``dtype``, ties to even.
+        out: array of the logical shape to write to and return; ``dtype`` is then that of ``out``.
+
+    Returns:
+        An array of the logical shape, in the framework and on the device of ``scaled``; ``out`` where it is given.
+
+    Raises:
+        TypeError: ``scaled`` is not a ScaledTensor, or ``dtype`` is not one of the four.
+        ValueError: ``out`` has another shape, is read-only, or overlaps the operand.
+    """
+    return frameworks.of(_scaled(scaled, "scaled").data).dequantize(scaled, dtype, out)
+
+
+def matmul(a: Any, b: Any, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:
+    """Scaled product ``a @ b`` with NumPy's broadcasting of leading axes.
+
+    Args:
+        a: ScaledTensor or array of shape ``(..., M, K)``.
+        b: ScaledTensor or array of shape ``(..., K, N)``; ``w.T`` for a weight stored ``(N, K)``.
+        out_dtype: float32, float64, float16 or bfloat16; None for the dtype of ``a`` (of what it was
+            quantized from, where it is a ScaledTensor).
+        precision: "exact" takes operands as they are: products of codes with codes or bfloat16 numbers
+            are exact, others are those of float32. "fast" permits rounding activations to bfloat16,
+            an error of up to 2^-8 |a||b| per product; CPU kernels use it.
+
+    Returns:
+        Array ``(..., M, N)``. Products accumulate in float32; with u = 2^-24 the error of "exact"
+        against the exact product of the dequantized operands is at most
+        (min(K, 256) + K / 8 + 8) · u · Σ|a||b|, plus the rounding to ``out_dtype``. CPU results do
+        not depend on the number of threads.
+
+    Raises:
+        TypeError: an operand is neither, or has an unsupported dtype.
+        ValueError: the shapes do not match, or ``precision`` is neither.
+    """
+    if precision not in ("exact", "fast"):
+        raise ValueError(f"precision must be 'exact' or 'fast', got {precision!r}")
+    check_kernels(a)
+    check_kernels(b)
+    return frameworks.common(data_of(a), data_of(b)).matmul(a, b, _result_dtype(a, out_dtype), precision)
+
+
+def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:
+    """``x @ w.T + bias`` for a weight stored as checkpoints do.
+
+    Args:
+        x: ScaledTensor or array ``(..., K)``.
+        w: ScaledTensor or array ``(N, K)``.
+        bias: array ``(N,)`` or None.
+        out_dtype: see `matmul`.
+        precision: see `matmul`.
+
+    Returns:
+        Array ``(..., N)``.
+
+    Raises:
+        TypeError: an operand has an unsupported dtype, or they are of different frameworks.
+        ValueError: the shapes do not match.
+    """
+    check_kernels(x)
+    check_kernels(w)
+    if not hasattr(w, "shape"):
+        raise TypeError(f"w must be a ScaledTensor or an array, got {type(w).__name__}")
+    if bias is not None and tuple(getattr(bias, "shape", ())) != tuple(w.shape[:1]):
+        got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
+        raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
+    out_dtype = _result_dtype(x, out_dtype)
+    y = _directly(x, w, out_dtype, precision)
+    if y is None:
+        y = _linear(x, w, out_dtype, precision)
+    return y if bias is None else plus(y, bias)
+
+
+def _check_dtype(operand: Any, name: str) -> None:
+    """Refuses what is no number as `matmul` does, by the name that `linear` has for it."""
+    if isinstance(operand, ScaledTensor):
+        return
+    kind = str(getattr(operand, "dtype", "")).rpartition(".")[2]
+    if kind.startswith(("complex", "str", "object", "<", ">", "datetime", "timedelta")):
+        wanted = "float32, float64, float16 or bfloat16 array (or integers)"
+        raise TypeError(f"{name} must be a {wanted}, got dtype {kind}")
+
+
+def plus(y: Any, bias: Any) -> Any:
+    """The sum, in the dtype of y whatever that of the bias is."""
+    total = y + bias
+    if total.dtype == y.dtype:
+        return total
+    return total.to(y.dtype) if hasattr(total, "to") else total.astype(y.dtype)
+
+
+def _result_dtype(a: Any, out_dtype: Any) -> Any:
+    """The dtype of a product: as asked for, else that of the activations; of integers float32."""
+    if out_dtype is not None:
+        return out_dtype
+    if isinstance(a, ScaledTensor):
+        return a.original_dtype
+    known = str(getattr(a, "dtype", "")).rpartition(".")[2] in ("float32", "float64", "float16", "bfloat16")
+    return a.dtype if known else "float32"
+
+
+def _directly(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
+    """The product without a view of w transposed, where the framework has such and nothing is to be refused; else
+    None."""
+    direct = getattr(frameworks.of(w.data), "direct_linear", None) if isinstance(w, ScaledTensor) else None
+    return None if direct is None else direct(x, w, out_dtype, precision)
+
+
+def check_linear(x: Any, w: Any) -> None:
+    """Whether x can be multiplied by w transposed.
+
+    Raises:
+        TypeError: one is no number.
+        ValueError: their shapes do not fit.
+    """
+    if len(w.shape) != 2:
+        raise ValueError(f"w must be 2-D (N, K), got shape {tuple(w.shape)}")
+    if not hasattr(x, "shape") or len(x.shape) < 1 or x.shape[-1] != w.shape[1]:
+        found = getattr(x, "shape", None)
+        got = type(x).__name__ if found is None else f"shape {tuple(found)}"
+        raise ValueError(f"x must be (..., {w.shape[1]}) for w of shape {tuple(w.shape)}, got {got}")
+    _check_dtype(x, "x")
+    _check_dtype(w, "w")
+
+
+def _linear(x: Any, w: Any, out_dtype: Any, precision: str) -> Any:
+    check_linear(x, w)
+    vector = len(x.shape) == 1
+    if vector and isinstance(x, ScaledTensor):
+        raise ValueError(f"x must be at least 2-D where it is a ScaledTensor, got shape {x.shape}")
+    y = matmul(x[None] if vector else x, w.mT if isinstance(w, ScaledTensor) else w.T, out_dtype, precision=precision)
+    return y[0] if vector else y
+
+
+def requantize(scaled: ScaledTensor, new_recipe: ScalingRecipe | str) -> ScaledTensor:
+    """Convert to another recipe, block by block, without a float copy of the whole tensor.
+
+    Nothing is lost where the target can hold every value (docs/numerics.md): each block keeps a scale under
+    which its values come back, NVFP4 with two levels for the whole tensor; otherwise the bytes equal
+    ``cast(dequantize(scaled), new_recipe)``. Already of that recipe and layout: returned as it is.
+
+    Args:
+        scaled: a ScaledTensor.
+        new_recipe: what to convert to, or its name (see `cast`).
+
+    Returns:
+        A ScaledTensor of the same shape, framework and device.
+
+    Raises:
+        TypeError: ``scaled`` is not a ScaledTensor, or ``new_recipe`` is not a recipe.
+        ValueError: the shape does not suit the recipe, or there is no recipe of that name.
+    """
+    recipe = resolve(new_recipe, "new_recipe")
+    _scaled(scaled, "scaled")
+    if scaled.recipe == recipe and scaled.layout == recipe.layout:
+        return scaled
+    return frameworks.of(scaled.data).requantize(scaled, recipe)
+
+
+def _scaled(scaled: Any, argument: str) -> ScaledTensor:
+    if not isinstance(scaled, ScaledTensor):
+        raise TypeError(f"{argument} must be a ScaledTensor, got {type(scaled).__name__}")
+    check_kernels(scaled)
+    return scaled
