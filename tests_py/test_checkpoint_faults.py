@@ -99,8 +99,7 @@ def test_every_change_of_the_disk_is_stopped_at(tmp_path: Path) -> None:
     assert len(seen) > 10
     for event, frames in seen:
         assert any(name.endswith("disk.py") for name in frames), (event, frames)
-    folder = Path(disk.__file__).parent
-    for path in folder.glob("*.py"):
+    for path in Path(disk.__file__).parents[1].rglob("*.py"):
         if path.name not in ("disk.py", "plot.py"):
             text = path.read_text()
             for call in ("os.pwrite(", "os.fsync(", "os.ftruncate(", "fallocate(", '.open("w', '.open("a', "shutil."):
@@ -389,7 +388,7 @@ def test_writers_of_one_file_exclude_each_other(tmp_path: Path) -> None:
 def test_signals_leave_what_the_next_run_goes_on_with(number: int, tmp_path: Path) -> None:
     save_arrays({f"layers.{i}.weight": weight(512, 1024) for i in range(24)}, tmp_path / "in.safetensors")
     code = (
-        "import signal, sys, time; from breccia.checkpoint import disk; from breccia.cli import main\n"
+        "import signal, sys, time; from breccia.checkpoint.files import disk; from breccia.cli.main import main\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell in the background leaves out
         "def slow(what, path):\n"
         "    if what == 'write': time.sleep(0.02); print('.', flush=True)\n"
@@ -434,7 +433,7 @@ def test_an_input_that_is_cut_meanwhile_is_an_error(tmp_path: Path) -> None:
     source = tmp_path / "in.safetensors"
     save_arrays({f"layers.{i}.weight": weight(1024, 1024) for i in range(4)}, source)
     code = (
-        "import os, sys; from breccia.checkpoint import disk; from breccia.cli import main\n"
+        "import os, sys; from breccia.checkpoint.files import disk; from breccia.cli.main import main\n"
         "def cut(what, path):\n"
         "    if what == 'reserve space for': os.truncate(sys.argv[1], 1 << 20)\n"
         "disk.before = cut; sys.exit(main(['convert', *sys.argv[1:]]))"
@@ -686,7 +685,7 @@ def test_a_file_takes_the_place_of_locks_where_there_are_none(
 def test_the_file_of_a_process_that_has_ended_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_locks(errno.ENOLCK, monkeypatch)
     code = (
-        "import os, sys; from breccia.checkpoint import locks; from pathlib import Path\n"
+        "import os, sys; from breccia.checkpoint.files import locks; from pathlib import Path\n"
         "def refuse(*_): raise OSError(37, 'x')\n"
         "locks.fcntl.flock = refuse; locks.lock(Path(sys.argv[1])); os._exit(0)"
     )

@@ -113,7 +113,7 @@ def test_parts_of_other_processes_by_the_command(sources, tmp_path):
 
 KILLED = """
 import os, sys
-from breccia.checkpoint import disk, finish, plan
+from breccia.checkpoint.files import disk, finish, plan
 left = [int(sys.argv[1])]
 def before(*_):
     left[0] -= 1

@@ -34,7 +34,7 @@ LAYERS = {
         "checkpoint.files.safetensors_file checkpoint.files.safetensors_header checkpoint.files.sums moments"
     ),
     "bridges": "bridges dlpack schemes",
-    "checkpoints": "checkpoint gguf io calibration= calibration.error_feedback",
+    "checkpoints": "checkpoint gguf io calibration.error_feedback",
     "programs": (
         "distributed.checkpoints distributed.engine_weights "
         "calibration evaluation _serving diffusers peft sglang transformers vllm cli __main__ ="
