@@ -2,7 +2,9 @@
 """Schemes: what formats say of activations, KV caches and layers left alone, read, compared and carried on."""
 
 import json
+import re
 import struct
+import time
 
 import breccia
 import numpy as np
@@ -229,9 +231,53 @@ def test_a_field_of_another_form_is_one_sentence_or_nothing(method):
                 assert len(str(error)) < 400
 
 
-def test_expressions_whose_time_has_no_bound_are_refused():
-    with pytest.raises(ValueError, match="must not repeat"):
-        Match("regex", r"(a+)+b")
+WAYS = {"regex": re.fullmatch, "regex-start": re.match, "regex-search": re.search}
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_expressions_match_what_python_matches(kind):
+    """In names of layers, by patterns of one repetition to many, of those that calibrators write among them."""
+    patterns = [
+        r".*lm_head",
+        r"model\.layers\.\d+\.mlp\.experts\.\d+\.(gate|up)_proj$",
+        r"^(?!.*mlp).*q_proj.*$",
+        "mlp.gate",
+    ]
+    patterns += [
+        r".*\.(1|2[0-9])\..*gate.*",
+        r"(\w+\.)+q_proj",
+        r".*?layers.*?\d+.*?proj",
+        r"(a|b)_proj",
+        "",
+        ".*l.*l.*o.*j",
+    ]
+    names = [
+        "lm_head",
+        "model.layers.21.mlp.gate",
+        "model.layers.2.self_attn.q_proj",
+        "model.layers.3.mlp.experts.11.up_proj",
+    ]
+    names += ["a_proj", "a_proj_more", "model.layers.21.mlp.gate_proj", ""]
+    for pattern in patterns:
+        for name in names:
+            assert Match(kind, pattern).matches(name) == (WAYS[kind](pattern, name) is not None), (pattern, name)
+
+
+ENDLESS = [".*a" * 20 + "x", "(a|a)*b", "(a+)+b", "(.*)*x", "(a?){40}x", "((a*)*)*", "a*" * 30 + "b", "(?=a)(.*a){3}x"]
+
+
+@pytest.mark.parametrize("pattern", [*ENDLESS, "(?=a).*a.*a.*a.*x"])
+def test_expressions_of_strangers_end(pattern):
+    begin = time.process_time()
+    try:
+        for kind in WAYS:
+            assert Match(kind, pattern).matches("a" * 2000) in (False, True)
+    except ValueError as error:
+        assert "pattern must " in str(error)
+    assert time.process_time() - begin < 2
+
+
+def test_expressions_that_are_none_are_refused():
     with pytest.raises(ValueError, match="regular expression"):
         Match("regex", r"(")
     assert Match("regex-start", r"(a|b)_proj").matches("a_proj_more")

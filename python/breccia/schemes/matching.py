@@ -9,10 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from breccia.schemes.patterns import Patterns
+
 __all__ = ["Match"]
 
 _MOST = 1024  # characters of a pattern
-_REPEATS = 8  # of unbounded repetitions in a regular expression
+_REPEATS = 2  # repetitions in a regular expression that is left to Python
+_LONGEST = 256  # characters of a name for one that looks around, which may repeat once more
+
+_LOOKS_AROUND = "(?"  # and groups that are not captured, and flags
 
 # How each kind of pattern is written in front of it.
 _MARKS = {
@@ -67,12 +72,8 @@ class Match:
                 return name == self.pattern or name.startswith(self.pattern + ".")
             case "glob":
                 return fnmatchcase(name, self.pattern)
-            case "regex":
-                return _compiled(self.pattern).fullmatch(name) is not None
-            case "regex-start":
-                return _compiled(self.pattern).match(name) is not None
-            case "regex-search":
-                return _compiled(self.pattern).search(name) is not None
+            case "regex" | "regex-start" | "regex-search":
+                return _matches(self.pattern, name, self.kind)
             case "class":
                 return self.pattern in kinds
             case "contains":
@@ -83,20 +84,35 @@ class Match:
         return _MARKS[self.kind] + self.pattern
 
 
+def _matches(pattern: str, name: str, kind: str) -> bool:
+    """Whether a regular expression of a stranger fits a name, in time that a stranger cannot make long."""
+    compiled = _compiled(pattern)
+    if compiled is not None:
+        if len(name) > _LONGEST and _LOOKS_AROUND in pattern:
+            raise ValueError(
+                f"pattern must not look around in names of over {_LONGEST} characters, got {pattern[:80]!r}"
+            )
+        way = {"regex": compiled.fullmatch, "regex-start": compiled.match, "regex-search": compiled.search}
+        return way[kind](name) is not None
+    anywhere = (2 << len(name)) - 1
+    ends = Patterns("pattern").places(pattern, name, anywhere if kind == "regex-search" else 1)
+    return bool(ends >> len(name) & 1 if kind == "regex" else ends)
+
+
 @functools.lru_cache(4096)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """A regular expression of a stranger: without repetitions inside of repetitions, whose time has no bound.
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """A regular expression that Python matches in little time; None for one that `Patterns` takes.
 
     Raises:
-        ValueError: it is none, or takes too long.
+        ValueError: it is none, or neither.
     """
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"pattern must be a regular expression, got {pattern[:80]!r}: {error}") from None
     plain = re.sub(r"\\.|\[\^?\]?(\\.|[^\]\\])*\]", "x", pattern)
-    repeats = len(re.findall(r"[*+]|\{\d*,\d*\}", plain))
-    nested = re.search(r"\([^()]*[*+}][^()]*\)[*+{]", plain)
-    if repeats > _REPEATS or nested:
-        raise ValueError(f"pattern must not repeat what repeats, or more than {_REPEATS} times, got {pattern[:80]!r}")
-    return compiled
+    most = _REPEATS + (_LOOKS_AROUND in pattern)
+    if len(re.findall(r"[*+{]", plain)) <= most and not re.search(r"\)[*+{]", plain):
+        return compiled
+    Patterns("pattern").places(pattern, "", 1)
+    return None

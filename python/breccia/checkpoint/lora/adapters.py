@@ -18,8 +18,8 @@ from breccia.bridges.parts import Found
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile
-from breccia.checkpoint.lora.patterns import Patterns
 from breccia.checkpoint.reading.folder import read_json
+from breccia.schemes.patterns import Patterns
 
 __all__ = ["Adapter", "Change"]
 

@@ -22,8 +22,7 @@ Node = Callable[[int], int]
 
 
 class Patterns:
-    """Regular expressions of names: characters and classes, groups, alternatives, and repetitions that are not
-    inside of another.
+    """Regular expressions of names: characters and classes, groups, alternatives and repetitions.
 
     Args:
         argument: what messages call them.
@@ -54,7 +53,23 @@ class Patterns:
             starts = begin == 0 or (begin > 0 and name[begin - 1] == "." and "\n" not in name[:begin])
             return starts and _plain(pattern).fullmatch(name, begin) is not None
         starts_ = 1 | _places(name.partition("\n")[0], {"."}) << 1
-        return bool(_Reader(self, pattern, name).read()(starts_) >> len(name) & 1)
+        return bool(self.places(pattern, name, starts_) >> len(name) & 1)
+
+    def places(self, pattern: str, name: str, starts: int) -> int:
+        """Where matches end.
+
+        Args:
+            pattern: the regular expression.
+            name: what is matched.
+            starts: places where a match may begin, bit i before character i.
+
+        Returns:
+            The places where one of them ends, as bits.
+
+        Raises:
+            ValueError: the pattern is not a regular expression of this kind, or there is too much to match.
+        """
+        return _Reader(self, pattern, name).read()(starts)
 
     def _spend(self, steps: int) -> None:
         self._steps += steps
@@ -67,7 +82,7 @@ class _Reader:
 
     def __init__(self, owner: Patterns, pattern: str, name: str) -> None:
         self.owner, self.pattern, self.name, self.at = owner, pattern, name, 0
-        self.repeats = self.depth = 0  # how many repetitions were read, and groups are open
+        self.depth = 0  # groups that are open
 
     def read(self) -> Node:
         node = self._alternatives()
@@ -75,8 +90,8 @@ class _Reader:
 
     def _refuse(self) -> Node:
         raise ValueError(
-            f"{self.owner.argument} must be of regular expressions of characters, classes, groups and repetitions "
-            f"that are not inside of another, got {self.pattern!r}"
+            f"{self.owner.argument} must be of regular expressions of characters, classes, groups, alternatives and "
+            f"repetitions, got {self.pattern!r}"
         )
 
     def _next(self) -> str:
@@ -111,7 +126,7 @@ class _Reader:
         return after
 
     def _repeated(self) -> Node:
-        before, end = self.repeats, self._next() in _ENDS
+        end = self._next() in _ENDS
         item, mark = self._item(), self._next()
         if not mark or mark not in "*+?":
             return item
@@ -120,9 +135,10 @@ class _Reader:
         self.at += 1
         if mark == "?":
             return lambda places: places | item(places)
-        if self.repeats != before or (self._next() and self._next() in "*+?{"):
+        if self._next() == "?":  # as few as possible: the same places
+            self.at += 1
+        if self._next() and self._next() in "*+?{":
             return self._refuse()
-        self.repeats += 1
 
         def closure(places: int) -> int:
             found, new = places, places
