@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays, target_names, verify
+from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, plan, save_arrays, target_names, verify
 from breccia.checkpoint.judging.verify import values
 from checkpoints import weight
 
@@ -186,8 +186,10 @@ def test_patterns_hold_for_what_is_quantized_already(source: str, patterns: Any,
         try:
             report = convert(before, after, to, **patterns)
         except ValueError as error:
-            assert "all modules must have one recipe" in str(error), to
-            continue
+            if "changes nothing" not in str(error):
+                assert "all modules must have one recipe" in str(error), to
+                continue
+            report = convert(before, after, to)  # which leaves alone what the pattern would have left out
         second = Checkpoint(after)
         found = {one.name: second.refined(one) for one in second.found}
         new = values(second.load(found[LEFT_OUT]))
@@ -210,3 +212,44 @@ def test_a_pattern_that_matches_nothing_is_an_error_of_quantized_sources_too(tmp
     for option in ("include", "exclude"):
         with pytest.raises(ValueError, match=rf"--{option} '\*lm_head\*' must match the name of a tensor"):
             convert(tmp_path / "q.safetensors", tmp_path / "out.safetensors", "mxfp4", **{option: ["*lm_head*"]})
+
+
+NAMES = ("a.q_proj.weight", "a.norm.weight", "lm_head.weight", "a.up_proj.weight")
+NOTHING = [
+    ("nvfp4", {"exclude": ["*norm*"]}, "a.norm.weight, which it matches, is written the same without it"),
+    ("nvfp4", {"exclude": ["*q_proj*", "lm_head*"]}, "lm_head.weight, which it matches, is written the same"),
+    ("nvfp4", {"exclude": ["*weight", "*q_proj*"]}, None),
+    ("nvfp4", {"include": ["*"], "exclude": ["lm_head*"]}, None),
+    ("nvfp4", {"include": ["*norm*"]}, "a.norm.weight, which it matches, is written the same"),
+    ("nvfp4", {"include": ["*_proj*", "*q_proj*"]}, None),
+    ("fp32", {"exclude": ["*"]}, "a.norm.weight and 3 more that it matches are written the same"),
+    ("fp32", {"include": ["*"]}, "a.norm.weight and 3 more that it matches are written the same"),
+    ("bf16", {"exclude": ["*norm*"]}, None),
+    ("gguf:q6_k", {"include": ["*norm*"]}, "a.norm.weight, which it matches, is written the same"),
+]
+
+
+@pytest.mark.parametrize(("to", "patterns", "message"), NOTHING, ids=str)
+def test_a_pattern_that_changes_nothing_is_an_error(
+    to: str, patterns: dict[str, list[str]], message: str | None, tmp_path: Path
+) -> None:
+    shapes = {"a.norm.weight": (256,)}
+    save_arrays({name: weight(*shapes.get(name, (64, 256))) for name in NAMES}, tmp_path / "in.safetensors")
+    out = tmp_path / f"out.{'gguf' if 'gguf' in to else 'safetensors'}"
+    if message is None:
+        convert(tmp_path / "in.safetensors", out, to, **patterns)
+        return
+    with pytest.raises(ValueError, match="must change what is written, and changes nothing") as error:
+        convert(tmp_path / "in.safetensors", out, to, **patterns)
+    assert message in str(error.value)
+    with pytest.raises(ValueError, match="changes nothing"):
+        plan(tmp_path / "in.safetensors", out, to, 2, **patterns)
+
+
+def test_a_pattern_that_changes_nothing_of_quantized_sources(tmp_path: Path) -> None:
+    save_arrays({name: weight(64, 256) for name in NAMES}, tmp_path / "in.safetensors")
+    convert(tmp_path / "in.safetensors", tmp_path / "q.safetensors", "mxfp8")
+    for to in ("mxfp8", "modelopt:mxfp8", "compressed-tensors"):  # the codes stay anyhow
+        with pytest.raises(ValueError, match=r"--exclude '\*q_proj\*' must change what is written"):
+            convert(tmp_path / "q.safetensors", tmp_path / "out.safetensors", to, exclude=["*q_proj*"])
+    convert(tmp_path / "q.safetensors", tmp_path / "out.safetensors", "mxfp4", exclude=["*q_proj*"])

@@ -16,10 +16,16 @@ from breccia.checkpoint.judging.verify import values
 from breccia.gguf.container import GgufWriter
 from checkpoints import deepseek_v3, gpt_oss_20b, weight, write_shards
 from test_checkpoint_contradictions import gptq
+from tiny_models import MODELS, logits, random_model, tiny
 
 mx = pytest.importorskip("mlx.core")
 
 NAMES = ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
 
 
 def affine(folder: Path, every: dict[str, Any], own: dict[str, Any]) -> Path:
@@ -162,20 +168,63 @@ def test_mlx_is_told_the_models_numbers_by_its_own_names(said: Any, wanted: Any,
             assert text == {**said["text_config"], **({"rope_theta": 5e5} if "mlx" in to else {})}
 
 
-@pytest.mark.parametrize("to", ["mlx:int4", "mlx:int8", "mlx:mxfp4", "mlx:mxfp8", "mlx:nvfp4"])
-def test_experts_of_gpt_oss_are_of_a_kind_that_mlx_lm_knows(to: str, tmp_path: Path) -> None:
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+TO_MLX = ["mlx", "mlx:int4", "mlx:int8", "mlx:mxfp4", "mlx:mxfp8", "mlx:nvfp4"]
+
+
+@pytest.mark.parametrize("to", TO_MLX)
+def test_experts_of_gpt_oss_are_apart_for_mlx(to: str, tmp_path: Path) -> None:
     source = gpt_oss_20b(tmp_path / "in")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "model_type": "gpt_oss"}))
-    report = convert(source, tmp_path / "out", to, include=["*experts*"])
-    written = Checkpoint(tmp_path / "out")
-    experts = [name for name in written.entries if "experts" in name]
-    assert not [name for name in experts if name.endswith(".biases")]
-    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization"]
-    if to in ("mlx:int4", "mlx:int8"):
-        assert any("written in mxfp4, which the model's program reads" in note for note in report["notes"])
-        assert said["mode"] == "mxfp4"
-        assert report["tensors"]["repack"] == 2  # its makers' own codes
+    size = "auto" if "int" in to else None
+    report = convert(source, tmp_path / "out", to, include=["*experts*"], group_size=size)
+    at = "model.layers.0.mlp.experts."
+    experts = {
+        name.removeprefix(at) for name in SafetensorsFile(tmp_path / "out/model-00001-of-00001.safetensors").entries
+    }
+    roles = ["weight", "bias", "scales", *(["biases"] if "int" in to else [])]
+    parts = {f"{part}_proj.{role}" for part in ("gate", "up", "down") for role in roles}
+    assert experts == parts | {"model.layers.0.mlp.router.weight"}
+    same = to in ("mlx", "mlx:mxfp4")
+    assert report["tensors"].get("repack", 0) == (3 if same else 0)  # its makers' own codes
+    convert(tmp_path / "out", tmp_path / "back", "gpt-oss" if same else "fp32")
+    ours, theirs = read(source), read(tmp_path / "back")
+    assert theirs.keys() == ours.keys()
+    for name, w in ours.items():
+        noise = np.linalg.norm(theirs[name] - w)
+        assert noise <= (0 if same or "bias" in name else 0.2) * np.linalg.norm(w), name
+    again = convert(tmp_path / "out", tmp_path / "again", "mlx")  # the same bytes
+    assert not {"cast", "requantize"} & again["tensors"].keys()
+    first, second = (next((tmp_path / name).glob("*.safetensors")) for name in ("out", "again"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("to", ["gpt-oss", "bf16"])
+def test_gguf_of_gpt_oss_becomes_mlx(to: str, models: Path, tmp_path: Path) -> None:
+    convert(tiny("gpt-oss", models / to), tmp_path / "in", to)
+    convert(tmp_path / "in", tmp_path / "a.gguf", "gguf:mxfp4")
+    convert(tmp_path / "a.gguf", f"{tmp_path}/mlx/", "mlx:mxfp4")
+    convert(tmp_path / "in", tmp_path / "wanted", "mlx:mxfp4")
+    mine, wanted = read(tmp_path / "mlx"), read(tmp_path / "wanted")
+    assert {name for name in wanted if "experts" in name} == {name for name in mine if "experts" in name}
+    for name in wanted:
+        if "experts" in name:
+            np.testing.assert_array_equal(mine[name], wanted[name])
+
+
+@pytest.mark.parametrize("exclude", [[], ["*gate_up_proj*"], ["*down_proj"], ["*experts*"]])
+@pytest.mark.parametrize("to", TO_MLX[1:])
+def test_mlx_lm_loads_gpt_oss(to: str, exclude: list[str], models: Path, tmp_path: Path) -> None:
+    utils = pytest.importorskip("mlx_lm.utils")
+    if not (source := models / "plain").exists():  # without YaRN, whose ramp mlx-lm and transformers do not share
+        random_model("GptOss", {**MODELS["gpt-oss"][1], "rope_parameters": PLAIN}).save_pretrained(source)
+    convert(source, tmp_path / "out", to, exclude=exclude)
+    model, _ = utils.load_model(tmp_path / "out")
+    model.set_dtype(mx.float32)
+    mine = np.array(model(mx.array([list(range(3, 43))])))
+    convert(tmp_path / "out", tmp_path / "floats", "fp32")
+    np.testing.assert_allclose(mine, logits(tmp_path / "floats").numpy(), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("columns", "size"), [(576, 64), (512, 128), (96, 32), (80, None)])

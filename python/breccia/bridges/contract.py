@@ -147,6 +147,10 @@ class Bridge(Protocol):
         """Whether readers want all experts of a layer in one tensor."""
 
     @property
+    def gates_apart(self) -> bool:
+        """Whether readers want the gates of gpt-oss' experts apart from the others, which its makers keep in turn."""
+
+    @property
     def fused_experts(self) -> bool:
         """Whether readers know all experts of a layer in one tensor with inputs before outputs."""
 
@@ -312,18 +316,6 @@ class Bridge(Protocol):
             A reason for the report, in words.
         """
 
-    def instead(self, name: str, recipe: ScalingRecipe, model: Mapping[str, Any]) -> ScalingRecipe:
-        """The recipe for a tensor that the model's program does not read in the one that was asked for.
-
-        Args:
-            name: of the logical tensor.
-            recipe: that was asked for.
-            model: config.json.
-
-        Returns:
-            Another, or ``recipe``.
-        """
-
     def model_knows(self, recipe: ScalingRecipe, model: Mapping[str, Any]) -> bool:
         """Whether the program of a model, known by its config.json, reads a recipe in this format.
 
@@ -437,6 +429,7 @@ class FileFormat:
     shared_global_scale: bool = False
     bfloat16_scales: bool = False
     experts_together: bool = False
+    gates_apart: bool = False
     fused_experts: bool = False
     single_experts: bool = True
     misread_experts: Mapping[str, str] = field(default_factory=dict)
@@ -456,7 +449,6 @@ class FileFormat:
     carries: Callable[[ScalingRecipe], bool] = lambda recipe: False
     takes: Callable[[str, tuple[int, ...]], bool] = lambda name, shape: True
     why_not: Callable[[str], str] = lambda name: ""
-    instead: Callable[[str, ScalingRecipe, Mapping[str, Any]], ScalingRecipe] = lambda name, recipe, model: recipe
     model_knows: Callable[[ScalingRecipe, Mapping[str, Any]], bool] = lambda recipe, model: True
     lay_out: Callable[[Any, Place], dict[str, Part]] | None = None
     store: Callable[[str, Any, Place], tuple[dict[str, Part], dict[str, str]]] | None = None

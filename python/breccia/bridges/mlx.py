@@ -8,7 +8,6 @@ size: config.json says both, for single modules too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +59,6 @@ RECIPES: dict[str, ScalingRecipe] = {
 }
 _BITS = (2, 3, 4, 5, 6, 8)
 _SIZES = (32, 64, 128)
-_GPT_OSS_EXPERTS = re.compile(r"(.*\.)?experts\.(gate_up_proj|down_proj)")
 
 __all__ = ["from_mlx", "to_mlx"]
 
@@ -336,7 +334,7 @@ def config(written: Written) -> dict[str, Any]:
     groups = written.groups()
     said = _said_of_kept(written) if written.kept else _numbers(groups.pop(0)[0])
     for recipe, modules in groups:
-        said |= {name: _numbers(recipe) for module in modules for name in _read_as(module)}
+        said |= {module: _numbers(recipe) for module in modules}
     model = _as_mlx_reads(written.original)
     for place in ("text_config", "language_config"):
         inner = written.original.get(place)
@@ -354,19 +352,6 @@ def _said_of_kept(written: Written) -> dict[str, Any]:
     numbers = {key: every[key] for key in ("group_size", "bits", "mode") if every.get(key) is not None}
     own = {module: every[module] for module in sorted(written.kept) if isinstance(every.get(module), Mapping)}
     return {"group_size": 64, "bits": 4, **numbers, **own}
-
-
-def _read_as(module: str) -> tuple[str, ...]:
-    """The modules that mlx-lm makes of one: gates and others of gpt-oss' experts are two."""
-    at = module.removesuffix("experts.gate_up_proj")
-    return (module,) if at == module else (f"{at}experts.gate_proj", f"{at}experts.up_proj")
-
-
-def instead(name: str, recipe: ScalingRecipe, model: Mapping[str, Any]) -> ScalingRecipe:
-    """MXFP4 for the experts of gpt-oss, whose gates and others mlx-lm takes apart: it does not know them in affine
-    modes, nor do its makers' own files have them so."""
-    experts = model.get("model_type") == "gpt_oss" and _GPT_OSS_EXPERTS.fullmatch(name) is not None
-    return MXFP4BlockScaling() if experts and isinstance(recipe, (INT4Scaling, INT8Scaling)) else recipe
 
 
 def _as_mlx_reads(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -412,6 +397,7 @@ BRIDGE = FileFormat(
     recipes=RECIPES,
     anchors=(".scales",),
     experts_together=True,
+    gates_apart=True,
     embeddings=True,
     fused_experts=True,
     find=find,
@@ -420,7 +406,6 @@ BRIDGE = FileFormat(
     read=from_mlx,
     carries=carries,
     why_not=why_not,
-    instead=instead,
     keeps=lambda found: found.kind.startswith("affine"),
     lay_out=lambda scaled, place: lay_out(scaled),
     config=config,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a model that GGUF keeps as two: what each of the two is of the whole, and the whole of both.
+"""Tensors of a model that a format keeps as two: what each of the two is of the whole, and the whole of both.
 
 Rows of gates and others in turn: ``gate = whole[:, ::2]``, ``up = whole[:, 1::2]``.
 Keys and values of latent attention, K and V rows a head: ``k[h] = whole[h * (K + V) :][:K].T`` and
@@ -19,7 +19,7 @@ from breccia.bridges.outside import OutsideTensor
 from breccia.layouts import PerBlockK, PerBlockMN
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Alternate", "Cut", "Heads", "keeps_codes"]
+__all__ = ["All", "Alternate", "Cut", "Heads", "keeps_codes"]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,28 @@ class Heads:
         return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, values.shape[2])
 
 
-Cut = Alternate | Heads
+@dataclass(frozen=True)
+class All:
+    """All of a tensor, which has another name."""
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """The whole's own shape."""
+        return whole
+
+    def whole_shape(self, half: tuple[int, ...]) -> tuple[int, ...]:
+        """The same."""
+        return half
+
+    def of(self, whole: Any) -> Any:
+        """The tensor."""
+        return whole
+
+    def together(self, halves: Sequence[Any]) -> Any:
+        """The tensor."""
+        return halves[0]
+
+
+Cut = All | Alternate | Heads
 
 
 def keeps_codes(layout: Any) -> bool:

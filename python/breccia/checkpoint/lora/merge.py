@@ -143,11 +143,14 @@ class _Merge(Job):
             _check(name, change, known, checkpoint)
         super().__init__(checkpoint, destination, _target(checkpoint), show, threads, force)
 
-    def _choose(self, found: Found) -> Choice:
-        choice = super()._choose(found)
+    def _choose(self, found: Found, target: Target) -> Choice:
+        choice = super()._choose(found, target)
         if choice.action not in ("copy", "repack"):
             raise ValueError(f"tensor {found.name!r} must be one that {self.target.format} can write as it is")
         return self._merged(choice) if found.name in self.adapter.changes else choice
+
+    def _check_patterns(self, found: list[Found]) -> None:
+        """The target's are no user's."""
 
     def _merged(self, choice: Choice) -> Choice:
         found = choice.found

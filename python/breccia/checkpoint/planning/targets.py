@@ -31,6 +31,7 @@ __all__ = [
     "Target",
     "has_one_level",
     "largest_group",
+    "names_of",
     "parse_target",
     "requantized",
     "target_names",
@@ -240,9 +241,15 @@ def largest_group(columns: int, most: int) -> int | None:
     return next((size for size in _GROUP_SIZES if size <= most and columns % size == 0), None)
 
 
+def names_of(found: Found) -> list[str]:
+    """What patterns may call a tensor: its name, those of what it is made of, and that of what it is a part of."""
+    others = [*found.options.get("members", ()), *([found.options["whole"]] if "whole" in found.options else [])]
+    return [found.name, *(other.name for other in others)]
+
+
 def wanted(found: Found, target: Target) -> bool:
     """Whether patterns and shape let a tensor be quantized."""
-    names = [found.name, *(member.name for member in found.options.get("members", ()))]
+    names = names_of(found)
     if target.include and not any(fnmatchcase(name, p) for name in names for p in target.include):
         return False
     if target.left_alone and not target.include:
@@ -268,7 +275,7 @@ def _recipe(found: Found, target: Target) -> ScalingRecipe | None:
         return dataclasses.replace(recipe, two_level=False, global_scale_form="multiplier")
     if target.group_size == AUTO:
         recipe = _of_largest_groups(recipe, found.shape[-1])
-    return recipe and target.bridge.instead(found.name, recipe, target.model)
+    return recipe
 
 
 def _of_largest_groups(recipe: ScalingRecipe | None, columns: int) -> ScalingRecipe | None:
@@ -347,7 +354,7 @@ def _choose_kind(found: Found, target: Target, kind: Kind) -> Choice:
 
 def _named(found: Found, target: Target) -> bool:
     """Whether the patterns let a tensor be written in another type."""
-    names = [found.name, *(member.name for member in found.options.get("members", ()))]
+    names = names_of(found)
     if target.include and not any(fnmatchcase(name, pattern) for name in names for pattern in target.include):
         return False
     return not any(fnmatchcase(name, pattern) for name in names for pattern in target.exclude)
@@ -373,7 +380,6 @@ def _holds(found: Found, target: Target) -> bool:
     asked = [one for one in (target.recipe, target.with_inputs) if one is not None]
     if target.group_size == AUTO and asked:
         asked = [one for one in (_recipe(found, target),) if one is not None]
-    asked = [target.bridge.instead(found.name, one, target.model) for one in asked]
     if target.recipe is not None and not any(same_grid(recipe, one) for one in asked):
         return False
     if not target.bridge.carries(recipe):

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found
-from breccia.checkpoint.reading.halves import halves
-from breccia.gguf.models import ModelMap
+from breccia.checkpoint.reading.halves import ExpertsApart, halves
 from breccia.layouts import PerTensor
 from breccia.scaled_tensor import ScaledTensor
+
+if TYPE_CHECKING:
+    from breccia.checkpoint.planning.targets import Target
 
 __all__ = ["apart", "gathered", "stack", "together"]
 
@@ -25,14 +27,18 @@ MAX_EXPERTS = 1 << 17  # matrices of all layers: the largest models have half of
 _PROJECTIONS = {short: long for long, short in _MIXTRAL.items()}
 
 
-def gathered(found: list[Found], names: ModelMap | None, wanted: bool) -> list[Found]:
-    """Experts of a layer as one tensor where the format's readers want that, or those of a GGUF file's model.
+def gathered(found: list[Found], target: Target) -> list[Found]:
+    """Experts of a layer as the format's readers want them: in one tensor, gates apart from others, or as those of a
+    GGUF file's model.
 
     Raises:
         ValueError: some of a layer stay apart, for which GGUF has no name.
     """
+    names, bridge = target.names, target.bridge
     if names is None:
-        return together(found) if wanted else found
+        apart = bridge.gates_apart and target.model.get("model_type") == "gpt_oss"
+        found = halves(found, ExpertsApart()) if apart else found
+        return together(found) if bridge.experts_together else found
     found = together(halves(found, names)) if names.experts or names.has_cuts else found
     alone = next((one.name for one in found if names.apart(one.name)), None)
     if alone is not None:

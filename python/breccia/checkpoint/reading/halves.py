@@ -1,20 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logical tensors that GGUF keeps as two: cut where a GGUF file is written, put together where one is read."""
+"""Logical tensors that GGUF, or mlx-lm, keeps as two: cut where such files are written, put together where they are
+read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Protocol
 
 from breccia.bridges.parts import Found
-from breccia.gguf.cuts import Alternate, Cut, keeps_codes
-from breccia.gguf.models import ModelMap
+from breccia.gguf.cuts import All, Alternate, Cut, keeps_codes
 
-__all__ = ["halves", "wholes"]
+__all__ = ["ExpertsApart", "Names", "halves", "wholes"]
 
 
-def halves(found: Iterable[Found], names: ModelMap) -> list[Found]:
-    """Tensors as GGUF has them.
+class Names(Protocol):
+    """Which of a model's tensors a format keeps as two."""
+
+    def cuts(self, name: str) -> list[tuple[str, Cut]]:
+        """The tensors that the format keeps one of the model's as, and what each is of it; none where it is one."""
+
+    def whole(self, name: str) -> str:
+        """The model's own name of what a tensor is one of two of; "" where it is of none."""
+
+
+class ExpertsApart:
+    """Experts of gpt-oss as mlx-lm has them: gates and others apart, each a module with a weight and a bias."""
+
+    _WHOLE = re.compile(r"(?P<at>(?:.*\.)?experts\.)(?P<part>gate_up|down)_proj(?P<bias>_bias)?")
+    _PART = re.compile(r"(?P<at>(?:.*\.)?experts\.)(?P<part>gate|up|down)_proj\.(?P<end>weight|bias)")
+
+    def cuts(self, name: str) -> list[tuple[str, Cut]]:
+        """See `Names`."""
+        match = self._WHOLE.fullmatch(name)
+        if match is None:
+            return []
+        end = "bias" if match["bias"] else "weight"
+        parts: dict[str, Cut] = {"gate": Alternate(0), "up": Alternate(1)}
+        if match["part"] == "down":
+            parts = {"down": All()}
+        return [(f"{match['at']}{part}_proj.{end}", cut) for part, cut in parts.items()]
+
+    def whole(self, name: str) -> str:
+        """See `Names`."""
+        match = self._PART.fullmatch(name)
+        if match is None:
+            return ""
+        part = "down" if match["part"] == "down" else "gate_up"
+        return f"{match['at']}{part}_proj{'_bias' if match['end'] == 'bias' else ''}"
+
+
+def halves(found: Iterable[Found], names: Names) -> list[Found]:
+    """Tensors as the format has them.
 
     Raises:
         ValueError: a shape does not fit config.json.
@@ -22,8 +60,9 @@ def halves(found: Iterable[Found], names: ModelMap) -> list[Found]:
     result: list[Found] = []
     for one in found:
         cuts = names.cuts(one.name)
-        if cuts and "cut" in one.options:  # of a GGUF file
-            result += one.options["members"]
+        if cuts and "members" in one.options:  # of a file that has them so
+            members = one.options["members"]
+            result += [replace(member, name=name) for member, (name, _) in zip(members, cuts, strict=True)]
         else:
             result += [_half(one, name, cut) for name, cut in cuts] or [one]
     return result
@@ -34,7 +73,7 @@ def _half(whole: Found, name: str, cut: Cut) -> Found:
         shape = cut.shape(whole.shape)
     except ValueError as error:
         raise ValueError(f"tensor {whole.name!r}: {error}") from None
-    kept = isinstance(cut, Alternate) and keeps_codes(whole.layout)
+    kept = _keeps(cut, whole)
     return replace(
         whole,
         name=name,
@@ -45,8 +84,13 @@ def _half(whole: Found, name: str, cut: Cut) -> Found:
     )
 
 
-def wholes(found: Iterable[Found], names: ModelMap) -> list[Found]:
-    """Tensors of a GGUF file as the model has them, each in the place of its first half; halves of nothing as they
+def _keeps(cut: Cut, found: Found) -> bool:
+    """Whether a tensor and its half have the same recipe."""
+    return isinstance(cut, All) or (isinstance(cut, Alternate) and keeps_codes(found.layout))
+
+
+def wholes(found: Iterable[Found], names: Names) -> list[Found]:
+    """Tensors of a file as the model has them, each in the place of its first half; halves of nothing as they
     are."""
     listed = list(found)
     at = {one.name: one for one in listed}
@@ -68,7 +112,7 @@ def wholes(found: Iterable[Found], names: ModelMap) -> list[Found]:
 def _whole(name: str, cut: Cut, members: list[Found]) -> Found:
     first = next((one for one in members if one.format != "plain"), members[0])
     alike = all((one.format, one.recipe, one.layout) == (first.format, first.recipe, first.layout) for one in members)
-    kept = alike and isinstance(cut, Alternate) and keeps_codes(first.layout)
+    kept = alike and _keeps(cut, first)
     dtypes = {one.dtype for one in members}
     parts = {"weight" if i == 0 else f"weight {i}": part for i, part in enumerate(_parts(members))}
     return replace(

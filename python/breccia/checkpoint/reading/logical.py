@@ -12,7 +12,7 @@ from breccia.bridges.common import FP8_DTYPES
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
 from breccia.checkpoint.reading.experts import MAX_EXPERTS, apart
-from breccia.checkpoint.reading.halves import wholes
+from breccia.checkpoint.reading.halves import ExpertsApart, Names, wholes
 from breccia.checkpoint.reading.models import is_stored_turned, models_name, turns
 from breccia.gguf.container import GgufFile
 
@@ -204,12 +204,16 @@ def in_order(found: Iterable[Found], taken: set[str], plain: Plain) -> Logical:
 
 
 def _of_halves(items: list[Found | Entry], plain: Plain) -> list[Found | Entry]:
-    """Tensors that a GGUF file keeps as two, put together; others as they are."""
+    """Tensors that a file keeps as two, put together; others as they are."""
     home = next(iter(plain.home.values()), None)  # a GGUF file is a checkpoint of its own
-    known = home.model if isinstance(home, GgufFile) else None
-    if known is None or not known.has_cuts:
+    if isinstance(home, GgufFile):
+        names: Names | None = home.model if home.model is not None and home.model.has_cuts else None
+    else:
+        known = plain.config.get("model_type") == "gpt_oss" and any(ExpertsApart().whole(item.name) for item in items)
+        names = ExpertsApart() if known else None
+    if names is None:
         return items
-    return list(wholes((plain(item) if isinstance(item, Entry) else item for item in items), known))
+    return list(wholes((plain(item) if isinstance(item, Entry) else item for item in items), names))
 
 
 def _named(found: Found) -> Found:

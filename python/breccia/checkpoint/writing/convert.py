@@ -28,6 +28,7 @@ from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.activations import Activations
 from breccia.checkpoint.planning.identity import beside, identity_of
 from breccia.checkpoint.planning.importance import Importance
+from breccia.checkpoint.planning.name_patterns import check_effects, check_names
 from breccia.checkpoint.planning.shared_scales import share
 from breccia.checkpoint.planning.targets import (
     AUTO,
@@ -155,17 +156,6 @@ def check_destination(destination: Path, *sources: str | os.PathLike[str], force
         raise FileExistsError(f"destination must not be there, {destination} is{hint}")
 
 
-def _check_patterns(found: list[Found], target: Target) -> None:
-    names = [one.name for one in found]
-    for option, patterns in (("include", target.include), ("exclude", target.exclude)):
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                example = f", such as {names[0]!r}" if names else ""
-                raise ValueError(
-                    f"--{option} {pattern!r} must match the name of a tensor, it matches none of {len(names)}{example}"
-                )
-
-
 class Job:
     """One conversion: what becomes of each tensor, and the work."""
 
@@ -192,7 +182,7 @@ class Job:
             checkpoint.config = gguf_folder.config_of(source)
         found = list(checkpoint.found)
         check_all_is_read(checkpoint, found)
-        _check_patterns(found, target)
+        check_names(found, target)
         self.notes: list[str] = []
         self.left_out: list[str] = []
         self.requantized: list[Comparison] = []
@@ -203,7 +193,9 @@ class Job:
         self._folds = not target.bridge.pre_scales
         self.activations = Activations(checkpoint, found, target)
         self.target = self._settled(target)
-        self.choices = [self._choose(one) for one in self._to_convert(found)]
+        to_convert = self._to_convert(found)
+        self._check_patterns(to_convert)
+        self.choices = [self._choose(one, self.target) for one in to_convert]
         self._add_activations()
         self.choices += outputs.made_anew(checkpoint, self.target)
         if not target.float_dtype:
@@ -215,7 +207,6 @@ class Job:
         self.notes += self._note_nothing()
         self.notes += self._note_group_size()
         self.notes += self._note_levels()
-        self.notes += self._note_instead()
         self.notes += self._note_experts()
         self.notes += self._note_importance()
         if self.from_gguf and not self.into_directory and not target.bridge.own_files:
@@ -254,7 +245,7 @@ class Job:
         if self._folds:
             found = [self.checkpoint.folded(one) for one in found]
             self._note_folded(found)
-        return gathered(found, self.target.names, self.target.bridge.experts_together)
+        return gathered(found, self.target)
 
     def _refined(self, found: list[Found]) -> list[Found]:
         """The tensors with all that is known of them; what is found out to be odd is noted."""
@@ -270,13 +261,15 @@ class Job:
             self.notes.append(f"{_some(names)}: {text}")
         return refined
 
-    def _choose(self, found: Found) -> Choice:
+    def _choose(self, found: Found, target: Target) -> Choice:
         with naming(self.checkpoint.path, found.name):
-            return self._as_stored(found) or choose(found, self.target)
+            return self._as_stored(found, target) or choose(found, target)
 
-    def _as_stored(self, found: Found) -> Choice | None:
+    def _check_patterns(self, found: list[Found]) -> None:
+        check_effects(found, self.target, self._choose)
+
+    def _as_stored(self, found: Found, target: Target) -> Choice | None:
         """A tensor whose own form no recipe says, where none is asked for and the format stays."""
-        target = self.target
         others = target.recipe is not None or target.kind or target.float_dtype or found.recipe is not None
         if others or found.format != target.format or not target.bridge.keeps(found):
             return None
@@ -353,19 +346,6 @@ class Job:
         if names is None or not any(has_one_level(found, self.target) for found in nvfp4):
             return []
         return [f"NVFP4 has one level: programs do not apply all second scales of a {names.architecture} model"]
-
-    def _note_instead(self) -> list[str]:
-        """Which tensors have another recipe than the one that was asked for, as the model's program needs it."""
-        asked, target = self.target.recipe, self.target
-        if asked is None:
-            return []
-        names: dict[str, list[str]] = {}
-        for choice in self.choices:
-            name, recipe = choice.found.name, choice.recipe
-            if recipe is not None and target.bridge.instead(name, asked, target.model) != asked:
-                names.setdefault(recipe.name, []).append(name)
-        said = "which the model's program reads, and not what was asked for"
-        return [f"{_some(some)}: written in {recipe}, {said}" for recipe, some in names.items()]
 
     def _note_experts(self) -> list[str]:
         """What programs do wrong with experts, and others, that are written."""
