@@ -2,6 +2,7 @@
 """Block scales of which no mark says whether they are in rows or in tiles: other tensors tell it, or their numbers;
 where neither does, they are refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 from breccia.bridges import comfyui, compressed_tensors, modelopt
 from breccia.bridges import parts as _parts
-from breccia.checkpoint import Checkpoint, convert, save_arrays, verify
+from breccia.checkpoint import Checkpoint, convert, finish, plan, save_arrays, verify
 from breccia.checkpoint.judging.verify import values
+from breccia.cli.main import main
 
 pytest.importorskip("ml_dtypes")  # without it arrays of codes are of plain bytes, which files say, too
 RNG = np.random.default_rng(11)
@@ -100,3 +102,45 @@ def test_another_layers_mark_tells(tmp_path: Path) -> None:
     arrays = stored("a", w, "nvfp4", True) | {f"b.{role}": array for role, array in marked.items()}
     save_arrays(arrays, tmp_path / "in.safetensors")
     check(tmp_path / "in.safetensors", {"a": w}, "nvfp4")
+
+
+@pytest.mark.parametrize("tiles", [True, False])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_option_tells(recipe: str, tiles: bool, tmp_path: Path) -> None:
+    w, method = weights(256, 512, 0, 0), "comfyui" if tiles else "modelopt"
+    path = tmp_path / "in.safetensors"
+    save_arrays(stored("a", w, recipe, tiles), path)
+    wanted = breccia.dequantize(breccia.cast(w, RECIPES[recipe]))
+    with pytest.raises(ValueError, match="--unmarked modelopt or --unmarked comfyui"):
+        breccia.load(path)
+    np.testing.assert_array_equal(values(breccia.load(path, unmarked=method)["a.weight"]), wanted)
+    convert(path, tmp_path / "a.safetensors", "fp32", unmarked=method)
+    np.testing.assert_array_equal(breccia.load(tmp_path / "a.safetensors")["a.weight"], wanted)
+    assert verify(tmp_path / "a.safetensors", path, min_sqnr_db=1e9, unmarked=method)["ok"]
+    other = {"comfyui": "modelopt", "modelopt": "comfyui"}[method]
+    assert not verify(tmp_path / "a.safetensors", path, unmarked=other)["ok"]
+    pieces = plan(path, tmp_path / "b.safetensors", "fp32", 1, unmarked=method)
+    for piece in pieces:
+        dataclasses.replace(piece).run()
+    with pytest.raises(ValueError, match="must be made from this source and target"):
+        finish(path, tmp_path / "b.safetensors", "fp32", unmarked=other)
+    finish(path, tmp_path / "b.safetensors", "fp32", unmarked=method)
+    assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
+    code = main(
+        ["convert", "--quiet", str(path), str(tmp_path / "c.safetensors"), "--to", "fp32", "--unmarked", method]
+    )
+    assert code == 0
+    assert (tmp_path / "c.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="unmarked must be one of comfyui, modelopt, or None, got 'comfy'"):
+        breccia.load(path, unmarked="comfy")
+
+
+@pytest.mark.parametrize("other", ["modelopt", "comfyui"])
+def test_the_option_is_for_files_that_say_nothing(other: str, tmp_path: Path) -> None:
+    """Marked ones are read as they say."""
+    w = weights(256, 512, 0, 0)
+    for to in ("comfyui:nvfp4", "modelopt:nvfp4"):
+        save_arrays({"a.weight": w}, tmp_path / "in.safetensors")
+        convert(tmp_path / "in.safetensors", tmp_path / f"{to}.safetensors", to)
+        found = breccia.load(tmp_path / f"{to}.safetensors", unmarked=other)["a.weight"]
+        np.testing.assert_array_equal(breccia.dequantize(found), breccia.dequantize(breccia.cast(w, RECIPES["nvfp4"])))

@@ -40,12 +40,13 @@ def save(
     bridges.save_safetensors(tensors, path, metadata)
 
 
-def load(path: str | os.PathLike[str], framework: str = "numpy") -> dict[str, Any]:
+def load(path: str | os.PathLike[str], framework: str = "numpy", *, unmarked: str | None = None) -> dict[str, Any]:
     """Every tensor of a file or checkpoint, of any format breccia reads.
 
     Args:
         path: a safetensors file, a directory of them, or a GGUF file.
         framework: "numpy", "torch", "jax" or "mlx".
+        unmarked: "comfyui" or "modelopt": whose order the block scales of a file have that does not say it.
 
     Returns:
         Name → ScaledTensor; arrays where the file has plain ones, and in NumPy what no ScaledTensor can say.
@@ -54,7 +55,7 @@ def load(path: str | os.PathLike[str], framework: str = "numpy") -> dict[str, An
         ValueError: the checkpoint is not valid, or there is no such framework.
         FileNotFoundError: there is no such file.
     """
-    with open(path, framework) as checkpoint:
+    with open(path, framework, unmarked=unmarked) as checkpoint:
         return dict(checkpoint)
 
 
@@ -81,7 +82,7 @@ def scheme(path: str | os.PathLike[str]) -> ModelScheme:
 
 
 def open(  # noqa: A001 (breccia.open)
-    path: str | os.PathLike[str], framework: str = "numpy", *, progress: bool = False
+    path: str | os.PathLike[str], framework: str = "numpy", *, progress: bool = False, unmarked: str | None = None
 ) -> OpenCheckpoint:
     """A checkpoint of any format breccia reads, as a mapping that reads a tensor when it is asked for.
 
@@ -89,6 +90,7 @@ def open(  # noqa: A001 (breccia.open)
         path: a safetensors file, a directory of them, or a GGUF file.
         framework: "numpy", "torch", "jax" or "mlx".
         progress: draw a line on the terminal while the tensors are gone through.
+        unmarked: "comfyui" or "modelopt": whose order the block scales of a file have that does not say it.
 
     Returns:
         Its iterator gives pairs, as in ``for name, tensor in breccia.open(path)``.
@@ -97,17 +99,19 @@ def open(  # noqa: A001 (breccia.open)
         ValueError: the checkpoint is not valid, or there is no such framework.
         FileNotFoundError: there is no such file.
     """
-    return OpenCheckpoint(path, framework, progress)
+    return OpenCheckpoint(path, framework, progress, unmarked)
 
 
 class OpenCheckpoint:
     """What `open` returns. Use it in a ``with``, or let go of it: arrays keep the file's memory."""
 
-    def __init__(self, path: str | os.PathLike[str], framework: str, progress: bool) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], framework: str, progress: bool, unmarked: str | None = None
+    ) -> None:
         from breccia.checkpoint import Checkpoint
 
         frameworks.named(framework)
-        self._checkpoint = Checkpoint(path)
+        self._checkpoint = Checkpoint(path, unmarked=unmarked)
         self._found = self._checkpoint.found.by_name()
         self._framework, self._progress = framework, progress
 

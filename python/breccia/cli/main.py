@@ -105,6 +105,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         action="store_true",
         help="keep no checksums of what is read and written; with --finish, look at none",
     )
+    _add_unmarked(convert)
     convert.add_argument("--quiet", action="store_true", help="draw no progress bar")
 
     merge = _command(
@@ -157,6 +158,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "--adapter", metavar="DIR", help="a LoRA adapter that was merged into A to make B: how much of it is there"
     )
     verify.add_argument("--moments", metavar="FILE", help="moments of A, of calibrate: how wrong layers' outputs are")
+    _add_unmarked(verify)
     verify.add_argument("--all", action="store_true", help="list equal tensors too")
 
     calibrate = _command(
@@ -202,6 +204,14 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
 
         demo_module.add_arguments(demo)
     return parser
+
+
+def _add_unmarked(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--unmarked",
+        choices=["comfyui", "modelopt"],
+        help="whose order block scales have in a file that does not say it",
+    )
 
 
 def _group_size(text: str) -> int | str:
@@ -287,7 +297,7 @@ def _convert(args: argparse.Namespace) -> int:
         return 0
     if args.source is None or args.destination is None:
         raise ValueError("IN and OUT must be given, except with --to list")
-    options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size")}
+    options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size", "unmarked")}
     progress = not args.quiet and not args.json
     if args.strict and args.part:
         raise ValueError("--strict must be left out with --part: --finish refuses what would be noted")
@@ -388,12 +398,13 @@ def _verify(args: argparse.Namespace) -> int:
             raise ValueError(f"--adapter must be left out with --complete, got {args.adapter}")
         if args.moments is not None:
             raise ValueError(f"--moments must be left out with --complete, got {args.moments}")
+        if args.unmarked is not None:
+            raise ValueError(f"--unmarked must be left out with --complete, got {args.unmarked}")
         return _complete(args)
     if args.b is None:
         raise ValueError("B must be given: the checkpoint to compare with A")
-    report = verify(
-        args.a, args.b, min_sqnr_db=args.min_sqnr, adapter=args.adapter, moments=args.moments, progress=not args.json
-    )
+    options = {"min_sqnr_db": args.min_sqnr, "adapter": args.adapter, "moments": args.moments}
+    report = verify(args.a, args.b, progress=not args.json, unmarked=args.unmarked, **options)
     _print(args, report, "" if args.json else render(report, args.all))
     return 0 if report["ok"] else 1
 

@@ -91,8 +91,8 @@ def decided(scale: Array, element: str, name: str) -> bool:
             return answer
     raise ValueError(
         f"{name} must tell whether it is in rows, as ModelOpt stores it, or in tiles, as ComfyUI does: nothing else in "
-        'the file says which, and both fit. Put it in a directory with a config.json of {"quantization_config": '
-        '{"quant_method": "modelopt"}} or "comfyui"'
+        "the file says which, and both fit: say it by --unmarked modelopt or --unmarked comfyui (unmarked= in Python), "
+        'or in a config.json of {"quantization_config": {"quant_method": "modelopt"}} beside it'
     )
 
 

@@ -219,6 +219,7 @@ def verify(
     adapter: str | os.PathLike[str] | None = None,
     moments: str | os.PathLike[str] | Mapping[str, Moments] | None = None,
     progress: bool = False,
+    unmarked: str | None = None,
 ) -> dict[str, Any]:
     """Compare checkpoint ``b`` with its reference ``a``. JSON types only.
 
@@ -231,6 +232,7 @@ def verify(
             and the adapter's change.
         moments: what `breccia.calibrate` gives of ``a``, or its file.
         progress: draw a line on a terminal.
+        unmarked: "comfyui" or "modelopt": whose order the block scales of a file have that does not say it.
 
     Returns:
         ``ok``, and per tensor SQNR, cosine, largest error, the likely mistake and the bound that held. With an adapter
@@ -246,7 +248,7 @@ def verify(
     """
     if min_sqnr_db is not None and not isinstance(min_sqnr_db, (int, float)):
         raise TypeError(f"min_sqnr_db must be a number of decibels, got {min_sqnr_db!r}")
-    first, second = Checkpoint(a, mapped=False), Checkpoint(b, mapped=False)
+    first, second = (Checkpoint(path, mapped=False, unmarked=unmarked) for path in (a, b))
     others = {_canonical(f): f for f in second.found}
     results, failed, missing = [], [], []
     merged = None if adapter is None else Survival(adapter, first)

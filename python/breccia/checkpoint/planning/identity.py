@@ -19,7 +19,7 @@ __all__ = ["beside", "identity_of", "spelled"]
 
 def identity_of(checkpoint: Checkpoint, target: Target) -> bytes:
     """32 bytes: of this version, the target with its options, config.json, and the stamp of every file."""
-    said: list[Any] = [__version__, spelled(target), checkpoint.config]
+    said: list[Any] = [__version__, spelled(target), checkpoint.config, checkpoint.unmarked]
     said += [[str(path.resolve()), stamp] for path, stamp in checkpoint.stamps.items()]
     said += [[str(path), stamp] for path, stamp in beside(checkpoint).items()]
     return hashlib.sha256(json.dumps(said).encode()).digest()

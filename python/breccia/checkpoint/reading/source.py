@@ -37,6 +37,7 @@ from breccia.schemes import ModelScheme, of_checkpoint
 __all__ = ["Checkpoint", "assemble"]
 
 LEFT_OUT = "breccia.left_out"  # GGUF metadata: names of the source's tensors that GGUF has no place for
+UNMARKED = ("comfyui", "modelopt")  # whose block scales have one shape and two orders
 MADE = frozenset({"members", "expert", "offset", "cut"})  # options of tensors that have no stored one's bytes
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -46,6 +47,8 @@ class Checkpoint:
 
     Args:
         path: a safetensors file, a directory of them, or a GGUF file.
+        unmarked: the quant_method, as config.json has it, of a file that says none: "comfyui" or "modelopt" of block
+            scales that may be in either's order. Files that say one are read as they say.
         mapped: whether arrays view the mapped files. A process that reads a mapped file which another one cuts
             meanwhile is killed; where arrays are read into memory of their own that is an error.
 
@@ -63,8 +66,10 @@ class Checkpoint:
         FileNotFoundError: there is no such file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, mapped: bool = True) -> None:
-        self.path, self.mapped = path_of(path, "path"), mapped
+    def __init__(self, path: str | os.PathLike[str], *, mapped: bool = True, unmarked: str | None = None) -> None:
+        if unmarked not in (None, *UNMARKED):
+            raise ValueError(f"unmarked must be one of {', '.join(UNMARKED)}, or None, got {unmarked!r}")
+        self.path, self.mapped, self.unmarked = path_of(path, "path"), mapped, unmarked
         self.files: list[SafetensorsFile | GgufFile] = []
         self.entries: dict[str, Entry] = {}
         self.home: dict[str, SafetensorsFile | GgufFile] = {}
@@ -122,7 +127,7 @@ class Checkpoint:
                 continue
             if isinstance(said, dict) and said:
                 return said
-        return {}
+        return {} if self.unmarked is None else {"quant_method": self.unmarked}
 
     @functools.cached_property
     def scheme(self) -> ModelScheme:

@@ -78,6 +78,7 @@ def convert(
     force: bool = False,
     strict: bool = False,
     checksums: bool = True,
+    unmarked: str | None = None,
 ) -> dict[str, Any]:
     """Convert a checkpoint. Peak memory is below twice the largest tensor plus 256 MiB.
 
@@ -98,6 +99,7 @@ def convert(
             before; never the source.
         strict: refuse what would be a note in the report.
         checksums: keep checksums of what is written, by which an interrupted conversion sees whether it is still there.
+        unmarked: "comfyui" or "modelopt": whose order the block scales of a file have that does not say it.
 
     Returns:
         What was done, of JSON types.
@@ -116,7 +118,7 @@ def convert(
     source = path_of(source, "source")
     folder = names_folder(destination)
     check_destination(place, source, force=force)
-    checkpoint = Checkpoint(source, mapped=False)
+    checkpoint = Checkpoint(source, mapped=False, unmarked=unmarked)
     try:
         if imatrix is not None:
             target = dataclasses.replace(target, importance=Importance(imatrix, outputs.gguf_model(checkpoint)[0]))

@@ -72,6 +72,7 @@ class Piece:
     bytes_read: int
     bytes_written: int
     identity: str
+    unmarked: str | None = None
 
     @property
     def cost(self) -> int:
@@ -96,7 +97,16 @@ class Piece:
             OSError: the disk is full or the like; nothing of this part is left behind.
         """
         target = _target(self.to, self.include, self.exclude, self.scale_search, self.group_size)
-        with _opened(self.source, self.destination, target, self.parts, progress, threads, checksums=checksums) as job:
+        with _opened(
+            self.source,
+            self.destination,
+            target,
+            self.parts,
+            progress,
+            threads,
+            checksums=checksums,
+            unmarked=self.unmarked,
+        ) as job:
             if job.identity != self.identity:
                 raise ValueError(f"source {self.source} must be as it was planned for, it is another now: plan again")
             return job.convert_part(self.part)
@@ -112,6 +122,7 @@ def plan(
     exclude: Sequence[str] = (),
     scale_search: str | None = None,
     group_size: int | str | None = None,
+    unmarked: str | None = None,
 ) -> list[Piece]:
     """Divide a conversion into parts that cost about the same, from headers alone.
 
@@ -124,6 +135,7 @@ def plan(
         exclude: as for `convert`.
         scale_search: as for `convert`.
         group_size: as for `convert`.
+        unmarked: as for `convert`.
 
     Returns:
         The parts. Run each, in any order and on any machine, then `finish`.
@@ -133,7 +145,7 @@ def plan(
         FileExistsError: the destination is there.
     """
     target = _target(to, include, exclude, scale_search, group_size)
-    with _opened(source, destination, target, parts, False, 1) as job:
+    with _opened(source, destination, target, parts, False, 1, unmarked=unmarked) as job:
         return [
             Piece(
                 source=os.fspath(source),
@@ -149,6 +161,7 @@ def plan(
                 bytes_read=sum(job.read[i] for i in job.shares[part - 1]),
                 bytes_written=sum(nbytes_of_choice(job.flat[i][1]) for i in job.shares[part - 1]),
                 identity=job.identity,
+                unmarked=unmarked,
             )
             for part in range(1, parts + 1)
         ]
@@ -167,6 +180,7 @@ def finish(
     progress: bool = False,
     strict: bool = False,
     checksums: bool = True,
+    unmarked: str | None = None,
 ) -> dict[str, Any]:
     """Put parts together: check that all are there, write index and config.json, and give the output its name.
 
@@ -185,6 +199,7 @@ def finish(
         progress: draw a line on a terminal.
         strict: as for `convert`.
         checksums: read the source and the parts again, and compare them with the parts' checksums.
+        unmarked: as it was for the parts.
 
     Returns:
         What was done, as `convert` says it.
@@ -195,7 +210,7 @@ def finish(
     """
     target = _target(to, include, exclude, scale_search, group_size)
     count = _count(path_of(destination, "destination")) if parts is None else parts
-    with _opened(source, destination, target, count, progress, None, strict, checksums) as job:
+    with _opened(source, destination, target, count, progress, None, strict, checksums, unmarked) as job:
         return job.finish()
 
 
@@ -233,6 +248,7 @@ def _opened(
     threads: int | None,
     strict: bool = False,
     checksums: bool = True,
+    unmarked: str | None = None,
 ) -> Iterator[_Parts]:
     parts = count_of(parts, "parts", MAX_PARTS)
     source = path_of(source, "source")
@@ -243,7 +259,7 @@ def _opened(
         if not parts_of(place).is_dir():
             raise
         raise FileExistsError(f"{error}: it is complete, and {parts_of(place)} is not needed any more") from None
-    checkpoint = Checkpoint(source, mapped=False)
+    checkpoint = Checkpoint(source, mapped=False, unmarked=unmarked)
     try:
         yield _Parts(checkpoint, destination, target, parts, show, threads, strict, checksums)
     finally:
@@ -291,7 +307,7 @@ class _Parts(Job):
     def _parts_identity(self) -> str:
         """Without paths and numbers of inodes: machines may see the source in different places."""
         said: list[Any] = [__version__, spelled(self.target), self.checkpoint.config, self.parts, self.destination.name]
-        said.append(self.into_directory)
+        said += [self.into_directory, self.checkpoint.unmarked]
         said += [[path.name, size, mtime] for path, (_, size, mtime, _) in self.checkpoint.stamps.items()]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
