@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,6 @@ TYPES: dict[str, tuple[int, int, int]] = {
     "Q1_0": (41, 128, 18),
 }
 NUMBERS = {number: name for name, (number, _, _) in TYPES.items()}
-# Types of codebooks and of three values, which gguf-py decodes.
-_OF_PEER = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ3_S", "IQ2_S", "IQ1_M", "TQ1_0", "TQ2_0")
 _TENSORS = ("Q8_0", "Q4_0", "Q4_1", "MXFP4", "NVFP4")  # types that `from_gguf` knows
 KINDS: dict[str, Kind] = {
     "f16": Kind("F16"),
@@ -277,7 +276,8 @@ def kind_of(recipe: ScalingRecipe) -> str:
 
 
 def dequantize_gguf(raw: Any, kind: str) -> Array:
-    """The values of a tensor of blocks as float32. IQ1 to IQ3 and TQ are decoded by gguf-py.
+    """The values of a tensor of blocks as float32. Types of codebooks and of three values, IQ1 to IQ3 and TQ, are
+    decoded by gguf-py, and so is every other that it decodes.
 
     Args:
         raw: bytes of whole blocks, uint8 ``(..., row bytes)``.
@@ -287,8 +287,8 @@ def dequantize_gguf(raw: Any, kind: str) -> Array:
         float32 ``(..., K)``.
 
     Raises:
-        ValueError: a kind that is not read, or rows that are not whole blocks.
-        ImportError: gguf is not installed, which decodes this kind.
+        ValueError: a kind that gguf-py does not decode either, or rows that are not whole blocks.
+        ImportError: gguf is not installed, which may decode this kind.
     """
     if kind in _TENSORS:
         from breccia.verbs import dequantize
@@ -296,20 +296,23 @@ def dequantize_gguf(raw: Any, kind: str) -> Array:
         made = from_gguf(raw, kind)
         return made.dequantize() if isinstance(made, OutsideTensor) else dequantize(made)
     blocks = _blocks(raw, kind)
-    if kind in _OF_PEER:
-        return _decoded_by_peer(codes(raw, "raw"), kind)
     if kind not in VALUES:
-        raise ValueError(f"kind must be one of {', '.join([*_TENSORS, *VALUES, *_OF_PEER])}, got {kind!r}")
+        return _decoded_by_peer(codes(raw, "raw"), kind)
     return _flat(VALUES[kind](blocks).astype(np.float32))
 
 
 def _decoded_by_peer(raw: Array, kind: str) -> Array:
     require("gguf", EXTRA)
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
+    import gguf
 
     rows = np.ascontiguousarray(raw).reshape(-1, raw.shape[-1])
-    values = np.asarray(dequantize(rows, GGMLQuantizationType[kind]), np.float32)
+    try:
+        values = np.asarray(gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind]), np.float32)
+    except (KeyError, NotImplementedError):
+        raise ValueError(
+            f"kind must be one that breccia or gguf-py decodes, got {kind!r}: gguf {version('gguf')} does not, and a "
+            f"newer one may"
+        ) from None
     return values.reshape(*raw.shape[:-1], values.shape[-1])
 
 
