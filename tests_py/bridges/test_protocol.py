@@ -264,3 +264,38 @@ def test_a_name_that_nothing_can_spell_is_refused(name: str) -> None:
 def test_a_name_is_taken_once() -> None:
     with pytest.raises(ValueError, match=r"^bridge\.name must be new, there is a format 'gguf'$"):
         bridges.register(bridges.FileFormat("gguf"))
+
+
+def test_the_format_that_the_configuration_names_is_asked_first(tmp_path: Path) -> None:
+    """A format of another package may call its tensors as others of this package do."""
+    asked = []
+
+    def find(name: str, entries: Any, context: Any) -> Any:
+        asked.append(name)
+        weight = name.removesuffix("_scale")
+        parts = {"weight": weight, "weight_scale": name}
+        recipe, layout = breccia.Float8CurrentScaling(), breccia.PerTensor()
+        return bridges.Found(weight, "quark", "fp8", parts, entries[weight].shape, recipe, layout, "float32")
+
+    save_arrays({"a.weight": np.ones((64, 64), np.float32)}, tmp_path / "in.safetensors")
+    convert(tmp_path / "in.safetensors", f"{tmp_path}/q/", "compressed-tensors:fp8-tensor")
+    bridges.register(bridges.FileFormat("quark", anchors=("weight_scale",), find=find))
+    try:
+        for method, format in (("quark", "quark"), ("compressed-tensors", "compressed-tensors")):
+            config = {"quantization_config": {"quant_method": method}}
+            (tmp_path / "q" / "config.json").write_text(json.dumps(config))
+            assert [one.format for one in Checkpoint(tmp_path / "q").found] == [format]
+        assert asked == ["a.weight_scale"]
+    finally:
+        bridges.unregister("quark")
+
+
+def test_files_of_another_kind_are_not_written_as_gguf(tmp_path: Path) -> None:
+    bridges.register(
+        bridges.FileFormat("onnx", own_files=True, recipes={"int8": breccia.INT8Scaling()}, store=lambda *_: ({}, {}))
+    )
+    try:
+        with pytest.raises(ValueError, match="--to must be a format of safetensors files or GGUF, 'onnx' has files of"):
+            convert(model(tmp_path / "in"), tmp_path / "out.onnx", "onnx")
+    finally:
+        bridges.unregister("onnx")

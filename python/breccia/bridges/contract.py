@@ -100,7 +100,8 @@ class Bridge(Protocol):
 
     @property
     def own_files(self) -> bool:
-        """Whether the format is a kind of file of its own, with a whole model in it, and not of safetensors files."""
+        """Whether the format is a kind of file of its own, with a whole model in it, and not of safetensors files:
+        GGUF alone is, of which the writer is here."""
 
     @property
     def whole_header(self) -> bool:

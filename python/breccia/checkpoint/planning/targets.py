@@ -194,6 +194,8 @@ def parse_target(
         names = recipe_names.suggestion(spelled, target_names())
         every = "" if names.endswith("?") else " ('breccia convert --to list' has all)"
         raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {names}{every}")
+    if bridge.own_files and name not in bridges.modules():
+        raise ValueError(f"--to must be a format of safetensors files or GGUF, {name!r} has files of its own kind")
     if keys and keys[0] in bridge.kinds:
         return _of_kind(spelled, bridge, keys, options, patterns)
     if keys and keys[0] not in bridge.recipes:

@@ -51,7 +51,7 @@ class Finder:
 
     Args:
         entries: stored tensors by name.
-        context: what config.json says, see `Bridge.find`.
+        context: what config.json says, see `Bridge.find`; a format of the name of its method is asked first.
 
     Attributes:
         found: the tensors that a bridge reads.
@@ -61,7 +61,8 @@ class Finder:
 
     def __init__(self, entries: Mapping[str, Entry], context: Mapping[str, Any]) -> None:
         self.entries, self._context = entries, context
-        self._bridges = list(bridges.registry().values())
+        method = (context.get("quantization_config") or {}).get("quant_method")
+        self._bridges = sorted(bridges.registry().values(), key=lambda bridge: bridge.name != method)
         self.found: list[Found] = []
         self.taken: set[str] = set()
         self.troubles: dict[str, str] = {}
