@@ -14,7 +14,7 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-from breccia.checkpoint import SafetensorsFile, convert, doctor, save_arrays, verify
+from breccia.checkpoint import SafetensorsFile, convert, doctor, save_arrays, target_names, verify
 from breccia.checkpoint.judging.doctor import render
 from breccia.cli.main import main
 
@@ -124,7 +124,9 @@ def test_json_is_that_of_the_standard(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_targets_are_listed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run("convert", model, "none", "--to", "list", "--json", capsys=capsys)
     assert code == 0
-    assert "compressed-tensors:nvfp4" in json.loads(out)
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert set(rows) >= {name for name in target_names() if ":" in name}
+    assert (rows["compressed-tensors:nvfp4"]["bits"], rows["gguf:q6_k"]["opens_in"]) == (4.5, ["llama.cpp"])
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,7 +292,7 @@ def test_demo_takes_a_directory(many: Path, capsys: pytest.CaptureFixture[str]) 
 def test_targets_are_listed_without_paths(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run("convert", "--to", "list", capsys=capsys)
     assert code == 0
-    assert {"fp8-block", "nvfp4", "modelopt:nvfp4"} <= set(out.split())
+    assert {"fp8-block", "nvfp4", "modelopt:", "q6_k", "llama.cpp"} <= {word.strip(",") for word in out.split()}
     code, _, err = run("convert", "--to", "nvfp4", capsys=capsys)
     assert (code, err) == (2, "breccia convert: IN and OUT must be given, except with --to list\n")
 

@@ -210,6 +210,8 @@ def config(written: Written) -> dict[str, Any]:
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("vLLM", "SGLang", "transformers with GPTQModel"),
+    calibrated=True,
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

@@ -50,12 +50,14 @@ class Kind:
         block: how many values of a row it takes at a time.
         encode: bytes of float32 rows, along the last axis.
         otherwise: what rows that are no whole blocks are quantized to.
+        decode: float32 rows of what ``encode`` gives; None where what was lost is not measured.
     """
 
     name: str
     block: int = 1
     encode: Callable[[Array], Array] | None = None
     otherwise: ScalingRecipe | None = None
+    decode: Callable[[Array], Array] | None = None
 
 
 class Bridge(Protocol):
@@ -97,6 +99,18 @@ class Bridge(Protocol):
     @property
     def writes(self) -> bool:
         """Whether `stored` can write the format."""
+
+    @property
+    def opens_in(self) -> tuple[str, ...]:
+        """Programs that open what is written, the most usual first; "PROGRAM with LIBRARY" where it needs one."""
+
+    @property
+    def needs(self) -> str:
+        """What else they need, in words; "" where nothing."""
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether files of the format are mostly made by data, which rounding to the nearest is not."""
 
     @property
     def own_files(self) -> bool:
@@ -420,6 +434,9 @@ class FileFormat:
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     anchors: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
+    opens_in: tuple[str, ...] = ()
+    needs: str = ""
+    calibrated: bool = False
     own_files: bool = False
     whole_header: bool = False
     input_scales: bool = False
@@ -480,7 +497,7 @@ class FileFormat:
         return {self.role_name(name, role): part for role, part in self.lay_out(scaled, place).items()}, {}
 
 
-PLAIN = FileFormat("")  # checkpoints without codes
+PLAIN = FileFormat("", opens_in=("transformers", "vLLM", "SGLang"))  # checkpoints without codes
 
 registered: dict[str, Bridge] = {}
 

@@ -301,6 +301,7 @@ def config(written: Written) -> dict[str, Any]:
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("vLLM", "SGLang", "transformers"),
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

@@ -116,6 +116,8 @@ def config(written: Written) -> dict[str, Any]:
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("vLLM", "transformers"),
+    needs="experts of gpt-oss alone",
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

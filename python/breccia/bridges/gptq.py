@@ -334,6 +334,8 @@ def _fused(modules: list[str]) -> list[str]:
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("vLLM", "SGLang", "transformers with GPTQModel"),
+    calibrated=True,
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

@@ -392,6 +392,7 @@ def _numbers(recipe: ScalingRecipe) -> dict[str, Any]:
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("mlx-lm",),
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

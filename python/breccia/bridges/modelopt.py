@@ -361,6 +361,7 @@ def _group(kind: dict[str, Any]) -> dict[str, Any]:
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("vLLM", "SGLang", "transformers with breccia"),
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

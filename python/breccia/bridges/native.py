@@ -319,6 +319,8 @@ def config(written: Written) -> dict[str, Any]:
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("vLLM", "SGLang", "transformers"),
+    needs="each needs breccia",
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from breccia._version import __version__
-from breccia.cli import text_commands
+from breccia.cli import conversion, text_commands
 from breccia.cli.arguments import Parser, count, json_last, part
 from breccia.cli.errors import Terminated, said, terminable
 from breccia.cli.terminal import after, plain_characters, streams, wrapped
@@ -99,6 +99,9 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     pieces = convert.add_mutually_exclusive_group()
     pieces.add_argument("--part", type=part, metavar="I/N", help="convert only the I-th of N parts, on any machine")
     pieces.add_argument("--finish", action="store_true", help="put the parts together when all are there")
+    convert.add_argument(
+        "--dry-run", action="store_true", help="print the plan and the sizes; compares several: --to nvfp4,int4"
+    )
     convert.add_argument("--strict", action="store_true", help="refuse what would be noted")
     convert.add_argument(
         "--no-checksums",
@@ -290,14 +293,21 @@ def _notes(report: dict[str, Any]) -> list[str]:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from breccia.checkpoint import convert, finish, target_names
+    from breccia.checkpoint import convert, finish
+    from breccia.checkpoint.planning.target_list import targets
+    from breccia.checkpoint.planning.targets import parse_target
 
     if args.to == "list":
-        _print(args, target_names(), "\n".join(target_names()))
+        rows = targets()
+        _print(args, rows, "\n".join(conversion.table(rows)))
         return 0
+    options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size", "unmarked")}
+    if args.dry_run:
+        return _dry_run(args, options)
+    if "," in args.to:
+        raise ValueError(f"--to must be one target, or --dry-run given, which compares several, got {args.to!r}")
     if args.source is None or args.destination is None:
         raise ValueError("IN and OUT must be given, except with --to list")
-    options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size", "unmarked")}
     progress = not args.quiet and not args.json
     if args.strict and args.part:
         raise ValueError("--strict must be left out with --part: --finish refuses what would be noted")
@@ -313,20 +323,52 @@ def _convert(args: argparse.Namespace) -> int:
     else:
         options |= {"threads": args.threads, "force": args.force, "imatrix": args.imatrix}
         report = convert(args.source, args.destination, args.to, progress=progress, **options)
-    tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
-    lines = _notes(report)
-    done = f"{report['bytes_written']:,} bytes from {report['bytes_read']:,} in {report['seconds']} s ({tensors})"
-    lines += after(f"{report['destination']}:", done)
-    lines += _lost(report["requantized"])
-    kept = report["kept"]
-    if kept and not args.include and kept["bytes"] > 0.1 * report["bytes_written"]:
-        share = kept["bytes"] / report["bytes_written"]
-        lines.append(
-            f"{share:.0%} of the bytes are weights kept as they were, the largest:\n"
-            f"  {kept['largest']}\n"
-            "  --include '*' takes those that are left out by name"
-        )
+    lines = [*_notes(report), *conversion.cost(report), *_lost(report["requantized"]), *_kept(args, report)]
+    lines += conversion.following(report, parse_target(args.to).bridge, bool(args.imatrix))
     _print(args, report, "\n".join(lines))
+    return 0
+
+
+def _kept(args: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+    """The share of weights that stay as they were, for people."""
+    kept = report["kept"]
+    if not kept or args.include or kept["bytes"] <= 0.1 * report["bytes_written"]:
+        return []
+    share = kept["bytes"] / report["bytes_written"]
+    return [
+        f"{share:.0%} of the bytes are weights kept as they were, the largest:",
+        f"  {kept['largest']}",
+        "  --include '*' takes those that are left out by name",
+    ]
+
+
+def _dry_run(args: argparse.Namespace, options: dict[str, Any]) -> int:
+    """Plan one target, or compare several."""
+    from breccia.checkpoint import convert
+
+    if args.source is None:
+        raise ValueError("IN must be given, except with --to list")
+    if args.part or args.finish:
+        raise ValueError("--part and --finish must be left out with --dry-run")
+    options |= {"strict": args.strict, "imatrix": args.imatrix, "dry_run": True}
+    destination = args.destination or "OUT"
+    names = [name.strip() for name in args.to.split(",") if name.strip()]
+    if len(names) == 1:
+        report = convert(args.source, destination, names[0], **options)
+        lines = [*conversion.plan_lines(report), "", *_notes(report), *conversion.cost(report), *_kept(args, report)]
+        _print(args, report, "\n".join([*lines, "nothing was written"]))
+        return 0
+
+    def planned(name: str) -> dict[str, Any]:
+        try:
+            return convert(args.source, destination, name, **options)
+        except ValueError as error:
+            return {"to": name, "error": said(error)}
+
+    reports = [planned(name) for name in names]
+    if all("error" in one for one in reports):
+        raise ValueError(reports[0]["error"])
+    _print(args, {"plans": reports}, "\n".join(conversion.compared(reports)))
     return 0
 
 

@@ -360,6 +360,7 @@ def refine(found: Found, array: Callable[[str], Array]) -> Found:
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("ComfyUI",),
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

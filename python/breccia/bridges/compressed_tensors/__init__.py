@@ -246,6 +246,7 @@ def _one_divisor(scaled: ScaledTensor) -> Array:
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("vLLM", "SGLang", "transformers with compressed-tensors"),
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -77,10 +78,20 @@ TYPES: dict[str, tuple[int, int, int]] = {
 }
 NUMBERS = {number: name for name, (number, _, _) in TYPES.items()}
 _TENSORS = ("Q8_0", "Q4_0", "Q4_1", "MXFP4", "NVFP4")  # types that `from_gguf` knows
+
+
+def _values_of(raw: Array, kind: str) -> Array:
+    """The values of a type that is decoded here, float32."""
+    return _flat(VALUES[kind](_blocks(raw, kind)).astype(np.float32))
+
+
 KINDS: dict[str, Kind] = {
     "f16": Kind("F16"),
     "bf16": Kind("BF16"),
-    **{name.lower(): Kind(name, TYPES[name][1], encode, RECIPES["q8_0"]) for name, encode in QUANTIZE.items()},
+    **{
+        name.lower(): Kind(name, TYPES[name][1], encode, RECIPES["q8_0"], partial(_values_of, kind=name))
+        for name, encode in QUANTIZE.items()
+    },
 }
 RECIPE_OF: dict[str, ScalingRecipe] = {name.upper(): recipe for name, recipe in RECIPES.items()}
 
@@ -295,10 +306,10 @@ def dequantize_gguf(raw: Any, kind: str) -> Array:
 
         made = from_gguf(raw, kind)
         return made.dequantize() if isinstance(made, OutsideTensor) else dequantize(made)
-    blocks = _blocks(raw, kind)
+    _blocks(raw, kind)  # rows must be whole blocks
     if kind not in VALUES:
         return _decoded_by_peer(codes(raw, "raw"), kind)
-    return _flat(VALUES[kind](blocks).astype(np.float32))
+    return _values_of(raw, kind)
 
 
 def _decoded_by_peer(raw: Array, kind: str) -> Array:
@@ -389,6 +400,7 @@ def store(name: str, scaled: ScaledTensor | OutsideTensor, place: Place) -> tupl
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("llama.cpp",),
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

@@ -164,6 +164,7 @@ def carries(recipe: ScalingRecipe) -> bool:
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("transformers with torchao",),
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

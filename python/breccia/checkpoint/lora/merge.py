@@ -34,6 +34,7 @@ from breccia.checkpoint.writing import outputs
 from breccia.checkpoint.writing.convert import Job, check_destination
 from breccia.checkpoint.writing.execute import cast_for
 from breccia.checkpoint.writing.finite import counted
+from breccia.checkpoint.writing.losses import Loss
 from breccia.checkpoint.writing.repack import repack
 from breccia.checkpoint.writing.work import Work
 from breccia.gguf.container import GgufFile
@@ -191,9 +192,9 @@ class _Merge(Job):
     def _companions(self, work: Work) -> None:
         outputs.write_companions(self.checkpoint, work.out, self.target, self.choices, dict(self.files), as_it_is=True)
 
-    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers) -> int:
+    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers, losses: dict[str, Loss]) -> int:
         if choice.action != "merge":
-            return super()._execute(choice, writer, workers)
+            return super()._execute(choice, writer, workers, losses)
         found = choice.found
         if found.format == "plain":
             self._write_floats(choice, writer)

@@ -191,6 +191,10 @@ def parse_target(
         return Target(spelled, format=bridges.OWN, recipe=_with(base, options), **patterns)
     bridge = bridges.registry().get(name)
     if bridge is None or not bridge.writes:
+        from breccia.checkpoint.planning.target_list import meant
+
+        if said := meant(spelled):
+            raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {said}")
         names = recipe_names.suggestion(spelled, target_names())
         every = "" if names.endswith("?") else " ('breccia convert --to list' has all)"
         raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {names}{every}")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,26 @@ def _parse(path: Path, raw: bytes) -> dict[str, Any]:
     return value
 
 
+def absent(path: Path) -> FileNotFoundError:
+    """The error of a checkpoint that is not there; a name of the Hugging Face Hub is told how to come."""
+    hub = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)) and not path.parent.exists()
+    more = f": as a name of the Hugging Face Hub, hf download {path} --local-dir {path.name} gets it" if hub else ""
+    return FileNotFoundError(f"path must be a file or a directory, there is no {path}{more}")
+
+
+def _instead(folder: Path) -> str:
+    """What to do about weights of another kind in a folder; "" where there are none."""
+    if any(folder.glob("*.gguf")):
+        return ": name the .gguf file itself"
+    pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(kind))
+    if not pickles:
+        return ""
+    return (
+        f", but {pickles[0]}, a pickle, which may run code and is not read: in Python, "
+        f"transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained('NEW') writes safetensors"
+    )
+
+
 class Folder:
     """The JSON files of a checkpoint, read; a file that stands alone has none.
 
@@ -67,7 +88,7 @@ class Folder:
         self._weights: dict[str, str] = {}
         self.stamps: dict[Path, disk.Stamp] = {}
         if not path.exists():
-            raise FileNotFoundError(f"path must be a file or a directory, there is no {path}")
+            raise absent(path)
         if path.is_dir():
             self._read_config()
             self.paths = self._paths()
@@ -87,7 +108,9 @@ class Folder:
         if not indices:
             paths = sorted(p for p in self.path.glob("*.safetensors") if not p.name.startswith("."))
             if not paths:
-                raise FileNotFoundError(f"path must have safetensors files, there are none in {self.path}")
+                raise FileNotFoundError(
+                    f"path must have safetensors files, there are none in {self.path}{_instead(self.path)}"
+                )
             return paths
         self.index = indices[0]
         weights: Any = self._json(self.index).get("weight_map")

@@ -43,6 +43,7 @@ from breccia.checkpoint.planning.targets import (
 )
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.experts import gathered
+from breccia.checkpoint.reading.folder import absent
 from breccia.checkpoint.reading.logical import AS_NUMBERS, NUMBERS
 from breccia.checkpoint.reading.models import is_one_expert
 from breccia.checkpoint.reading.naming import naming
@@ -50,9 +51,9 @@ from breccia.checkpoint.reading.source import FACTOR, Checkpoint, is_float
 from breccia.checkpoint.reading.unread import check_all_is_read
 from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing import outputs
-from breccia.checkpoint.writing.execute import execute, lost
+from breccia.checkpoint.writing.execute import execute
+from breccia.checkpoint.writing.losses import Loss, errors, lost
 from breccia.checkpoint.writing.work import Done, Work, check_replaceable, partial_of
-from breccia.comparison import Comparison
 from breccia.gguf import folder as gguf_folder
 from breccia.gguf.container import GgufFile, GgufWriter, block_type
 from breccia.gguf.models import ModelMap
@@ -79,6 +80,7 @@ def convert(
     strict: bool = False,
     checksums: bool = True,
     unmarked: str | None = None,
+    dry_run: bool = False,
 ) -> dict[str, Any]:
     """Convert a checkpoint. Peak memory is below twice the largest tensor plus 256 MiB.
 
@@ -100,6 +102,8 @@ def convert(
         strict: refuse what would be a note in the report.
         checksums: keep checksums of what is written, by which an interrupted conversion sees whether it is still there.
         unmarked: "comfyui" or "modelopt": whose order the block scales of a file have that does not say it.
+        dry_run: plan alone; nothing is written, and the destination may be there. The report has ``plan``, what becomes
+            of each tensor, and no figures of what is lost.
 
     Returns:
         What was done, of JSON types.
@@ -117,12 +121,17 @@ def convert(
     place = path_of(destination, "destination")
     source = path_of(source, "source")
     folder = names_folder(destination)
-    check_destination(place, source, force=force)
+    if not source.exists():
+        raise absent(source)
+    if not dry_run:
+        check_destination(place, source, force=force)
     checkpoint = Checkpoint(source, mapped=False, unmarked=unmarked)
     try:
         if imatrix is not None:
             target = dataclasses.replace(target, importance=Importance(imatrix, outputs.gguf_model(checkpoint)[0]))
-        return Job(checkpoint, place, target, progress, threads, force, folder, strict, checksums).run()
+        force, progress = force and not dry_run, progress and not dry_run
+        job = Job(checkpoint, place, target, progress, threads, force, folder, strict, checksums)
+        return job.plan() if dry_run else job.run()
     finally:
         checkpoint.close()
 
@@ -187,7 +196,7 @@ class Job:
         check_names(found, target)
         self.notes: list[str] = []
         self.left_out: list[str] = []
-        self.requantized: list[Comparison] = []
+        self.losses: dict[str, Loss] = {}
         self.not_finite: dict[str, int] = {}
         self._quantized = {one.name for one in found if one.format != "plain"}
         formats = {one.format for one in found} - {"plain"}
@@ -329,9 +338,9 @@ class Job:
             trouble = gguf_folder.write_tokenizer(self.checkpoint.path, work.out)
             self.notes += [trouble] if trouble else []
 
-    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers) -> int:
-        """Write a tensor; how many of its numbers are infinite or NaN."""
-        return execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add, self.requantized)
+    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers, losses: dict[str, Loss]) -> int:
+        """Write a tensor, and add what it lost; how many of its numbers are infinite or NaN."""
+        return execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add, losses)
 
     def _note_model(self, names: ModelMap | None, reason: str) -> None:
         if names is None:
@@ -427,6 +436,11 @@ class Job:
             by_file[self.checkpoint.home[main].path.name].append(choice)
         return [(name, choices) for name, choices in by_file.items() if choices]
 
+    def plan(self) -> dict[str, Any]:
+        """What would be done."""
+        self._check_strict()
+        return {**self._report(0.0), "plan": [planned(choice) for choice in self.choices]}
+
     def run(self) -> dict[str, Any]:
         begin, others = time.monotonic(), beside(self.checkpoint)
         self._check_strict()
@@ -504,6 +518,7 @@ class Job:
     def _keep(self, file: str, done: Done) -> None:
         """Take note of a tensor of an output file that is on disk."""
         self.not_finite |= done.not_finite
+        self.losses |= done.losses
 
     def _fill(self, writer: PlannedWriter, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
         """Write tensors, and say now and then which are on disk."""
@@ -519,10 +534,11 @@ class Job:
                 self.progress.skip(nbytes_of_choice(choice))
                 self._keep(name, done[name_of])
                 continue
+            losses: dict[str, Loss] = {}
             with naming(self.checkpoint.path, choice.found.name):
-                bad = self._execute(choice, writer, workers)
+                bad = self._execute(choice, writer, workers, losses)
             counts = {choice.found.name: bad} if bad else {}
-            pending[name_of] = Done(_taken(self.checkpoint.sums), _taken(writer.sums), counts)
+            pending[name_of] = Done(_taken(self.checkpoint.sums), _taken(writer.sums), counts, losses)
             self._keep(name, pending[name_of])
             written += nbytes_of_choice(choice)
             if written >= _SYNC_EVERY:
@@ -578,20 +594,46 @@ class Job:
         actions: dict[str, int] = {}
         for choice in self.choices:
             actions[choice.action] = actions.get(choice.action, 0) + 1
-        read = sum(f.path.stat().st_size for f in self.checkpoint.files)
         return {
             "source": str(self.checkpoint.path),
             "destination": str(self.destination),
             "to": self.target.spelled,
             "tensors": actions,
-            "bytes_read": read,
+            "bytes_read": sum(entry.nbytes for entry in self.checkpoint.entries.values()),
             "bytes_written": self.progress.total,
             "seconds": round(seconds, 3),
+            **sizes(self.choices),
             "kept": self._kept(),
-            "requantized": lost(self.requantized),
+            "requantized": lost(self.losses),
+            "errors": errors(self.losses),
             "not_finite": self.not_finite,
             "notes": self._all_notes(),
         }
+
+
+def planned(choice: Choice) -> dict[str, Any]:
+    """What becomes of a tensor, of JSON types."""
+    found = choice.found
+    return {
+        "name": found.name,
+        "shape": list(found.shape),
+        "action": choice.action,
+        "from": found.kind if found.format == "plain" else f"{found.format} {found.kind}",
+        "stored": {name: dtype for name, (dtype, _) in choice.outputs.items()},
+        "nbytes": nbytes_of_choice(choice),
+    }
+
+
+def sizes(choices: list[Choice]) -> dict[str, Any]:
+    """How many weights there are, and the bits that each takes in the output: of all, and of those that are codes."""
+    listed = [(math.prod(c.found.shape), nbytes_of_choice(c), c.action in QUANTIZED) for c in choices]
+    weights, codes = sum(n for n, _, _ in listed), sum(n for n, _, of_codes in listed if of_codes)
+    bits, bits_of_codes = (8 * sum(size for _, size, q in listed if q or not of) for of in (False, True))
+    return {
+        "weights": weights,
+        "bits_per_weight": round(bits / weights, 3) if weights else None,
+        "bits_per_quantized_weight": round(bits_of_codes / codes, 3) if codes else None,
+    }
 
 
 def _taken(sums: Sums | None) -> Sums:

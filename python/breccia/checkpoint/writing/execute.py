@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from breccia import _core, verbs
 from breccia.bridges.common import bfloat16_bits, float32
+from breccia.bridges.contract import Kind
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.dtypes import typed
@@ -22,6 +23,7 @@ from breccia.checkpoint.planning.targets import Choice, Target
 from breccia.checkpoint.reading.source import MADE, Checkpoint
 from breccia.checkpoint.workers import PIECE, Workers
 from breccia.checkpoint.writing.finite import counted, in_piece
+from breccia.checkpoint.writing.losses import Loss, summed
 from breccia.checkpoint.writing.repack import cut, repack
 from breccia.comparison import Comparison, compare
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
@@ -29,7 +31,7 @@ from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRec
 from breccia.scaled_tensor import ScaledTensor
 from breccia.verbs.cast_options import column_weights
 
-__all__ = ["cast_for", "execute", "lost"]
+__all__ = ["cast_for", "execute"]
 
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
@@ -46,9 +48,9 @@ def execute(
     writer: PlannedWriter,
     workers: Workers,
     done: Done,
-    requantized: list[Comparison] | None = None,
+    losses: dict[str, Loss] | None = None,
 ) -> int:
-    """Write one tensor, and add to a list how far the new codes of a requantized one are from the old ones.
+    """Write one tensor, and add to ``losses`` how far new codes are from what was read, by its name.
 
     Returns:
         How many of its numbers are infinite or NaN; of codes that are kept as they are none is counted.
@@ -95,11 +97,13 @@ def execute(
             _copy(lambda start, stop: blocks[start:stop], blocks.size, name, writer, workers, done)
         case "encode":
             (name,) = choice.outputs
-            encode = target.bridge.kinds[target.kind].encode
-            assert encode is not None
+            kind = target.bridge.kinds[target.kind]
+            sums: list[Comparison] = []
             values = _values(checkpoint, found)
             bad.append(counted(values, workers))
-            _encode(values, encode, _importance(target, found), name, writer, workers, done)
+            _encode(values, kind, _importance(target, found), name, writer, workers, done, sums)
+            if losses is not None and sums:
+                losses[found.name] = summed(sums, again=isinstance(values, ScaledTensor))
         case "repack":
             loaded = checkpoint.load(found)
             assert isinstance(loaded, (ScaledTensor, OutsideTensor))
@@ -114,8 +118,8 @@ def execute(
                 made = verbs.requantize(scaled, choice.recipe)
             bad.append(counted(scaled, workers))
             repack(made, choice, target, writer, workers, done)
-            if requantized is not None:
-                requantized.append(compare(scaled, made))
+            if losses is not None:
+                losses[found.name] = summed([compare(scaled, made)], again=True)
         case "cast":
             assert choice.recipe is not None
             values = _values(checkpoint, found)
@@ -126,6 +130,8 @@ def execute(
             else:
                 made = cast_for(target, values, choice.recipe, importance=importance)
             repack(made, choice, target, writer, workers, done)
+            if losses is not None:
+                losses[found.name] = summed([compare(values, made)])
     checkpoint.release(found)
     return sum(bad)
 
@@ -149,20 +155,6 @@ def _counting(read: Read, dtype: str, bad: list[int]) -> Read:
 
 def _importance(target: Target, found: Found) -> Array | None:
     return None if target.importance is None else target.importance.of(found.name, found.shape)
-
-
-def lost(requantized: Sequence[Comparison]) -> dict[str, Any] | None:
-    """What requantizing changed: how many tensors there are, how many hold every value that they held, and the signal
-    to noise of the others, None where it is no number. None of no tensors."""
-    if not requantized:
-        return None
-    others = [one for one in requantized if not one.equal]
-    signal, noise = sum(one.signal for one in others), sum(one.noise for one in others)
-    return {
-        "tensors": len(requantized),
-        "lossless": len(requantized) - len(others),
-        "sqnr_db": round(10 * math.log10(signal / noise), 2) if signal > 0 and 0 < noise < math.inf else None,
-    }
 
 
 def cast_for(target: Target, values: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
@@ -257,14 +249,16 @@ def _floats(values: Any, name: str, dtype: str, writer: PlannedWriter, workers: 
 
 def _encode(
     values: Any,
-    encode: Callable[..., Array],
+    kind: Kind,
     importance: Array | None,
     name: str,
     writer: PlannedWriter,
     workers: Workers,
     done: Done,
+    sums: list[Comparison],
 ) -> None:
-    """Values as a format's own kind, some rows at a time."""
+    """Values as a format's own kind, some rows at a time; adds to ``sums`` how far each piece is from what it was."""
+    encode: Any = kind.encode
     weights = None if importance is None else column_weights(importance, tuple(values.shape))
     if isinstance(values, OutsideTensor):
         values = values.dequantize()
@@ -275,6 +269,8 @@ def _encode(
         made = encode(wide) if weights is None else encode(wide, _of_piece(weights, at, part.shape, values.shape))
         # Rows before this one take as many bytes each.
         writer.write(name, made, at // part.shape[-1] * made.shape[-1])
+        if kind.decode is not None:
+            sums.append(compare(wide, kind.decode(made)))
         done(made.nbytes)
 
     pieces = _pieces(values, _SIZES["F32"]) if isinstance(values, ScaledTensor) else _rows(values)

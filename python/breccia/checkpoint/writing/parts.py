@@ -368,7 +368,7 @@ class _Parts(Job):
 
     def _keep(self, file: str, done: Done) -> None:
         super()._keep(file, done)
-        self.kept.setdefault(file, Done(Sums(), Sums(), {})).add(done)
+        self.kept.setdefault(file, Done(Sums(), Sums(), {}, {})).add(done)
 
     def finish(self) -> dict[str, Any]:
         """See `finish`."""

@@ -15,6 +15,7 @@ from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.locks import Lock, lock
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.writing.journal import Journal, read_journal
+from breccia.checkpoint.writing.losses import Loss
 
 __all__ = ["Done", "ReplaceError", "Work", "check_replaceable", "partial_of"]
 
@@ -26,20 +27,22 @@ class Done(NamedTuple):
         read: checksums of what was read for them, by stored names.
         wrote: checksums of what was written, by the names in the output.
         not_finite: how many numbers are infinite or NaN, by logical names, where any are.
+        losses: how far new codes are from what was read, by logical names.
     """
 
     read: Sums
     wrote: Sums
     not_finite: dict[str, int]
+    losses: dict[str, Loss]
 
     def said(self) -> str:
         """In words that `of` takes."""
-        return json.dumps([self.read.said(), self.wrote.said(), self.not_finite])
+        return json.dumps([self.read.said(), self.wrote.said(), self.not_finite, self.losses])
 
     @classmethod
     def of(cls, text: str) -> Done:
-        read, wrote, not_finite = json.loads(text)
-        return cls(Sums(read), Sums(wrote), not_finite)
+        read, wrote, not_finite, losses = json.loads(text)
+        return cls(Sums(read), Sums(wrote), not_finite, {name: Loss(*one) for name, one in losses.items()})
 
     def add(self, other: Done) -> None:
         """Take in what is known of others.
@@ -50,6 +53,7 @@ class Done(NamedTuple):
         self.read.merge(other.read)
         self.wrote.merge(other.wrote)
         self.not_finite.update(other.not_finite)
+        self.losses.update(other.losses)
 
 
 def partial_of(destination: Path) -> Path:

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``breccia convert`` prints: what it cost, what to do next, a plan, plans side by side, and all targets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from breccia import bridges
+from breccia.bridges.contract import Bridge
+from breccia.cli.errors import one_line
+from breccia.cli.terminal import after, fitted, wrapped
+
+__all__ = ["compared", "cost", "following", "plan_lines", "table"]
+
+_HEADS = {"": "floats", bridges.OWN: "breccia's own"}
+_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
+# What a program of `Bridge.opens_in` is started with.
+_STARTS = {
+    "vLLM": "vllm serve {out}",
+    "SGLang": "python -m sglang.launch_server --model-path {out}",
+    "transformers": "transformers.AutoModelForCausalLM.from_pretrained('{out}')",
+    "llama.cpp": "llama-server -m {out}",
+    "mlx-lm": "mlx_lm.generate --model {out} --prompt Hello",
+    "ComfyUI": "copy {out} to ComfyUI/models/diffusion_models",
+}
+
+
+def amount(nbytes: int) -> str:
+    """Bytes for people: 5.75 MB."""
+    size, unit = float(nbytes), "bytes"
+    for unit in ("bytes", "kB", "MB", "GB", "TB", "PB"):
+        if size < 999.5 or unit == "PB":
+            break
+        size /= 1000
+    return f"{nbytes:,} bytes" if unit == "bytes" else f"{size:.3g} {unit}"
+
+
+def cost(report: Mapping[str, Any]) -> list[str]:
+    """What a conversion costs: sizes of the tensors before and after, bits a weight, what was lost."""
+    done = f"{amount(report['bytes_read'])} → {amount(report['bytes_written'])}"
+    tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
+    seconds = "" if "plan" in report else f" in {report['seconds']} s"
+    lines = [] if "plan" in report else after(f"{report['destination']}:", f"{done}{seconds} ({tensors})")
+    if "plan" in report:
+        lines += wrapped(f"{report['to']}: {done} ({tensors})")
+    bits = _bits(report)
+    errors = report["errors"]
+    if errors is None:
+        lines += [bits] if bits else []
+    elif errors["worst_db"] == "inf":
+        lines += wrapped(f"{bits}, lossless in {errors['tensors']} tensors")
+    else:
+        lines += wrapped(
+            f"{bits}, median {float(errors['median_db']):.1f} dB, "
+            f"worst {float(errors['worst_db']):.1f} dB {one_line(errors['worst'])}"
+        )
+    return lines
+
+
+def _bits(report: Mapping[str, Any]) -> str:
+    every, codes = report["bits_per_weight"], report["bits_per_quantized_weight"]
+    if every is None:
+        return ""
+    return f"{every:.2f} bits a weight" + ("" if codes is None else f" ({codes:.2f} quantized)")
+
+
+def following(report: Mapping[str, Any], target: Bridge, calibrated: bool) -> list[str]:
+    """What to do next, by the target.
+
+    Args:
+        report: of the conversion.
+        target: what was written.
+        calibrated: whether the user gave what errors of columns count.
+    """
+    lines = []
+    if target.calibrated and not calibrated and report["tensors"].get("cast"):
+        lines += wrapped(
+            "rounded to nearest: --imatrix FILE, as breccia calibrate writes one, weighs errors by what a model reads"
+        )
+    out = Path(report["destination"])
+    program = next(iter(target.opens_in), None)
+    in_one = target.own_files or program == "ComfyUI"  # else programs want a folder with config.json
+    whole = out.is_file() if in_one else (out / "config.json").is_file()
+    known = _STARTS.get((program or "").partition(" with ")[0]) if whole else None
+    start = known or "breccia verify {source} {out}"
+    return [*lines, f"next: {start.format(out=report['destination'], source=report['source'])}"]
+
+
+def plan_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """A dry run as a table: layers that differ by a number alone share a line."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for one in report["plan"]:
+        key = (_NUMBERS.sub("*", one["name"]), tuple(one["shape"]), one["action"], one["from"])
+        groups.setdefault(key, []).append(one)
+    yield f"{'count':>5}  {'shape':<14} {'from':<22} {'action':<10} {'bits':>6}  name"
+    for (label, shape, action, kind), some in groups.items():
+        nbytes, count = some[0]["nbytes"], 1
+        for axis in shape:
+            count *= axis
+        bits = f"{8 * nbytes / count:.2f}" if count else "-"
+        axes = "×".join(map(str, shape)) or "scalar"
+        name = label if len(some) > 1 else some[0]["name"]
+        yield from fitted(f"{len(some):>5}  {axes:<14} {kind:<22} {action:<10} {bits:>6}", one_line(name))
+
+
+def compared(reports: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Dry runs side by side; of a target that is refused, why."""
+    yield f"{'to':<32} {'size':>9}  {'of IN':>6}  {'bits':>6}  {'quantized':>9}  notes"
+    for one in reports:
+        if "error" in one:
+            yield from wrapped(f"{one['to']}: {one['error']}")
+            continue
+        share = one["bytes_written"] / one["bytes_read"] if one["bytes_read"] else 0.0
+        bits, codes = (one[key] for key in ("bits_per_weight", "bits_per_quantized_weight"))
+        shown = [f"{n:.2f}" if n is not None else "-" for n in (bits, codes)]
+        row = f"{amount(one['bytes_written']):>9}  {share:>6.1%}  {shown[0]:>6}  {shown[1]:>9}  {len(one['notes'])}"
+        yield from [f"{one['to']:<32} {row}"] if len(one["to"]) <= 32 else [one["to"], f"{'':<32} {row}"]
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """All targets, a format after the other: its recipes of as many bits share a line."""
+    folded: dict[str, dict[int, list[str]]] = {}
+    shown: dict[int, str] = {}
+    opens: dict[str, str] = {}
+    for row in rows:
+        bits = round(50 * row["bits"])  # what differs by less is one number to a reader
+        shown.setdefault(bits, f"{row['bits']:.2f}")
+        folded.setdefault(row["format"], {}).setdefault(bits, []).append(row["key"])
+        opens[row["format"]] = "; ".join(part for part in (", ".join(row["opens_in"]), row["needs"]) if part)
+    yield f"{'name':<20}   bits  opens in; needs"
+    for name, recipes in folded.items():
+        yield f"{_HEADS.get(name, f'{name}:'):<20}         {opens[name]}".rstrip()
+        for bits, keys in recipes.items():
+            text = "  " + ", ".join(keys)
+            long = len(text) > 20
+            yield f"{'' if long else text:<20} {shown[bits]:>6}{'  ' + text.strip() if long else ''}"
+    yield ""
+    yield from wrapped("FORMAT alone keeps what the source has, or takes the first of its recipes")
