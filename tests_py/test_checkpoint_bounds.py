@@ -89,14 +89,15 @@ def test_eight_bits_with_the_error_of_four_fail(source: Path, capsys: pytest.Cap
     arguments = ["verify", str(source), str(source.parent / "eight")]
     assert main(arguments) == 1
     said = capsys.readouterr().out
-    assert f"! failed: {NAME} (below 24 dB)" in said
-    assert said.endswith("lowest SQNR allowed: 24 dB\nnot ok (failed its bound, not the same, or missing)\n")
+    assert f"! failed: {NAME} (" in said
+    assert "dB, below 24 dB" in said
+    assert said.endswith("lowest SQNR allowed: 24 dB; 2 below\nnot ok (failed its bound, not the same, or missing)\n")
     # One bound for all in its place.
     assert main([*arguments, "--min-sqnr", "15"]) == 0
-    assert capsys.readouterr().out.endswith("lowest SQNR allowed: 15 dB\nok\n")
+    assert capsys.readouterr().out.endswith("lowest SQNR allowed: 15 dB; none below\nok\n")
     # The reference's own bits count, too: its values differ from the floats by as much.
     assert main(["verify", str(source.parent / "four"), str(source)]) == 0
-    assert capsys.readouterr().out.endswith("lowest SQNR allowed: 12 dB\nok\n")
+    assert capsys.readouterr().out.endswith("lowest SQNR allowed: 12 dB; none below\nok\n")
 
 
 def test_two_bits_fail_by_their_own_bound(source: Path) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from breccia.bridges.common import bfloat16_bits, float32
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, merge_lora, save_arrays, verify
-from breccia.checkpoint.judging.verify import render, values
+from breccia.checkpoint.judging.verify import values
+from breccia.checkpoint.judging.verify_lines import render
 from checkpoints import write_shards
 
 RANK = 4

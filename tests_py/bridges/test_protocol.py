@@ -281,10 +281,10 @@ def test_the_format_that_the_configuration_names_is_asked_first(tmp_path: Path) 
     convert(tmp_path / "in.safetensors", f"{tmp_path}/q/", "compressed-tensors:fp8-tensor")
     bridges.register(bridges.FileFormat("quark", anchors=("weight_scale",), find=find))
     try:
-        for method, format in (("quark", "quark"), ("compressed-tensors", "compressed-tensors")):
+        for method, wanted in (("quark", "quark"), ("compressed-tensors", "compressed-tensors")):
             config = {"quantization_config": {"quant_method": method}}
             (tmp_path / "q" / "config.json").write_text(json.dumps(config))
-            assert [one.format for one in Checkpoint(tmp_path / "q").found] == [format]
+            assert [one.format for one in Checkpoint(tmp_path / "q").found] == [wanted]
         assert asked == ["a.weight_scale"]
     finally:
         bridges.unregister("quark")

@@ -433,7 +433,8 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from breccia.checkpoint.judging.verify import render, verify
+    from breccia.checkpoint.judging.verify import verify
+    from breccia.checkpoint.judging.verify_lines import render
 
     if args.complete:
         if args.adapter is not None:
@@ -474,12 +475,14 @@ def _complete(args: argparse.Namespace) -> int:
 
 
 def _plot(args: argparse.Namespace) -> int:
-    from breccia.checkpoint.judging.plot import MOST_ROWS, plot
+    from breccia.checkpoint.judging.plot import MOST_ROWS, in_words, plot
 
     rows = plot(args.path, args.out, args.reference, top=args.top, force=args.force, progress=not args.json)
     drawn = min(len(rows), args.top or MOST_ROWS)
     of = "" if drawn == len(rows) else f" of {len(rows):,}"
-    _print(args, {"out": args.out, "tensors": rows}, f"{args.out}: {drawn:,}{of} tensors")
+    found = in_words(rows)
+    lines = [f"{args.out}: {drawn:,}{of} tensors", *(wrapped(found) if found else [])]
+    _print(args, {"out": args.out, "found": found, "tensors": rows}, "\n".join(lines))
     return 0
 
 

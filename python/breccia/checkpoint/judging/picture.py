@@ -6,6 +6,7 @@ from __future__ import annotations
 import html
 import io
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,20 @@ __all__ = ["ERROR_RANGE", "PER_OCTAVE", "draw"]
 PER_OCTAVE = 2  # bins, as breccia.comparison counts
 ERROR_RANGE = (-14, 2)  # log2 of errors in units of the reference's RMS; what is beyond counts at the ends
 _NAME = 48  # characters
-_STYLE = "<style>svg { max-width: 100%; height: auto; }</style>"  # a narrow window shows every panel
+_STYLE = """<style>svg { max-width: 100%; height: auto; }
+body { font-family: sans-serif } table { border-collapse: collapse; font-size: 13px }
+td, th { padding: 2px 10px; text-align: left } th { cursor: pointer } tr:hover { background: #e8f1f5 }
+.low td { color: #c0392b }</style>"""  # a narrow window shows every panel
+_SCRIPT = """<script>
+for (const [column, head] of document.querySelectorAll("th").entries()) head.onclick = () => {
+  const body = head.closest("tbody"), up = head.dataset.up = head.dataset.up === "1" ? "0" : "1";
+  const of = row => row.cells[column].textContent, sign = up === "1" ? 1 : -1;
+  const rows = [...body.rows].slice(1);
+  const words = (a, b) => of(a).localeCompare(of(b), "en", {numeric: true});
+  rows.sort((a, b) => sign * (parseFloat(of(a)) - parseFloat(of(b)) || words(a, b)));
+  body.append(...rows);
+};
+</script>"""
 
 
 def draw(rows: list[dict[str, Any]], out: Path, title: str) -> None:
@@ -37,10 +51,23 @@ def draw(rows: list[dict[str, Any]], out: Path, title: str) -> None:
     picture = text.getvalue()
     if out.suffix.lower() == ".html":
         inner = picture[picture.index("<svg") :]
-        picture = (
-            f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>{_STYLE}<body>{inner}</body>\n"
-        )
+        head = f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>{_STYLE}"
+        picture = f"{head}<body>{inner}{_table(rows)}{_SCRIPT}</body>\n"
     out.write_text(picture, "utf-8")
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    """The rows' numbers, which a click on a head sorts; whole names are what the picture has no place for."""
+    heads = ("tensor", "format", "SQNR dB", "lowest allowed", "octaves of scales")
+    lines = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
+    for row in rows:
+        db = "" if row["sqnr_db"] is None else f"{float(row['sqnr_db']):.2f}"
+        bound = f"{row['bound_db']:g}" if "bound_db" in row else ""
+        octaves = str(row["high"] - row["low"]) if "scales" in row else ""
+        low = ' class="low"' if db and bound and float(db) < float(bound) else ""
+        cells = "".join(f"<td>{html.escape(text)}</td>" for text in (row["name"], row["format"], db, bound, octaves))
+        lines.append(f"<tr{low}>{cells}</tr>")
+    return f"<table>{''.join(lines)}</table>"
 
 
 def _figure(rows: list[dict[str, Any]], title: str) -> Any:
@@ -48,7 +75,9 @@ def _figure(rows: list[dict[str, Any]], title: str) -> Any:
     height = 1.9 + 0.19 * len(rows)
     make = require("matplotlib.figure", "plot").Figure
     figure = make(figsize=(15 if compared else 9, height), layout="constrained")
-    figure.suptitle(title, fontsize=11)
+    wide = 150 if compared else 90  # characters
+    lines = [piece for line in title.split("\n") for piece in textwrap.wrap(line, wide, break_on_hyphens=False)]
+    figure.suptitle("\n".join(lines), fontsize=11)
     panels = figure.subplots(1, 3 if compared else 1, sharey=True, width_ratios=[3, 3, 2] if compared else None)
     panels = list(np.atleast_1d(panels))
     names = [row["name"] if len(row["name"]) <= _NAME else "…" + row["name"][1 - _NAME :] for row in rows]
@@ -105,5 +134,11 @@ def _bars(axes: Any, rows: list[dict[str, Any]]) -> None:
     for i, value in enumerate(known):
         text = "exact" if value == math.inf else "not compared" if math.isnan(value) else f"{value:.1f}"
         axes.text(0.01 * most, i, text, va="center", fontsize=7)
+    bounds = [row.get("bound_db", math.nan) for row in rows]
+    if any(not math.isnan(bound) for bound in bounds):
+        edges = [place + side for place in range(len(rows)) for side in (-0.5, 0.5)]
+        axes.plot([bound for bound in bounds for _ in (0, 1)], edges, color="#c0392b", linewidth=1)
+        axes.set_title("red: the lowest SQNR allowed", fontsize=8)
+        most = max(most, *(bound for bound in bounds if not math.isnan(bound)))
     axes.set_xlim(0, 1.02 * most)
     axes.set_xlabel("SQNR, dB: larger is better")

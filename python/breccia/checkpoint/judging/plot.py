@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import os
-import re
+import statistics
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from breccia.bridges.common import codes, float32, global_scale
 from breccia.bridges.outside import OutsideTensor
 from breccia.checkpoint.arguments import count_of, path_of
+from breccia.checkpoint.judging.bounds import bits_of, least
 from breccia.checkpoint.judging.picture import ERROR_RANGE, draw
 from breccia.checkpoint.judging.verify import comparable
 from breccia.checkpoint.progress import Progress
@@ -23,8 +24,10 @@ from breccia.formats import decode
 from breccia.peers import require
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["MOST_ROWS", "measure", "plot", "scales_of"]
+__all__ = ["MOST_ROWS", "in_words", "measure", "plot", "scales_of"]
 
+_FAR = 6  # median deviations
+_NAMED = 3  # tensors in a sentence
 MOST_ROWS = 200  # of a picture whose caller does not say how many
 
 
@@ -32,7 +35,7 @@ def measure(
     path: str | os.PathLike[str], reference: str | os.PathLike[str] | None = None, progress: bool = False
 ) -> list[dict[str, Any]]:
     """Per quantized tensor: histogram of log2 of its scales, of half an octave a bin, and, against a reference
-    checkpoint, SQNR and histogram of log2 of its errors. JSON types only."""
+    checkpoint, SQNR, the bound that `verify` has for it, and histogram of log2 of its errors. JSON types only."""
     checkpoint = Checkpoint(path, mapped=False)
     known = None if reference is None else Checkpoint(reference, mapped=False)
     originals = {} if known is None else {f.name: f for f in known.found}
@@ -47,7 +50,9 @@ def measure(
             row |= _scales(scaled)
         original = originals.get(found.name)
         if known is not None and original is not None and original.shape == found.shape:
-            row |= _errors(comparable(known.load(original)), comparable(tensor))
+            stored = known.load(original)
+            row |= _errors(comparable(stored), comparable(tensor))
+            row["bound_db"] = least(bits_of(known, original, stored), bits_of(checkpoint, found, tensor))
         rows.append(row)
         checkpoint.release(found)
         line.add(checkpoint.nbytes(found))
@@ -105,7 +110,7 @@ def plot(
         path: the checkpoint.
         out: an .html, .svg or .png file; must not be there.
         reference: checkpoint to measure errors against.
-        top: draw only so many, those of the least SQNR first; without a reference those of the widest range of
+        top: draw only so many. Those of the least SQNR come first; without a reference those of the widest range of
             scales. By default all, or 200 of more than that.
         force: overwrite ``out``.
         progress: draw a line on a terminal.
@@ -128,15 +133,45 @@ def plot(
     rows = measure(path, reference, progress)
     if not rows:
         raise ValueError(f"path must have quantized tensors, {path} has none")
-    shown, title = rows, str(path) if reference is None else f"{path} against {reference}"
-    if most is not None or len(rows) > MOST_ROWS:
-        shown = sorted(rows, key=_urgency)[: most or MOST_ROWS]
-        title += f"\nthe {len(shown)} of {len(rows)} tensors with the "
-        title += "widest range of scales" if reference is None else "largest error"
-    else:
-        shown = sorted(rows, key=lambda row: [(part.zfill(9), part) for part in re.split(r"(\d+)", row["name"])])
+    shown = sorted(rows, key=_urgency)[: most or MOST_ROWS]
+    title = _name(path) if reference is None else f"{_name(path)} against {_name(reference)}"
+    kind = "widest range of scales" if reference is None else "largest error"
+    title += f"\nthe {len(shown)} of {len(rows)} tensors with the {kind}" if len(shown) < len(rows) else ""
+    title += f"\n{said}" if (said := in_words(rows)) else ""
     draw(shown, file, title)
     return rows
+
+
+def _name(path: str | os.PathLike[str]) -> str:
+    """The last part of a path: a picture is shown to others, for whom the rest means nothing."""
+    return os.path.basename(os.path.abspath(path))
+
+
+def in_words(rows: list[dict[str, Any]]) -> str:
+    """What stands out: tensors below their bound, and those whose SQNR is far below the others'; "" where nothing was
+    compared.
+
+    Args:
+        rows: of `measure`.
+
+    Returns:
+        A sentence that names three at most.
+    """
+    known = [(float(row["sqnr_db"]), row) for row in rows if row["sqnr_db"] is not None]
+    known = sorted(((db, row) for db, row in known if not math.isnan(db)), key=lambda pair: pair[0])
+    finite = [db for db, _ in known if math.isfinite(db)]
+    if not finite:
+        return ""
+    middle = statistics.median(finite)
+    spread = max(statistics.median(abs(db - middle) for db in finite), 0.1)
+    below = [(db, row) for db, row in known if db < row.get("bound_db", -math.inf)]
+    far = [(db, row) for db, row in known if db < middle - _FAR * spread]
+    found, what = (below, "below the bound") if below else (far, "far below the others")
+    if not found:
+        return f"median {middle:.1f} dB, lowest {known[0][0]:.1f} dB: none is below its bound or far from the others"
+    named = ", ".join(f"{row['name']} {db:.1f} dB" for db, row in found[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"{what}, median {middle:.1f} dB: {named}{more}"
 
 
 def _urgency(row: dict[str, Any]) -> tuple[float, float]:

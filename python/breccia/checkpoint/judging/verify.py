@@ -16,12 +16,10 @@ from breccia.bridges.common import codes, swizzle, unswizzle
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found
 from breccia.checkpoint.judging.bounds import FLOATS_DB, bits_of, least
-from breccia.checkpoint.judging.output_error import OutputErrors, lines_of
+from breccia.checkpoint.judging.output_error import OutputErrors
 from breccia.checkpoint.judging.survival import Survival
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint, is_float
-from breccia.cli.errors import one_line
-from breccia.cli.terminal import fitted, wrapped
 from breccia.gguf.rope import ROPE_TENSORS
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import differences, modules_of
@@ -29,7 +27,7 @@ from breccia.schemes import differences, modules_of
 if TYPE_CHECKING:
     from breccia.moments import Moments
 
-__all__ = ["Difference", "compare", "diagnose", "render", "verify"]
+__all__ = ["Difference", "compare", "diagnose", "verify"]
 
 _SAMPLE = 512  # rows and columns looked at for a diagnosis
 _GAIN = 6.0  # decibels by which undoing a mistake must improve on leaving it
@@ -315,15 +313,6 @@ def _scheme_differences(first: Checkpoint, second: Checkpoint) -> list[str]:
         return [f"what is said of inputs and KV cache is not compared: {error}"]
 
 
-def _of_adapter(report: dict[str, Any]) -> list[str]:
-    """What became of an adapter's change, the three tensors that kept least of it named."""
-    changed = sorted((t for t in report["tensors"] if "kept" in t), key=lambda t: float(t["kept"]))
-    lines = [f"{report['kept']:.1%} of the adapter's change kept, in {len(changed)} tensors"]
-    for t in changed[:3]:
-        lines += fitted(f"{t['kept']:>8.1%}", one_line(t["name"]))
-    return lines
-
-
 def _compared(
     first: Checkpoint,
     a: Found,
@@ -353,33 +342,3 @@ def _canonical(found: Found) -> str:
 
 def _comparable(found: Found) -> bool:
     return found.format != "plain" or is_float(found)
-
-
-def render(report: dict[str, Any], every: bool = False) -> str:
-    """The report as a table of at most 80 columns: tensors that differ, worst first."""
-    rows = [t for t in report["tensors"] if every or not t["equal"]]
-    rows.sort(key=lambda t: float(t["sqnr_db"]))
-    head = f"{'SQNR dB':>8}  {'cosine':>10}  {'max error':>10}"
-    judged = "output_error" in report
-    lines = [f"{head}  {'output' if judged else 'tensor'}{'  tensor' * judged}"] if rows else []
-    for t in rows:
-        figures = f"{float(t['sqnr_db']):>8.2f}  {t['cosine']:>10.7f}  {float(t['max_error']):>10.3g}"
-        if judged:
-            figures += f"  {float(t['output_error']):>6.2%}" if "output_error" in t else "        "
-        lines += fitted(figures, one_line(t["name"]), *([f"← {t['mistake']}?"] if t["mistake"] else []))
-    same = sum(t["equal"] for t in report["tensors"])
-    lines.append(f"{len(report['tensors'])} tensors compared, {same} equal in every value")
-    if "kept" in report:
-        lines += _of_adapter(report)
-    if judged:
-        lines += lines_of(report["output_error"])
-    lines += [line for name in report["missing"] for line in wrapped(f"! missing: {name}")]
-    lines += [line for said in report["scheme"] for line in wrapped(f"! {said}")]
-    bounds = {t["name"]: t["bound_db"] for t in report["tensors"]}
-    for name in report["failed"]:
-        why = f" (below {bounds[name]:g} dB)" if name in bounds else ""
-        lines += wrapped(f"! failed: {name}{why}")
-    if held := sorted({t["bound_db"] for t in report["tensors"] if not t["equal"]}):
-        lines.append(f"lowest SQNR allowed: {', '.join(f'{bound:g} dB' for bound in held)}")
-    lines.append("ok" if report["ok"] else "not ok (failed its bound, not the same, or missing)")
-    return "\n".join(lines)
