@@ -113,7 +113,8 @@ def test_parts_of_other_processes_by_the_command(sources, tmp_path):
 
 KILLED = """
 import os, sys
-from breccia.checkpoint.files import disk, finish, plan
+from breccia.checkpoint import finish, plan
+from breccia.checkpoint.files import disk
 left = [int(sys.argv[1])]
 def before(*_):
     left[0] -= 1

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes and layouts are data that checks itself."""
 
+import dataclasses
 import json
+import pickle
 import re
 
 import breccia
@@ -75,7 +77,7 @@ def test_layout_sizes_must_be_integers(size):
 
 BAD_FIELDS = {
     "fp8_format": (
-        ["E3M4", "e4m3", "", None],
+        ["E3M4", "e4 m3", "", None],
         [breccia.DelayedScaling, breccia.Float8CurrentScaling, breccia.Float8BlockScaling],
     ),
     "amax_history_len": ([0, -1], [breccia.DelayedScaling]),
@@ -87,13 +89,13 @@ BAD_FIELDS = {
         [16, 64, 0],
         [breccia.MXFP8BlockScaling, breccia.MXFP6BlockScaling, breccia.MXFP4BlockScaling],
     ),
-    "scale_rounding": (["nearest", "RCEIL"], [breccia.MXFP8BlockScaling]),
+    "scale_rounding": (["nearest", "R CEIL"], [breccia.MXFP8BlockScaling]),
     "fp6_format": (["E2M1"], [breccia.MXFP6BlockScaling]),
     "fp4_format": (["E3M0"], [breccia.MXFP4BlockScaling, breccia.NVFP4BlockScaling]),
     "scale_rule": (["ao"], [breccia.NVFP4BlockScaling]),
     "scale_search": (["mae"], [breccia.NVFP4BlockScaling, breccia.INT4Scaling]),
     "group_size": ([0, -1], [breccia.INT4Scaling, breccia.INT8Scaling]),
-    "scale_dtype": (["fp8", "float16"], [breccia.INT4Scaling, breccia.INT8Scaling]),
+    "scale_dtype": (["fp8", "float64"], [breccia.INT4Scaling, breccia.INT8Scaling]),
 }
 
 
@@ -200,3 +202,61 @@ def test_what_a_scale_is_stored_as(recipe):
         assert scaled.view().scale.dtype.name == coded
     assert recipes.choices(recipe).has_zero_point == (scaled.zero_point is not None)
     assert recipes.choices(recipe).two_level == (scaled.global_scale is not None)
+
+
+SIZED = {breccia.INT4Scaling: "group_size", breccia.INT8Scaling: "group_size", breccia.Float8BlockScaling: "block_k"}
+
+
+@pytest.mark.parametrize("cls", SIZED)
+def test_block_size_is_a_name_of_every_block(cls):
+    made = cls(block_size=64)
+    assert made == cls(**{SIZED[cls]: 64})
+    assert made.block_size == getattr(made, SIZED[cls]) == 64
+    assert hash(made) == hash(cls(**{SIZED[cls]: 64}))
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert dataclasses.replace(made, scale_search="mse").block_size == 64
+    assert breccia.recipes.from_dict({"name": cls.name, "block_size": 64}) == made
+    assert breccia.recipes.from_dict(made.to_dict()) == made
+    assert "block_size" not in made.to_dict()
+    with pytest.raises(TypeError, match=f"block_size must be left out beside {SIZED[cls]}"):
+        cls(block_size=64, **{SIZED[cls]: 64})
+    with pytest.raises((ValueError, TypeError), match=r"got (0|-1)"):
+        cls(block_size=0)
+
+
+@pytest.mark.parametrize(
+    ("cls", "written", "meant"),
+    [
+        (breccia.NVFP4BlockScaling, {"scale_search": "MSE"}, {"scale_search": "mse"}),
+        (breccia.MXFP8BlockScaling, {"fp8_format": "e5m2"}, {"fp8_format": "E5M2"}),
+        (breccia.MXFP8BlockScaling, {"fp8_format": "float8_e4m3fn"}, {"fp8_format": "E4M3"}),
+        (breccia.MXFP6BlockScaling, {"fp6_format": "e3m2"}, {"fp6_format": "E3M2"}),
+        (breccia.MXFP8BlockScaling, {"scale_rounding": "RCEIL"}, {"scale_rounding": "rceil"}),
+        (breccia.INT4Scaling, {"scale_dtype": "float16"}, {"scale_dtype": "fp16"}),
+        (breccia.INT8Scaling, {"scale_dtype": "BFloat16"}, {"scale_dtype": "bf16"}),
+        (breccia.Float8CurrentScaling, {"granularity": "Row"}, {"granularity": "row"}),
+        (breccia.Float8BlockScaling, {"scale_format": "UE8M0"[1:]}, {"scale_format": "e8m0"}),
+    ],
+)
+def test_options_are_taken_in_any_case(cls, written, meant):
+    assert cls(**written) == cls(**meant)
+    assert cls(**written).to_dict() == cls(**meant).to_dict()
+
+
+@pytest.mark.parametrize("options", [{"rounding": "Stochastic", "seed": 1}, {"rounding": "NEAREST"}])
+def test_options_of_verbs_are_taken_in_any_case(options):
+    w = np.ones((2, 32), np.float32)
+    assert breccia.cast(w, "MXFP8", **options) == breccia.cast(
+        w, "mxfp8", **{**options, "rounding": options["rounding"].lower()}
+    )
+    q = breccia.cast(w, "mxfp8")
+    np.testing.assert_array_equal(breccia.linear(w, q, precision="FAST"), breccia.linear(w, q, precision="fast"))
+
+
+def test_swapped_arguments_are_told():
+    w = np.ones((2, 32), np.float32)
+    for recipe in (breccia.MXFP8BlockScaling(), "mxfp8"):
+        with pytest.raises(TypeError, match="swapped arguments"):
+            breccia.cast(recipe, w)
+    with pytest.raises(TypeError, match=r"recipe must be a recipe such as .* got None"):
+        breccia.cast(w, None)

@@ -10,13 +10,14 @@ from breccia._version import __version__
 from breccia.autograd import cast_ste, cast_ste_clipped
 from breccia.calibration import calibrate
 from breccia.calibration.error_feedback import gptq
+from breccia.comparison import compare
 from breccia.cpu import cpu_info, num_threads, set_backend, set_num_threads
 from breccia.gpu import gpu_info
 from breccia.io import load, save, scheme
 from breccia.io import open as open  # noqa: A004 (breccia.open)
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerChannel, PerTensor
 from breccia.peers import require
-from breccia.quantize_model import quantize_
+from breccia.quantize_model import quantize, quantize_
 from breccia.recipes import (
     DelayedScaling,
     Float8BlockScaling,
@@ -62,6 +63,7 @@ __all__ = [
     "cast",
     "cast_ste",
     "cast_ste_clipped",
+    "compare",
     "concatenate",
     "cpu_info",
     "delayed",
@@ -79,6 +81,7 @@ __all__ = [
     "matmul",
     "num_threads",
     "prepare",
+    "quantize",
     "quantize_",
     "recipes",
     "requantize",

@@ -201,8 +201,11 @@ def kept(old: Any, new: Any, change: Any) -> tuple[float, float]:
 def _operand(x: Any, argument: str) -> Any:
     if isinstance(x, ScaledTensor):
         check_kernels(x)
-        return x._core
+        return x.cpu()._core
     refuse_mask(x, argument)
+    if hasattr(x, "detach"):  # torch's, whose bfloat16 NumPy has not
+        x = x.detach().cpu()
+        x = x.float() if "bfloat16" in str(x.dtype) else x
     array = np.asarray(x)
     name = array.dtype.name
     if name not in (*_FLOATS, "uint16"):

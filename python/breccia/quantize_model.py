@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from breccia.peers import require
@@ -12,7 +12,9 @@ from breccia.recipes import ScalingRecipe
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["quantize_"]
+    from breccia.nn import QuantizedLinear
+
+__all__ = ["quantize", "quantize_"]
 
 
 def quantize_(
@@ -23,6 +25,8 @@ def quantize_(
     activations: ScalingRecipe | str | None = None,
     exact_rows: int = 0,
     gradients: ScalingRecipe | str | None = None,
+    include: Iterable[str] | None = None,
+    exclude: Iterable[str] = (),
 ) -> torch.nn.Module:
     """Put a `breccia.nn.QuantizedLinear` in the place of every ``torch.nn.Linear``.
 
@@ -34,6 +38,9 @@ def quantize_(
         activations, exact_rows: what inputs are quantized to (a recipe or its name) before each product, and up to how
             many rows they are not: see `breccia.nn.QuantizedLinear`.
         gradients: what the outputs' gradients become before their products with the weights.
+        include: patterns of names, as of a shell and of ``breccia convert``: only layers that one matches are
+            quantized. They match a layer's name, or its weight's: "*.q_proj", "*.q_proj.weight".
+        exclude: patterns of names of layers that are left alone.
 
     Returns:
         ``model``; with a warning where there was nothing to quantize. Its ``state_dict`` has ``….weight_data`` and
@@ -42,11 +49,52 @@ def quantize_(
 
     Raises:
         ImportError: torch is not installed.
-        TypeError: ``model`` is not a module, or is itself a linear layer; ``filter`` is no function.
-        ValueError: a weight's shape does not suit the recipe, or there is no recipe of that name; nothing has
-            been changed then.
+        TypeError: ``model`` is not a module, or is itself a linear layer, which `quantize` takes; ``filter`` is no
+            function.
+        ValueError: a weight's shape does not suit the recipe, there is no recipe of that name, or a pattern matches no
+            linear layer; nothing has been changed then.
     """
     require("torch", "torch")
     from breccia import nn
 
-    return nn.quantize_(model, recipe, filter, activations=activations, exact_rows=exact_rows, gradients=gradients)
+    return nn.quantize_(
+        model,
+        recipe,
+        filter,
+        activations=activations,
+        exact_rows=exact_rows,
+        gradients=gradients,
+        include=include,
+        exclude=exclude,
+    )
+
+
+def quantize(
+    layer: torch.nn.Linear,
+    recipe: ScalingRecipe | str,
+    *,
+    activations: ScalingRecipe | str | None = None,
+    exact_rows: int = 0,
+    gradients: ScalingRecipe | str | None = None,
+) -> QuantizedLinear:
+    """The quantized layer that takes the place of a linear one, which stays as it is.
+
+    Args:
+        layer: a ``torch.nn.Linear``.
+        recipe: what to quantize its weight ``(out_features, in_features)`` to, or its name.
+        activations: as of `quantize_`.
+        exact_rows: as of `quantize_`.
+        gradients: as of `quantize_`.
+
+    Returns:
+        A `breccia.nn.QuantizedLinear` with the layer's bias.
+
+    Raises:
+        ImportError: torch is not installed.
+        TypeError: it is no ``torch.nn.Linear``.
+        ValueError: the weight's shape does not suit the recipe, or there is no recipe of that name.
+    """
+    require("torch", "torch")
+    from breccia import nn
+
+    return nn.quantize(layer, recipe, activations=activations, exact_rows=exact_rows, gradients=gradients)

@@ -4,12 +4,14 @@
 Every recipe is a frozen dataclass: hashable, comparable, picklable, and JSON-serializable through
 `ScalingRecipe.to_dict` and `from_dict`. Fields are checked on construction: a wrong value raises
 ``ValueError`` and a wrong type ``TypeError``, with the field, its value and what it must be. The
-arithmetic of every rule is in docs/scale-rules.md.
+arithmetic of every rule is in docs/scale-rules.md. Words are taken in any case, formats and dtypes by the names of
+ml_dtypes, too; ``block_size`` is another name of ``block_k`` and ``group_size``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import types
@@ -48,6 +50,27 @@ _STORED = {
 }
 
 
+# What options are called, in whatever case, and the words for them elsewhere: their values here.
+_VALUES = {
+    name.lower(): name
+    for name in (
+        *("E4M3", "E5M2", "E2M3", "E3M2", "E2M1", "fp32", "fp16", "bf16", "e8m0", "amax", "mse", "tensor", "row"),
+        *("rceil", "floor", "ceil", "even", "transformer_engine", "torchao", "multiplier", "divisor"),
+    )
+} | {
+    "e4m3fn": "E4M3",
+    "float8_e4m3fn": "E4M3",
+    "float8_e5m2": "E5M2",
+    "float6_e2m3fn": "E2M3",
+    "float6_e3m2fn": "E3M2",
+    "float4_e2m1fn": "E2M1",
+    "float8_e8m0fnu": "e8m0",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+}
+
+
 class Choices(NamedTuple):
     """What kernels ask of any recipe, whatever its fields are called."""
 
@@ -72,6 +95,8 @@ class ScalingRecipe:
         for field, value in _fields(self).items():
             if isinstance(value, np.integer):  # which JSON does not know
                 object.__setattr__(self, field, int(value))
+            elif isinstance(value, str) and _VALUES.get(value.lower(), value) != value:
+                object.__setattr__(self, field, _VALUES[value.lower()])
         key, traits, twin = _describe(type(self), tuple(_fields(self).items()))
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "_traits", traits)
@@ -287,6 +312,29 @@ class INT8Scaling(ScalingRecipe):
         return "divide" if self.symmetric else "asymmetric"
 
 
+def _also_block_size(kind: type[ScalingRecipe], field: str) -> None:
+    """Let ``block_size``, which most recipes say, name the elements of a block of one that has another name for it."""
+    init: Any = kind.__init__
+
+    @functools.wraps(init)
+    def with_block_size(self: ScalingRecipe, *args: Any, block_size: Any = None, **kwargs: Any) -> None:
+        if block_size is not None:
+            place = [f.name for f in dataclasses.fields(kind)].index(field)
+            if field in kwargs or len(args) > place:
+                raise TypeError(f"block_size must be left out beside {field}: they are two names of one number")
+            kwargs[field] = block_size
+        init(self, *args, **kwargs)
+
+    kind.__init__ = with_block_size  # type: ignore[method-assign]
+    kind.block_size = property(  # type: ignore[attr-defined]
+        lambda self: getattr(self, field), doc=f"Elements of a row that share a scale: another name of ``{field}``."
+    )
+
+
+for _kind, _field in ((Float8BlockScaling, "block_k"), (INT4Scaling, "group_size"), (INT8Scaling, "group_size")):
+    _also_block_size(_kind, _field)
+
+
 def all_recipes() -> list[type[ScalingRecipe]]:
     """Every recipe class of this module."""
     return [kind for kind in ScalingRecipe.__subclasses__() if kind.__module__ == __name__]
@@ -311,7 +359,9 @@ def from_dict(fields: Mapping[str, Any]) -> ScalingRecipe:
     name = rest.pop("name", None)
     for recipe in all_recipes():
         if name in (recipe.name, recipe.__name__):
-            unknown = sorted(rest.keys() - {field.name for field in dataclasses.fields(recipe)})
+            names = {field.name for field in dataclasses.fields(recipe)}
+            names |= {"block_size"} if hasattr(recipe, "block_size") else set()
+            unknown = sorted(rest.keys() - names)
             if unknown:
                 raise TypeError(f"fields must be those of {recipe.__name__}, which has no {', '.join(unknown)}")
             return recipe(**rest)

@@ -16,7 +16,7 @@ from breccia.value import equality, foreign, pickling, slicing
 from breccia.value.checked import check_arrays, make_core
 from breccia.value.form import PARTS, Form, logical_shape, packing_for, parts_there
 
-__all__ = ["ScaledTensor", "check_kernels", "data_of", "from_buffer"]
+__all__ = ["ScaledTensor", "check_inner", "check_kernels", "data_of", "from_buffer"]
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -210,6 +210,8 @@ class ScaledTensor:
             ImportError: the framework is not installed.
         """
         source = frameworks.of(self.data)
+        if _is_dtype(target):
+            raise TypeError(f"target must be a framework or a device, got {target}: dequantize({target}) gives values")
         if not isinstance(target, str) or not frameworks.is_named(target):
             return self.map(lambda array: source.to_device(array, target))
         goal = frameworks.named(target)
@@ -217,6 +219,37 @@ class ScaledTensor:
             return self
         moved = self.map(lambda array: goal.from_dlpack(*source.to_dlpack(array)))
         return moved if target == "numpy" else moved.view()
+
+    def cpu(self) -> ScaledTensor:
+        """The same tensor in the memory of the CPU, in its framework; itself where it is there."""
+        on_cpu = str(getattr(self.device, "type", self.device)) == "cpu" or not hasattr(self.data, "device")
+        return self if on_cpu else self.to("cpu")
+
+    def cuda(self, device: Any = None) -> ScaledTensor:
+        """The same tensor on a GPU: the current one, or that of a number.
+
+        Args:
+            device: number of the GPU, or a device of the framework.
+
+        Returns:
+            ScaledTensor.
+        """
+        return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
+
+    def detach(self) -> ScaledTensor:
+        """The same tensor, whose scales no gradient flows through; itself where the framework has none on its
+        arrays."""
+        return self.map(lambda array: array.detach()) if hasattr(self.data, "detach") else self
+
+    def numel(self) -> int:
+        """Number of values, as torch calls it."""
+        return self.size
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """torch's functions of ScaledTensors: those that have a verb here, else a TypeError that names them."""
+        torch: Any = frameworks.named("torch")
+        return torch.called(func, args, kwargs or {})
 
     def view(self) -> ScaledTensor:
         """The same memory in the framework's own low-precision dtypes: ml_dtypes for NumPy, and for torch
@@ -351,14 +384,38 @@ def check_kernels(scaled: Any) -> None:
         scaled._form.check_kernels()
 
 
+def _is_dtype(target: Any) -> bool:
+    """Whether a target is a dtype, which a device is not: torch's, NumPy's, or a name of one of floats."""
+    if isinstance(target, str):
+        return target in ("float32", "float64", "float16", "bfloat16")
+    return type(target).__name__ == "dtype" or (isinstance(target, type) and issubclass(target, np.generic))
+
+
 def data_of(operand: Any) -> Any:
     """The array that tells an operand's framework: its codes, where it is a ScaledTensor."""
     return operand.data if isinstance(operand, ScaledTensor) else operand
 
 
+def check_inner(a: Any, b: Any) -> None:
+    """Refuse an array times a weight as it is stored, (N, K), and not turned: other messages know shapes alone.
+
+    Raises:
+        ValueError: the message names what was meant.
+    """
+    if not isinstance(b, ScaledTensor) or isinstance(a, ScaledTensor):
+        return
+    x, w = tuple(getattr(a, "shape", ())), b.shape
+    if len(x) > 1 and len(w) == 2 and x[-1] != w[0] and x[-1] == w[1]:
+        raise ValueError(
+            f"shape mismatch: a of shape {x} has {x[-1]} columns and b of shape {w} has {w[0]} rows: a weight is "
+            f"stored (N, K): use linear or q.T"
+        )
+
+
 def _product(a: Any, b: Any) -> Any:
     check_kernels(a)
     check_kernels(b)
+    check_inner(a, b)
     other = b if isinstance(a, ScaledTensor) else a
     framework = frameworks.common(data_of(a), data_of(b))
     name = str(getattr(other, "dtype", "")).rpartition(".")[2]

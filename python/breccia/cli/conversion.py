@@ -11,7 +11,7 @@ from typing import Any
 from breccia import bridges
 from breccia.bridges.contract import Bridge
 from breccia.cli.errors import one_line
-from breccia.cli.terminal import after, fitted, wrapped
+from breccia.cli.terminal import COLUMNS, after, fitted, wrapped
 
 __all__ = ["compared", "cost", "following", "plan_lines", "table"]
 
@@ -86,7 +86,8 @@ def following(report: Mapping[str, Any], target: Bridge, calibrated: bool) -> li
     whole = out.is_file() if in_one else (out / "config.json").is_file()
     known = _STARTS.get((program or "").partition(" with ")[0]) if whole else None
     start = known or "breccia verify {source} {out}"
-    return [*lines, f"next: {start.format(out=report['destination'], source=report['source'])}"]
+    text = f"next: {start.format(out=report['destination'], source=report['source'])}"
+    return [*lines, *([text] if len(text) <= COLUMNS else text.replace(" ", " \\\n  ").splitlines())]
 
 
 def plan_lines(report: Mapping[str, Any]) -> Iterator[str]:

@@ -89,8 +89,12 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     )
     convert.add_argument("--include", action="append", default=[], metavar="PATTERN", help="quantize only these names")
     convert.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="leave these names alone")
-    convert.add_argument("--scale-search", choices=["amax", "mse"], help="mse searches scales of least error")
-    convert.add_argument("--group-size", type=_group_size, metavar="N|auto", help="elements per scale of INT4")
+    convert.add_argument(
+        "--scale-search", type=str.lower, choices=["amax", "mse"], help="mse searches scales of least error"
+    )
+    convert.add_argument(
+        "--group-size", "--block-size", type=_group_size, metavar="N|auto", help="elements per scale of INT4"
+    )
     convert.add_argument(
         "--imatrix", metavar="FILE", help="what errors of columns count: llama.cpp's imatrix, or moments"
     )

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 from breccia.cli.errors import one_line
 
-__all__ = ["after", "fitted", "is_terminal", "plain_characters", "streams", "wrapped"]
+__all__ = ["COLUMNS", "after", "fitted", "is_terminal", "plain_characters", "streams", "wrapped"]
 
-_COLUMNS = 80
+COLUMNS = 80
 
 _PLAIN = {"×": "x", "…": "...", "−": "-", "–": "-", "←": "<-"}
 
@@ -109,18 +109,18 @@ def fitted(start: str, *ends: str) -> list[str]:
     """One line of at most 80 columns; else every end on a line of its own: names are what people copy, and stay
     whole."""
     line = "  ".join([start, *ends])
-    return [line] if len(line) <= _COLUMNS else [start.rstrip(), *(f"       {end}" for end in ends)]
+    return [line] if len(line) <= COLUMNS else [start.rstrip(), *(f"       {end}" for end in ends)]
 
 
 def after(name: str, text: str) -> list[str]:
     """One line of at most 80 columns; else the text on a line below the name, which people copy."""
     line = f"{name} {text}"
-    return [line] if len(line) <= _COLUMNS else [name, f"  {text}"]
+    return [line] if len(line) <= COLUMNS else [name, f"  {text}"]
 
 
 def wrapped(text: str) -> list[str]:
     """Lines of at most 80 columns, words whole."""
     text = one_line(text)
-    if len(text) <= _COLUMNS:
+    if len(text) <= COLUMNS:
         return [text]
-    return textwrap.wrap(text, _COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(text, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

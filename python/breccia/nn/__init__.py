@@ -8,6 +8,6 @@ Importing this module imports torch.
 from __future__ import annotations
 
 from breccia.nn import functional
-from breccia.nn.layers import QuantizedLinear, ScaledLinear, quantize_
+from breccia.nn.layers import QuantizedLinear, ScaledLinear, quantize, quantize_
 
-__all__ = ["QuantizedLinear", "ScaledLinear", "functional", "quantize_"]
+__all__ = ["QuantizedLinear", "ScaledLinear", "functional", "quantize", "quantize_"]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
 from breccia.frameworks.torch import byte_parameters, launches
 from breccia.frameworks.torch import gradients as torch_gradients
+from breccia.nn.selection import Selection
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
@@ -377,6 +378,23 @@ def _as_bytes(part: Any) -> Any:
     return (part if part.dtype.itemsize == 1 else part.contiguous()).view(torch.uint8)
 
 
+def quantize(
+    layer: torch.nn.Linear,
+    recipe: ScalingRecipe | str,
+    *,
+    activations: ScalingRecipe | str | None = None,
+    exact_rows: int = 0,
+    gradients: ScalingRecipe | str | None = None,
+) -> QuantizedLinear:
+    """See `breccia.quantize`."""
+    if type(layer) is not torch.nn.Linear:
+        more = ": quantize_(model, recipe) changes the layers of a model" if isinstance(layer, torch.nn.Module) else ""
+        raise TypeError(f"layer must be a torch.nn.Linear, got {type(layer).__name__}{more}")
+    weight = verbs.cast(layer.weight.detach(), resolve(recipe))
+    made = QuantizedLinear(weight, layer.bias, activations, exact_rows=exact_rows, gradients=gradients)
+    return made.train(layer.training)
+
+
 def quantize_(
     model: torch.nn.Module,
     recipe: ScalingRecipe | str,
@@ -385,38 +403,41 @@ def quantize_(
     activations: ScalingRecipe | str | None = None,
     exact_rows: int = 0,
     gradients: ScalingRecipe | str | None = None,
+    include: Iterable[str] | None = None,
+    exclude: Iterable[str] = (),
 ) -> torch.nn.Module:
     """See `breccia.quantize_`."""
-    recipe = resolve(recipe)
+    recipe, chosen, names = resolve(recipe), Selection(filter, include, exclude), []
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module that contains linear layers, got {type(model).__name__}")
     if type(model) is torch.nn.Linear:
         raise TypeError(
             "model must be a module that contains linear layers, got one itself, which cannot be replaced in place: "
-            "pass torch.nn.Sequential(layer), or make breccia.nn.QuantizedLinear(breccia.cast(layer.weight.detach(), "
-            "recipe), layer.bias)"
+            "layer = breccia.quantize(layer, recipe) gives the one that takes its place"
         )
-    if filter is not None and not callable(filter):
-        raise TypeError(f"filter must be a function of a module and its name, or None, got {filter!r}")
     made: list[tuple[Any, str, Any]] = []
     replaced: dict[int, Any] = {}  # a layer used in two places stays one
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():  # named_children would skip a layer used twice
             full = f"{path}.{name}" if path else name
-            if type(child) is not torch.nn.Linear or (filter is not None and not filter(child, full)):
+            if type(child) is not torch.nn.Linear:
+                continue
+            names.append(full)
+            if not chosen.takes(child, full):
                 continue
             if id(child) not in replaced:
                 try:
-                    weight = verbs.cast(child.weight.detach(), recipe)
+                    replaced[id(child)] = quantize(
+                        child, recipe, activations=activations, exact_rows=exact_rows, gradients=gradients
+                    )
                 except ValueError as error:
-                    raise ValueError(f"{full}.weight cannot be quantized: {error}") from None
-                replaced[id(child)] = QuantizedLinear(
-                    weight, child.bias, activations, exact_rows=exact_rows, gradients=gradients
-                ).train(child.training)
+                    more = f": filter= or exclude=[{full!r}] leaves it as it is"
+                    raise ValueError(f"{full}.weight cannot be quantized: {error}{more}") from None
             made.append((parent, name, replaced[id(child)]))
+    chosen.check_all_matched(names)
     for parent, name, layer in made:
         setattr(parent, name, layer)
     if not made:
-        which = "no torch.nn.Linear" if filter is None else "no torch.nn.Linear that filter takes"
+        which = "no torch.nn.Linear" if chosen.takes_all else "no torch.nn.Linear that filter takes"
         warnings.warn(f"quantize_ changed nothing: {type(model).__name__} has {which}", stacklevel=3)
     return model

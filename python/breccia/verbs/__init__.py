@@ -10,7 +10,7 @@ import numpy as np
 from breccia import frameworks
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe
-from breccia.scaled_tensor import ScaledTensor, check_kernels, data_of
+from breccia.scaled_tensor import ScaledTensor, check_inner, check_kernels, data_of
 from breccia.verbs.cast_options import CastOptions, Hadamard
 
 __all__ = ["cast", "dequantize", "linear", "matmul", "requantize"]
@@ -68,9 +68,17 @@ def cast(
     Special values: the scale follows from the finite elements of a block. NaN stays NaN where the
     format has one; elsewhere the block's scale becomes NaN. Infinities saturate.
     """
+    if isinstance(x, (ScalingRecipe, str)) and not isinstance(recipe, (ScalingRecipe, str)):
+        raise TypeError(
+            f"x must be an array of floats and recipe a recipe, got {type(x).__name__} and {type(recipe).__name__}: "
+            f"swapped arguments? cast(x, recipe)"
+        )
+    if recipe is None:
+        raise TypeError("recipe must be a recipe such as breccia.NVFP4BlockScaling(), or its name as 'nvfp4', got None")
     recipe = resolve(recipe)
     if isinstance(x, ScaledTensor):
         raise TypeError("x must be an array of floats, got a ScaledTensor: use requantize(x, recipe)")
+    rounding = rounding.lower() if isinstance(rounding, str) else rounding
     plain = rounding == "nearest" and seed is None and hadamard is None and not square_blocks and amax is None
     if plain and importance is None and isinstance(offset, int) and offset == 0:
         return frameworks.of(x).cast(x, recipe)
@@ -97,14 +105,15 @@ def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: Any = None) ->
     return frameworks.of(_scaled(scaled, "scaled").data).dequantize(scaled, dtype, out)
 
 
-def matmul(a: Any, b: Any, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:
+def matmul(a: Any, b: Any, out_dtype: Any = "default", *, precision: str = "exact") -> Any:
     """Scaled product ``a @ b`` with NumPy's broadcasting of leading axes.
 
     Args:
         a: ScaledTensor or array of shape ``(..., M, K)``.
         b: ScaledTensor or array of shape ``(..., K, N)``; ``w.T`` for a weight stored ``(N, K)``.
         out_dtype: float32, float64, float16 or bfloat16; None for the dtype of ``a`` (of what it was
-            quantized from, where it is a ScaledTensor).
+            quantized from, where it is a ScaledTensor). "default" is float32; with torch tensors it is the dtype of
+            the operand that is one, as of ``a @ b``.
         precision: "exact" takes operands as they are: products of codes with codes or bfloat16 numbers
             are exact, others are those of float32. "fast" permits rounding activations to bfloat16,
             an error of up to 2^-8 |a||b| per product; CPU kernels use it.
@@ -119,14 +128,15 @@ def matmul(a: Any, b: Any, out_dtype: Any = np.float32, *, precision: str = "exa
         TypeError: an operand is neither, or has an unsupported dtype.
         ValueError: the shapes do not match, or ``precision`` is neither.
     """
-    if precision not in ("exact", "fast"):
-        raise ValueError(f"precision must be 'exact' or 'fast', got {precision!r}")
+    precision = _precision(precision)
     check_kernels(a)
     check_kernels(b)
-    return frameworks.common(data_of(a), data_of(b)).matmul(a, b, _result_dtype(a, out_dtype), precision)
+    check_inner(a, b)
+    framework = frameworks.common(data_of(a), data_of(b))
+    return framework.matmul(a, b, _result_dtype(a, b, out_dtype, framework), precision)
 
 
-def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:
+def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = "default", *, precision: str = "exact") -> Any:
     """``x @ w.T + bias`` for a weight stored as checkpoints do.
 
     Args:
@@ -150,7 +160,8 @@ def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, pre
     if bias is not None and tuple(getattr(bias, "shape", ())) != tuple(w.shape[:1]):
         got = f"shape {tuple(bias.shape)}" if hasattr(bias, "shape") else type(bias).__name__
         raise ValueError(f"bias must be ({w.shape[0]},) for w of shape {tuple(w.shape)}, got {got}")
-    out_dtype = _result_dtype(x, out_dtype)
+    precision = _precision(precision)
+    out_dtype = _result_dtype(x, w, out_dtype, frameworks.of(data_of(w)))
     y = _directly(x, w, out_dtype, precision)
     if y is None:
         y = _linear(x, w, out_dtype, precision)
@@ -175,8 +186,23 @@ def plus(y: Any, bias: Any) -> Any:
     return total.to(y.dtype) if hasattr(total, "to") else total.astype(y.dtype)
 
 
-def _result_dtype(a: Any, out_dtype: Any) -> Any:
+def _precision(precision: str) -> str:
+    if precision in ("exact", "fast"):
+        return precision
+    if isinstance(precision, str) and precision.lower() in ("exact", "fast"):
+        return precision.lower()
+    raise ValueError(f"precision must be 'exact' or 'fast', got {precision!r}")
+
+
+def _result_dtype(a: Any, b: Any, out_dtype: Any, framework: Any) -> Any:
     """The dtype of a product: as asked for, else that of the activations; of integers float32."""
+    if isinstance(out_dtype, str) and out_dtype == "default":
+        if not getattr(framework, "products_follow", False):
+            return np.float32
+        a = b if isinstance(a, ScaledTensor) else a
+        if isinstance(a, ScaledTensor):
+            return "float32"
+        out_dtype = None
     if out_dtype is not None:
         return out_dtype
     if isinstance(a, ScaledTensor):

@@ -10,11 +10,12 @@ from breccia import bridges, recipe_names
 from breccia.bridges.contract import Bridge
 from breccia.bridges.parts import ghost
 from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
-from breccia.checkpoint.planning.targets import FLOATS
 from breccia.gguf.container import block_bytes
 from breccia.recipes import ScalingRecipe
 
-__all__ = ["meant", "targets"]
+__all__ = ["FLOATS", "meant", "targets"]
+
+FLOATS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 
 _SHAPE = (1024, 4096)  # of a matrix, whose bits a weight are told
 _FLOAT_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}

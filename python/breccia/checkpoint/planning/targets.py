@@ -15,6 +15,7 @@ from breccia.bridges.parts import Found, Part, ghost
 from breccia.bridges.written import same_grid
 from breccia.checkpoint.arguments import patterns_of
 from breccia.checkpoint.planning.importance import Importance
+from breccia.checkpoint.planning.target_list import FLOATS, meant
 from breccia.checkpoint.reading.logical import NUMBERS
 from breccia.checkpoint.reading.models import is_embedding, is_one_expert, is_stored_turned, is_turned
 from breccia.checkpoint.reading.source import is_float
@@ -37,7 +38,6 @@ __all__ = [
     "target_names",
 ]
 
-FLOATS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 # Weights that quantized checkpoints leave alone; patterns of names, matched as in a shell.
 EXCLUDED = (
     "*embed*",
@@ -191,8 +191,6 @@ def parse_target(
         return Target(spelled, format=bridges.OWN, recipe=_with(base, options), **patterns)
     bridge = bridges.registry().get(name)
     if bridge is None or not bridge.writes:
-        from breccia.checkpoint.planning.target_list import meant
-
         if said := meant(spelled):
             raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {said}")
         names = recipe_names.suggestion(spelled, target_names())

@@ -12,6 +12,7 @@ import torch
 from breccia import _core
 from breccia._inputs import check_float32
 from breccia.frameworks.torch import gradients, launches, operators, trees  # noqa: F401 (gradients of these) # noqa: F401 (defines torch.ops.breccia)
+from breccia.frameworks.torch.functions import call as called  # noqa: F401 (torch's functions of ScaledTensors)
 from breccia.frameworks.torch.meta import flatten, recipe_key
 from breccia.frameworks.torch.tensors import (
     DTYPES,
@@ -32,6 +33,7 @@ from breccia.scaled_tensor import ScaledTensor
 from breccia.verbs.cast_options import CastOptions
 
 namespace = NAMESPACE
+products_follow = True  # products have the dtype of the operand that is a tensor, as torch's have
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _DIRECT = (torch.float32, torch.float16, torch.bfloat16)  # of which every number is one of float32
 _EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -88,7 +90,7 @@ def from_pickle(array: Any, name: str) -> Any:
 def to_device(array: Any, device: Any) -> Any:
     try:
         return array.to(torch.device(device))
-    except RuntimeError as error:
+    except (AssertionError, RuntimeError) as error:  # torch asserts that it was built for a GPU
         raise ValueError(f"target must be a framework or a torch device, got {device!r}: {error}") from None
 
 
