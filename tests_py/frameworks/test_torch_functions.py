@@ -207,3 +207,10 @@ def test_a_weight_that_is_not_turned() -> None:
     for product in (lambda: breccia.matmul(x, q), lambda: x @ q, lambda: x.float().numpy() @ q.to("numpy")):
         with pytest.raises(ValueError, match=r"shape mismatch: .*a weight is stored \(N, K\): use linear or q\.T"):
             product()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_experts_have_the_dtype_of_their_rows(dtype: str) -> None:
+    stack = breccia.stack([breccia.cast(weight(), "mxfp8")] * 2)
+    offsets = torch.tensor([0, 2, 5])
+    assert breccia.grouped_matmul(weight(5, 128, dtype), stack, offsets).dtype == getattr(torch, dtype)

@@ -15,7 +15,7 @@ from breccia.verbs import _result_dtype, matmul
 __all__ = ["grouped_matmul"]
 
 
-def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any = np.float32) -> Any:
+def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any = "default") -> Any:
     """Rows ``offsets[e]`` to ``offsets[e + 1]`` of ``x`` times the transpose of the weight of expert e.
 
     Args:
@@ -46,7 +46,7 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any =
     if tuple(np.shape(offsets)) != (w_stack.shape[0] + 1,):
         raise ValueError(f"offsets must have shape ({w_stack.shape[0] + 1},), got {tuple(np.shape(offsets))}")
     framework: Any = frameworks.common(data_of(x), data_of(w_stack))
-    out_dtype = _result_dtype(x, out_dtype)
+    out_dtype = _result_dtype(x, w_stack, out_dtype, framework)
     return getattr(framework, "grouped_matmul", by_expert)(x, w_stack, offsets, out_dtype)
 
 
