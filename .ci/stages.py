@@ -69,7 +69,15 @@ STAGES = (
         "C++ examples",
         ".ci/examples_cpp",
         "what a program needs that finds the installed library, and the page about C++",
-        ("cpp/include/", "cpp/cmake/", "CMakeLists.txt", "examples/cpp/", "docs/cpp.md"),
+        (
+            "cpp/include/",
+            "cpp/cmake/",
+            "cpp/src/c/",
+            "CMakeLists.txt",
+            "examples/cpp/",
+            "examples/rust/",
+            "docs/cpp.md",
+        ),
     ),
     Stage(
         "packages",

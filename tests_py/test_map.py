@@ -49,8 +49,7 @@ def test_links_lead_somewhere():
 
 
 def test_the_verbs_are_the_same_in_every_language():
-    """In C++ each has two forms, one that allocates and one that does not; in C, whose matrices have two axes, the
-    latter."""
+    """In C++ each has two forms, one that allocates and one that does not; in C the latter."""
     verbs = set(breccia.verbs.__all__)
     more = verbs | set(breccia.verbs.grouped.__all__)
     include = ROOT / "cpp/include/breccia"
@@ -58,4 +57,21 @@ def test_the_verbs_are_the_same_in_every_language():
     assert set(re.findall(r"^BRECCIA_API void (\w+)_into\(", cpp, re.M)) == more
     assert set(re.findall(r"^BRECCIA_API (?:ScaledTensor|Array) (\w+)\(", cpp, re.M)) == more
     c = set(re.findall(r"^BRECCIA_C_API breccia_status breccia_(\w+)\(", (include / "breccia.h").read_text(), re.M))
-    assert c - {"recipe_new", "part_sizes", "cast_by_importance"} == verbs
+    assert c - {"recipe_new", "part_sizes", "prepare", "set_threads"} == more
+
+
+@needs_documents
+def test_the_page_names_what_each_language_calls_a_verb():
+    include = ROOT / "cpp/include/breccia"
+    cpp = "".join(header.read_text(encoding="utf-8") for header in include.glob("*.hpp"))
+    c = (include / "breccia.h").read_text(encoding="utf-8")
+    table = re.search(r"^\| verb \|.*\n\|.*\n((?:\|.*\n)+)", (ROOT / "docs/cpp.md").read_text(encoding="utf-8"), re.M)
+    rows = [[re.findall(r"`(\w+)`", cell) for cell in row.split("|")[2:5]] for row in table[1].splitlines()]
+    for in_cpp, in_c, in_python in rows:
+        assert all(re.search(rf"^(?:BRECCIA_API .*\b{name}\(|class BRECCIA_API {name} )", cpp, re.M) for name in in_cpp)
+        assert all(re.search(rf"^BRECCIA_C_API .*\b{name}\(", c, re.M) for name in in_c)
+        assert all(callable(getattr(breccia, name)) for name in in_python)
+        assert in_cpp
+    named = {name for _, in_c, _ in rows for name in in_c}
+    others = {"breccia_recipe_new", "breccia_part_sizes"}
+    assert named == set(re.findall(r"^BRECCIA_C_API breccia_status (\w+)\(", c, re.M)) - others

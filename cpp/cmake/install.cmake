@@ -1,4 +1,4 @@
-# What `cmake --install` gives a C++ user: headers, the library, a CMake package and a pkg-config file.
+# What `cmake --install` gives a C++ user: headers, the libraries, a CMake package and pkg-config files.
 # One component, so that a Python wheel built from the same tree can leave it out.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
@@ -6,7 +6,7 @@ include(GNUInstallDirs)
 set(breccia_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/breccia)
 
 install(
-  TARGETS breccia
+  TARGETS breccia breccia_c
   EXPORT breccia-targets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT breccia_dev
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT breccia_dev
@@ -39,8 +39,14 @@ cmake_path(APPEND breccia_pc_includedir "\${prefix}" ${CMAKE_INSTALL_INCLUDEDIR}
 if(BUILD_SHARED_LIBS)
   set(breccia_pc_cflags " -DBRECCIA_SHARED")
 endif()
+# A program links the core itself only where that is static: the shared C library finds its own.
+set(breccia_pc_private)
+if(BUILD_SHARED_LIBS)
+  set(breccia_pc_private .private)
+endif()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/breccia.pc.in breccia.pc @ONLY)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/breccia_c.pc.in breccia_c.pc @ONLY)
 install(
-  FILES ${CMAKE_CURRENT_BINARY_DIR}/breccia.pc
+  FILES ${CMAKE_CURRENT_BINARY_DIR}/breccia.pc ${CMAKE_CURRENT_BINARY_DIR}/breccia_c.pc
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
   COMPONENT breccia_dev)

@@ -46,16 +46,17 @@ class BrecciaConan(ConanFile):
     def build(self):
         cmake = CMake(self)
         cmake.configure()
-        cmake.build(target="breccia")
+        cmake.build(target="breccia_c")  # and the core, which it links
 
     def package(self):
         CMake(self).install(component="breccia_dev")
         copy(self, "LICENSE", self.source_folder, str(Path(self.package_folder, "licenses")))
 
     def package_info(self):
-        self.cpp_info.libs = ["breccia"]
+        self.cpp_info.libs = ["breccia_c", "breccia"]
         self.cpp_info.set_property("cmake_file_name", "breccia")
         self.cpp_info.set_property("cmake_target_name", "breccia::breccia")
+        self.cpp_info.set_property("cmake_target_aliases", ["breccia::c"])
         self.cpp_info.set_property("pkg_config_name", "breccia")
         if self.settings.os in ("Linux", "FreeBSD"):
             self.cpp_info.system_libs = ["pthread", "m"]

@@ -1,21 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C functions of breccia.h over the C++ verbs: pointers become arrays, exceptions a status and a message.
+// The C functions of breccia.h over the public C++ verbs: pointers become arrays, exceptions a status and a message.
 #include <algorithm>
 #include <charconv>
+#include <cstddef>
+#include <cstring>
+#include <limits>
 #include <new>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "breccia/breccia.h"
 #include "breccia/catalogue.hpp"
+#include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
+#include "breccia/formats.hpp"
 #include "breccia/ops.hpp"
-#include "quantize/quantizer.hpp"
 
-struct breccia_recipe {  // NOLINT(readability-identifier-naming): a name of C
+// NOLINTBEGIN(readability-identifier-naming): names of C
+struct breccia_recipe {
     breccia::Recipe recipe;
 };
+struct breccia_weight {
+    breccia::PreparedWeight prepared;
+};
+// NOLINTEND(readability-identifier-naming)
 
 namespace breccia::inline v0_4 {
 namespace {
@@ -78,32 +88,75 @@ Fields fields_of(std::string_view text) {
     return fields;
 }
 
-Shape shape_of(const breccia_matrix& matrix) { return {matrix.rows, matrix.columns}; }
+// A struct of the caller's, whose `size` says how much of it there is: a shorter one ends with zeros, and of a longer
+// one the rest must be zero. No struct has members that an older header has not, so far.
+template <class T>
+T taken(const T* given, const std::string& name) {
+    static_assert(std::is_trivially_copyable_v<T> && offsetof(T, size) == 0);
+    constexpr std::size_t first = sizeof(T), most = 4096;
+    std::size_t size = 0;
+    std::memcpy(&size, &not_null(given, name.c_str()), sizeof size);
+    if (size < first || size > most)
+        throw_value(name + ".size must be the sizeof of its struct, at least " + std::to_string(first) + ", got " +
+                    std::to_string(size));
+    T known{};
+    std::memcpy(&known, given, std::min(size, sizeof(T)));
+    const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+    for (std::size_t i = sizeof(T); i < size; ++i)
+        if (bytes[i] != 0)
+            throw_value(name + " must have zeros in the members that this library does not know, got another at byte " +
+                        std::to_string(i) + " (breccia " + std::string(version()) + ")");
+    if constexpr (requires { known.reserved; })
+        if (known.reserved != 0) throw_value(name + ".reserved must be 0, got " + std::to_string(known.reserved));
+    return known;
+}
 
-Array borrow(void* memory, ElementType type, const Shape& shape, const std::string& name) {
+template <class T>
+T taken_or_zero(const T* given, const std::string& name) {
+    return given == nullptr ? T{} : taken(given, name);
+}
+
+Shape shape_of(std::int64_t batch, std::int64_t rows, std::int64_t columns, const std::string& name) {
+    if (batch < 0) throw_value(name + "batch must be at least 0, got " + std::to_string(batch));
+    if (batch == 0) return {rows, columns};
+    return {batch, rows, columns};
+}
+// Of a breccia_matrix or a breccia_output.
+template <class Matrix>
+Shape shape_of(const Matrix& matrix, const std::string& name) {
+    return shape_of(matrix.batch, matrix.rows, matrix.columns, name + ".");
+}
+
+Array borrow(const void* memory, ElementType type, const Shape& shape, const std::string& name) {
     if (reinterpret_cast<std::uintptr_t>(memory) % type.size() != 0)
         throw_value(name + " must lie at a multiple of " + std::to_string(type.size()) + " bytes, the size of a " +
                     type.name());
-    return Array::borrow(memory, type, shape);
+    return Array::borrow(const_cast<void*>(memory), type, shape);
 }
 
-Array numbers(const breccia_matrix& matrix, const std::string& name) {
+template <class Matrix>
+Array numbers(const Matrix& matrix, const std::string& name) {
     if (matrix.recipe != nullptr) throw_type(name + " must be of numbers, got a quantized matrix");
     if (matrix.dtype < 0 || matrix.dtype >= dtype_count)
         throw_type(name + ".dtype must be a BRECCIA_ type of numbers, got " + std::to_string(matrix.dtype));
-    return borrow(matrix.data, static_cast<DType>(matrix.dtype), shape_of(matrix), name + ".data");
+    Array array = borrow(matrix.data, static_cast<DType>(matrix.dtype), shape_of(matrix, name), name + ".data");
+    array.read_only = std::is_same_v<Matrix, breccia_matrix>;
+    return array;
 }
 
-const Recipe& recipe_of(const breccia_matrix& matrix, const std::string& name) {
+template <class Matrix>
+const Recipe& recipe_of(const Matrix& matrix, const std::string& name) {
     return not_null(matrix.recipe, (name + ".recipe").c_str()).recipe;
 }
 
-CastOutput parts(const breccia_matrix& matrix, const std::string& name) {
-    const Recipe& recipe = recipe_of(matrix, name);
-    const CastPlan plan = plan_cast(shape_of(matrix), recipe);
-    const auto part = [&](void* memory, ElementType type, const Shape& shape, const char* field) {
+// The parts that a plan asks for, where a matrix or an output says that they are.
+template <class Matrix>
+CastOutput parts(const Matrix& matrix, const CastPlan& plan, const std::string& name) {
+    const auto part = [&](const void* memory, ElementType type, const Shape& shape, const char* field) {
         if (memory == nullptr && element_count(shape) != 0) throw_value(name + "." + field + " must not be NULL");
-        return borrow(memory, type, shape, name + "." + field);
+        Array array = borrow(memory, type, shape, name + "." + field);
+        array.read_only = std::is_same_v<Matrix, breccia_matrix>;
+        return array;
     };
     CastOutput out{part(matrix.data, plan.data_type, plan.data_shape, "data"),
                    part(matrix.scale, plan.scale_type, plan.scale_shape, "scale"), std::nullopt, std::nullopt};
@@ -114,16 +167,49 @@ CastOutput parts(const breccia_matrix& matrix, const std::string& name) {
     return out;
 }
 
-ScaledTensor scaled(const breccia_matrix& matrix, const std::string& name) {
-    CastOutput in = parts(matrix, name);
-    const Recipe& recipe = recipe_of(matrix, name);
-    return assemble(std::move(in), recipe, shape_of(matrix), DType::float32);
+// Scales in float as the codes that have their values.
+Array codes_of(const Array& scales, ScaleType type, const std::string& name) {
+    const Format format = format_of_scale(type);
+    const auto count = static_cast<std::size_t>(scales.size());
+    Array codes = Array::allocate(ElementType::uint8(), scales.shape);
+    const std::span<std::uint8_t> made(codes.as<std::uint8_t>(), count);
+    encode({scales.as<const float>(), count}, format, made);
+    std::vector<float> decoded(count);
+    decode(made, format, decoded);
+    for (std::size_t i = 0; i < count; ++i) {
+        const float given = scales.as<const float>()[i];
+        if (given == decoded[i] || (given != given && decoded[i] != decoded[i])) continue;
+        throw_value(name + " must be values of " + std::string(info(format).name) + ", got " + std::to_string(given) +
+                    " for scale " + std::to_string(i));
+    }
+    return codes;
 }
 
-void check_same_shape(const breccia_matrix& in, const char* name, const breccia_matrix& out) {
-    if (shape_of(in) != shape_of(out))
-        throw_value("out must have the shape of " + std::string(name) + ", " + to_string(shape_of(in)) + ", got " +
-                    to_string(shape_of(out)));
+ScaledTensor scaled(const breccia_matrix& matrix, const std::string& name) {
+    if (matrix.prepared != nullptr) return matrix.prepared->prepared.tensor();
+    const Recipe& recipe = recipe_of(matrix, name);
+    const Shape shape = shape_of(matrix, name);
+    CastPlan plan = plan_cast(shape, recipe);
+    if (matrix.scale_form != BRECCIA_SCALES_OF_RECIPE && matrix.scale_form != BRECCIA_SCALES_FLOAT32)
+        throw_value(name + ".scale_form must be one of the BRECCIA_SCALES_ constants, got " +
+                    std::to_string(matrix.scale_form));
+    const bool as_float = matrix.scale_form == BRECCIA_SCALES_FLOAT32;
+    if (as_float) plan.scale_type = DType::float32;
+    if (matrix.global_scales != 0 && matrix.batch != 0) plan.global_scale_shape = {matrix.batch, 1, 1};
+    CastOutput in = parts(matrix, plan, name);
+    if (as_float && is_coded(recipe.scale)) in.scale = codes_of(in.scale, recipe.scale, name + ".scale");
+    return {std::move(in.data),
+            std::move(in.scale),
+            recipe,
+            recipe.layout,
+            {.zero_point = std::move(in.zero_point), .global_scale = std::move(in.global_scale), .shape = shape}};
+}
+
+void check_same_shape(const breccia_matrix& in, const char* name, const breccia_output& out) {
+    const Shape given = in.prepared != nullptr ? in.prepared->prepared.shape() : shape_of(in, name);
+    if (given != shape_of(out, "out"))
+        throw_value("out must have the shape of " + std::string(name) + ", " + to_string(given) + ", got " +
+                    to_string(shape_of(out, "out")));
 }
 
 void check_not_transposed(const breccia_matrix& matrix, const char* name) {
@@ -131,11 +217,18 @@ void check_not_transposed(const breccia_matrix& matrix, const char* name) {
         throw_value(std::string(name) + ".transposed must be 0, got " + std::to_string(matrix.transposed));
 }
 
+// What is read, but for operands of breccia_matmul.
+breccia_matrix as_stored(const breccia_matrix* given, const char* name) {
+    const breccia_matrix matrix = taken(given, name);
+    check_not_transposed(matrix, name);
+    return matrix;
+}
+
 // An operand of a product and what it borrows.
 class Side {
 public:
     Side(const breccia_matrix& matrix, const char* name, bool transpose) {
-        if (matrix.recipe != nullptr) {
+        if (matrix.prepared != nullptr || matrix.recipe != nullptr) {
             scaled_ = scaled(matrix, name);
             if (transpose) scaled_ = scaled_->transposed();
             return;
@@ -150,10 +243,41 @@ private:
     Array array_;
 };
 
+// Numbers (1, columns), or a batch of such, without the axis of rows.
+Array row_of(const breccia_matrix* given, const char* name) {
+    const breccia_matrix m = as_stored(given, name);
+    if (m.rows != 1) throw_value(std::string(name) + " must have 1 row, got " + std::to_string(m.rows));
+    Array row = numbers(m, name);
+    row.shape.erase(row.shape.end() - 2);
+    row.strides.erase(row.strides.end() - 2);
+    return row;
+}
+
+CastOptions cast_options(const breccia_cast_options* given) {
+    const breccia_cast_options o = taken_or_zero(given, "options");
+    CastOptions options;
+    if (o.importance != nullptr) options.importance = row_of(o.importance, "options.importance");
+    if (o.amax_count < 0 || (o.amax_count > 0 && o.amax == nullptr))
+        throw_value("options.amax_count must be the number of what options.amax points to, got " +
+                    std::to_string(o.amax_count));
+    if (o.amax != nullptr) options.amax.assign(o.amax, o.amax + o.amax_count);
+    if (o.stochastic != 0) options.seed = o.seed;
+    options.offset = o.offset;
+    options.row_length = o.row_length;
+    return options;
+}
+
+Precision precision_of(const breccia_product_options* given) {
+    const breccia_precision precision = taken_or_zero(given, "options").precision;
+    if (precision != BRECCIA_EXACT && precision != BRECCIA_FAST)
+        throw_value("options.precision must be BRECCIA_EXACT or BRECCIA_FAST, got " + std::to_string(precision));
+    return precision == BRECCIA_FAST ? Precision::fast : Precision::exact;
+}
+
 }  // namespace
 }  // namespace breccia::inline v0_4
 
-using breccia::check_not_transposed, breccia::check_same_shape, breccia::guarded, breccia::not_null;
+using breccia::guarded, breccia::not_null;
 
 const char* breccia_last_message(void) { return breccia::last_message.c_str(); }
 
@@ -170,94 +294,112 @@ breccia_status breccia_recipe_new(const char* name, const char* fields, breccia_
 
 void breccia_recipe_free(breccia_recipe* recipe) { delete recipe; }
 
-breccia_status breccia_part_sizes(const breccia_recipe* recipe, int64_t rows, int64_t columns,
+breccia_status breccia_part_sizes(const breccia_recipe* recipe, int64_t batch, int64_t rows, int64_t columns,
                                   breccia_part_bytes* sizes) {
     return guarded([&] {
-        breccia_part_bytes& out = not_null(sizes, "sizes");
-        const breccia::CastPlan plan = breccia::plan_cast({rows, columns}, not_null(recipe, "recipe").recipe);
+        breccia_part_bytes out = breccia::taken(sizes, "sizes");
+        const breccia::CastPlan plan =
+            breccia::plan_cast(breccia::shape_of(batch, rows, columns, ""), not_null(recipe, "recipe").recipe);
         const auto bytes = [](const breccia::Shape& shape, breccia::ElementType type) {
             return breccia::element_count(shape, type.size()) * static_cast<std::int64_t>(type.size());
         };
-        out = {bytes(plan.data_shape, plan.data_type), bytes(plan.scale_shape, plan.scale_type),
-               plan.has_zero_point ? bytes(plan.scale_shape, plan.zero_point_type) : 0,
-               plan.has_global_scale ? bytes(plan.global_scale_shape, breccia::DType::float32) : 0};
+        out.data = bytes(plan.data_shape, plan.data_type);
+        out.scale = bytes(plan.scale_shape, plan.scale_type);
+        out.zero_point = plan.has_zero_point ? bytes(plan.scale_shape, plan.zero_point_type) : 0;
+        out.global_scale = plan.has_global_scale ? bytes(plan.global_scale_shape, breccia::DType::float32) : 0;
+        std::memcpy(sizes, &out, std::min(out.size, sizeof out));
     });
 }
 
-namespace breccia::inline v0_4 {
-namespace {
-
-void cast_matrix(const breccia_matrix* x, const CastOptions& options, const breccia_matrix* out) {
-    check_not_transposed(not_null(x, "x"), "x");
-    check_not_transposed(not_null(out, "out"), "out");
-    check_same_shape(*x, "x", *out);
-    cast_into(numbers(*x, "x"), recipe_of(*out, "out"), parts(*out, "out"), options);
-}
-
-// A matrix of one row as a vector.
-Array row_of(const breccia_matrix& m, const char* name) {
-    check_not_transposed(m, name);
-    if (m.rows != 1) throw_value(std::string(name) + " must have 1 row, got " + std::to_string(m.rows));
-    const Array row = numbers(m, name);
-    return Array::borrow(row.data, row.type, {m.columns});
-}
-
-}  // namespace
-}  // namespace breccia::inline v0_4
-
-breccia_status breccia_cast(const breccia_matrix* x, const breccia_matrix* out) {
-    return guarded([&] { breccia::cast_matrix(x, {}, out); });
-}
-
-breccia_status breccia_cast_by_importance(const breccia_matrix* x, const breccia_matrix* importance,
-                                          const breccia_matrix* out) {
+breccia_status breccia_cast(const breccia_matrix* x, const breccia_output* out, const breccia_cast_options* options) {
     return guarded([&] {
-        breccia::CastOptions options;
-        options.importance = breccia::row_of(not_null(importance, "importance"), "importance");
-        breccia::cast_matrix(x, options, out);
+        const breccia_matrix from = breccia::as_stored(x, "x");
+        const breccia_output to = breccia::taken(out, "out");
+        breccia::check_same_shape(from, "x", to);
+        const breccia::Array numbers = breccia::numbers(from, "x");
+        const breccia::Recipe& recipe = breccia::recipe_of(to, "out");
+        breccia::cast_into(numbers, recipe, breccia::parts(to, breccia::plan_cast(numbers.shape, recipe), "out"),
+                           breccia::cast_options(options));
     });
 }
 
-breccia_status breccia_dequantize(const breccia_matrix* scaled, const breccia_matrix* out) {
+breccia_status breccia_dequantize(const breccia_matrix* scaled, const breccia_output* out) {
     return guarded([&] {
-        check_not_transposed(not_null(scaled, "scaled"), "scaled");
-        check_not_transposed(not_null(out, "out"), "out");
-        check_same_shape(*scaled, "scaled", *out);
-        breccia::dequantize_into(breccia::scaled(*scaled, "scaled"), breccia::numbers(*out, "out"));
+        const breccia_matrix from = breccia::as_stored(scaled, "scaled");
+        const breccia_output to = breccia::taken(out, "out");
+        breccia::check_same_shape(from, "scaled", to);
+        breccia::dequantize_into(breccia::scaled(from, "scaled"), breccia::numbers(to, "out"));
     });
 }
 
-breccia_status breccia_requantize(const breccia_matrix* scaled, const breccia_matrix* out) {
+breccia_status breccia_requantize(const breccia_matrix* scaled, const breccia_output* out) {
     return guarded([&] {
-        check_not_transposed(not_null(scaled, "scaled"), "scaled");
-        check_not_transposed(not_null(out, "out"), "out");
-        check_same_shape(*scaled, "scaled", *out);
-        breccia::requantize_into(breccia::scaled(*scaled, "scaled"), breccia::recipe_of(*out, "out"),
-                                 breccia::parts(*out, "out"));
+        const breccia_matrix from = breccia::as_stored(scaled, "scaled");
+        const breccia_output to = breccia::taken(out, "out");
+        breccia::check_same_shape(from, "scaled", to);
+        const breccia::ScaledTensor tensor = breccia::scaled(from, "scaled");
+        const breccia::Recipe& recipe = breccia::recipe_of(to, "out");
+        breccia::requantize_into(tensor, recipe, breccia::parts(to, breccia::plan_cast(tensor.shape(), recipe), "out"));
     });
 }
 
-breccia_status breccia_matmul(const breccia_matrix* a, const breccia_matrix* b, const breccia_matrix* out) {
+breccia_status breccia_matmul(const breccia_matrix* a, const breccia_matrix* b, const breccia_output* out,
+                              const breccia_product_options* options) {
     return guarded([&] {
-        // Before anything is read through them: arguments of one call are evaluated in any order.
-        not_null(a, "a");
-        not_null(b, "b");
-        check_not_transposed(not_null(out, "out"), "out");
-        const breccia::Side left(*a, "a", a->transposed != 0), right(*b, "b", b->transposed != 0);
-        breccia::matmul_into(left.operand(), right.operand(), breccia::numbers(*out, "out"));
+        const breccia_matrix left = breccia::taken(a, "a"), right = breccia::taken(b, "b");
+        const breccia_output to = breccia::taken(out, "out");
+        const breccia::Side one(left, "a", left.transposed != 0), other(right, "b", right.transposed != 0);
+        breccia::matmul_into(one.operand(), other.operand(), breccia::numbers(to, "out"),
+                             breccia::precision_of(options));
     });
 }
 
 breccia_status breccia_linear(const breccia_matrix* x, const breccia_matrix* w, const breccia_matrix* bias,
-                              const breccia_matrix* out) {
+                              const breccia_output* out, const breccia_product_options* options) {
     return guarded([&] {
-        check_not_transposed(not_null(x, "x"), "x");
-        check_not_transposed(not_null(w, "w"), "w");
-        check_not_transposed(not_null(out, "out"), "out");
-        const breccia::Side activations(*x, "x", false), weight(*w, "w", false);
+        const breccia_matrix left = breccia::as_stored(x, "x"), right = breccia::as_stored(w, "w");
+        const breccia_output to = breccia::taken(out, "out");
+        const breccia::Side activations(left, "x", false), weight(right, "w", false);
         std::optional<breccia::Array> row;
-        if (bias != nullptr) row = breccia::row_of(*bias, "bias");
+        if (bias != nullptr) row = breccia::row_of(bias, "bias");
         breccia::linear_into(activations.operand(), weight.operand(), row ? &*row : nullptr,
-                             breccia::numbers(*out, "out"));
+                             breccia::numbers(to, "out"), breccia::precision_of(options));
     });
+}
+
+breccia_status breccia_grouped_matmul(const breccia_matrix* x, const breccia_matrix* w, const int64_t* offsets,
+                                      const breccia_output* out, const breccia_product_options* options) {
+    return guarded([&] {
+        const breccia_matrix left = breccia::as_stored(x, "x"), right = breccia::as_stored(w, "w");
+        not_null(offsets, "offsets");
+        const breccia_output to = breccia::taken(out, "out");
+        const breccia::Side activations(left, "x", false);
+        const breccia::ScaledTensor stack = breccia::scaled(right, "w");
+        if (stack.shape().size() != 3)
+            breccia::throw_value("w must be a batch of matrices, one to each expert, got shape " +
+                                 breccia::to_string(stack.shape()));
+        breccia::grouped_matmul_into(activations.operand(), stack,
+                                     {offsets, static_cast<std::size_t>(stack.shape().front()) + 1},
+                                     breccia::numbers(to, "out"), breccia::precision_of(options));
+    });
+}
+
+breccia_status breccia_prepare(const breccia_matrix* w, breccia_weight** prepared) {
+    return guarded([&] {
+        not_null(prepared, "prepared") = nullptr;
+        const breccia_matrix weight = breccia::as_stored(w, "w");
+        *prepared = new breccia_weight{breccia::PreparedWeight(breccia::scaled(weight, "w"))};
+    });
+}
+
+void breccia_weight_free(breccia_weight* prepared) { delete prepared; }
+
+breccia_status breccia_set_threads(int32_t count) {
+    return guarded([&] { breccia::set_num_threads(count); });
+}
+
+int32_t breccia_threads(void) {
+    int32_t count = 0;
+    guarded([&] { count = breccia::num_threads(); });
+    return count;
 }
