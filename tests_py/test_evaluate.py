@@ -169,6 +169,11 @@ def test_the_commands(llama, tmp_path, capsys):
     assert not made.with_name(f"{made.name}.state").exists()
     code, _, err = run("calibrate", llama / "model", *text, "--out", made, capsys=capsys)
     assert (code, err) == (2, f"breccia calibrate: {made} is there: --force replaces it\n")
+    inside = llama / "model" / "moments.safetensors"
+    code, _, err = run("calibrate", llama / "model", *text, "--out", inside, capsys=capsys)
+    said = "breccia calibrate: out must not be in the model's folder, whose safetensors files are its weights"
+    assert (code, " ".join(err.split())) == (2, f"{said}, got {inside}")
+    assert not inside.exists()
     less = ["--out", made, "--force", "--memory", "12.5KB", "--tokens", "9999", "--json"]
     code, out, _ = run("calibrate", llama / "model", *text, *less, capsys=capsys)
     report = json.loads(out)

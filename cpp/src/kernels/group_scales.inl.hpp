@@ -12,13 +12,6 @@ BRECCIA_INLINE bool ordinary(I amax_bits, ScaleType type) {
     return i_none(i_less(amax_bits, below)) && i_none(i_less(above, amax_bits));
 }
 
-// A lane's elements are added in the order of squared_error: elements i, i + 16, … first, then halves.
-BRECCIA_INLINE F sum_of_halves(F (&sums_f32x16)[lanes]) {
-    for (std::int64_t half = lanes / 2; half > 0; half /= 2)
-        for (std::int64_t i = 0; i < half; ++i) sums_f32x16[i] = f_add(sums_f32x16[i], sums_f32x16[i + half]);
-    return sums_f32x16[0];
-}
-
 template <class C, class Scale>
 BRECCIA_INLINE F error_sum(const float* turned, std::int64_t block, const Scale& scale, F decoded) {
     F sums_f32x16[lanes];

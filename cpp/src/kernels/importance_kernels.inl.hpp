@@ -154,16 +154,20 @@ BRECCIA_INLINE CutError coded_error(const float* x, const float* weights, std::i
 // Every code whose scale can be the best. Above the least scale that cuts nothing off stand those below its double: the
 // numbers of the double's grid within the block's range are numbers of the scale's own. Below it scales are tried until
 // what is cut off is by itself as much as the best error: what a smaller scale cuts off is more.
-template <int Vectors>
-static int best_code(const float* x, const float* weights, std::int64_t n, const GridLanes& grid, float largest,
-                     const CodedScales& scales, int own, float amax, float unit) {
+static int last_code(const CodedScales& scales, int own, float amax, float largest) {
     const auto decoded = [&](int code) BRECCIA_INLINE_LAMBDA { return scales.decoded[static_cast<std::size_t>(code)]; };
-    const auto factor = [&](int code) BRECCIA_INLINE_LAMBDA { return scales.factor[static_cast<std::size_t>(code)]; };
     int whole = own;
     while (whole > scales.lowest && decoded(whole - 1) * largest >= amax) --whole;
     while (whole < scales.highest && decoded(whole) * largest < amax) ++whole;
-    int last = scales.last[static_cast<std::size_t>(whole)];
-    if (last < own) last = own;
+    const int last = scales.last[static_cast<std::size_t>(whole)];
+    return last < own ? own : last;
+}
+
+template <int Vectors>
+static int best_code(const float* x, const float* weights, std::int64_t n, const GridLanes& grid,
+                     const CodedScales& scales, int own, int last, float unit) {
+    const auto decoded = [&](int code) BRECCIA_INLINE_LAMBDA { return scales.decoded[static_cast<std::size_t>(code)]; };
+    const auto factor = [&](int code) BRECCIA_INLINE_LAMBDA { return scales.factor[static_cast<std::size_t>(code)]; };
     int best = own;
     float best_error = coded_error<Vectors, false>(x, weights, n, grid, factor(own), decoded(own), unit).error;
     for (int code = own + 1; code <= last; ++code) {
@@ -179,28 +183,153 @@ static int best_code(const float* x, const float* weights, std::int64_t n, const
     return best;
 }
 
-static void search_codes(const WeightedBlocks& b, const CodeGrid& g, const CodedScales& scales, std::uint8_t* codes) {
+static void search_block(const WeightedBlocks& b, std::int64_t i, const CodeGrid& g, const GridLanes& grid,
+                         const CodedScales& scales, std::uint8_t& code) {
+    const float *x = b.x + i * b.block, *weights = b.weights + i * b.block;
+    I amax_i32x16 = i_set(0);
+    for_each_lanes(x, weights, b.block, [&](F x_f32x16, F) BRECCIA_INLINE_LAMBDA {
+        amax_i32x16 = i_max(amax_i32x16, i_and(as_bits(x_f32x16), i_set(0x7FFF'FFFF)));
+    });
+    const std::int32_t amax_bits = i_max_lane(amax_i32x16);
+    const int own = code;
+    if (amax_bits == 0 || amax_bits >= 0x7F80'0000 || own < scales.lowest || own > scales.highest) return;
+    const int exponent = (amax_bits >> 23) - 127, last = last_code(scales, own, as_float(amax_bits), g.largest);
+    const float unit = exp2i(exponent < -126 ? 126 : (exponent > 126 ? -126 : -exponent));
+    int best;
+    if (b.block == lanes)
+        best = best_code<1>(x, weights, b.block, grid, scales, own, last, unit);
+    else if (b.block == 2 * lanes)
+        best = best_code<2>(x, weights, b.block, grid, scales, own, last, unit);
+    else
+        best = best_code<0>(x, weights, b.block, grid, scales, own, last, unit);
+    code = static_cast<std::uint8_t>(best);
+}
+
+// ---- Sixteen blocks side by side: a lane tries the codes of its own block, in the order of best_code ----
+
+inline constexpr std::int64_t longest_turned = 128;  // elements of a block: both arrays stay in the first-level cache
+
+struct TurnedBlocks {
+    alignas(64) float x[longest_turned * lanes];  // magnitudes, in the unit of each block
+    alignas(64) float weights[longest_turned * lanes];
+    std::int64_t block;
+    F amax_f32x16, unit_f32x16;
+};
+
+struct LaneErrors {
+    F error, cut;
+};
+
+// Added in the order of coded_error, so that a block's sums have the same bits.
+template <bool WithCut>
+BRECCIA_INLINE LaneErrors turned_errors(const TurnedBlocks& b, const GridLanes& grid, F factor, F value) {
+    const F end = f_mul(grid.largest, value), zero = f_set(0.0F);
+    F errors_f32x16[lanes], cuts_f32x16[lanes];
+    for (std::int64_t i = 0; i < lanes; ++i) {
+        F error = zero, cut = zero;
+        for (std::int64_t k = i; k < b.block; k += lanes) {
+            const F x = f_load(b.x + k * lanes);
+            const F code = grid.magnitude(f_mul(x, factor));
+            const F square = weighted_square(f_sub(f_mul(code, value), x), f_load(b.weights + k * lanes));
+            error = f_add(error, square);
+            if constexpr (WithCut) cut = f_add(cut, f_select(f_less(end, x), square, zero));
+        }
+        errors_f32x16[i] = error;
+        if constexpr (WithCut) cuts_f32x16[i] = cut;
+    }
+    return {sum_of_halves(errors_f32x16), WithCut ? sum_of_halves(cuts_f32x16) : zero};
+}
+
+template <bool WithCut>
+static LaneErrors errors_of_codes(const TurnedBlocks& b, const GridLanes& grid, const ScaleParams& p, I codes) {
+    F factor, decoded;
+    if (p.type == ScaleType::e8m0) {
+        factor = power_of_two<SixteenLanes>(i_sub(i_set(254), codes));
+        decoded = power_of_two<SixteenLanes>(codes);
+    } else {
+        const F value = e4m3_value(codes);
+        factor = f_min(nvfp4_factor<SixteenLanes>(value, p), f_set(f32_max));
+        decoded = f_mul(value, f_set(p.global_scale));
+    }
+    return turned_errors<WithCut>(b, grid, f_div(factor, b.unit_f32x16), f_mul(decoded, b.unit_f32x16));
+}
+
+// Whether all amaxes are 2^-40 to 2^40: in the unit of a block its numbers, and factors for them, stay in range.
+static bool turn_blocks(const float* x, const float* weights, std::int64_t block, TurnedBlocks& b) {
+    I amax_i32x16 = i_set(0);
+    b.block = block;
+    for (std::int64_t k = 0; k < block; k += lanes) {
+        transpose_16x16(x + k, block, b.x + k * lanes, lanes);
+        transpose_16x16(weights + k, block, b.weights + k * lanes, lanes);
+    }
+    for (std::int64_t k = 0; k < block; ++k) {
+        const I magnitude = i_and(as_bits(f_load(b.x + k * lanes)), i_set(0x7FFF'FFFF));
+        amax_i32x16 = i_max(amax_i32x16, magnitude);
+        f_store(b.x + k * lanes, as_float(magnitude));
+    }
+    const I below = i_set((127 - 40) << 23), above = i_set((127 + 40) << 23);
+    if (!i_none(i_less(amax_i32x16, below)) || !i_none(i_less(above, amax_i32x16))) return false;
+    b.amax_f32x16 = as_float(amax_i32x16);
+    b.unit_f32x16 = as_float(i_shl<23>(i_sub(i_set(254), i_shr<23>(amax_i32x16))));
+    for (std::int64_t k = 0; k < block; ++k) f_store(b.x + k * lanes, f_mul(f_load(b.x + k * lanes), b.unit_f32x16));
+    return true;
+}
+
+static bool search_sixteen(const float* x, const float* weights, std::int64_t block, const CodeGrid& g,
+                           const GridLanes& grid, const CodedScales& scales, const ScaleParams& p,
+                           std::uint8_t* codes) {
+    TurnedBlocks b;
+    if (!turn_blocks(x, weights, block, b)) return false;
+    alignas(64) float amax[lanes];
+    alignas(64) std::int32_t lasts[lanes];
+    f_store(amax, b.amax_f32x16);
+    for (int i = 0; i < lanes; ++i) {
+        if (codes[i] < scales.lowest || codes[i] > scales.highest) return false;
+        lasts[i] = last_code(scales, codes[i], amax[i], g.largest);
+    }
+    const I own = i_load_bytes(codes), last = i_load(lasts), one = i_set(1);
+    const F most = f_set(std::numeric_limits<float>::infinity());
+    I best = own;
+    F best_error = errors_of_codes<false>(b, grid, p, own).error;
+    for (I code = i_add(own, one); !i_none(i_less(code, i_add(last, one))); code = i_add(code, one)) {
+        const F error = f_select(i_less(last, code), most, errors_of_codes<false>(b, grid, p, code).error);
+        const Mask better = f_less(error, best_error);
+        best_error = f_select(better, error, best_error);
+        best = i_select(better, code, best);
+    }
+    I lowest = i_set(scales.lowest);  // a lane's, once what it cuts off is too much
+    for (I code = i_sub(own, one); !i_none(i_less(i_sub(lowest, one), code)); code = i_sub(code, one)) {
+        const LaneErrors e = errors_of_codes<true>(b, grid, p, i_max(code, one));
+        const F error = f_select(i_less(code, lowest), most, e.error);
+        // Of equal errors the nearer code's counts as less.
+        const I away = i_max(i_sub(best, own), i_sub(own, best));
+        const F next = as_float(i_add(as_bits(best_error), one));
+        const Mask better = f_less(error, f_select(i_less(i_sub(own, code), away), next, best_error));
+        best_error = f_select(better, error, best_error);
+        best = i_select(better, code, best);
+        lowest = i_select(f_less(e.cut, best_error), lowest, i_max(lowest, code));
+    }
+    i_store_bytes(codes, best);
+    return true;
+}
+
+static void search_codes(const WeightedBlocks& b, const CodeGrid& g, const CodedScales& scales, const ScaleParams& p,
+                         std::uint8_t* codes) {
     const GridLanes grid(g);
-    for (std::int64_t i = 0; i < b.blocks; ++i) {
+    // Where a global scale is out of all proportion a factor in units of the block may leave the range of floats.
+    const bool in_range =
+        p.type == ScaleType::e8m0 || (scales.factor[static_cast<std::size_t>(scales.lowest)] < exp2i(80) &&
+                                      scales.factor[static_cast<std::size_t>(scales.highest)] > exp2i(-80));
+    const bool side_by_side = in_range && b.block % lanes == 0 && b.block <= longest_turned;
+    for (std::int64_t i = 0; i < b.blocks;) {
         const float *x = b.x + i * b.block, *weights = b.weights + i * b.block;
-        I amax_i32x16 = i_set(0);
-        for_each_lanes(x, weights, b.block, [&](F x_f32x16, F) BRECCIA_INLINE_LAMBDA {
-            amax_i32x16 = i_max(amax_i32x16, i_and(as_bits(x_f32x16), i_set(0x7FFF'FFFF)));
-        });
-        const std::int32_t amax_bits = i_max_lane(amax_i32x16);
-        const int own = codes[i];
-        if (amax_bits == 0 || amax_bits >= 0x7F80'0000 || own < scales.lowest || own > scales.highest) continue;
-        const int exponent = (amax_bits >> 23) - 127;
-        const float unit = exp2i(exponent < -126 ? 126 : (exponent > 126 ? -126 : -exponent)),
-                    amax = as_float(amax_bits);
-        int best;
-        if (b.block == lanes)
-            best = best_code<1>(x, weights, b.block, grid, g.largest, scales, own, amax, unit);
-        else if (b.block == 2 * lanes)
-            best = best_code<2>(x, weights, b.block, grid, g.largest, scales, own, amax, unit);
-        else
-            best = best_code<0>(x, weights, b.block, grid, g.largest, scales, own, amax, unit);
-        codes[i] = static_cast<std::uint8_t>(best);
+        if (side_by_side && b.blocks - i >= lanes &&
+            search_sixteen(x, weights, b.block, g, grid, scales, p, codes + i)) {
+            i += lanes;
+            continue;
+        }
+        const std::int64_t end = b.blocks - i < lanes ? b.blocks : i + lanes;
+        for (; i < end; ++i) search_block(b, i, g, grid, scales, codes[i]);
     }
 }
 

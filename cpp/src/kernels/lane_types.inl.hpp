@@ -78,3 +78,10 @@ BRECCIA_INLINE F half_value(I bits) {
     i_store_words(reinterpret_cast<std::uint16_t*>(halves), bits);
     return f_load_as(halves);
 }
+
+// A lane's elements are added in the order of squared_error: elements i, i + 16, … first, then halves.
+BRECCIA_INLINE F sum_of_halves(F (&sums_f32x16)[lanes]) {
+    for (std::int64_t half = lanes / 2; half > 0; half /= 2)
+        for (std::int64_t i = 0; i < half; ++i) sums_f32x16[i] = f_add(sums_f32x16[i], sums_f32x16[i + half]);
+    return sums_f32x16[0];
+}

@@ -41,7 +41,7 @@ public:
     /// Whether a block's scale is a code, which search_codes() chooses for blocks of a row at once.
     [[nodiscard]] bool coded() const { return is_coded(params_.type); }
     void search_codes(const WeightedBlocks& blocks, std::uint8_t* codes) const {
-        kernels_.importance.search_codes(blocks, grid_, scales_, codes);
+        kernels_.importance.search_codes(blocks, grid_, scales_, params_, codes);
     }
     /// How a finite block is encoded under such a code.
     [[nodiscard]] BlockScale of_code(std::uint8_t code) const;

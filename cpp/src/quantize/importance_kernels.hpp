@@ -48,7 +48,8 @@ struct ImportanceKernels {
     void (*coded_scales)(const ScaleParams&, CodedScales&);
     /// Puts the best code in the place of each: `codes` holds those of the amax rule. Blocks of zeros and blocks that
     /// are not finite keep theirs.
-    void (*search_codes)(const WeightedBlocks&, const CodeGrid&, const CodedScales&, std::uint8_t* codes);
+    void (*search_codes)(const WeightedBlocks&, const CodeGrid&, const CodedScales&, const ScaleParams&,
+                         std::uint8_t* codes);
     /// Sum of h (x - value)^2 over finite values under one scale.
     float (*error)(const float* x, const float* weights, std::int64_t n, const CodeGrid&, const BlockScale&);
     /// Of codes lowest … largest, less the zero point; the second with `cut` and `dead`.

@@ -58,13 +58,16 @@ def calibrate_folder(
 
     Raises:
         FileExistsError: ``out`` is there.
-        ValueError: as `breccia.calibrate`, or the model, its tokenizer or the text cannot be read.
+        ValueError: as `breccia.calibrate`, ``out`` is in the model's folder, or the model, its tokenizer or the text
+            cannot be read.
     """
     source, target = folder_of(folder, "MODEL"), path_of(out, "out")
     if target.exists() and not force:
         raise FileExistsError(f"{target} is there: --force replaces it")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent} must be a folder: the moments are to be written there")
+    if target.parent.resolve() == source.resolve():
+        raise ValueError(f"out must not be in the model's folder, whose safetensors files are its weights, got {target}")
     rows = rows_of_text(text, load_tokenizer(source), count_of(length, "length"), tokens)
     model = load_model(source, dtype, device=device)
     check_length(model, length)
