@@ -3,7 +3,7 @@
 
 import importlib
 import sys
-from types import ModuleType
+from typing import Any
 
 from breccia import autograd, delayed, formats, frameworks, kernels, layouts, recipes
 from breccia._version import __version__
@@ -115,9 +115,14 @@ _LAZY = {
     "vllm": "",
 }
 
+# Classes of these modules that are called by one name.
+_LAZY_NAMES = {"ModelScheme": "schemes"}
 
-def __getattr__(name: str) -> ModuleType:
+
+def __getattr__(name: str) -> Any:
     why = ""
+    if name in _LAZY_NAMES:
+        return getattr(importlib.import_module(f"breccia.{_LAZY_NAMES[name]}"), name)
     if name in _LAZY:
         try:
             if _LAZY[name]:
@@ -129,4 +134,4 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_NOT_BY_STAR, *_LAZY])
+    return sorted([*__all__, *_NOT_BY_STAR, *_LAZY, *_LAZY_NAMES])

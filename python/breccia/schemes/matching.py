@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from breccia.schemes.patterns import Patterns
 
-__all__ = ["Match"]
+__all__ = ["KINDS", "Match"]
 
 _MOST = 1024  # characters of a pattern
 _REPEATS = 2  # repetitions in a regular expression that is left to Python
@@ -31,6 +31,7 @@ _MARKS = {
     "contains": "…",
     "all": "all",
 }
+KINDS = tuple(_MARKS)
 
 
 @dataclass(frozen=True)

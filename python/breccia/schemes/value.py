@@ -8,178 +8,20 @@ as a multiplier, beside the form it is stored in.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum
 from typing import Any
 
 from breccia import recipes
 from breccia.recipes import ScalingRecipe
-from breccia.schemes.labels import activations_label, recipe_label
 from breccia.schemes.matching import Match
+from breccia.schemes.rules import UNSAID, Activations, KVCache, Rule, StoredScale, Unsaid
+from breccia.schemes.toml import parts_of_toml, toml_of
 
 __all__ = ["UNSAID", "Activations", "KVCache", "ModelScheme", "Rule", "StoredScale", "Unsaid"]
 
-_WHEN = ("static", "dynamic", "local")
-_PER = ("tensor", "token", "group", "block", "channel", "head", "token-head")
 _VERSION = 1
-
-
-class Unsaid(Enum):
-    """What a format says nothing of, which is not the same as "high precision" (None)."""
-
-    UNSAID = "unsaid"
-
-    def __repr__(self) -> str:
-        return "UNSAID"
-
-
-UNSAID = Unsaid.UNSAID
-
-
-@dataclass(frozen=True)
-class Activations:
-    """How the inputs or outputs of layers are quantized.
-
-    Attributes:
-        element: their format by its ml_dtypes name, such as "float8_e4m3fn" or "int8".
-        per: what shares a scale: "tensor", "token" (a row), "group" (``size`` elements of a row), "head".
-        when: "static" (the scale is in the file), "dynamic" (made of the data), or "local" (block scales are made of
-            the data, the tensor's own scale is in the file).
-        size: elements of a group; None where there are none.
-        symmetric: without a zero point.
-        scale: dtype of the scales by its ml_dtypes name: "float32", "float8_e8m0fnu" (powers of two, rounded up),
-            "float8_e4m3fn" (NVFP4's blocks).
-        bound: the largest magnitude that counts for a dynamic scale; None where there is none.
-    """
-
-    element: str
-    per: str
-    when: str
-    size: int | None = None
-    symmetric: bool = True
-    scale: str = "float32"
-    bound: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.when not in _WHEN:
-            raise ValueError(f"when must be one of {', '.join(_WHEN)}, got {self.when!r}")
-        if self.per not in _PER:
-            raise ValueError(f"per must be one of {', '.join(_PER)}, got {self.per!r}")
-        if (self.per == "group") != (self.size is not None):
-            raise ValueError(f"size must be given for groups and for nothing else, got per {self.per!r}, {self.size}")
-
-    def __str__(self) -> str:
-        return activations_label(self)
-
-
-@dataclass(frozen=True)
-class KVCache:
-    """How the keys and values of attention are kept.
-
-    Attributes:
-        element: their format by its ml_dtypes name.
-        per: what shares a scale: "tensor", "head", "token", "group".
-        when: "static", "dynamic" or "local", see `Activations`.
-        size: elements of a group.
-        symmetric: without a zero point.
-        affine: whether biases are taken off the keys and values first.
-    """
-
-    element: str
-    per: str = "tensor"
-    when: str = "static"
-    size: int | None = None
-    symmetric: bool = True
-    affine: bool = False
-
-    def __str__(self) -> str:
-        return activations_label(self) + (" affine" if self.affine else "")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What the modules that a rule matches are.
-
-    Attributes:
-        match: any of these matches.
-        weights: a recipe; the name of a format that no recipe makes, such as "Q4_K"; None for high precision.
-        inputs: of the layer: None for high precision; `UNSAID` where the format leaves it to its reader.
-        outputs: likewise.
-        input_factor: whether inputs are multiplied by a stored factor for each column first.
-        low_rank: rank of a branch that is added; None where there is none.
-    """
-
-    match: tuple[Match, ...]
-    weights: ScalingRecipe | str | None
-    inputs: Activations | Unsaid | None = UNSAID
-    outputs: Activations | Unsaid | None = None
-    input_factor: bool = False
-    low_rank: int | None = None
-
-    def matches(self, name: str, kinds: Iterable[str]) -> bool:
-        """Whether the rule is of a module.
-
-        Args:
-            name: of the module.
-            kinds: names of its classes, such as "Linear".
-
-        Returns:
-            True where one of `match` matches.
-        """
-        kinds = tuple(kinds)
-        return name in self._names or any(one.matches(name, kinds) for one in self._patterns)
-
-    @functools.cached_property
-    def _names(self) -> frozenset[str]:
-        """Full names, of which mixed models have one for each layer."""
-        return frozenset(one.pattern for one in self.match if one.kind == "name")
-
-    @functools.cached_property
-    def _patterns(self) -> tuple[Match, ...]:
-        return tuple(one for one in self.match if one.kind != "name")
-
-    @property
-    def meaning(self) -> tuple[Any, ...]:
-        """All but whom it is for."""
-        return self.weights, self.inputs, self.outputs, self.input_factor, self.low_rank
-
-    def __str__(self) -> str:
-        if self.weights is None and not isinstance(self.inputs, Activations):
-            return "high precision"
-        text = recipe_label(self.weights)
-        if isinstance(self.inputs, Activations):
-            text += f" × {self.inputs}"
-        elif self.inputs is UNSAID:
-            text += " × unsaid"
-        text += " with factors of inputs" if self.input_factor else ""
-        text += f" + rank {self.low_rank}" if self.low_rank else ""
-        return text + (f" → {self.outputs}" if isinstance(self.outputs, Activations) else "")
-
-
-@dataclass(frozen=True)
-class StoredScale:
-    """A scale of activations or of a KV cache, as a multiplier and as its file has it.
-
-    Attributes:
-        module: the layer, or the attention whose keys or values it is of.
-        of: "input", "output", "k", "v", "q" or "prob".
-        multiplier: value = code · multiplier, float32 numbers in the order of the file.
-        form: "multiplier", or "divisor" where the file has the inverse.
-        name: of the stored tensor.
-        dtype: its safetensors name.
-        shape: as stored.
-    """
-
-    module: str
-    of: str
-    multiplier: tuple[float, ...]
-    form: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -273,6 +115,29 @@ class ModelScheme:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"a scheme must have the fields that to_dict writes: {error}") from None
 
+    @staticmethod
+    def from_toml(text: str) -> ModelScheme:
+        """A scheme as people write it: docs/schemes.md has the form.
+
+        Args:
+            text: TOML; ``Path.read_text()`` of a file.
+
+        Returns:
+            The scheme.
+
+        Raises:
+            ValueError: it is not of that form; the message names the rule.
+        """
+        return ModelScheme(*parts_of_toml(text))
+
+    def to_toml(self) -> str:
+        """The inverse of `from_toml`: all that counts in comparisons.
+
+        Returns:
+            The text of a file.
+        """
+        return toml_of(self.rules, self.kv_cache, self.scales)
+
     def __repr__(self) -> str:
         lines = [f"  {', '.join(map(str, rule.match))}: {rule}" for rule in self.rules]
         kv = "unsaid" if self.kv_cache is UNSAID else str(self.kv_cache or "high precision")
@@ -302,11 +167,18 @@ def _rule_to(rule: Rule) -> dict[str, Any]:
             for one in fields(rule)}  # fmt: skip
 
 
+def _weights_of(said: Any) -> ScalingRecipe | str | Unsaid | None:
+    """Weights of JSON: "unsaid" is no format's name."""
+    if isinstance(said, Mapping):
+        return recipes.from_dict(said)
+    return UNSAID if said == "unsaid" else said
+
+
 def _rule_of(said: Mapping[str, Any]) -> Rule:
     weights = said["weights"]
     return Rule(
         tuple(Match(**one) for one in said["match"]),
-        recipes.from_dict(weights) if isinstance(weights, Mapping) else weights,
+        _weights_of(weights),
         _of(Activations, said["inputs"]),
         _of(Activations, said["outputs"]),
         said["input_factor"],
