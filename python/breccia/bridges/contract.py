@@ -20,6 +20,7 @@ from breccia.bridges.parts import Found, Part
 from breccia.bridges.written import InputScale, Written
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.value import Activations
 
 __all__ = ["PLAIN", "Bridge", "FileFormat", "Kind", "Place", "stored_name"]
 
@@ -34,11 +35,13 @@ class Place:
         inputs: whether the layer has a scale of its activations beside.
         model: the source's config.json.
         spell: turns the model's own name of a tensor into the file's.
+        activations: how the layer's inputs are quantized; None where they are not.
     """
 
     inputs: bool = False
     model: Mapping[str, Any] = field(default_factory=dict)
     spell: Callable[[str], str] = str
+    activations: Activations | None = None
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class InputScale:
 
 
 FP8_INPUTS = 448.0  # E4M3's largest number
+INT8_INPUTS = 127.5  # half of the range of symmetric INT8, as compressed-tensors has it
 NVFP4_INPUTS = 448.0 * 6  # the same for scales of blocks, and E2M1's largest number
 
 

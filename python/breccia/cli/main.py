@@ -77,6 +77,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "breccia convert --to list",
         "breccia convert model/ model-nvfp4/ --to compressed-tensors:nvfp4",
         "breccia convert model.safetensors small.safetensors --to fp8 --exclude '*.0.*'",
+        "breccia convert model/ out/ --to modelopt --set '*.experts.*=nvfp4' --set '*=fp8-row,inputs=dynamic'",
     )
     convert.add_argument("source", metavar="IN", nargs="?", help="safetensors file, directory of shards, or GGUF file")
     convert.add_argument("destination", metavar="OUT", nargs="?", help="file or directory to make; OUT/ is a directory")
@@ -98,6 +99,19 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     convert.add_argument(
         "--imatrix", metavar="FILE", help="what errors of columns count: llama.cpp's imatrix, or moments"
     )
+    convert.add_argument("--scheme", metavar="FILE", help="rules of layers, a TOML file: docs/schemes.md has the form")
+    convert.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="a rule before those of --scheme: 'PATTERN=RECIPE', 'PATTERN=RECIPE,inputs=dynamic|static|local|none'",
+    )
+    convert.add_argument("--kv", metavar="WORD", help="the KV cache: fp8 or none")
+    convert.add_argument(
+        "--activations", choices=["dynamic", "static", "none"], help="inputs of layers of which no rule says it"
+    )
+    convert.add_argument("--moments", metavar="FILE", help="moments of calibrate, for static scales of inputs")
     convert.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
     convert.add_argument("--force", action="store_true", help=_FORCE)
     pieces = convert.add_mutually_exclusive_group()
@@ -207,7 +221,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
 
     demo = _command(commands, "demo", _demo, "what every recipe costs and keeps on real weights")
     if with_demo:  # its module is imported only then
-        from breccia.cli import demo as demo_module
+        from breccia.cli.main import demo as demo_module
 
         demo_module.add_arguments(demo)
     return parser
@@ -306,6 +320,10 @@ def _convert(args: argparse.Namespace) -> int:
         _print(args, rows, "\n".join(conversion.table(rows)))
         return 0
     options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size", "unmarked")}
+    asked = {"scheme": args.scheme, "kv": args.kv, "activations": args.activations, "moments": args.moments}
+    for key in [*(key for key, value in asked.items() if value is not None), *(["set"] if args.set else [])]:
+        if args.part or args.finish or args.dry_run:
+            raise ValueError(f"--{key} must be left out with --part, --finish and --dry-run")
     if args.dry_run:
         return _dry_run(args, options)
     if "," in args.to:
@@ -326,6 +344,7 @@ def _convert(args: argparse.Namespace) -> int:
         report = finish(args.source, args.destination, args.to, progress=progress, **options)
     else:
         options |= {"threads": args.threads, "force": args.force, "imatrix": args.imatrix}
+        options |= {"rules": args.set, **asked}
         report = convert(args.source, args.destination, args.to, progress=progress, **options)
     lines = [*_notes(report), *conversion.cost(report), *_lost(report["requantized"]), *_kept(args, report)]
     lines += conversion.following(report, parse_target(args.to).bridge, bool(args.imatrix))
@@ -499,6 +518,6 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from breccia.cli import demo
+    from breccia.cli.main import demo
 
     return demo.run(args)

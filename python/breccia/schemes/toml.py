@@ -248,9 +248,7 @@ def _loads(text: str) -> dict[str, Any]:
     try:
         tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ImportError:
-        raise ImportError(
-            "a scheme in TOML needs Python 3.11 or newer, or: pip install tomli"
-        ) from None
+        raise ImportError("a scheme in TOML needs Python 3.11 or newer, or: pip install tomli") from None
     try:
         said: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -264,7 +264,7 @@ BRIDGE = FileFormat(
     shape_role="weight_shape",
     read=_read,
     carries=carries,
-    lay_out=lambda scaled, place: lay_out(scaled),
+    lay_out=lambda scaled, place: lay_out(scaled, packed=not _headers.has_inputs(scaled.recipe, place.activations)),
     input_scale=_headers.input_scale,
     cache_scales={which: (f"{{}}.{which}_scale", (1,)) for which in "kv"},
     config=_headers.config,

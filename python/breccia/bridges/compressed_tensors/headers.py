@@ -25,7 +25,7 @@ from breccia.bridges.compressed_tensors.integers import (
 from breccia.bridges.fnuz import FNUZ_DTYPES
 from breccia.bridges.integers import order_of_columns
 from breccia.bridges.parts import Found
-from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
+from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import Layout, PerBlockMN
 from breccia.recipes import (
     DelayedScaling,
@@ -243,7 +243,7 @@ def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here: a group for each recipe, by the names of its modules where
     there are several (the class of a fused layer would else be found before the names of its parts)."""
     groups = _written_groups(written)
-    formats = [_format(recipe) for recipe, _, _ in groups]
+    formats = [_format(recipe, inputs) for recipe, inputs, _ in groups]
     return {
         "quantization_config": {
             "quant_method": "compressed-tensors",
@@ -286,10 +286,23 @@ def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | 
         return InputScale("input_global_scale", NVFP4_INPUTS, divides=True, shape=(1,))
     if isinstance(recipe, (DelayedScaling, Float8CurrentScaling)) and recipe.element == "float8_e4m3fn":
         return InputScale("input_scale", FP8_INPUTS, shape=(1,))
+    one = isinstance(recipe, INT8Scaling) and recipe.group_size is None
+    if one and '"symmetric": false' not in json.dumps(_inputs_said(said)).lower():
+        return InputScale("input_scale", INT8_INPUTS, shape=(1,))
     return None
 
 
-def _format(recipe: ScalingRecipe) -> str:
+def _inputs_said(said: Mapping[str, Any]) -> list[Any]:
+    return [group.get("input_activations") for group in _groups(said)]
+
+
+def has_inputs(recipe: ScalingRecipe, activations: Activations | None) -> bool:
+    """Whether a module's integers are stored byte by byte, as servers read those whose inputs are quantized, too."""
+    eight = isinstance(recipe, INT8Scaling) and recipe.group_size is None
+    return eight and activations is not None and activations.element == "int8"
+
+
+def _format(recipe: ScalingRecipe, inputs: Mapping[str, Any] | None) -> str:
     match recipe:
         case NVFP4BlockScaling():
             return "nvfp4-pack-quantized"
@@ -297,6 +310,8 @@ def _format(recipe: ScalingRecipe) -> str:
             return f"{recipe.name}-pack-quantized"
         case MXFP8BlockScaling():
             return "mxfp8-quantized"
+        case INT8Scaling() if inputs is not None and inputs["type"] == "int" and recipe.group_size is None:
+            return "int-quantized"
         case INT4Scaling() | INT8Scaling():
             return "pack-quantized"
         case _:
@@ -339,6 +354,8 @@ def _inputs(recipe: ScalingRecipe, scaled: bool, dynamic: Activations | None) ->
     if scaled and isinstance(recipe, NVFP4BlockScaling):
         four = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
         return four | {"dynamic": "local", "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
+    if scaled and isinstance(recipe, INT8Scaling):
+        return eight | {"type": "int", "strategy": "tensor", "dynamic": False}
     if scaled:
         return eight | {"strategy": "tensor", "dynamic": False}
     if isinstance(recipe, Float8BlockScaling) and recipe.block_m > 1:
@@ -356,7 +373,9 @@ def _dynamic(said: Activations) -> dict[str, Any] | None:
         part["group_size"] = said.size
     if said.scale == "float8_e8m0fnu":
         part |= {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
-    return None if said.scale == "float8_e4m3fn" else part
+    if said.scale == "float8_e4m3fn":
+        part |= {"strategy": "tensor_group", "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"}
+    return part
 
 
 _NUMBERS: dict[str, dict[str, Any]] = {

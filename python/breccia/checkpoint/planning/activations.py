@@ -13,10 +13,11 @@ from typing import Any
 from breccia import bridges
 from breccia.bridges.common import float32
 from breccia.bridges.parts import Found
-from breccia.bridges.written import InputScale
+from breccia.bridges.written import INT8_INPUTS, InputScale
 from breccia.checkpoint.planning.shared_scales import fused
 from breccia.checkpoint.planning.targets import Choice, Target
 from breccia.checkpoint.reading.source import Checkpoint, is_float
+from breccia.schemes.value import UNSAID, KVCache
 
 __all__ = ["Activations"]
 
@@ -26,6 +27,7 @@ _OF_LAYERS = re.compile(r"(.+)\.((input|output)_(scale|scale_2|global_scale|zero
 _OF_CACHE = re.compile(
     r".+\.([kvq]_(scale|zero_point)|([kv])_proj\.\3_bias|kv_scale|[kv]_cache\.scale|prob_(output_)?scale)"
 )
+_FP8 = KVCache("float8_e4m3fn")
 _KEYS_AND_VALUES = re.compile(r"(.+?)(?:\.[kv]_proj)?\.([kv])_scale")
 
 
@@ -56,8 +58,26 @@ class Activations:
                 self._layers |= {} if weight is None else {name: weight}
         self._caches = [name for name in self._scales if _OF_CACHE.fullmatch(name) and name not in self._layers]
         self.names = frozenset((*self._layers, *self._caches))
-        known = (weight.name for name, weight in self._layers.items() if self._meaning(name))
-        self.inputs = frozenset(name.removesuffix(".weight") for name in known)
+        self.inputs = frozenset(self._with_scales(found))
+
+    def _with_scales(self, found: Sequence[Found]) -> Iterable[str]:
+        """Modules whose inputs may have a static scale: as the source has it, or as a scheme asks and moments tell."""
+        for name, weight in self._layers.items():
+            module = weight.name.removesuffix(".weight")
+            if self._asked(module) != "other" and self._meaning(name):
+                yield module
+        if self.target.asked is not None and self.target.asked.amax is not None:
+            modules = (one.name.removesuffix(".weight") for one in found)
+            yield from (one for one in modules if self._asked(one) == "static" and self._amax(one))
+
+    def _asked(self, module: str) -> str:
+        """See `Asked.when`."""
+        return "" if self.target.asked is None else self.target.asked.when(module)
+
+    def _amax(self, module: str) -> float | None:
+        """The largest magnitude of a layer's inputs, of moments."""
+        asked = self.target.asked
+        return None if asked is None or asked.amax is None else asked.amax.of(module)
 
     def _meaning(self, name: str) -> InputScale | None:
         """What the source says by a scale of inputs; None where that is not known."""
@@ -84,12 +104,15 @@ class Activations:
         lost: Counter[str] = Counter()
         rescaled = 0
         for name, weight in self._layers.items():
+            if self._asked(weight.name.removesuffix(".weight")) == "other":
+                continue  # the scheme says that there is none
             choice = self._of_inputs(name, quantized.get(weight.name))
             if choice is None:
                 lost[name.rpartition(".")[2]] += 1
                 continue
             written.setdefault(weight.name, []).append(choice)
             rescaled += choice.action != "copy" and choice.values != (1.0,)
+        written |= self._of_moments(written, quantized)
         written |= self._equal_in_fused(written, weights)
         self.notes += [
             f"scales of the activations of {count} layers ({role}) are left out: there is no place for what they say "
@@ -103,6 +126,41 @@ class Activations:
             )
         written[""] = self._of_cache(bool(quantized))
         return written
+
+    def _of_moments(
+        self, written: Mapping[str, list[Choice]], quantized: Mapping[str, Choice]
+    ) -> dict[str, list[Choice]]:
+        """Static scales of inputs that a scheme asks for and the source has not.
+
+        Raises:
+            ValueError: nothing tells the largest magnitude of any.
+        """
+        made: dict[str, list[Choice]] = {}
+        missing = []
+        for name, weight in quantized.items():
+            module = name.removesuffix(".weight")
+            if self._asked(module) != "static" or name in written or weight.recipe is None:
+                continue
+            new, amax = self.target.bridge.input_scale(weight.recipe, {}), self._amax(module)
+            if amax is None:
+                missing.append(module)
+            elif new is not None and self.target.bridge.input_scales:
+                stored = f"{module}.{new.role}"
+                number = new.amax / amax if new.divides else amax / new.amax
+                found = Found(stored, "plain", "f32", weight.found.parts, new.shape, dtype="F32")
+                values = (number,) * math.prod(new.shape)
+                made[name] = [Choice(found, "make", {stored: ("F32", new.shape)}, values=values)]
+        if missing and not made and not written:
+            raise ValueError(
+                f"static scales of inputs need their largest magnitudes, of the source or of moments that calibrate "
+                f"wrote: {missing[0]} has none, nor have {len(missing) - 1} others"
+            )
+        if missing:
+            self.notes.append(
+                f"inputs of {len(missing)} layers, such as {missing[0]}, have no static scale: neither source nor "
+                "moments have their largest magnitude"
+            )
+        return made
 
     def _equal_in_fused(self, written: Mapping[str, list[Choice]], weights: list[Choice]) -> dict[str, list[Choice]]:
         """The inputs' scales of layers that servers fuse, made one number. A server takes the largest of what is
@@ -137,6 +195,8 @@ class Activations:
 
     def _number(self, choice: Choice) -> float:
         """The number that is written."""
+        if choice.action == "make":
+            return choice.values[0]
         stored = float(float32(self.checkpoint.array(choice.found.parts["weight"])).reshape(-1)[0])
         if choice.action == "copy":
             return stored
@@ -151,6 +211,8 @@ class Activations:
         if new is None:
             return None
         found, (module, _, role) = self._scales[name], name.rpartition(".")
+        if INT8_INPUTS in (new.amax, old.amax) and new.amax != old.amax and not self._asked(module):
+            return None  # few values of integers, or none, where the source had those of floats
         if (new.amax, new.divides, new.role) == (old.amax, old.divides, role) and weight.found.format == bridge.name:
             return Choice(found, "copy", {name: (found.dtype, found.shape)})
         shape = new.shape if math.prod(found.shape) == 1 else found.shape
@@ -163,17 +225,23 @@ class Activations:
     def _of_cache(self, quantized: bool) -> list[Choice]:
         """The scales of the KV cache as the target has them."""
         said, names = _cache_said(self.checkpoint.quantization), self.target.bridge.cache_scales
-        if not self._caches and not said:
+        asked = UNSAID if self.target.asked is None else self.target.asked.scheme.kv_cache
+        if (not self._caches and not said and asked is UNSAID) or asked is None:
             return []
         matches = {name: _KEYS_AND_VALUES.fullmatch(name) for name in self._caches}
         fit = all(match and _is_number(self._scales[name]) for name, match in matches.items())
-        self.cache = quantized and bool(names) and fit and said == "FP8"
-        if not self.cache:
+        if asked == _FP8 and quantized and names and not (fit and said == "FP8" and self._caches):
+            self.cache = True
+            self.notes.append("the KV cache is of FP8 without scales, of which the source has none: programs take 1")
+            return []
+        self.cache = quantized and bool(names) and fit and said == "FP8" and asked in (UNSAID, _FP8)
+        if not self.cache and (said or self._caches):
             some = f" ({len(self._caches)}, such as {self._caches[0]})" if self._caches else ""
             self.notes.append(
                 f"what the source says of its KV cache{some} is left out: there is no place for it in "
                 f"{self.target.spelled}, so that programs do not quantize the cache by it"
             )
+        if not self.cache:
             return []
         made = []
         for name, match in matches.items():

@@ -14,13 +14,14 @@ from breccia import verbs
 from breccia.bridges.common import float32
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found
+from breccia.bridges.written import same_grid
 from breccia.checkpoint.planning.targets import Choice, Target
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing.repack import cut
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Shared", "cast_shared", "fused", "share"]
+__all__ = ["Shared", "cast_shared", "fused", "share", "unlike"]
 
 # The parts of the layers that vLLM and SGLang fuse.
 _FUSED = [
@@ -95,6 +96,26 @@ def fused(choices: list[Choice]) -> list[list[int]]:
         if key is not None and _two_levels(choice.recipe) and len(choice.found.shape) == 2:
             groups.setdefault(key, []).append(i)
     return list(groups.values())
+
+
+def unlike(choices: list[Choice], target: Target) -> list[str]:
+    """The first weights of layers that servers make of several, of which not all have one recipe."""
+    if not target.bridge.shared_global_scale:
+        return []
+    first: dict[tuple[int, str], Choice] = {}
+    found: dict[str, None] = {}
+    for choice in choices:
+        key = _layer(choice.found.name)
+        if key is None:
+            continue
+        other = first.setdefault(key, choice)
+        if not _alike(other.recipe, choice.recipe):
+            found[other.found.name] = None
+    return list(found)
+
+
+def _alike(one: ScalingRecipe | None, other: ScalingRecipe | None) -> bool:
+    return one is other if one is None or other is None else same_grid(one, other)
 
 
 def _are_equal(parts: list[Choice], checkpoint: Checkpoint) -> bool:

@@ -14,6 +14,7 @@ from breccia.bridges.contract import Bridge, Kind, Place
 from breccia.bridges.parts import Found, Part, ghost
 from breccia.bridges.written import same_grid
 from breccia.checkpoint.arguments import patterns_of
+from breccia.checkpoint.planning.asked import Asked, fitted
 from breccia.checkpoint.planning.importance import Importance
 from breccia.checkpoint.planning.target_list import FLOATS, meant
 from breccia.checkpoint.reading.logical import NUMBERS
@@ -22,6 +23,7 @@ from breccia.checkpoint.reading.source import is_float
 from breccia.gguf.models import ModelMap
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.value import UNSAID, Activations, ModelScheme
 
 __all__ = [
     "AUTO",
@@ -80,6 +82,7 @@ EXCLUDED = (
 QUANTIZED = ("repack", "requantize", "cast", "encode", "keep", "same")  # actions that write codes
 AUTO = "auto"  # the size of groups that is looked for
 _GROUP_SIZES = (128, 64, 32)  # that programs have kernels for
+NO_KIND = "none"  # stands for a float type where a rule asks for high precision
 LEFT = "left as it is"  # how a note begins on a tensor that has no place in the target
 
 
@@ -93,7 +96,8 @@ class Target:
     ``recipe`` is None where the format was named without one: what the source has is kept if the format
     can hold it, and the format's first recipe is used if not. ``kind`` is what the format has that no recipe makes.
     ``with_inputs`` takes its place for modules with a scale of their activations. ``group_size`` is the one that was
-    asked for. ``importance`` is that of columns.
+    asked for. ``importance`` is that of columns. ``asked`` is what a scheme asks of layers, see `of`; ``named`` says
+    that it means a tensor by itself. ``source`` is the source's own scheme.
     """
 
     spelled: str
@@ -112,6 +116,53 @@ class Target:
     model: Mapping[str, Any] = field(default_factory=dict)
     group_size: int | str | None = None
     importance: Importance | None = None
+    asked: Asked | None = None
+    named: bool = False
+    source: ModelScheme | None = field(default=None, repr=False)
+
+    def of(self, found: Found) -> Target:
+        """What to write one tensor in, by the rule that matches it; without one, or where its rule keeps weights, the
+        recipe of ``--to``, and without that what the source has.
+
+        Raises:
+            ValueError: the format has not what the rule asks for.
+        """
+        if self.asked is None:
+            return self
+        rule = self.asked.rule(found.name)
+        if rule is None or rule.weights is UNSAID:
+            alone = bool(self.asked.scheme.rules) and self.recipe is None and not self.kind
+            return dataclasses.replace(self, default=None) if alone and found.format == "plain" else self
+        own = dataclasses.replace(self, with_inputs=None, left_alone=False, named=self.asked.names(found.name))
+        if isinstance(rule.weights, ScalingRecipe):
+            return dataclasses.replace(own, kind="", recipe=fitted(rule.weights, self.bridge))
+        if rule.weights is None:
+            return dataclasses.replace(own, kind=NO_KIND)
+        kind = str(rule.weights).lower()
+        if kind in self.bridge.kinds:
+            return dataclasses.replace(own, kind=kind, recipe=self.bridge.kinds[kind].otherwise)
+        if kind in self.bridge.recipes:
+            return dataclasses.replace(own, kind="", recipe=self.bridge.recipes[kind])
+        known = recipe_names.suggestion(kind, [*recipe_names.names(), *self.bridge.kinds, *self.bridge.recipes])
+        raise ValueError(
+            f"weights of a rule must be a recipe or a type of {self.format}, got {rule.weights!r}: {known}"
+        )
+
+    def inputs_of(self, module: str, recipe: ScalingRecipe) -> Activations | None:
+        """How the inputs of a layer are to be quantized: as a scheme asks, else as the source does.
+
+        Args:
+            module: its name.
+            recipe: that its weight is written in.
+
+        Returns:
+            None where they stay in high precision, or nothing says it.
+        """
+        said = UNSAID if self.asked is None else self.asked.inputs(module, recipe, strict=False)
+        if said is UNSAID:
+            rule = None if self.source is None else self.source.rule(module)
+            said = None if rule is None else rule.inputs
+        return said if isinstance(said, Activations) else None
 
     def spell(self, name: str) -> str:
         """The name a tensor is stored under."""
@@ -120,6 +171,8 @@ class Target:
     @property
     def quantizes_nothing(self) -> bool:
         """Whether all that is written is floats."""
+        if self.asked is not None and all(rule.weights is None for rule in self.asked.scheme.rules):
+            return True
         kind = self.bridge.kinds.get(self.kind)
         return bool(self.float_dtype) or (kind is not None and kind.encode is None)
 
@@ -262,7 +315,7 @@ def wanted(found: Found, target: Target) -> bool:
         return False
     if any(fnmatchcase(name, p) for name in names for p in target.exclude):
         return False
-    if not target.include and any(fnmatchcase(found.name.lower(), p) for p in EXCLUDED):
+    if not (target.include or target.named) and any(fnmatchcase(found.name.lower(), p) for p in EXCLUDED):
         return False
     weight = found.name.endswith("weight") or len(found.shape) > 2
     return weight and len(found.shape) >= 2 and min(found.shape[-2:]) >= 16
@@ -313,6 +366,8 @@ def choose(found: Found, target: Target) -> Choice:
         if found.format == "plain" and found.dtype == "F64":
             return _copy(found, target)
         return _float(found, target, found.name, dtype)
+    if target.kind == NO_KIND:
+        return _copy(found, target) if found.format == "plain" else _as_bfloat16(found, target, "")
     if why := _without_a_place(found, target):
         if found.format == "plain":
             return dataclasses.replace(_copy(found, target), note=f"{LEFT}: {why}" if wanted(found, target) else "")
@@ -419,9 +474,10 @@ def _without_a_place(found: Found, target: Target) -> str:
 
 
 def _as_bfloat16(found: Found, target: Target, why: str) -> Choice:
-    """What cannot be written in the new format must not stay in the old one, which nothing would read."""
+    """What cannot be written in the new format must not stay in the old one, which nothing would read; it is noted
+    with the reason, "" for one that was asked for."""
     name, metadata = target.spell(found.name), target.bridge.plain_metadata(found.name)
-    return _float(found, target, name, "BF16", metadata=metadata, note=f"written as bf16: {why}")
+    return _float(found, target, name, "BF16", metadata=metadata, note=why and f"written as bf16: {why}")
 
 
 def _turns(found: Found, target: Target) -> bool:
@@ -489,4 +545,6 @@ def target_parts(target: Target, name: str, scaled: ScaledTensor) -> tuple[dict[
     bridge = target.bridge
     inputs = bridge.input_scales and name.removesuffix(".weight") in target.inputs
     inputs = inputs and bridge.input_scale(scaled.recipe, {}) is not None
-    return bridge.stored(name, scaled, Place(inputs, target.model, target.spell))
+    said = target.inputs_of(name.removesuffix(".weight"), scaled.recipe) if isinstance(scaled, ScaledTensor) else None
+    said = said if inputs or said is None or said.when == "dynamic" else None
+    return bridge.stored(name, scaled, Place(inputs, target.model, target.spell, said))

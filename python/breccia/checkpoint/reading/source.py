@@ -139,6 +139,14 @@ class Checkpoint:
         with naming(self.path, NAMELESS):
             return of_checkpoint(self)
 
+    @property
+    def scheme_or_none(self) -> ModelScheme | None:
+        """`scheme`; None where what the checkpoint says is of no known form."""
+        try:
+            return self.scheme
+        except ValueError:
+            return None
+
     def _find(self) -> Logical:
         said = self.quantization
         context = {"quantization_config": said, "quantization": self.config.get("quantization")}

@@ -26,10 +26,11 @@ from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.activations import Activations
+from breccia.checkpoint.planning.asked import Asked, asked_of
 from breccia.checkpoint.planning.identity import beside, identity_of
 from breccia.checkpoint.planning.importance import Importance
 from breccia.checkpoint.planning.name_patterns import check_effects, check_names
-from breccia.checkpoint.planning.shared_scales import share
+from breccia.checkpoint.planning.shared_scales import share, unlike
 from breccia.checkpoint.planning.targets import (
     AUTO,
     LEFT,
@@ -58,6 +59,7 @@ from breccia.gguf import folder as gguf_folder
 from breccia.gguf.container import GgufFile, GgufWriter, block_type
 from breccia.gguf.models import ModelMap
 from breccia.gguf.rope import ROPE_TENSORS
+from breccia.schemes.value import ModelScheme, Rule
 
 __all__ = ["Job", "check_destination", "convert", "nbytes_of_choice"]
 
@@ -74,6 +76,11 @@ def convert(
     scale_search: str | None = None,
     group_size: int | str | None = None,
     imatrix: str | os.PathLike[str] | None = None,
+    scheme: ModelScheme | str | os.PathLike[str] | None = None,
+    rules: Sequence[str | Rule] = (),
+    kv: str | None = None,
+    activations: str | None = None,
+    moments: str | os.PathLike[str] | None = None,
     progress: bool = False,
     threads: int | None = None,
     force: bool = False,
@@ -95,6 +102,13 @@ def convert(
         scale_search: "mse" searches block scales for the least error.
         group_size: of INT4; "auto" is, for each tensor, the largest of 128, 64 and 32 that divides its columns.
         imatrix: a file of what errors of each column count: llama.cpp's importance matrix (GGUF or .dat), or moments.
+        scheme: a `breccia.ModelScheme`, or a TOML file of one: what layers become, by rules. A layer that no rule
+            matches becomes what ``to`` names, and without a recipe there stays as the source has it. Embeddings, norms,
+            routers and output layers stay as they are where a rule does not name them.
+        rules: rules that come first, each ``"PATTERN=RECIPE"`` or ``"PATTERN=RECIPE,inputs=dynamic"``, or a `Rule`.
+        kv: the KV cache: "fp8", "none", or what else a scheme's file may say.
+        activations: inputs of layers of which no rule says it: "dynamic", "static", "local" or "none".
+        moments: a file that `breccia.calibrate` wrote, for static scales of inputs that the source has not.
         progress: draw a line on a terminal.
         threads: how many to use (default: one per core).
         force: replace a file or a checkpoint's directory at ``destination``, when the new one is complete and not
@@ -118,6 +132,7 @@ def convert(
         OSError: the disk is full or the like; nothing is left behind.
     """
     target = parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
+    target = with_scheme(target, asked_of(scheme, rules, kv, activations, moments))
     place = path_of(destination, "destination")
     source = path_of(source, "source")
     folder = names_folder(destination)
@@ -134,6 +149,17 @@ def convert(
         return job.plan() if dry_run else job.run()
     finally:
         checkpoint.close()
+
+
+def with_scheme(target: Target, asked: Asked | None) -> Target:
+    """A target with what a scheme asks.
+
+    Raises:
+        ValueError: the target is no format of quantized layers.
+    """
+    if asked is not None and target.float_dtype:
+        raise ValueError(f"a scheme must be left out with --to {target.spelled}: it has no quantized layers")
+    return dataclasses.replace(target, asked=asked)
 
 
 def names_folder(destination: str | os.PathLike[str]) -> bool:
@@ -216,6 +242,7 @@ class Job:
         self._check_group_size()
         self.notes += outputs.changed_meaning(checkpoint, self.target, self.choices)
         self.notes += self._note_nothing()
+        self.notes += self._note_rules(found)
         self.notes += self._note_group_size()
         self.notes += self._note_levels()
         self.notes += self._note_experts()
@@ -239,7 +266,8 @@ class Job:
             target = dataclasses.replace(target, names=names)
             self._note_model(names, reason)
         alone, inputs = bool(self._quantized), self.activations.inputs
-        return dataclasses.replace(target, left_alone=alone, model=checkpoint.config, inputs=inputs)
+        source = checkpoint.scheme_or_none if alone else None
+        return dataclasses.replace(target, left_alone=alone, model=checkpoint.config, inputs=inputs, source=source)
 
     def _add_activations(self) -> None:
         """What becomes of scales of activations, each behind its weight; the target is told which are written."""
@@ -274,6 +302,7 @@ class Job:
 
     def _choose(self, found: Found, target: Target) -> Choice:
         with naming(self.checkpoint.path, found.name):
+            target = target.of(found)
             return self._as_stored(found, target) or choose(found, target)
 
     def _check_patterns(self, found: list[Found]) -> None:
@@ -314,6 +343,20 @@ class Job:
         if self.target.quantizes_nothing or any(c.action in QUANTIZED for c in self.choices):
             return []
         return [f"no tensor is quantized: none of the source has a place in {self.target.spelled}"]
+
+    def _note_rules(self, found: list[Found]) -> list[str]:
+        """Patterns of a scheme that match nothing, and parts of a fused layer that have not one recipe."""
+        if self.target.asked is None:
+            return []
+        unmatched = [str(one) for one in self.target.asked.unmatched(one.name for one in found)]
+        for module, recipe in outputs.modules_of(self.choices).items():
+            self.target.asked.inputs(module, recipe)  # may refuse
+        notes = [f"patterns of the scheme match no layer: {_some(unmatched)}"] if unmatched else []
+        apart = unlike(self.choices, self.target)
+        if apart:
+            said = "parts of a layer that servers fuse have different recipes, which vLLM and SGLang refuse"
+            notes.append(f"{_some(apart)}: {said}")
+        return notes
 
     def _note_group_size(self) -> list[str]:
         """What to ask for where groups do not divide the columns of some tensors."""

@@ -96,8 +96,8 @@ def execute(
             blocks = checkpoint.blocks(found)
             _copy(lambda start, stop: blocks[start:stop], blocks.size, name, writer, workers, done)
         case "encode":
-            (name,) = choice.outputs
-            kind = target.bridge.kinds[target.kind]
+            ((name, (written, _)),) = choice.outputs.items()
+            kind = next(one for one in target.bridge.kinds.values() if one.name == written)
             sums: list[Comparison] = []
             values = _values(checkpoint, found)
             bad.append(counted(values, workers))

@@ -15,6 +15,7 @@ from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.files.input_file import read_bounded
+from breccia.checkpoint.planning.asked import grouped
 from breccia.checkpoint.planning.targets import Choice, Target
 from breccia.checkpoint.reading.folder import MAX_JSON, config_files, read_json
 from breccia.checkpoint.reading.models import other_names, tied_heads
@@ -27,7 +28,7 @@ from breccia.gguf.sentencepiece import sentencepiece_fields
 from breccia.gguf.tokenizer import chat_fields, tokenizer_fields
 from breccia.gguf.types import ARRAY, STRING, UINT32, Fields
 from breccia.recipes import ScalingRecipe
-from breccia.schemes import Activations, differences
+from breccia.schemes import UNSAID, ModelScheme, differences
 from breccia.schemes.dialects import Said, scheme_of
 
 __all__ = ["gguf_fields", "gguf_model", "made_anew", "modules_of", "stored_bytes", "write_companions"]
@@ -121,36 +122,38 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
         return config, {}
     inputs = target.inputs.intersection(recipes)
     ignored = _ignored(checkpoint, choices)
-    activations = {module: one for module in recipes if (one := inputs_of(checkpoint, module))}
+    activations = {m: one for m, recipe in recipes.items() if (one := target.inputs_of(m, recipe))}
     said = target.bridge.config(Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept))
     beside = target.bridge.beside
     others = {beside: said.pop(beside)} if beside in said else {}
     return {**config, **said}, others
 
 
-def inputs_of(checkpoint: Checkpoint, module: str) -> Activations | None:
-    """How the source quantizes a module's inputs; None where it does not, or does not say so."""
-    try:
-        rule = checkpoint.scheme.rule(module)
-    except ValueError:  # what it says is of no known form
-        return None
-    return rule.inputs if rule is not None and isinstance(rule.inputs, Activations) else None
-
-
 def changed_meaning(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> list[str]:
-    """Notes of what programs do with activations and KV caches of the output and did not with those of the source, or
-    the other way round."""
-    if all(one.format == "plain" for one in checkpoint.found):
+    """Notes of what programs do with activations and KV caches of the output and should not, as a scheme asks or the
+    source has it, or the other way round."""
+    if target.asked is None and all(one.format == "plain" for one in checkpoint.found):
         return []
     try:
-        before = checkpoint.scheme
+        source = checkpoint.scheme
     except ValueError as error:
         return [f"what the source says of activations and KV cache is not carried over: {error}"]
     recipes = modules_of(choices)
     config: dict[str, Any] = {} if target.bridge.own_files else _config(checkpoint, target, choices)[0]
     said = config.get("quantization_config") or config.get("quantization") or {}
     after = scheme_of(Said(said, config, dict(recipes), {}, checkpoint.array))
-    return differences(before, after, recipes)
+    return differences(_wanted(target, source, recipes), after, recipes)
+
+
+def _wanted(target: Target, source: ModelScheme, recipes: dict[str, ScalingRecipe]) -> ModelScheme:
+    """What a scheme asks of quantized layers, else what the source has."""
+    meanings: dict[str, tuple[Any, ...]] = {}
+    for module, recipe in recipes.items():
+        rule = source.rule(module)
+        meanings[module] = None, target.inputs_of(module, recipe), rule and rule.outputs
+    asked = None if target.asked is None else target.asked.scheme
+    cache = source.kv_cache if asked is None or asked.kv_cache is UNSAID else asked.kv_cache
+    return ModelScheme(grouped(meanings), cache)
 
 
 def modules_of(choices: list[Choice]) -> dict[str, ScalingRecipe]:

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a scheme asks of a conversion: recipes of weights by rules, how inputs are quantized, and the KV cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges.contract import Bridge
+from breccia.bridges.written import same_grid
+from breccia.checkpoint.arguments import path_of
+from breccia.checkpoint.files import disk
+from breccia.moments import load_moments
+from breccia.recipes import ScalingRecipe
+from breccia.schemes.inputs import WORDS, inputs_for
+from breccia.schemes.matching import Match
+from breccia.schemes.toml import cache_of, rule_of
+from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule, Unsaid
+
+__all__ = ["Amax", "Asked", "asked_of", "fitted", "grouped"]
+
+_EXPERT = re.compile(r"(.*\.experts\.)\d+(\..*)")
+# Fields of a recipe that say how a format stores scales, which a scheme leaves to the format.
+_FORMS = ("global_scale_form", "scale_dtype", "scale_format")
+
+
+class Amax:
+    """The largest magnitudes of layers' inputs, of a file that `breccia.moments.save_moments` wrote.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ValueError: the file is not valid.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = path_of(path, "moments")
+        self._stamp = disk.stamp_of(self.path.stat())
+        with load_moments(self.path) as file:
+            every = {name: one.amax for name, one in file.items() if one.amax is not None}
+            self._amax = {name: float(np.max(amax, initial=0)) for name, amax in every.items()}
+        self._experts: dict[tuple[str, str], float] = {}
+        for name, amax in self._amax.items():
+            if match := _EXPERT.fullmatch(name):
+                key = match[1], match[2]
+                self._experts[key] = max(amax, self._experts.get(key, 0.0))
+
+    def __repr__(self) -> str:
+        """What tells one file from another."""
+        return f"Amax({str(self.path.resolve())!r}, {self._stamp})"
+
+    def of(self, module: str) -> float | None:
+        """The largest magnitude of a layer's inputs; that of all experts for one that the text never chose.
+
+        Args:
+            module: its name in the checkpoint.
+
+        Returns:
+            A number above 0; None where the file has none.
+        """
+        amax = self._amax.get(module, 0.0)
+        if amax == 0 and (match := _EXPERT.fullmatch(module)):
+            amax = self._experts.get((match[1], match[2]), 0.0)
+        return amax if 0 < amax < float("inf") else None
+
+
+@dataclass(frozen=True, repr=False)
+class Asked:
+    """What is asked.
+
+    Attributes:
+        scheme: its rules, of which the first that matches a layer holds, and KV cache.
+        activations: "dynamic", "static", "local" or "none" for layers whose rule says nothing of inputs; "" leaves
+            them as a conversion makes them.
+        amax: of inputs, for static scales that the source has not.
+    """
+
+    scheme: ModelScheme
+    activations: str = ""
+    amax: Amax | None = None
+
+    def __repr__(self) -> str:
+        """All that an output depends on."""
+        return f"Asked({self.scheme.to_toml()!r}, {self.activations!r}, {self.amax!r})"
+
+    def rule(self, name: str) -> Rule | None:
+        """The rule for a weight; None where no rule matches it.
+
+        Args:
+            name: of the weight, with or without ".weight".
+        """
+        return self.scheme.rule(name.removesuffix(".weight"))
+
+    def names(self, name: str) -> bool:
+        """Whether its rule means a weight by itself, and not among others: by its name, or by its last part."""
+        module, rule = name.removesuffix(".weight"), self.rule(name)
+        last = module.rpartition(".")[2]
+        return rule is not None and any(
+            match.matches(module, ("Linear",)) and _last(match) == last for match in rule.match
+        )
+
+    def inputs(self, module: str, recipe: ScalingRecipe, strict: bool = True) -> Activations | Unsaid | None:
+        """How the inputs of a layer are to be quantized.
+
+        Args:
+            module: its name.
+            recipe: that its weight is written in.
+            strict: refuse what cannot be; else it is as if nothing was asked.
+
+        Returns:
+            `UNSAID` where nothing is asked.
+
+        Raises:
+            ValueError: the inputs of such weights cannot be quantized so.
+        """
+        rule = self.rule(module)
+        if rule is not None and rule.inputs is not UNSAID:
+            return rule.inputs
+        if not self.activations:
+            return UNSAID
+        if self.activations == "none":
+            return None
+        try:
+            return inputs_for(recipe, self.activations)
+        except ValueError as error:
+            if strict:
+                raise ValueError(f"{module}: {error}") from None
+            return UNSAID
+
+    def when(self, module: str) -> str:
+        """Whether static scales of a layer's inputs are asked for: "static", "other", or "" for nothing asked.
+
+        Args:
+            module: its name.
+        """
+        rule = self.rule(module)
+        inputs = UNSAID if rule is None else rule.inputs
+        word = inputs.when if isinstance(inputs, Activations) else "none" if inputs is None else self.activations
+        return word and ("static" if word in ("static", "local") else "other")
+
+    def unmatched(self, names: Iterable[str]) -> list[Match]:
+        """Patterns that match none of some weights.
+
+        Args:
+            names: of the weights.
+        """
+        modules = {name.removesuffix(".weight") for name in names}
+        every = (match for rule in self.scheme.rules for match in rule.match)
+        return [one for one in every if not _matches_any(one, modules)]
+
+
+def _matches_any(match: Match, modules: set[str]) -> bool:
+    if match.kind == "name":
+        return match.pattern in modules
+    return any(match.matches(module, ("Linear",)) for module in modules)
+
+
+def _last(match: Match) -> str | None:
+    """The last part of the names that a pattern matches, where it says that."""
+    if match.kind not in ("name", "glob"):
+        return None
+    last = match.pattern.rpartition(".")[2].removeprefix("*")  # "*lm_head"
+    return None if set("*?[") & set(last) else last
+
+
+def fitted(recipe: ScalingRecipe, bridge: Bridge) -> ScalingRecipe:
+    """A recipe as a format stores it: its scales in the form that the format's own recipes have.
+
+    Args:
+        recipe: that a scheme asks for.
+        bridge: the format.
+
+    Returns:
+        The recipe, with the fields that say how scales are stored from the format's where it left them as they are.
+    """
+    alike = [one for one in bridge.recipes.values() if type(one) is type(recipe)]
+    own = next((one for one in alike if same_grid(one, recipe)), alike[0] if alike else recipe)
+    default = type(recipe)()
+    changed = {
+        name: getattr(own, name)
+        for name in _FORMS
+        if hasattr(recipe, name) and getattr(recipe, name) == getattr(default, name)
+    }
+    return dataclasses.replace(recipe, **changed)
+
+
+def asked_of(
+    scheme: ModelScheme | str | os.PathLike[str] | None,
+    rules: Sequence[str | Rule],
+    kv: str | None,
+    activations: str | None,
+    moments: str | os.PathLike[str] | None,
+) -> Asked | None:
+    """What the arguments of a conversion ask.
+
+    Args:
+        scheme: a scheme, or a file of one.
+        rules: further ones, which come first: as the command line has them, or rules.
+        kv: how the KV cache is kept, as in a scheme's file.
+        activations: see `Asked`.
+        moments: a file of them.
+
+    Returns:
+        What is asked; None where nothing is.
+
+    Raises:
+        TypeError, ValueError: an argument is not of its form; the message names it.
+    """
+    if scheme is None and not rules and kv is None and activations is None:
+        if moments is not None:
+            raise ValueError("moments must be left out where no static scales of inputs are asked for")
+        return None
+    if activations is not None and activations not in WORDS:
+        raise ValueError(f"activations must be one of {', '.join(WORDS)}, got {activations!r}")
+    if isinstance(rules, str):
+        raise TypeError(f"rules must be a list, as ['*.mlp.*=nvfp4'], got {rules!r}")
+    base = ModelScheme(()) if scheme is None else _scheme(scheme)
+    first = tuple(one if isinstance(one, Rule) else _of_line(one) for one in rules)
+    cache = base.kv_cache if kv is None else cache_of(kv)
+    made = dataclasses.replace(base, rules=(*first, *base.rules), kv_cache=cache)
+    return Asked(made, activations or "", None if moments is None else Amax(moments))
+
+
+def _scheme(given: ModelScheme | str | os.PathLike[str]) -> ModelScheme:
+    if isinstance(given, ModelScheme):
+        return given
+    path = path_of(given, "scheme")
+    try:
+        return ModelScheme.from_toml(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _of_line(text: Any) -> Rule:
+    """A rule of the command line: ``PATTERN=RECIPE[,inputs=WORD]``."""
+    if not isinstance(text, str) or "=" not in text:
+        raise ValueError(f"a rule must be PATTERN=RECIPE, perhaps with ,inputs=dynamic, got {text!r}")
+    pattern, _, rest = text.partition("=")
+    weights, *options = rest.split(",")
+    said: dict[str, Any] = {"match": pattern.strip(), "weights": weights.strip()}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if key.strip() != "inputs" or not equals:
+            raise ValueError(f"what follows the recipe of a rule must be inputs=…, got {option!r} in {text!r}")
+        said["inputs"] = value.strip()
+    try:
+        return rule_of(said)
+    except ValueError as error:
+        raise ValueError(f"rule {text!r}: {str(error).partition('): ')[2] or error}") from None
+
+
+def grouped(meanings: Mapping[str, tuple[Any, ...]]) -> tuple[Rule, ...]:
+    """Rules by names, one for each meaning.
+
+    Args:
+        meanings: module → weights, inputs, outputs.
+    """
+    groups: dict[tuple[Any, ...], list[Match]] = {}
+    for module, meaning in meanings.items():
+        groups.setdefault(meaning, []).append(Match("name", module))
+    return tuple(Rule(tuple(matches), *meaning) for meaning, matches in groups.items())

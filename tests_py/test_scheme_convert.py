@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions by a scheme: which weights become what, how inputs and KV cache are said, and what is kept."""
+
+import json
+import sys
+
+import breccia
+import numpy as np
+import pytest
+from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays
+from breccia.cli.main import main
+from breccia.moments import Moments, save_moments
+from breccia.schemes import Activations, KVCache, Match, ModelScheme, Rule
+from checkpoints import weight
+
+if sys.version_info < (3, 11):
+    pytest.importorskip("tomli")
+
+N, K = 64, 256
+ATTENTION = [f"model.layers.0.self_attn.{name}_proj" for name in "qkvo"]
+EXPERTS = [f"model.layers.0.mlp.experts.{i}.{name}_proj" for i in range(2) for name in ("gate", "up", "down")]
+MODULES = [*ATTENTION, *EXPERTS]
+OTHERS = ["model.embed_tokens", "lm_head", "model.layers.0.mlp.gate"]
+ROW, NVFP4 = breccia.Float8CurrentScaling(granularity="row"), breccia.NVFP4BlockScaling()
+TOKEN = Activations("float8_e4m3fn", "token", "dynamic")
+STATIC = Activations("float8_e4m3fn", "tensor", "static")
+LOCAL = Activations("float4_e2m1fn", "group", "local", 16, scale="float8_e4m3fn")
+BOTH = ["*.experts.*=nvfp4", "*=fp8-row,inputs=dynamic"]
+CONFIG = {"model_type": "llama", "hidden_size": K}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "bf16"
+    folder.mkdir()
+    arrays = {f"{name}.weight": weight(N, K) for name in [*MODULES, *OTHERS]}
+    arrays["model.norm.weight"] = np.ones(K, np.float32)
+    save_arrays(arrays, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory):
+    path = tmp_path_factory.mktemp("moments") / "m.safetensors"
+    made = {}
+    for i, module in enumerate(MODULES):
+        amax = 0.0 if "experts.1.up" in module else 2.0 + i
+        made[module] = Moments(np.ones(K, np.float32), np.int64(4), amax=np.float32(amax))
+    save_moments(made, path)
+    return path
+
+
+def said(path):
+    return json.loads((path / "config.json").read_text())["quantization_config"]
+
+
+def arrays(path):
+    return dict(SafetensorsFile(path / "model.safetensors").items())
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors", "modelopt"])
+def test_rules_make_a_mixed_model(to, model, tmp_path):
+    report = convert(model, tmp_path / "out", to, rules=BOTH, kv="fp8")
+    scheme = breccia.scheme(tmp_path / "out")
+    for module in ATTENTION:
+        rule = scheme.rule(module)
+        assert (rule.weights, rule.inputs) == (ROW, TOKEN), module
+    for module in EXPERTS:
+        rule = scheme.rule(module)
+        assert type(rule.weights) is breccia.NVFP4BlockScaling
+        assert rule.inputs is None
+    for module in OTHERS:
+        kinds = ("Embedding",) if "embed" in module else ("Linear",)
+        rule = scheme.rule(module, kinds)
+        assert rule is None or rule.weights is None, module
+    assert scheme.kv_cache == KVCache("float8_e4m3fn")
+    notes = [note for note in report["notes"] if not note.startswith("experts in")]
+    assert len(notes) == 1
+    assert "programs take 1" in notes[0]
+    for found in Checkpoint(tmp_path / "out").found:
+        assert (found.format != "plain") == (found.name.removesuffix(".weight") in MODULES)
+
+
+def test_a_file_of_a_scheme_and_the_line_before_it(model, tmp_path):
+    path = tmp_path / "scheme.toml"
+    path.write_text(
+        'kv_cache = "none"\n[[rule]]\nmatch = "*.self_attn.*"\nweights = "mxfp8"\n'
+        '[[rule]]\nmatch = "lm_head"\nweights = "fp8-row"\n'
+    )
+    out = tmp_path / "out"
+    words = ["convert", str(model), str(out), "--to", "compressed-tensors", "--scheme", str(path), "--quiet", "--json"]
+    assert main([*words, "--set", "*.q_proj=fp8,inputs=dynamic"]) == 0
+    kinds = {one.name: one.recipe for one in Checkpoint(out).found if one.format != "plain"}
+    assert kinds.pop("lm_head.weight") == ROW  # named by itself
+    assert kinds.pop(f"{ATTENTION[0]}.weight") == breccia.Float8CurrentScaling()
+    assert set(kinds) == {f"{module}.weight" for module in ATTENTION[1:]}
+    assert set(kinds.values()) == {breccia.MXFP8BlockScaling()}
+    scheme = ModelScheme.from_toml(path.read_text())
+    again = convert(
+        model, tmp_path / "again", "compressed-tensors", scheme=scheme, rules=["*.q_proj=fp8,inputs=dynamic"]
+    )
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    fused = [note for note in again["notes"] if "servers fuse" in note]
+    assert len(fused) == 1
+    assert "model.layers.0.self_attn." in fused[0]
+
+
+@pytest.mark.parametrize("when", ["static", "dynamic", "none"])
+@pytest.mark.parametrize("recipe", ["nvfp4", "fp8-tensor", "fp8", "int8", "mxfp8", "fp8-block", "int4"])
+def test_activations_of_all_layers(recipe, when, model, moments, tmp_path):
+    options = {"moments": moments} if when == "static" else {}
+    unable = recipe in ("mxfp8", "fp8-block") and when == "static"
+    to = f"compressed-tensors:{recipe}"
+    if unable:
+        with pytest.raises(ValueError, match="must not be static"):
+            convert(model, tmp_path / "out", to, activations=when, **options)
+        return
+    report = convert(model, tmp_path / "out", to, activations=when, **options)
+    scheme, made = breccia.scheme(tmp_path / "out"), arrays(tmp_path / "out")
+    changed = [note for note in report["notes"] if note.startswith("inputs of 10 layers")]
+    if recipe == "fp8-block" and when == "none":
+        assert changed == ["inputs of 10 layers: high precision → FP8 g128 dynamic"]
+        return
+    if recipe == "int4" and when == "static":
+        assert changed == ["inputs of 10 layers: INT8 static → high precision"]
+        return
+    assert not changed
+    if recipe == "int8":  # byte by byte, as servers read integers whose inputs are quantized, too
+        form = "pack-quantized" if when == "none" else "int-quantized"
+        assert said(tmp_path / "out")["format"] == form
+        assert (
+            (made[f"{MODULES[0]}.weight"].dtype == np.int8) if when != "none" else f"{MODULES[0]}.weight_packed" in made
+        )
+    for i, module in enumerate(MODULES):
+        inputs = scheme.rule(module).inputs
+        if when == "none":
+            assert inputs is None
+            continue
+        element = {"nvfp4": "float4_e2m1fn", "int8": "int8", "int4": "int8"}.get(recipe, "float8_e4m3fn")
+        assert inputs.element == element
+        assert inputs.when == ("local" if recipe == "nvfp4" and when == "static" else when)
+        if when == "static":
+            amax = 2.0 + (MODULES.index("model.layers.0.mlp.experts.0.up_proj") if "1.up" in module else i)
+            _check_scale(recipe, module, amax, made)
+
+
+def _check_scale(recipe, module, amax, made):
+    if recipe != "nvfp4":
+        number = made[f"{module}.input_scale"]
+        assert number == np.float32(amax / (127.5 if recipe == "int8" else 448)), module
+        return
+    number = made[f"{module}.input_global_scale"]
+    if module.endswith(("o_proj", "down_proj")):
+        assert number == np.float32(2688 / amax)
+    else:
+        assert number <= np.float32(2688 / amax)  # one number for the parts of a fused layer
+
+
+def test_static_scales_need_magnitudes(model, tmp_path):
+    with pytest.raises(ValueError, match=r"magnitudes.* has none, nor have 9 others"):
+        convert(model, tmp_path / "out", "compressed-tensors:fp8", activations="static")
+    with pytest.raises(ValueError, match="moments must be left out"):
+        convert(model, tmp_path / "out", "compressed-tensors:fp8", moments="x")
+
+
+def test_what_no_rule_names_is_kept(model, moments, tmp_path):
+    """Of a quantized source: its bytes, its scales of inputs, its KV cache."""
+    convert(model, tmp_path / "a", "modelopt", rules=["*=nvfp4,inputs=local"], moments=moments, kv="fp8")
+    before = arrays(tmp_path / "a")
+    report = convert(tmp_path / "a", tmp_path / "b", "modelopt", rules=["*.self_attn.*=fp8,inputs=static"])
+    after = arrays(tmp_path / "b")
+    scheme = breccia.scheme(tmp_path / "b")
+    for module in EXPERTS:
+        for name in ("weight", "weight_scale", "weight_scale_2", "input_scale"):
+            np.testing.assert_array_equal(before[f"{module}.{name}"], after[f"{module}.{name}"])
+        assert scheme.rule(module).inputs == LOCAL
+    for module in ATTENTION:
+        assert scheme.rule(module).inputs == STATIC
+        assert after[f"{module}.input_scale"] == pytest.approx(before[f"{module}.input_scale"] * 6, rel=1e-6)
+    assert said(tmp_path / "b")["quant_algo"] == "MIXED_PRECISION"
+    assert scheme.kv_cache == KVCache("float8_e4m3fn")
+    assert report["requantized"]["tensors"] == 4
+    convert(tmp_path / "b", tmp_path / "c", "modelopt", rules=["*.experts.*=none", "*.self_attn.*=kept,inputs=none"])
+    scheme = breccia.scheme(tmp_path / "c")
+    assert all(scheme.rule(module).weights is None for module in EXPERTS)
+    assert not [name for name in arrays(tmp_path / "c") if name.endswith("input_scale")]
+    report = convert(tmp_path / "a", tmp_path / "d", "modelopt", kv="none")
+    assert breccia.scheme(tmp_path / "d").kv_cache is None
+    assert not any("KV cache" in note for note in report["notes"])
+    again = convert(tmp_path / "a", tmp_path / "e", "modelopt", scheme=breccia.scheme(tmp_path / "a"))
+    assert (tmp_path / "e" / "model.safetensors").read_bytes() == (tmp_path / "a" / "model.safetensors").read_bytes()
+    assert again["requantized"] is None
+
+
+@pytest.mark.parametrize(
+    ("to", "rules", "kinds"),
+    [
+        ("mlx", ["*.o_proj=nvfp4", "*.self_attn.*=mxfp8"], {"mxfp8", "nvfp4"}),
+        ("nvfp4", ["*.self_attn.*=int8"], {"int8", "nvfp4"}),
+        ("comfyui", ["*.self_attn.*=fp8", "*.experts.*=nvfp4"], {"current", "nvfp4"}),
+        ("torchao", ["*.o_proj=nvfp4", "*.self_attn.*=fp8-row"], {"current", "nvfp4"}),
+    ],
+)
+def test_other_formats_hold_mixed_models(to, rules, kinds, model, tmp_path):
+    convert(model, tmp_path / "out", to, rules=rules)
+    found = {one.recipe.name for one in Checkpoint(tmp_path / "out").found if one.recipe is not None}
+    assert found == kinds
+
+
+def test_gguf_types_by_rule(model, tmp_path):
+    rules = ["*.v_proj=q6_k", "*.self_attn.*=q4_k", "*.experts.*=q8_0"]
+    convert(model, tmp_path / "out.gguf", "gguf", rules=rules)
+    kinds = {one.name.rpartition(".weight")[0]: one.kind for one in Checkpoint(tmp_path / "out.gguf").found}
+    assert kinds["model.layers.0.self_attn.v_proj"] == "Q6_K"
+    assert kinds["model.layers.0.self_attn.q_proj"] == "Q4_K"
+    assert "Q8_0" in kinds["model.layers.0.mlp.experts.0.down_proj"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rules": ["*.self_attn.*"]}, "a rule must be PATTERN=RECIPE"),
+        ({"rules": ["*=nvfp5"]}, "did you mean nvfp4"),
+        ({"rules": ["*=nvfp4,input=local"]}, "must be inputs="),
+        ({"rules": ["*=nvfp4,inputs=some"]}, "inputs must be one of"),
+        ({"activations": "some"}, "activations must be one of"),
+        ({"kv": "fp4"}, "kv_cache must be one of"),
+        ({"rules": ["*=q4_k"]}, "must be a recipe or a type of compressed-tensors"),
+    ],
+)
+def test_mistakes_are_named(options, message, model, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        convert(model, tmp_path / "out", "compressed-tensors", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pattern_without_a_layer_is_noted(model, tmp_path):
+    report = convert(model, tmp_path / "out", "modelopt", rules=["*.self_atn.*=nvfp4", "*.experts.*=nvfp4"])
+    assert "patterns of the scheme match no layer: *.self_atn.*" in report["notes"]
+    with pytest.raises(ValueError, match="strict"):
+        convert(model, tmp_path / "b", "modelopt", rules=["*.x=nvfp4", "*.experts.*=nvfp4"], strict=True)
+    with pytest.raises(ValueError, match="must be left out with --to bf16"):
+        convert(model, tmp_path / "b", "bf16", rules=["*=nvfp4"])
+
+
+def test_rules_may_be_values(model, tmp_path):
+    rule = Rule((Match("regex", r".*\.experts\.\d+\..*"),), NVFP4, None)
+    convert(model, tmp_path / "out", "modelopt", rules=[rule])
+    assert {one.name.removesuffix(".weight") for one in Checkpoint(tmp_path / "out").found if one.recipe} == set(
+        EXPERTS
+    )
