@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from breccia.peers import require
 from breccia.recipes import ScalingRecipe
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     import torch
 
     from breccia.nn import QuantizedLinear
+    from breccia.schemes import ModelScheme
 
 __all__ = ["quantize", "quantize_"]
 
 
 def quantize_(
     model: torch.nn.Module,
-    recipe: ScalingRecipe | str,
+    recipe: ScalingRecipe | str | ModelScheme,
     filter: Callable[[torch.nn.Module, str], bool] | None = None,  # noqa: A002
     *,
     activations: ScalingRecipe | str | None = None,
@@ -27,13 +28,15 @@ def quantize_(
     gradients: ScalingRecipe | str | None = None,
     include: Iterable[str] | None = None,
     exclude: Iterable[str] = (),
+    moments: Mapping[str, Any] | None = None,
 ) -> torch.nn.Module:
     """Put a `breccia.nn.QuantizedLinear` in the place of every ``torch.nn.Linear``.
 
     Args:
         model: changed in place. Subclasses of ``torch.nn.Linear`` are left alone: whoever wrote one expects
             its weight to be a tensor.
-        recipe: what to quantize weights ``(out_features, in_features)`` to, or its name.
+        recipe: what to quantize weights ``(out_features, in_features)`` to, or its name; or a `breccia.ModelScheme`,
+            whose rules say it by the names of the layers, and what their inputs are quantized to.
         filter: ``filter(module, name)`` says whether a linear layer is quantized; default: all are.
         activations, exact_rows: what inputs are quantized to (a recipe or its name) before each product, and up to how
             many rows they are not: see `breccia.nn.QuantizedLinear`.
@@ -41,6 +44,8 @@ def quantize_(
         include: patterns of names, as of a shell and of ``breccia convert``: only layers that one matches are
             quantized. They match a layer's name, or its weight's: "*.q_proj", "*.q_proj.weight".
         exclude: patterns of names of layers that are left alone.
+        moments: name of a layer → its `breccia.moments.Moments`, whose amax gives the static scales of inputs that a
+            scheme asks for and has not.
 
     Returns:
         ``model``; with a warning where there was nothing to quantize. Its ``state_dict`` has ``….weight_data`` and
@@ -66,6 +71,7 @@ def quantize_(
         gradients=gradients,
         include=include,
         exclude=exclude,
+        moments=moments,
     )
 
 

@@ -10,18 +10,22 @@ from typing import Any
 
 import torch
 
-from breccia import recipe_names, recipes
+from breccia import recipe_names
+from breccia import recipes as recipes_of
 from breccia._serving.modules import listed
+from breccia.bridges import native
 from breccia.bridges.parts import ghost
 from breccia.nn import QuantizedLinear
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
+from breccia.schemes.layers import Layer
+from breccia.schemes.value import Activations, ModelScheme, Rule
 from breccia.verbs import dequantize
 
 __all__ = ["BrecciaConfig", "check_patterns", "dense", "fits", "is_alone"]
 
 
 def _recipe(given: Any, argument: str) -> ScalingRecipe:
-    return recipes.from_dict(dict(given)) if isinstance(given, Mapping) else recipe_names.resolve(given, argument)
+    return recipes_of.from_dict(dict(given)) if isinstance(given, Mapping) else recipe_names.resolve(given, argument)
 
 
 class BrecciaConfig:
@@ -35,6 +39,10 @@ class BrecciaConfig:
         modules_to_not_convert: Sequence[str] | None = None,
         ignore: Sequence[str] = (),
         modules: Mapping[str, Any] | None = None,
+        scheme: ModelScheme | None = None,
+        moments: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        module_inputs: Mapping[str, Any] | None = None,
         quant_method: str = "breccia",
     ) -> None:
         self.quant_method: Any = quant_method
@@ -44,6 +52,12 @@ class BrecciaConfig:
         self.modules_to_not_convert = None if modules_to_not_convert is None else named
         self.ignore = listed(ignore, "ignore")
         self.modules = {name: _recipe(said, f"modules[{name!r}]") for name, said in (modules or {}).items()}
+        if scheme is not None and not isinstance(scheme, ModelScheme):
+            raise TypeError(f"scheme must be a breccia.ModelScheme, got {type(scheme).__name__}")
+        if scheme is not None and (recipe is not None or activations is not None):
+            raise ValueError("recipe and activations must be left out with a scheme, which says them")
+        self.scheme, self.moments = scheme, moments
+        self.inputs, self.module_inputs = inputs, dict(module_inputs or {})
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json holds."""
@@ -58,7 +72,24 @@ class BrecciaConfig:
             said["modules_to_not_convert"] = list(self.modules_to_not_convert)
         if self.modules:
             said["modules"] = {name: recipe.to_dict() for name, recipe in self.modules.items()}
+        if self.inputs is not None:
+            said["inputs"] = dict(self.inputs)
+        if self.module_inputs:
+            said["module_inputs"] = dict(self.module_inputs)
         return said
+
+    def say(self, layers: Mapping[str, tuple[Layer, Rule | None]]) -> None:
+        """Take what layers of a scheme became, for config.json.
+
+        Args:
+            layers: name → its recipes, and its rule.
+        """
+        recipes = {name: one.weight for name, (one, _) in layers.items() if one.weight is not None}
+        inputs = {name: one.inputs for name, (_, one) in layers.items() if one and isinstance(one.inputs, Activations)}
+        said = native.said_of(recipes, inputs)
+        self.recipe = recipes_of.from_dict(said["recipe"])
+        self.modules = {name: recipes_of.from_dict(one) for name, one in said.get("modules", {}).items()}
+        self.inputs, self.module_inputs = said.get("inputs"), said.get("module_inputs", {})
 
 
 def is_alone(path: str, patterns: Iterable[str]) -> bool:

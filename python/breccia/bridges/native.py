@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,14 +24,21 @@ from breccia.bridges.checks import StoredTypeError, shown
 from breccia.bridges.common import FP8_CODES, STORED_SCALES, Array, as_numpy, check_upright, codes, made, packed_codes
 from breccia.bridges.contract import FileFormat, Place
 from breccia.bridges.parts import Found, Part, part
-from breccia.bridges.written import Written
+from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.dtypes import little_endian, numpy_dtype, stored_name
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter
 from breccia.formats import finfo
 from breccia.layouts import Layout, PerTensor
-from breccia.recipes import ScalingRecipe
+from breccia.recipes import (
+    DelayedScaling,
+    Float8CurrentScaling,
+    INT8Scaling,
+    NVFP4BlockScaling,
+    ScalingRecipe,
+)
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.value import Activations
 
 NAME = "breccia"
 PEER = None
@@ -309,12 +317,49 @@ def carries(recipe: ScalingRecipe) -> bool:
 
 
 def config(written: Written) -> dict[str, Any]:
-    """What config.json says of a checkpoint written here: the recipe of most modules, and others' by their names."""
-    (first, _), *others = written.groups()
-    said: dict[str, Any] = {"quant_method": "breccia", "recipe": first.to_dict(), "ignore": written.ignored}
+    """What config.json says of a checkpoint written here: the recipe of most modules, and others' by their names; and
+    how their inputs are quantized, likewise."""
+    inputs = {
+        module: said
+        for module, said in written.activations.items()
+        if module in written.recipes and (said.when == "dynamic" or module in written.inputs)
+    }
+    said = said_of(written.recipes, inputs)
+    return {"quantization_config": {"quant_method": NAME, **said, "ignore": written.ignored}}
+
+
+def said_of(recipes: Mapping[str, ScalingRecipe], inputs: Mapping[str, Activations]) -> dict[str, Any]:
+    """Recipes and inputs of modules, as config.json says them.
+
+    Args:
+        recipes: of the weights of the quantized modules.
+        inputs: of those whose inputs are quantized.
+
+    Returns:
+        ``recipe`` and ``inputs`` of most, ``modules`` and ``module_inputs`` of others by their names.
+    """
+    (first, _), *others = Written(dict(recipes)).groups()
+    said: dict[str, Any] = {"recipe": first.to_dict()}
     if others:
         said["modules"] = {module: recipe.to_dict() for recipe, modules in others for module in modules}
-    return {"quantization_config": said}
+    if inputs:
+        most = Counter(inputs.get(module) for module in recipes).most_common(1)[0][0]
+        said |= {"inputs": dataclasses.asdict(most)} if most is not None else {}
+        apart = {module: inputs.get(module) for module in recipes if inputs.get(module) != most}
+        said |= {"module_inputs": {m: one and dataclasses.asdict(one) for m, one in apart.items()}} if apart else {}
+    return said
+
+
+def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
+    """The scale of inputs, which multiplies: FP8's and INT8's of the tensor, NVFP4's second one."""
+    match recipe:
+        case NVFP4BlockScaling():
+            return InputScale("input_scale", NVFP4_INPUTS)
+        case Float8CurrentScaling() | DelayedScaling() if recipe.element == "float8_e4m3fn":
+            return InputScale("input_scale", FP8_INPUTS)
+        case INT8Scaling():
+            return InputScale("input_scale", INT8_INPUTS)
+    return None
 
 
 BRIDGE = FileFormat(
@@ -333,5 +378,7 @@ BRIDGE = FileFormat(
     read=load,
     carries=carries,
     store=store_in_checkpoint,
+    input_scales=True,
+    input_scale=input_scale,
     config=config,
 )

@@ -8,6 +8,7 @@ Importing this module imports torch.
 from __future__ import annotations
 
 from breccia.nn import functional
-from breccia.nn.layers import QuantizedLinear, ScaledLinear, quantize, quantize_
+from breccia.nn.layers import QuantizedLinear, ScaledLinear
+from breccia.nn.quantizing import quantize, quantize_
 
 __all__ = ["QuantizedLinear", "ScaledLinear", "functional", "quantize", "quantize_"]

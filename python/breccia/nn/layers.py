@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ScaledLinear`, `QuantizedLinear` and what puts the latter into a model."""
+"""`ScaledLinear` and `QuantizedLinear`."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,14 +12,15 @@ from breccia.autograd import LinearRecipes
 from breccia.delayed import AmaxHistory
 from breccia.frameworks.torch import byte_parameters, launches
 from breccia.frameworks.torch import gradients as torch_gradients
-from breccia.nn.selection import Selection
+from breccia.layouts import PerChannel
 from breccia.recipe_names import resolve
 from breccia.recipes import DelayedScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.inputs import largest_code
 from breccia.value.display import brief
 from breccia.value.form import PARTS, Form
 
-__all__ = ["QuantizedLinear", "ScaledLinear", "quantize_"]
+__all__ = ["QuantizedLinear", "ScaledLinear"]
 
 _ROLES = ("x", "w", "grad")
 _PARTS = ("weight_data", "weight_scale", "weight_zero_point", "weight_global_scale")
@@ -135,6 +134,9 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
             few, reading the weight takes the time. 0 quantizes all.
         gradients: what the output's gradient becomes before its product with the weight: a recipe or its name, such as
             "fp8:e5m2" of FP8 training; "bf16"; or None, as it comes.
+        input_scale: the static scale of the inputs, a float32 tensor of one number, by which codes of the inputs are
+            multiplied: amax / 448 of FP8, amax / 2688 of NVFP4, whose blocks have scales of their own, amax / 127 of
+            INT8. A buffer; None makes scales of the inputs each time.
     """
 
     _ndim = 2  # of the weight
@@ -147,6 +149,7 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         *,
         exact_rows: int = 0,
         gradients: ScalingRecipe | str | None = None,
+        input_scale: Any = None,
     ) -> None:
         super().__init__()
         wanted = f"weight must be a {self._ndim}-D ScaledTensor of torch tensors"
@@ -170,6 +173,10 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         self.activations = None if activations is None else resolve(activations, "activations")
         self.exact_rows = exact_rows
         self.gradients = gradients if gradients in (None, torch_gradients.BF16) else resolve(gradients, "gradients")
+        if input_scale is not None:
+            if not isinstance(input_scale, torch.Tensor) or input_scale.numel() != 1:
+                raise ValueError(f"input_scale must be a tensor of one number or None, got {input_scale!r}")
+            self.register_buffer("input_scale", input_scale.detach().float().reshape(()))
         self._made: ScaledTensor | None = None
         self._repeats: dict[Any, Any] = {}  # products by their inputs' shapes, see `_torch_launch.repeated_linear`
         self._dtypes: dict[str, torch.dtype] = {}  # of the parts that are parameters of bytes
@@ -288,6 +295,8 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
 
     def _on_gpu(self, x: Any) -> Any:
         """`_product` where torch traces nothing: again what was done for such an input, if that is certain."""
+        if self.activations is not None and "input_scale" in self._buffers:
+            return self._product(x)
         repeat = self._repeats.get(x.shape)
         y = None if repeat is None else repeat.run(x)
         if y is not None:
@@ -316,14 +325,26 @@ class QuantizedLinear(torch.nn.Module):  # type: ignore[misc]
         if y is not None:
             return y if self.bias is None else verbs.plus(y, self.bias)
         activations = self._activations_of(input)
-        x = input if activations is None else verbs.cast(input, activations)
+        x = input if activations is None else self._cast(input, activations)
         return verbs.linear(x, self.weight, self.bias, input.dtype)
+
+    def _cast(self, x: Any, recipe: ScalingRecipe) -> ScaledTensor:
+        """The input, quantized by its static scale where there is one."""
+        scale = self._buffers.get("input_scale")
+        if scale is None:
+            return verbs.cast(x, recipe)
+        amax = scale.reshape(()) * largest_code(recipe)
+        rows = tuple(x.shape[:-1]) if isinstance(recipe.layout, PerChannel) else ()
+        return verbs.cast(x, recipe, amax=amax.expand(*rows, 1) if rows else amax)
 
     def _differentiable(self, x: Any, offsets: Any) -> Any:
         """The product, where its gradient is more than that of floats by codes and x needs it; else None."""
         activations = self._activations_of(x)
         if (activations, self.gradients) == (None, None) or not (x.requires_grad and torch.is_grad_enabled()):
             return None
+        if activations is not None and "input_scale" in self._buffers:
+            near = verbs.dequantize(self._cast(x.detach(), activations), x.dtype)
+            x, activations = x + (near - x).detach(), None  # its gradient is that of the identity
         if offsets is None:
             verbs.check_linear(x, self.weight)
         key = torch_gradients.gradient_key(self.gradients)
@@ -376,68 +397,3 @@ def as_autocast(x: Any) -> Any:
 
 def _as_bytes(part: Any) -> Any:
     return (part if part.dtype.itemsize == 1 else part.contiguous()).view(torch.uint8)
-
-
-def quantize(
-    layer: torch.nn.Linear,
-    recipe: ScalingRecipe | str,
-    *,
-    activations: ScalingRecipe | str | None = None,
-    exact_rows: int = 0,
-    gradients: ScalingRecipe | str | None = None,
-) -> QuantizedLinear:
-    """See `breccia.quantize`."""
-    if type(layer) is not torch.nn.Linear:
-        more = ": quantize_(model, recipe) changes the layers of a model" if isinstance(layer, torch.nn.Module) else ""
-        raise TypeError(f"layer must be a torch.nn.Linear, got {type(layer).__name__}{more}")
-    weight = verbs.cast(layer.weight.detach(), resolve(recipe))
-    made = QuantizedLinear(weight, layer.bias, activations, exact_rows=exact_rows, gradients=gradients)
-    return made.train(layer.training)
-
-
-def quantize_(
-    model: torch.nn.Module,
-    recipe: ScalingRecipe | str,
-    filter: Callable[[torch.nn.Module, str], bool] | None = None,  # noqa: A002
-    *,
-    activations: ScalingRecipe | str | None = None,
-    exact_rows: int = 0,
-    gradients: ScalingRecipe | str | None = None,
-    include: Iterable[str] | None = None,
-    exclude: Iterable[str] = (),
-) -> torch.nn.Module:
-    """See `breccia.quantize_`."""
-    recipe, chosen, names = resolve(recipe), Selection(filter, include, exclude), []
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module that contains linear layers, got {type(model).__name__}")
-    if type(model) is torch.nn.Linear:
-        raise TypeError(
-            "model must be a module that contains linear layers, got one itself, which cannot be replaced in place: "
-            "layer = breccia.quantize(layer, recipe) gives the one that takes its place"
-        )
-    made: list[tuple[Any, str, Any]] = []
-    replaced: dict[int, Any] = {}  # a layer used in two places stays one
-    for path, parent in model.named_modules():
-        for name, child in parent._modules.items():  # named_children would skip a layer used twice
-            full = f"{path}.{name}" if path else name
-            if type(child) is not torch.nn.Linear:
-                continue
-            names.append(full)
-            if not chosen.takes(child, full):
-                continue
-            if id(child) not in replaced:
-                try:
-                    replaced[id(child)] = quantize(
-                        child, recipe, activations=activations, exact_rows=exact_rows, gradients=gradients
-                    )
-                except ValueError as error:
-                    more = f": filter= or exclude=[{full!r}] leaves it as it is"
-                    raise ValueError(f"{full}.weight cannot be quantized: {error}{more}") from None
-            made.append((parent, name, replaced[id(child)]))
-    chosen.check_all_matched(names)
-    for parent, name, layer in made:
-        setattr(parent, name, layer)
-    if not made:
-        which = "no torch.nn.Linear" if chosen.takes_all else "no torch.nn.Linear that filter takes"
-        warnings.warn(f"quantize_ changed nothing: {type(model).__name__} has {which}", stacklevel=3)
-    return model

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from breccia.recipes import (
     Float8BlockScaling,
+    Float8CurrentScaling,
     INT4Scaling,
     INT8Scaling,
     MXFP4BlockScaling,
@@ -17,7 +18,7 @@ from breccia.recipes import (
 from breccia.schemes.labels import recipe_label
 from breccia.schemes.rules import Activations
 
-__all__ = ["WORDS", "inputs_for"]
+__all__ = ["WORDS", "inputs_for", "largest_code", "recipe_of_inputs"]
 
 WORDS = ("dynamic", "static", "local", "none")
 
@@ -57,3 +58,57 @@ def inputs_for(weights: ScalingRecipe | str, when: str) -> Activations:
     if eight and not isinstance(weights, blocks) and when in ("dynamic", "static"):
         return Activations("float8_e4m3fn", "token" if when == "dynamic" else "tensor", when)
     raise ValueError(f"inputs of weights in {recipe_label(weights)} must not be {when}: no program quantizes them so")
+
+
+def recipe_of_inputs(said: Activations) -> ScalingRecipe:
+    """What `breccia.cast` quantizes inputs to. Static ones have the same recipe: the amax of the cast is then that of
+    their scale, see `largest_code`.
+
+    Args:
+        said: of the inputs.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        ValueError: no recipe makes such inputs.
+    """
+    powers = said.scale == "float8_e8m0fnu"
+    match said.element, said.per:
+        case (("float8_e4m3fn" | "float8_e5m2"), ("tensor" | "token")) if said.bound is None and not powers:
+            fp8 = said.element.removeprefix("float8_").removesuffix("fn").upper()
+            return Float8CurrentScaling(fp8_format=fp8, granularity="row" if said.per == "token" else "tensor")
+        case "float8_e4m3fn", "group" if said.when == "dynamic" and powers and said.size == 32:
+            return MXFP8BlockScaling()
+        case "float8_e4m3fn", "group" if said.when == "dynamic" and said.size:
+            return Float8BlockScaling(block_k=said.size, scale_format="e8m0" if powers else "fp32")
+        case "float4_e2m1fn", "group" if said.scale == "float8_e4m3fn" and said.size == 16:
+            return NVFP4BlockScaling(two_level=said.when == "local")
+        case "float4_e2m1fn", "group" if powers and said.size == 32:
+            return MXFP4BlockScaling()
+        case "int8", ("token" | "tensor") if said.symmetric and (said.per == "token" or said.when == "static"):
+            return INT8Scaling()
+        case "int8", "token":
+            return INT8Scaling(symmetric=False)
+    raise ValueError(f"inputs must be of a form that a recipe makes, {said} is none")
+
+
+def largest_code(recipe: ScalingRecipe) -> float:
+    """The magnitude of an input whose scale is 1: the amax of a static scale is so many times the scale.
+
+    Args:
+        recipe: of `recipe_of_inputs`.
+
+    Returns:
+        448 of FP8 E4M3, 6 · 448 of NVFP4, 127 of INT8.
+
+    Raises:
+        ValueError: inputs in this recipe have no static scale.
+    """
+    if isinstance(recipe, NVFP4BlockScaling):
+        return 6.0 * 448.0
+    if isinstance(recipe, INT8Scaling):
+        return 127.0
+    if isinstance(recipe, Float8CurrentScaling):
+        return 448.0 if recipe.fp8_format == "E4M3" else 57344.0
+    raise ValueError(f"inputs in {recipe_label(recipe)} have no static scale")

@@ -24,6 +24,11 @@ class BrecciaConfig(models.BrecciaConfig, QuantizationConfigMixin):  # type: ign
             and routers.
         ignore: modules that stayed in high precision, as a checkpoint says it.
         modules: recipes of modules that have another one, as a checkpoint says it.
+        scheme: a `breccia.ModelScheme` in the place of ``recipe`` and ``activations``: its rules say by the model's
+            names which layers are quantized, to what, and what their inputs become.
+        moments: name of a layer → its `breccia.moments.Moments`, for static scales of inputs that the scheme has not.
+        inputs: how most quantized layers' inputs are quantized, as a checkpoint says it.
+        module_inputs: that of layers with others, as a checkpoint says it.
 
     Raises:
         TypeError: an argument is neither a recipe nor a name, or there is no such argument.

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from breccia import verbs
 from breccia.nn import QuantizedLinear
 from breccia.nn.layers import as_autocast
 from breccia.verbs import dequantize
@@ -112,7 +111,7 @@ class StackedLinear(QuantizedLinear):
         if y is not None:
             return y
         activations = self._activations_of(x)
-        values = x if activations is None else verbs.cast(x, activations)
+        values = x if activations is None else self._cast(x, activations)
         return grouped_matmul(values, self.weight, offsets, x.dtype)
 
 

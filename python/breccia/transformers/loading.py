@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers.core_model_loading import ConversionOps
 
 from breccia import verbs
@@ -31,11 +32,9 @@ def put(
     """A quantized layer in the place of the one that has this parameter; ``inputs`` is a stored scale of its inputs."""
     parent, last = module_of(model, name)
     stacked = isinstance(parent, GroupedExperts)
-    layer = (StackedLinear if stacked else QuantizedLinear)(weight, None, activations)
+    layer = (StackedLinear if stacked else QuantizedLinear)(weight, None, activations, input_scale=inputs)
     if not stacked:
         layer.bias = parent._modules[last].bias  # maybe still to come
-    if inputs is not None:
-        layer.register_buffer("input_scale", inputs)
     for part in (layer, *layer._buffers.values()):
         if part is not None:
             part._is_hf_initialized = True
@@ -85,7 +84,8 @@ class ReadCodes(ConversionOps):  # type: ignore[misc]
             raise ValueError(f"tensor {found.name!r} must have a ScaledTensor form, it has none")
         weight = weight.to("torch")
         weight = weight if device.type == "cpu" else weight.to(device)
-        put(model, full_layer_name, weight, self.hf_quantizer.activations, tensors.get("input_scale"))
+        scale = tensors.get("input_scale")
+        put(model, full_layer_name, weight, self.hf_quantizer.inputs.get(full_layer_name), scale)
         missing_keys.discard(full_layer_name)
         return {}
 
@@ -116,7 +116,8 @@ class Quantize(ConversionOps):  # type: ignore[misc]
         weight = value[0] if isinstance(value, list) else value
         if self.hf_quantizer.turned(full_layer_name):
             weight = weight.mT.contiguous()
-        recipe = self.hf_quantizer.quantization_config.recipe
-        put(model, full_layer_name, verbs.cast(weight.detach(), recipe), self.hf_quantizer.activations)
+        layer = self.hf_quantizer.layer(full_layer_name)
+        scale = None if layer.scale is None else torch.tensor(layer.scale)
+        put(model, full_layer_name, verbs.cast(weight.detach(), layer.weight), layer.inputs, scale)
         missing_keys.discard(full_layer_name)
         return {}

@@ -19,9 +19,14 @@ from transformers.utils import logging
 
 from breccia._serving.models import check_patterns, dense, fits, is_alone
 from breccia.bridges.parts import Found
+from breccia.checkpoint.planning.asked import Asked
 from breccia.checkpoint.planning.targets import EXCLUDED
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.nn import QuantizedLinear
+from breccia.recipes import ScalingRecipe
+from breccia.schemes.inputs import recipe_of_inputs
+from breccia.schemes.layers import Layer, Layers
+from breccia.schemes.value import Activations, ModelScheme, Rule
 from breccia.transformers.experts import (
     ONE_EXPERT,
     PROJECTIONS,
@@ -49,6 +54,7 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         stacked: what the tensors of all experts in one are called, after their name; empty where the format has none.
         tensors: the model's name of a weight → its tensors in the checkpoint, where it is quantized there.
         chosen: names of weights to quantize on load.
+        inputs: the model's name of a weight → the recipe of its layer's inputs, where the checkpoint says so.
     """
 
     requires_calibration = False
@@ -60,7 +66,9 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         super().__init__(quantization_config, **options)
         self.tensors: dict[str, Found] = {}
         self.chosen: set[str] = set()
+        self.inputs: dict[str, ScalingRecipe] = {}
         self._readers: list[Any] = []
+        self._layers: Layers | None = None
         self.activations = getattr(quantization_config, "activations", None)
 
     def update_dtype(self, dtype: Any) -> Any:
@@ -81,6 +89,12 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
             return None
         return super().get_new_dtype(converter, param, dtype)
 
+    def layer(self, name: str) -> Layer:
+        """What a weight that is quantized on load becomes, and its layer's inputs."""
+        if self._layers is not None:
+            return self._layers.of(name.removesuffix(".weight"))
+        return Layer(self.quantization_config.recipe, self.activations)
+
     def turned(self, name: str) -> bool:
         """Whether a parameter has inputs before outputs."""
         return name in self._turned
@@ -88,12 +102,12 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
         self._turned: set[str] = set()
         if self.pre_quantized:
-            self._prepare_for(model, _found(checkpoint_files or []))
+            self._prepare_for(model, *_found(checkpoint_files or []))
         else:
             self._choose(model)
 
-    def _prepare_for(self, model: Any, every: list[Found]) -> None:
-        """Which module each quantized tensor belongs to."""
+    def _prepare_for(self, model: Any, every: list[Found], scheme: ModelScheme) -> None:
+        """Which module each quantized tensor belongs to, and what its inputs are."""
         conversions = get_model_conversion_mapping(model)
         renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
         names = {found.name: found for found in every if found.format == self.format}
@@ -116,11 +130,22 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
             if own in parameters:
                 self._check(model, own, found)
                 self.tensors[own] = found
+                self._run_inputs(own, scheme.rule(found.name.removesuffix(".weight")))
             elif keeper := _keeper(model, own):
                 raise ValueError(
                     f"tensor {name!r} must belong to a linear layer, {type(model).__name__} keeps it in a parameter of "
                     f"{keeper}: convert the checkpoint to bf16 first, or leave it out when quantizing"
                 )
+
+    def _run_inputs(self, name: str, rule: Rule | None) -> None:
+        """Note the recipe of a layer's inputs."""
+        if self.activations is not None:
+            self.inputs[name] = self.activations
+        elif rule is not None and isinstance(rule.inputs, Activations):
+            try:
+                self.inputs[name] = recipe_of_inputs(rule.inputs)
+            except ValueError as error:
+                _logger.warning(f"inputs of {name} stay in high precision: {error}")
 
     def _check(self, model: Any, name: str, found: Found) -> None:
         parent, last = module_of(model, name)
@@ -175,7 +200,6 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
 
     def _choose_stacks(self, model: Any, alone: Iterable[str]) -> None:
         """Experts in one tensor to quantize on load."""
-        recipe = self.quantization_config.recipe
         paths = [
             path
             for path, module in model.named_modules()
@@ -186,7 +210,8 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
             experts = model.get_submodule(path)
             for last in PROJECTIONS:
                 name = f"{path}.{last}"
-                if not fits(name, experts.shape_of(last), recipe, _logger):
+                recipe = self.layer(name).weight
+                if recipe is None or not fits(name, experts.shape_of(last), recipe, _logger):
                     continue
                 self.chosen.add(name)
                 self._turned |= {name} if experts.turned else set()
@@ -194,6 +219,8 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
     def _choose(self, model: Any) -> None:
         """Linear layers to quantize on load: all but embeddings, output layers, norms, routers and what was named."""
         config = self.quantization_config
+        asked = None if config.scheme is None else Asked(config.scheme)
+        self._layers = None if asked is None else Layers(asked.scheme, config.moments)
         alone = [*(config.modules_to_not_convert or ()), *get_keys_to_not_convert(model)]
         check_patterns(model, config.modules_to_not_convert or ())
         conversions = get_model_conversion_mapping(model)
@@ -208,8 +235,10 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
                 continue
             name, turned = f"{path}.weight", isinstance(module, Conv1D)
             shape = tuple(reversed(module.weight.shape)) if turned else tuple(module.weight.shape)
-            left = is_alone(path, alone) or any(fnmatchcase(name.lower(), p) for p in EXCLUDED) or min(shape) < 16
-            if left or not fits(name, shape, config.recipe, _logger):
+            named = asked is not None and asked.names(path)
+            left = is_alone(path, alone) or any(fnmatchcase(name.lower(), p) for p in EXCLUDED)
+            recipe = None if (left and not named) or min(shape) < 16 else self.layer(name).weight
+            if recipe is None or not fits(name, shape, recipe, _logger):
                 ignored.append(path)
                 continue
             self.chosen.add(name)
@@ -217,6 +246,8 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         if not self.chosen:
             raise ValueError(f"{type(model).__name__} must have linear layers to quantize, none is left")
         config.ignore = ignored
+        if asked is not None:
+            config.say({name.removesuffix(".weight"): (self.layer(name), asked.rule(name)) for name in self.chosen})
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """transformers' own, without those that would put experts together that are apart here; and ours."""
@@ -273,14 +304,14 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
 _GATE = "experts.0.gate_proj.weight"
 
 
-def _found(files: list[str]) -> list[Found]:
-    """The logical tensors of a checkpoint's files."""
+def _found(files: list[str]) -> tuple[list[Found], ModelScheme]:
+    """The logical tensors of a checkpoint's files, and what it is beside them."""
     weights = [Path(name) for name in files if name.endswith(".safetensors")]
     if not weights:
         raise ValueError("the checkpoint must have safetensors files, it has none")
     checkpoint = Checkpoint(weights[0].parent if len(weights) > 1 or _has_config(weights[0]) else weights[0])
     try:
-        return [checkpoint.refined(one) for one in checkpoint.found]
+        return [checkpoint.refined(one) for one in checkpoint.found], checkpoint.scheme_or_none or ModelScheme(())
     finally:
         checkpoint.close()
 
@@ -321,12 +352,12 @@ class BrecciaQuantizer(_Quantizer):
     """Reads what ``breccia convert`` writes in its own format, and quantizes on load."""
 
     format = "breccia"
-    stored = ("weight.data", "weight.scale", "weight.zero_point", "weight.global_scale")
+    stored = ("weight.data", "weight.scale", "weight.zero_point", "weight.global_scale", "input_scale")
     stacked = ("data", "scale", "zero_point", "global_scale")
 
 
 class ModelOptQuantizer(_Quantizer):
-    """Reads checkpoints of NVIDIA's ModelOpt on any device; layers multiply by their inputs as they are."""
+    """Reads checkpoints of NVIDIA's ModelOpt on any device; inputs are quantized as ``quant_algo`` says."""
 
     format = "modelopt"
     stored = ("weight", "weight_scale", "weight_scale_2", "input_scale")

@@ -28,7 +28,7 @@ def scheme(said: Said) -> ModelScheme:
     told = said.quantization
     method = str(told.get("quant_method", "mlx" if "bits" in told else ""))
     if method == "breccia":
-        return ModelScheme(tuple(_own(told, said)), UNSAID, (), method)
+        return ModelScheme(tuple(_own(told, said)), UNSAID, scales_of(said, ENDINGS), method)
     if method == "torchao":
         rules = [*skipped(Match("name", n) for n in names(told.get("modules_to_not_convert"), "torchao: modules"))]
         return ModelScheme((*rules, *weights_as_stored(said, _torchao(told))), None, (), method, json.dumps(told))
@@ -38,16 +38,38 @@ def scheme(said: Said) -> ModelScheme:
 
 
 def _own(told: Mapping[str, Any], said: Said) -> list[Rule]:
-    """breccia's own: one recipe, others by module, patterns that are ignored."""
+    """breccia's own: one recipe and one form of inputs, others by module, patterns that are ignored."""
     activations = told.get("activations")
-    inputs = None if activations is None else inputs_of(recipes.from_dict(mapping(activations, "activations")))
+    most: Activations | None = _inputs(told.get("inputs"))
+    if activations is not None:
+        most = inputs_of(recipes.from_dict(mapping(activations, "activations")))
     left = names(told.get("ignore"), "ignore") + names(told.get("modules_to_not_convert"), "modules_to_not_convert")
     rules = skipped(Match("glob", one) for one in left)
-    for module, part in mapping(told.get("modules") or {}, "modules").items():
-        rules.append(Rule((Match("name", module),), recipes.from_dict(mapping(part, "modules")), inputs))
-    if told.get("recipe") is None:
-        return rules + weights_as_stored(said, inputs)
-    return [*rules, Rule(LINEAR, recipes.from_dict(mapping(told["recipe"], "recipe")), inputs)]
+    apart = {m: _inputs(one) for m, one in mapping(told.get("module_inputs") or {}, "module_inputs").items()}
+    own = {
+        m: recipes.from_dict(mapping(p, "modules")) for m, p in mapping(told.get("modules") or {}, "modules").items()
+    }
+    every = None if told.get("recipe") is None else recipes.from_dict(mapping(told["recipe"], "recipe"))
+    kinds: dict[Any, list[Match]] = {}
+    for module in {**own, **apart}:
+        weights = own.get(module, every or said.weights.get(module))
+        kinds.setdefault((weights, apart.get(module, most)), []).append(Match("name", module))
+    rules += [Rule(tuple(matches), *meaning) for meaning, matches in kinds.items()]
+    return [*rules, *(weights_as_stored(said, most) if every is None else [Rule(LINEAR, every, most)])]
+
+
+def _inputs(said: Any) -> Activations | None:
+    """A module's inputs, by their fields.
+
+    Raises:
+        ValueError: they have others.
+    """
+    if said is None:
+        return None
+    try:
+        return Activations(**mapping(said, "inputs"))
+    except TypeError as error:
+        raise ValueError(f"inputs must have the fields of Activations: {error}") from None
 
 
 def inputs_of(recipe: recipes.ScalingRecipe) -> Activations:

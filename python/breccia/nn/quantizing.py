@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize` and `quantize_`: quantized layers in the place of linear ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from breccia import verbs
+from breccia.nn.layers import QuantizedLinear
+from breccia.nn.selection import Selection
+from breccia.recipe_names import resolve
+from breccia.recipes import ScalingRecipe
+from breccia.schemes.layers import Layer, Layers
+from breccia.schemes.value import ModelScheme
+
+__all__ = ["quantize", "quantize_"]
+
+
+def quantize(
+    layer: torch.nn.Linear,
+    recipe: ScalingRecipe | str,
+    *,
+    activations: ScalingRecipe | str | None = None,
+    exact_rows: int = 0,
+    gradients: ScalingRecipe | str | None = None,
+) -> QuantizedLinear:
+    """See `breccia.quantize`."""
+    if type(layer) is not torch.nn.Linear:
+        more = ": quantize_(model, recipe) changes the layers of a model" if isinstance(layer, torch.nn.Module) else ""
+        raise TypeError(f"layer must be a torch.nn.Linear, got {type(layer).__name__}{more}")
+    inputs = None if activations is None else resolve(activations, "activations")
+    return _quantized(layer, Layer(resolve(recipe), inputs), exact_rows, gradients)
+
+
+def _quantized(linear: Any, layer: Layer, exact_rows: int, gradients: Any) -> QuantizedLinear:
+    assert layer.weight is not None
+    weight = verbs.cast(linear.weight.detach(), layer.weight)
+    scale = None if layer.scale is None else torch.tensor(layer.scale, device=linear.weight.device)
+    made = QuantizedLinear(
+        weight, linear.bias, layer.inputs, exact_rows=exact_rows, gradients=gradients, input_scale=scale
+    )
+    return made.train(linear.training)
+
+
+def _layers(recipe: Any, activations: Any, moments: Any) -> Callable[[str], Layer]:
+    """What a layer of a name becomes."""
+    if isinstance(recipe, ModelScheme):
+        if activations is not None:
+            raise ValueError(f"activations must be left out with a scheme, which says them, got {activations!r}")
+        return Layers(recipe, moments).of
+    if moments is not None:
+        raise ValueError("moments must be left out without a scheme: they are for its static scales of inputs")
+    every = Layer(resolve(recipe), None if activations is None else resolve(activations, "activations"))
+    return lambda name: every
+
+
+def quantize_(
+    model: torch.nn.Module,
+    recipe: ScalingRecipe | str | ModelScheme,
+    filter: Callable[[torch.nn.Module, str], bool] | None = None,  # noqa: A002
+    *,
+    activations: ScalingRecipe | str | None = None,
+    exact_rows: int = 0,
+    gradients: ScalingRecipe | str | None = None,
+    include: Iterable[str] | None = None,
+    exclude: Iterable[str] = (),
+    moments: Mapping[str, Any] | None = None,
+) -> torch.nn.Module:
+    """See `breccia.quantize_`."""
+    layer_of, chosen, names = _layers(recipe, activations, moments), Selection(filter, include, exclude), []
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module that contains linear layers, got {type(model).__name__}")
+    if type(model) is torch.nn.Linear:
+        raise TypeError(
+            "model must be a module that contains linear layers, got one itself, which cannot be replaced in place: "
+            "layer = breccia.quantize(layer, recipe) gives the one that takes its place"
+        )
+    made: list[tuple[Any, str, Any]] = []
+    replaced: dict[int, Any] = {}  # a layer used in two places stays one
+    for path, parent in model.named_modules():
+        for name, child in parent._modules.items():  # named_children would skip a layer used twice
+            full = f"{path}.{name}" if path else name
+            if type(child) is not torch.nn.Linear:
+                continue
+            names.append(full)
+            if not chosen.takes(child, full) or (layer := layer_of(full)).weight is None:
+                continue
+            if id(child) not in replaced:
+                try:
+                    replaced[id(child)] = _quantized(child, layer, exact_rows, gradients)
+                except ValueError as error:
+                    more = f": filter= or exclude=[{full!r}] leaves it as it is"
+                    raise ValueError(f"{full}.weight cannot be quantized: {error}{more}") from None
+            made.append((parent, name, replaced[id(child)]))
+    chosen.check_all_matched(names)
+    for parent, name, new in made:
+        setattr(parent, name, new)
+    if not made:
+        which = "no torch.nn.Linear" if chosen.takes_all else "no torch.nn.Linear that filter takes"
+        which += " that a rule quantizes" if isinstance(recipe, ModelScheme) else ""
+        warnings.warn(f"quantize_ changed nothing: {type(model).__name__} has {which}", stacklevel=3)
+    return model
