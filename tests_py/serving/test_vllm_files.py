@@ -175,6 +175,22 @@ def test_tensor_parallel(recipe: str, name: str, vllm: Any, converted: Any, monk
     assert torch.cat([part for pair in zip(first, second, strict=True) for part in pair], -1).equal(wanted)
 
 
+@pytest.mark.parametrize(("recipe", "when"), [("fp8", "static"), ("nvfp4", "static"), ("fp8-row", "dynamic")])
+@pytest.mark.parametrize("name", vllm_layers.PARTS)
+def test_inputs_are_those_of_the_scheme(recipe: str, when: str, name: str, vllm: Any, tmp_path: Any) -> None:
+    """With a static scale of each part of a fused layer."""
+    source = vllm_layers.write_block(tmp_path / "model")
+    moments = vllm_layers.write_moments(tmp_path / "m.safetensors") if when == "static" else None
+    checkpoint.convert(source, tmp_path / "out", recipe, activations=when, moments=moments)
+    said, tensors, mapper = own(tmp_path / "out")
+    layer = vllm_layers.make(name, said)
+    vllm_layers.fill(layer, name, tensors, mapper)
+    x = torch.randn(5, layer.input_size, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    assert layer(x).equal(vllm_layers.outputs(tmp_path / "out", name, x))
+    inputs = [one.activations for one in layer.__dict__["breccia_layers"]]
+    assert None not in inputs
+
+
 def test_own_format_is_compiled(vllm: Any, converted: Any) -> None:
     said, tensors, mapper = own(converted("nvfp4"))
     layer = vllm_layers.make("self_attn.qkv_proj", said)

@@ -8,6 +8,8 @@ from typing import Any, get_args
 import breccia
 import numpy as np
 import pytest
+from breccia.moments import Moments, save_moments
+from breccia.schemes.layers import Layers
 
 torch = pytest.importorskip("torch")
 
@@ -106,3 +108,24 @@ def values(folder: Path, name: str) -> Any:
     opened = breccia.open(folder)
     found = [breccia.dequantize(opened[f"{BLOCK}{part}.weight"]) for part in PARTS[name]]
     return torch.from_numpy(np.concatenate(found)).double()
+
+
+def write_moments(path: Path) -> Path:
+    """Largest magnitudes of the inputs of a block's layers, another one for each."""
+    made = {}
+    for i, part in enumerate(part for parts in PARTS.values() for part in parts):
+        made[f"{BLOCK}{part}"] = Moments(np.ones(HIDDEN, np.float32), np.int64(1), amax=np.float32(2 + i / 4))
+    save_moments(made, path)
+    return path
+
+
+def outputs(folder: Path, name: str, x: Any) -> Any:
+    """What the parts of a layer make of an input, as the checkpoint's scheme says its inputs."""
+    opened, layers = breccia.open(folder), Layers(breccia.scheme(folder))
+    made = []
+    for part in PARTS[name]:
+        recipe, scale = layers.inputs(BLOCK + part, layers.scheme.rule(BLOCK + part).inputs)
+        number = None if scale is None else torch.tensor(scale, dtype=torch.float32)
+        weight = opened[f"{BLOCK}{part}.weight"].to("torch")
+        made.append(breccia.nn.QuantizedLinear(weight, None, recipe, input_scale=number)(x))
+    return torch.cat(made, -1)

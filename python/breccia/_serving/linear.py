@@ -30,12 +30,20 @@ class LinearMethod(ABC):
         recipe: what it is quantized to.
         activations: what inputs are quantized to, or None for products with inputs as they are.
         names: of parameters, by role.
+        static: whether files have a scale of the inputs, ``input_scale``, for each part of the layer.
     """
 
     parameter: Any  # the program's module of parameters' classes, whose names programs share
 
-    def __init__(self, recipe: ScalingRecipe, activations: ScalingRecipe | None, names: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        recipe: ScalingRecipe,
+        activations: ScalingRecipe | None,
+        names: Mapping[str, str],
+        static: bool = False,
+    ) -> None:
         self.recipe = recipe
+        self.static = static
         self.activations = activations
         self.names = names
 
@@ -77,13 +85,18 @@ class LinearMethod(ABC):
                 stored = torch.empty(piece.shape, dtype=piece.dtype)
                 made = getattr(self.parameter, kind)(data=stored, weight_loader=load, **dims)
             self.home(layer).register_parameter(self.names[role], made)
+        if self.static:
+            numbers = torch.empty(len(output_partition_sizes), dtype=torch.float32)
+            made = self.parameter.PerTensorScaleParameter(data=numbers, weight_loader=extra["weight_loader"])
+            layer.register_parameter("input_scale", made)
         layer.__dict__["breccia_held"] = held
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Views of the filled parameters, as layers of breccia's."""
         held = layer.__dict__["breccia_held"]
         parts = {role: getattr(self.home(layer), self.names[role]).data for role in held.pieces()}
-        layer.__dict__["breccia_layers"] = layers_of(held, parts, layer.logical_widths, self.activations)
+        scales = layer.input_scale.data if self.static else None
+        layer.__dict__["breccia_layers"] = layers_of(held, parts, layer.logical_widths, self.activations, scales)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """``x @ weight.T + bias``."""

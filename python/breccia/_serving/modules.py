@@ -12,6 +12,8 @@ import torch
 
 from breccia import recipes
 from breccia.recipes import ScalingRecipe
+from breccia.schemes.inputs import recipe_of_inputs
+from breccia.schemes.rules import Activations, inputs_said
 
 __all__ = ["Modules", "listed"]
 
@@ -37,6 +39,8 @@ class Modules:
         ignore: modules that stay in high precision, see `is_ignored`.
         modules: recipes of modules that have another one.
         activations: what inputs are quantized to before each product, or None.
+        inputs: how inputs of most quantized modules are quantized, where ``activations`` says nothing.
+        module_inputs: that of modules with others.
     """
 
     packed_modules_mapping: Mapping[str, list[str]]  # fused layer → its parts, which the program says
@@ -47,8 +51,12 @@ class Modules:
         ignore: list[str],
         modules: dict[str, ScalingRecipe],
         activations: ScalingRecipe | None = None,
+        inputs: Activations | None = None,
+        module_inputs: Mapping[str, Activations | None] | None = None,
     ) -> None:
         super().__init__()
+        self.inputs = inputs
+        self.module_inputs = dict(module_inputs or {})
         self.recipe = recipe
         self.ignore = ignore
         self.modules = modules
@@ -73,6 +81,8 @@ class Modules:
             listed(config.get("ignore"), "ignore of quantization_config"),
             {name: recipes.from_dict(one) for name, one in modules.items()},
             None if said is None else recipes.from_dict(said),
+            inputs_said(config.get("inputs")),
+            {name: inputs_said(one) for name, one in (config.get("module_inputs") or {}).items()},
         )
 
     def get_name(self) -> str:
@@ -120,6 +130,44 @@ class Modules:
                 f"{found[odd]}: convert them alike"
             )
         return kinds[0]
+
+    def inputs_of(self, prefix: str, names: list[str]) -> tuple[ScalingRecipe | None, bool]:
+        """What the inputs of a layer of these modules are quantized to, None for products with inputs as they are; and
+        whether by a static scale, which files have as ``input_scale``.
+
+        Raises:
+            ValueError: they differ, or no recipe makes such inputs.
+        """
+        if self.activations is not None:
+            return self.activations, False
+        kinds = list(dict.fromkeys(self.module_inputs.get(name, self.inputs) for name in names))
+        if len(kinds) > 1:
+            raise ValueError(
+                f"inputs of modules that are fused into {prefix} must be quantized alike, they are {kinds[0]} and "
+                f"{kinds[1]}: convert them alike"
+            )
+        if kinds[0] is None:
+            return None, False
+        return recipe_of_inputs(kinds[0]), kinds[0].when != "dynamic"
+
+    def inputs_of_experts(self, prefix: str) -> ScalingRecipe | None:
+        """What the inputs of a layer's experts are quantized to.
+
+        Raises:
+            ValueError: by static scales, or not all alike.
+        """
+        if self.activations is not None:
+            return self.activations
+        own = {one for name, one in self.module_inputs.items() if name.startswith(f"{prefix}.")}
+        kinds = own or {self.inputs}
+        if len(kinds) > 1 or any(one is not None and one.when != "dynamic" for one in kinds):
+            said = " and ".join(sorted(map(str, kinds)))
+            raise ValueError(
+                f"inputs of the experts of {prefix} must be quantized alike, by scales made of them, they are {said}: "
+                f"convert with --set '*.experts.*=kept,inputs=none'"
+            )
+        (one,) = kinds
+        return None if one is None else recipe_of_inputs(one)
 
     def recipe_of_head(self, prefix: str) -> ScalingRecipe | None:
         """The recipe of an output layer, None where it stayed in high precision.

@@ -138,7 +138,11 @@ def product(layers: list[QuantizedLinear], x: torch.Tensor, bias: torch.Tensor |
 
 
 def layers_of(
-    held: Slice, parts: dict[str, torch.Tensor], widths: list[int], activations: ScalingRecipe | None
+    held: Slice,
+    parts: dict[str, torch.Tensor],
+    widths: list[int],
+    activations: ScalingRecipe | None,
+    inputs: torch.Tensor | None = None,
 ) -> list[QuantizedLinear]:
     """Layers over stored tensors, which they view: one, or one for each part of a fused weight whose parts have
     numbers of their own for all their rows.
@@ -148,17 +152,21 @@ def layers_of(
         parts: the tensors by role; a number for each part where there is one for a whole weight.
         widths: rows of each part of a fused weight.
         activations: what inputs are quantized to.
+        inputs: the static scale of the inputs of each part; None where scales are made of the inputs.
 
     Returns:
         Layers whose outputs, one after the other, are those of the weight.
     """
     single = {role: parts[role].reshape(-1) for role, piece in held.pieces().items() if piece.kind == "tensor"}
-    if all(bool((numbers == numbers[0]).all()) for numbers in single.values()):
+    every = [*single.values(), *([] if inputs is None else [inputs.reshape(-1)])]
+    if all(bool((numbers == numbers[0]).all()) for numbers in every):
         bounds = [(0, held.rows, 0)]
     else:
         ends = [sum(widths[: i + 1]) for i in range(len(widths))]
         bounds = [(end - width, end, i) for i, (end, width) in enumerate(zip(ends, widths, strict=True))]
-    return [QuantizedLinear(_cut(held, parts, *one), None, activations) for one in bounds]
+    scales = [None if inputs is None else inputs.reshape(-1)[number] for _, _, number in bounds]
+    cuts = [_cut(held, parts, *one) for one in bounds]
+    return [QuantizedLinear(c, None, activations, input_scale=s) for c, s in zip(cuts, scales, strict=True)]
 
 
 def _cut(held: Slice, parts: dict[str, torch.Tensor], start: int, stop: int, number: int) -> ScaledTensor:

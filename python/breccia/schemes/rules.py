@@ -13,7 +13,7 @@ from breccia.recipes import ScalingRecipe
 from breccia.schemes.labels import activations_label, recipe_label
 from breccia.schemes.matching import Match
 
-__all__ = ["UNSAID", "Activations", "KVCache", "Rule", "StoredScale", "Unsaid"]
+__all__ = ["UNSAID", "Activations", "KVCache", "Rule", "StoredScale", "Unsaid", "inputs_said"]
 
 _WHEN = ("static", "dynamic", "local")
 _PER = ("tensor", "token", "group", "block", "channel", "head", "token-head")
@@ -173,3 +173,25 @@ class StoredScale:
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+
+def inputs_said(fields: Any) -> Activations | None:
+    """The inputs that JSON has as the fields of `Activations`.
+
+    Args:
+        fields: the object, or None.
+
+    Returns:
+        None for None.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if fields is None:
+        return None
+    if not isinstance(fields, dict):
+        raise ValueError(f"inputs must be an object, got {str(fields)[:80]}")
+    try:
+        return Activations(**fields)
+    except TypeError as error:
+        raise ValueError(f"inputs must have the fields of Activations: {error}") from None

@@ -29,8 +29,8 @@ class BrecciaLinearMethod(LinearMethod, LinearMethodBase):  # type: ignore[misc]
 
     parameter = parameter
 
-    def __init__(self, recipe: ScalingRecipe, activations: ScalingRecipe | None) -> None:
-        super().__init__(recipe, activations, {role: role for role in ROLES})
+    def __init__(self, recipe: ScalingRecipe, activations: ScalingRecipe | None, static: bool = False) -> None:
+        super().__init__(recipe, activations, {role: role for role in ROLES}, static)
         self.quant_config = self  # where SGLang's loaders look for `weight_block_size`
         self.weight_block_size = [1, 1]
 

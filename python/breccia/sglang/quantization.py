@@ -47,22 +47,22 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
                     f"{prefix} must stay in high precision, for SGLang cuts its values into two weights: convert with "
                     f"--exclude '*.kv_b_proj.*'"
                 )
-            return self._linear(recipe)
+            return self._linear(recipe, prefix, self.parts(prefix))
         if isinstance(layer, FusedMoE):
             recipe = self.recipe_of_experts(prefix, layer.num_global_routed_experts, _EXPERT)
             if recipe is None:
                 return None
             from breccia.sglang.experts import BrecciaExpertsMethod
 
-            return BrecciaExpertsMethod(recipe, self.activations, layer)
+            return BrecciaExpertsMethod(recipe, self.inputs_of_experts(prefix), layer)
         if isinstance(layer, ParallelLMHead) and (recipe := self.recipe_of_head(prefix)) is not None:
-            return self._linear(recipe)
+            return self._linear(recipe, prefix, [prefix])
         return None
 
-    def _linear(self, recipe: ScalingRecipe) -> Any:
+    def _linear(self, recipe: ScalingRecipe, prefix: str, names: list[str]) -> Any:
         from breccia.sglang.linear import BrecciaLinearMethod
 
-        return BrecciaLinearMethod(recipe, self.activations)
+        return BrecciaLinearMethod(recipe, *self.inputs_of(prefix, names))
 
 
 for _methods in (

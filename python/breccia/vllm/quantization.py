@@ -64,6 +64,7 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
         """Take names as a model of vLLM has them."""
         self.ignore = hf_to_vllm_mapper.apply_list(self.ignore)
         self.modules = hf_to_vllm_mapper.apply_dict(self.modules)
+        self.module_inputs = hf_to_vllm_mapper.apply_dict(self.module_inputs)
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """What makes and fills a layer's weight; None where vLLM's own does."""
@@ -77,7 +78,8 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
                 return UnquantizedLinearMethod()
             from breccia.vllm.linear import BrecciaLinearMethod
 
-            return BrecciaLinearMethod(recipe, self.activations, self.names)
+            inputs, static = self.inputs_of(prefix, self.parts(prefix))
+            return BrecciaLinearMethod(recipe, inputs, self.names, static)
         if isinstance(layer, RoutedExperts):
             names = [layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name]
             kind, path = tuple(name for name in names if name), prefix.removesuffix(".routed_experts")
@@ -86,9 +88,10 @@ class BrecciaConfig(Modules, QuantizationConfig):  # type: ignore[misc]
                 return None
             from breccia.vllm.experts import BrecciaExpertsMethod
 
-            return BrecciaExpertsMethod(recipe, self.activations, self.names, layer.moe_config)
+            return BrecciaExpertsMethod(recipe, self.inputs_of_experts(path), self.names, layer.moe_config)
         if isinstance(layer, ParallelLMHead) and (recipe := self.recipe_of_head(prefix)) is not None:
             from breccia.vllm.linear import BrecciaLinearMethod
 
-            return BrecciaLinearMethod(recipe, self.activations, self.names)
+            inputs, static = self.inputs_of(prefix, [prefix])
+            return BrecciaLinearMethod(recipe, inputs, self.names, static)
         return None

@@ -12,6 +12,7 @@ from breccia import recipes
 from breccia.bridges.checks import mapping
 from breccia.schemes.dialects.common import LINEAR, Said, fp8, names, scales_of, skipped, weights_as_stored
 from breccia.schemes.matching import Match
+from breccia.schemes.rules import inputs_said
 from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule
 
 METHODS = ("torchao", "breccia", "mlx", "")
@@ -40,12 +41,12 @@ def scheme(said: Said) -> ModelScheme:
 def _own(told: Mapping[str, Any], said: Said) -> list[Rule]:
     """breccia's own: one recipe and one form of inputs, others by module, patterns that are ignored."""
     activations = told.get("activations")
-    most: Activations | None = _inputs(told.get("inputs"))
+    most: Activations | None = inputs_said(told.get("inputs"))
     if activations is not None:
         most = inputs_of(recipes.from_dict(mapping(activations, "activations")))
     left = names(told.get("ignore"), "ignore") + names(told.get("modules_to_not_convert"), "modules_to_not_convert")
     rules = skipped(Match("glob", one) for one in left)
-    apart = {m: _inputs(one) for m, one in mapping(told.get("module_inputs") or {}, "module_inputs").items()}
+    apart = {m: inputs_said(one) for m, one in mapping(told.get("module_inputs") or {}, "module_inputs").items()}
     own = {
         m: recipes.from_dict(mapping(p, "modules")) for m, p in mapping(told.get("modules") or {}, "modules").items()
     }
@@ -56,20 +57,6 @@ def _own(told: Mapping[str, Any], said: Said) -> list[Rule]:
         kinds.setdefault((weights, apart.get(module, most)), []).append(Match("name", module))
     rules += [Rule(tuple(matches), *meaning) for meaning, matches in kinds.items()]
     return [*rules, *(weights_as_stored(said, most) if every is None else [Rule(LINEAR, every, most)])]
-
-
-def _inputs(said: Any) -> Activations | None:
-    """A module's inputs, by their fields.
-
-    Raises:
-        ValueError: they have others.
-    """
-    if said is None:
-        return None
-    try:
-        return Activations(**mapping(said, "inputs"))
-    except TypeError as error:
-        raise ValueError(f"inputs must have the fields of Activations: {error}") from None
 
 
 def inputs_of(recipe: recipes.ScalingRecipe) -> Activations:
