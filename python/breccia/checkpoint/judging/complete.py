@@ -19,6 +19,7 @@ import numpy as np
 from breccia import verbs
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found
+from breccia.checkpoint.judging import traps
 from breccia.checkpoint.judging.architecture import Architecture, architecture
 from breccia.checkpoint.judging.plot import scales_of
 from breccia.checkpoint.judging.verify import values
@@ -50,7 +51,8 @@ def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Returns:
         ``ok``; ``problems``, each of a tensor; ``missing``, ``extra`` and ``unread`` names; how many tensors there are;
-        ``checked``, the class that names and shapes were compared with, or why names alone were looked at.
+        ``readers``, what single programs refuse or misread though all is there; ``checked``, the class that names and
+        shapes were compared with, or why names alone were looked at.
 
     Raises:
         ValueError: the checkpoint is not valid.
@@ -59,6 +61,7 @@ def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         with np.errstate(all="ignore"):
             problems = [(f.name, text) for f in checkpoint.found for text in _problems(checkpoint, f)]
+        problems += traps.scales(checkpoint)
         unread = [f.name for f in checkpoint.found if f.format == "plain" and _is_part(f.name)]
         model = _architecture(checkpoint)
         missing = _missing(checkpoint)
@@ -77,6 +80,7 @@ def complete(path: str | os.PathLike[str]) -> dict[str, Any]:
             "missing": missing,
             "extra": extra,
             "unread": unread,
+            "readers": traps.readers(checkpoint),
             "checked": model.name if isinstance(model, Architecture) else f"names only: {model}",
         }
     finally:
@@ -87,6 +91,7 @@ def render(report: dict[str, Any]) -> str:
     """The report as lines of at most 80 columns."""
     findings = [f"! {p['tensor']}: {p['problem']}" for p in report["problems"]]
     findings += [f"! {word}: {name}" for word in ("missing", "extra", "unread") for name in report[word]]
+    findings += [f"! {text}" for text in report["readers"]]
     lines = [line for text in findings for line in wrapped(text)]
     lines.append(f"{report['tensors']} tensors, {report['quantized']} of them quantized")
     lines += wrapped(f"compared with {report['checked']}".replace("compared with names only", "names only"))
