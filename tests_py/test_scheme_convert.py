@@ -2,53 +2,30 @@
 """Conversions by a scheme: which weights become what, how inputs and KV cache are said, and what is kept."""
 
 import json
-import sys
 
 import breccia
 import numpy as np
 import pytest
-from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays
+from breccia.checkpoint import Checkpoint, SafetensorsFile, convert
 from breccia.cli.main import main
-from breccia.moments import Moments, save_moments
 from breccia.schemes import Activations, KVCache, Match, ModelScheme, Rule
-from checkpoints import weight
+from scheme_models import ATTENTION, EXPERTS, MODULES, OTHERS, write_model, write_moments
 
-if sys.version_info < (3, 11):
-    pytest.importorskip("tomli")
-
-N, K = 64, 256
-ATTENTION = [f"model.layers.0.self_attn.{name}_proj" for name in "qkvo"]
-EXPERTS = [f"model.layers.0.mlp.experts.{i}.{name}_proj" for i in range(2) for name in ("gate", "up", "down")]
-MODULES = [*ATTENTION, *EXPERTS]
-OTHERS = ["model.embed_tokens", "lm_head", "model.layers.0.mlp.gate"]
 ROW, NVFP4 = breccia.Float8CurrentScaling(granularity="row"), breccia.NVFP4BlockScaling()
 TOKEN = Activations("float8_e4m3fn", "token", "dynamic")
 STATIC = Activations("float8_e4m3fn", "tensor", "static")
 LOCAL = Activations("float4_e2m1fn", "group", "local", 16, scale="float8_e4m3fn")
 BOTH = ["*.experts.*=nvfp4", "*=fp8-row,inputs=dynamic"]
-CONFIG = {"model_type": "llama", "hidden_size": K}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "bf16"
-    folder.mkdir()
-    arrays = {f"{name}.weight": weight(N, K) for name in [*MODULES, *OTHERS]}
-    arrays["model.norm.weight"] = np.ones(K, np.float32)
-    save_arrays(arrays, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
+    return write_model(tmp_path_factory.mktemp("models") / "bf16")
 
 
 @pytest.fixture(scope="module")
 def moments(tmp_path_factory):
-    path = tmp_path_factory.mktemp("moments") / "m.safetensors"
-    made = {}
-    for i, module in enumerate(MODULES):
-        amax = 0.0 if "experts.1.up" in module else 2.0 + i
-        made[module] = Moments(np.ones(K, np.float32), np.int64(4), amax=np.float32(amax))
-    save_moments(made, path)
-    return path
+    return write_moments(tmp_path_factory.mktemp("moments") / "m.safetensors")
 
 
 def said(path):
@@ -196,6 +173,7 @@ def test_what_no_rule_names_is_kept(model, moments, tmp_path):
 @pytest.mark.parametrize(
     ("to", "rules", "kinds"),
     [
+        ("gptq", ["*.o_proj=int8:128", "*.self_attn.*=int4:128"], {"int8", "int4"}),
         ("mlx", ["*.o_proj=nvfp4", "*.self_attn.*=mxfp8"], {"mxfp8", "nvfp4"}),
         ("nvfp4", ["*.self_attn.*=int8"], {"int8", "nvfp4"}),
         ("comfyui", ["*.self_attn.*=fp8", "*.experts.*=nvfp4"], {"current", "nvfp4"}),
@@ -250,3 +228,43 @@ def test_rules_may_be_values(model, tmp_path):
     assert {one.name.removesuffix(".weight") for one in Checkpoint(tmp_path / "out").found if one.recipe} == set(
         EXPERTS
     )
+
+
+def test_gptq_says_bits_of_layers_by_name(model, tmp_path):
+    """And keeps both widths of a source that has them."""
+    convert(model, tmp_path / "a", "gptq", rules=["*.o_proj=int8:64", "*.self_attn.*=int4:128"])
+    said_of = said(tmp_path / "a")
+    o_proj = said_of["dynamic"][r"+:^model\.layers\.0\.self_attn\.o_proj$"]
+    assert (said_of["bits"], said_of["group_size"], o_proj) == (4, 128, {"bits": 8, "group_size": 64})
+    scheme = breccia.scheme(tmp_path / "a")
+    assert scheme.rule(ATTENTION[3]).weights == breccia.INT8Scaling(group_size=64)
+    assert scheme.rule(EXPERTS[0]).weights is None
+    convert(tmp_path / "a", tmp_path / "b", "gptq")
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    values = breccia.load(tmp_path / "a")[f"{ATTENTION[3]}.weight"].dequantize()
+    wanted = breccia.load(model)[f"{ATTENTION[3]}.weight"]
+    assert np.abs(values - wanted).max() <= np.abs(wanted).max() / 127
+
+
+def test_patterns_that_leave_layers_alone_stay(model, tmp_path):
+    """Those of layers in other files, too; not those of what is quantized."""
+    convert(model, tmp_path / "a", "compressed-tensors", rules=["*.self_attn.*=fp8,inputs=none"])
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    more = ["re:.*vision.*", "re:.*mlp.*", "Conv2d"]
+    config["quantization_config"]["ignore"] += more
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    convert(tmp_path / "a", tmp_path / "b", "compressed-tensors")
+    assert set(more) <= set(said(tmp_path / "b")["ignore"])
+    convert(tmp_path / "a", tmp_path / "c", "compressed-tensors", rules=["*.experts.*=fp8,inputs=none"])
+    ignored = said(tmp_path / "c")["ignore"]
+    assert "re:.*vision.*" in ignored
+    assert "re:.*mlp.*" not in ignored
+
+
+def test_strict_refuses_what_is_lost_and_no_remarks(model, tmp_path):
+    report = convert(
+        model, tmp_path / "a", "modelopt", rules=["*.self_attn.*=nvfp4,inputs=none"], kv="fp8", strict=True
+    )
+    assert len(report["notes"]) == 1
+    with pytest.raises(ValueError, match=r"strict: .* inputs of 4 layers: high precision → FP8 per token dynamic"):
+        convert(model, tmp_path / "b", "modelopt", rules=["*.self_attn.*=fp8-row,inputs=none"], strict=True)

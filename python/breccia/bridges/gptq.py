@@ -19,6 +19,7 @@ from breccia.bridges.common import (
     Array,
     as_numpy,
     check_matrix,
+    codes,
     from_words,
     get_matrix,
     made,
@@ -136,7 +137,8 @@ def to_gptq(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
     """The inverse of `from_gptq`.
 
     Args:
-        scaled: INT4 of shape ``(N, K)``, both multiples of 8; an OutsideTensor where columns are in another order.
+        scaled: INT4 of shape ``(N, K)``, both multiples of 8; an OutsideTensor where columns are in another order; or
+            symmetric INT8, whose words have four codes.
         version: "gptq" (zero points stored minus one) or "gptq_v2".
 
     Returns:
@@ -144,7 +146,7 @@ def to_gptq(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
         int32 ``(K,)``.
 
     Raises:
-        ValueError: the tensor is not INT4, or a zero point is 0, which version "gptq" cannot store.
+        ValueError: the tensor is neither, or a zero point is 0, which version "gptq" cannot store.
     """
     return materialize(lay_out(scaled, version=version))
 
@@ -157,8 +159,10 @@ def lay_out(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
         if scaled.bias is not None or scaled.columns is None:
             raise ValueError(f"scaled must have no bias, for GPTQ's zero points are whole, got {scaled}")
         columns_at, scaled = scaled.columns, scaled.scaled
+    if isinstance(scaled.recipe, INT8Scaling) and columns_at is None:
+        return _lay_out8(scaled, version)
     if not isinstance(scaled.recipe, INT4Scaling):
-        raise ValueError(f"scaled must be INT4Scaling, got {scaled.recipe}")
+        raise ValueError(f"scaled must be INT4Scaling, or INT8Scaling with its columns in order, got {scaled.recipe}")
     if version == "gptq" and not carries(scaled.recipe):
         raise ValueError(f"scaled must be signed or have zero points for version 'gptq', got {scaled.recipe}")
     check_matrix(scaled, NAME)
@@ -197,6 +201,32 @@ def lay_out(scaled: ScaledTensor | OutsideTensor, *, version: str = "gptq") -> d
     }
 
 
+def _lay_out8(scaled: ScaledTensor, version: str) -> dict[str, Part]:
+    """Codes of 8 bits, four of a column to a word, offset by 128, which is every zero point."""
+    check_matrix(scaled, NAME)
+    rows, columns = scaled.shape
+    if scaled.zero_point is not None:
+        raise ValueError(f"scaled must have no zero points for {NAME}'s 8 bits, got {scaled.recipe}")
+    if rows % 4 or columns % 4:
+        raise ValueError(f"scaled must have rows and columns in multiples of 4, got shape {scaled.shape}")
+    scale = as_numpy(scaled.scale, "scale").reshape(rows, -1)
+    groups = scale.shape[-1]
+
+    def qweight() -> Array:
+        by_column = (codes(scaled.data, "data").view(np.uint8) ^ np.uint8(0x80)).T
+        return np.ascontiguousarray(by_column.reshape(columns // 4, 4, rows).transpose(0, 2, 1)).view("<i4")[..., 0]
+
+    def qzeros() -> Array:
+        return np.full((groups, rows), 127 if version == "gptq" else 128, np.uint8).view("<i4")
+
+    return {
+        "qweight": Part("I32", (columns // 4, rows), qweight),
+        "qzeros": Part("I32", (groups, rows // 4), qzeros),
+        "scales": Part(STORED_SCALES[scale.dtype.name], (groups, rows), lambda: np.ascontiguousarray(scale.T)),
+        "g_idx": Part("I32", (columns,), lambda: np.arange(columns, dtype=np.int32) // np.int32(columns // groups)),
+    }
+
+
 def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part]:
     """As `lay_out`; asymmetric tensors in version "gptq_v2", which alone can store every zero point."""
     return lay_out(scaled, version="gptq" if scaled.zero_point is None else "gptq_v2")
@@ -204,6 +234,8 @@ def lay_out_for_checkpoint(scaled: ScaledTensor, place: Place) -> dict[str, Part
 
 def carries(recipe: ScalingRecipe) -> bool:
     """Whether the format holds a recipe's bytes as they are."""
+    if isinstance(recipe, INT8Scaling):
+        return recipe.symmetric
     return isinstance(recipe, INT4Scaling) and (recipe.signed or not recipe.symmetric)
 
 
@@ -305,11 +337,12 @@ def config(written: Written) -> dict[str, Any]:
     whose names a pattern in ``dynamic`` takes out."""
     if written.kept:
         return {"quantization_config": dict(written.original["quantization_config"])}
-    recipe = written.only(NAME)
+    (recipe, _), *others = written.groups()
     symmetric = getattr(recipe, "symmetric", True)
+    dynamic = _dynamic(recipe, others)
     said = {
         "quant_method": "gptq",
-        "bits": 4,
+        "bits": _bits(recipe),
         "group_size": getattr(recipe, "group_size", 128),
         "desc_act": False,
         "sym": symmetric,
@@ -318,8 +351,31 @@ def config(written: Written) -> dict[str, Any]:
     }
     if written.ignored:
         names = [*written.ignored, *_fused(written.ignored)]
-        said["dynamic"] = {f"-:^{re.escape(name)}$": {} for name in names}
-    return {"quantization_config": said}
+        dynamic |= {f"-:^{re.escape(name)}$": {} for name in names}
+    return {"quantization_config": said | ({"dynamic": dynamic} if dynamic else {})}
+
+
+def _bits(recipe: ScalingRecipe) -> int:
+    return 8 if isinstance(recipe, INT8Scaling) else 4
+
+
+def _dynamic(first: ScalingRecipe, others: list[tuple[ScalingRecipe, list[str]]]) -> dict[str, Any]:
+    """What ``dynamic`` says of modules that have another recipe than most.
+
+    Raises:
+        ValueError: zero points of some are stored in another form, of which there is one for a checkpoint.
+    """
+    said: dict[str, Any] = {}
+    for recipe, modules in others:
+        if getattr(recipe, "symmetric", True) != getattr(first, "symmetric", True):
+            raise ValueError(
+                f"{NAME}: all modules must have zero points or none, which is all its config.json can say: most have "
+                f"{first}, {modules[0]!r} has {recipe}; name a recipe in --to, or another format"
+            )
+        own = {"bits": _bits(recipe), "group_size": getattr(recipe, "group_size", None) or -1}
+        names = [*modules, *_fused(modules)]
+        said |= {f"+:^{re.escape(name)}$": own for name in names}
+    return said
 
 
 def _fused(modules: list[str]) -> list[str]:

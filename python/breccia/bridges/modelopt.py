@@ -285,11 +285,12 @@ def config(written: Written) -> dict[str, Any]:
         kinds.setdefault(tuple(algorithm.items()), []).append(module)
     groups = [(dict(kind), modules) for kind, modules in kinds.items()]
     said = groups[0][0] if len(groups) == 1 else {"quant_algo": "MIXED_PRECISION", "quantized_layers": algorithms}
+    ignored = [*written.ignored, *(one.pattern for one in written.patterns if one.kind == "glob")]
     producer = {"name": "modelopt", "version": "0.47.0"}
     quantization = {
         **said,
         "kv_cache_quant_algo": "FP8" if written.cache else None,
-        "exclude_modules": written.ignored,
+        "exclude_modules": ignored,
     }
     cache = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}} if written.cache else {}
     return {
@@ -301,7 +302,7 @@ def config(written: Written) -> dict[str, Any]:
                 f"group_{i}": {**_group(kind), "targets": ["Linear"] if len(groups) == 1 else sorted(modules)}
                 for i, (kind, modules) in enumerate(groups)
             },
-            "ignore": written.ignored,
+            "ignore": ignored,
             **cache,
         },
         "hf_quant_config": {"producer": producer, "quantization": quantization},

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from breccia.recipes import DelayedScaling, Float8CurrentScaling, ScalingRecipe
+from breccia.schemes.matching import Match
 from breccia.schemes.value import Activations
 
 _HOW_SCALES_ARE_FOUND = frozenset(
@@ -72,6 +73,8 @@ class Written:
         original: the source's config.json.
         cache: whether the KV cache is of FP8, by constant scales or by 1.
         activations: how the source quantizes the inputs of a module, where that is known.
+        patterns: of modules that the source left alone by other things than their names, and that match no module that
+            is quantized here.
         kept: other quantized modules, by their stored names, which are as the source has them and says of them.
     """
 
@@ -82,6 +85,7 @@ class Written:
     cache: bool = False
     activations: Mapping[str, Activations] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
+    patterns: tuple[Match, ...] = ()
 
     def dynamic(self, module: str) -> Activations | None:
         """How a module's inputs are quantized by scales made of them.

@@ -120,7 +120,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     convert.add_argument(
         "--dry-run", action="store_true", help="print the plan and the sizes; compares several: --to nvfp4,int4"
     )
-    convert.add_argument("--strict", action="store_true", help="refuse what would be noted")
+    convert.add_argument("--strict", action="store_true", help="refuse what would be noted as lost or changed")
     convert.add_argument(
         "--no-checksums",
         action="store_true",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -39,6 +40,7 @@ from breccia.recipes import (
     NVFP4BlockScaling,
     ScalingRecipe,
 )
+from breccia.schemes.matching import Match
 from breccia.schemes.value import Activations
 
 
@@ -250,7 +252,7 @@ def config(written: Written) -> dict[str, Any]:
             "format": formats[0] if len(set(formats)) == 1 else "mixed-precision",
             "quantization_status": "compressed",
             "global_compression_ratio": None,
-            "ignore": written.ignored,
+            "ignore": [*written.ignored, *(text for one in written.patterns if (text := _ignored(one)))],
             "kv_cache_scheme": _FP8_CACHE if written.cache else None,
             "config_groups": {
                 f"group_{i}": {
@@ -263,6 +265,26 @@ def config(written: Written) -> dict[str, Any]:
             },
         }
     }
+
+
+def _ignored(match: Match) -> str:
+    """A pattern as an entry of ``ignore``, where ``re:`` matches from the start."""
+    match match.kind:
+        case "class":
+            return match.pattern
+        case "regex-start":
+            return f"re:{match.pattern}"
+        case "regex":
+            return f"re:(?:{match.pattern})$"
+        case "regex-search":
+            return f"re:.*(?:{match.pattern})"
+        case "glob" if not set("?[") & set(match.pattern):
+            return "re:" + ".*".join(map(re.escape, match.pattern.split("*"))) + "$"
+        case "under":
+            return rf"re:{re.escape(match.pattern)}(\..*)?$"
+        case "contains":
+            return f"re:.*{re.escape(match.pattern)}"
+    return ""
 
 
 _FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}

@@ -8,12 +8,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from breccia import bridges
 from breccia.bridges.common import float32
 from breccia.bridges.parts import Found
 from breccia.bridges.written import INT8_INPUTS, InputScale
+from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.planning.shared_scales import fused
 from breccia.checkpoint.planning.targets import Choice, Target
 from breccia.checkpoint.reading.source import Checkpoint, is_float
@@ -26,9 +26,10 @@ _OF_LAYERS = re.compile(r"(.+)\.((input|output)_(scale|scale_2|global_scale|zero
 # The names that vLLM reads, and those that ModelOpt, compressed-tensors and Quark write.
 _OF_CACHE = re.compile(
     r".+\.([kvq]_(scale|zero_point)|([kv])_proj\.\3_bias|kv_scale|[kv]_cache\.scale|prob_(output_)?scale)"
+    r"|.+\.[kvq]_proj\.output_scale"
 )
 _FP8 = KVCache("float8_e4m3fn")
-_KEYS_AND_VALUES = re.compile(r"(.+?)(?:\.[kv]_proj)?\.([kv])_scale")
+_KEYS_AND_VALUES = re.compile(r"(.+?)\.(?:([kv])_proj\.output_scale|(?:[kv]_proj\.)?([kv])_scale)")
 
 
 class Activations:
@@ -52,8 +53,11 @@ class Activations:
         weights = {one.name: one for one in found if one.format != "plain"}
         self._scales = {one.name: one for one in found if one.format == "plain"} if weights else {}
         self._layers: dict[str, Found] = {}
+        scheme = checkpoint.scheme_or_none if weights else None
+        self._cache_said = UNSAID if scheme is None else scheme.kv_cache
         for name in self._scales:
-            if match := _OF_LAYERS.fullmatch(name):
+            of_cache = name.endswith("_proj.output_scale") and isinstance(self._cache_said, KVCache)
+            if not of_cache and (match := _OF_LAYERS.fullmatch(name)):
                 weight = weights.get(f"{match[1]}.weight") or weights.get(match[1])
                 self._layers |= {} if weight is None else {name: weight}
         self._caches = [name for name in self._scales if _OF_CACHE.fullmatch(name) and name not in self._layers]
@@ -224,18 +228,19 @@ class Activations:
 
     def _of_cache(self, quantized: bool) -> list[Choice]:
         """The scales of the KV cache as the target has them."""
-        said, names = _cache_said(self.checkpoint.quantization), self.target.bridge.cache_scales
+        said, names = self._cache_said, self.target.bridge.cache_scales
         asked = UNSAID if self.target.asked is None else self.target.asked.scheme.kv_cache
-        if (not self._caches and not said and asked is UNSAID) or asked is None:
+        if (not self._caches and not isinstance(said, KVCache) and asked is UNSAID) or asked is None:
             return []
         matches = {name: _KEYS_AND_VALUES.fullmatch(name) for name in self._caches}
         fit = all(match and _is_number(self._scales[name]) for name, match in matches.items())
-        if asked == _FP8 and quantized and names and not (fit and said == "FP8" and self._caches):
+        if asked == _FP8 and quantized and names and not (fit and said == _FP8 and self._caches):
             self.cache = True
-            self.notes.append("the KV cache is of FP8 without scales, of which the source has none: programs take 1")
+            text = "the KV cache is of FP8 without scales, of which the source has none: programs take 1"
+            self.notes.append(Remark(text))
             return []
-        self.cache = quantized and bool(names) and fit and said == "FP8" and asked in (UNSAID, _FP8)
-        if not self.cache and (said or self._caches):
+        self.cache = quantized and bool(names) and fit and said == _FP8 and asked in (UNSAID, _FP8)
+        if not self.cache and (isinstance(said, KVCache) or self._caches):
             some = f" ({len(self._caches)}, such as {self._caches[0]})" if self._caches else ""
             self.notes.append(
                 f"what the source says of its KV cache{some} is left out: there is no place for it in "
@@ -246,21 +251,10 @@ class Activations:
         made = []
         for name, match in matches.items():
             assert match is not None
-            to, shape = names[match[2]]
+            to, shape = names[match[2] or match[3]]
             made.append(Choice(self._scales[name], "multiply", {to.format(match[1]): ("F32", shape)}, values=(1.0,)))
         return made
 
 
 def _is_number(found: Found) -> bool:
     return is_float(found) and math.prod(found.shape) == 1
-
-
-def _cache_said(said: Mapping[str, Any]) -> str:
-    """What a configuration says of the KV cache: "FP8" is that with one constant scale for a layer's keys and one for
-    its values; "" is nothing."""
-    algorithm = said.get("kv_cache_quant_algo")
-    scheme = said.get("kv_cache_scheme")
-    if isinstance(scheme, Mapping):
-        fp8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
-        return "FP8" if all(scheme.get(key, value) == value for key, value in fp8.items()) else "another"
-    return str(scheme or algorithm or said.get("kv_cache_quant_config") or "")

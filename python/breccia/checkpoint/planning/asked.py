@@ -184,12 +184,12 @@ def fitted(recipe: ScalingRecipe, bridge: Bridge) -> ScalingRecipe:
     alike = [one for one in bridge.recipes.values() if type(one) is type(recipe)]
     own = next((one for one in alike if same_grid(one, recipe)), alike[0] if alike else recipe)
     default = type(recipe)()
-    changed = {
-        name: getattr(own, name)
-        for name in _FORMS
-        if hasattr(recipe, name) and getattr(recipe, name) == getattr(default, name)
-    }
-    return dataclasses.replace(recipe, **changed)
+    forms: dict[str, Any] = {}
+    for name in _FORMS:
+        one = next((one for one in (own, *bridge.recipes.values()) if hasattr(one, name)), own)
+        if hasattr(recipe, name) and getattr(recipe, name) == getattr(default, name):
+            forms[name] = getattr(one if alike else recipe, name)
+    return dataclasses.replace(recipe, **forms)
 
 
 def asked_of(

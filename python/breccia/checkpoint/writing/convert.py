@@ -30,6 +30,7 @@ from breccia.checkpoint.planning.asked import Asked, asked_of
 from breccia.checkpoint.planning.identity import beside, identity_of
 from breccia.checkpoint.planning.importance import Importance
 from breccia.checkpoint.planning.name_patterns import check_effects, check_names
+from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.planning.shared_scales import share, unlike
 from breccia.checkpoint.planning.targets import (
     AUTO,
@@ -113,7 +114,7 @@ def convert(
         threads: how many to use (default: one per core).
         force: replace a file or a checkpoint's directory at ``destination``, when the new one is complete and not
             before; never the source.
-        strict: refuse what would be a note in the report.
+        strict: refuse what would be a note in the report, but for remarks on what is not lost.
         checksums: keep checksums of what is written, by which an interrupted conversion sees whether it is still there.
         unmarked: "comfyui" or "modelopt": whose order the block scales of a file have that does not say it.
         dry_run: plan alone; nothing is written, and the destination may be there. The report has ``plan``, what becomes
@@ -248,7 +249,8 @@ class Job:
         self.notes += self._note_experts()
         self.notes += self._note_importance()
         if self.from_gguf and not self.into_directory and not target.bridge.own_files:
-            self.notes.append(f"there is no config.json: {destination}/ instead makes a directory that has one")
+            text = f"there is no config.json: {destination}/ instead makes a directory that has one"
+            self.notes.append(Remark(text))
         self._check_names()
         self.files = self._files()
         total = sum(nbytes_of_choice(c) for c in self.choices)
@@ -320,9 +322,8 @@ class Job:
     def _note_folded(self, found: list[Found]) -> None:
         count = sum(FACTOR in one.options for one in found)
         if count:
-            self.notes.append(
-                f"scales of the inputs of {count} layers (pre_quant_scale) are multiplied into their weights"
-            )
+            text = f"scales of the inputs of {count} layers (pre_quant_scale) are multiplied into their weights"
+            self.notes.append(Remark(text))
 
     def _share(self) -> tuple[list[Choice], list[str]]:
         return share(self.choices, self.target, self.checkpoint)
@@ -405,7 +406,7 @@ class Job:
         """What programs do wrong with experts, and others, that are written."""
         said = self.target.bridge.misread_experts
         names = {c.recipe.name for c in self.choices if c.recipe is not None and is_one_expert(c.found.name)}
-        notes = [f"experts in {name}: {said[name]}" for name in sorted(names & said.keys())]
+        notes: list[str] = [Remark(f"experts in {name}: {said[name]}") for name in sorted(names & said.keys())]
         wrong: dict[str, list[str]] = {}
         for choice in self.choices:
             if choice.recipe and (text := self.target.bridge.misread(choice.found.shape, choice.recipe)):
@@ -516,7 +517,7 @@ class Job:
         return [*self.notes, *finite, *(f"{c.found.name}: {c.note}" for c in self.choices if c.note)]
 
     def _check_strict(self) -> None:
-        notes = self._all_notes() if self.strict else []
+        notes = [one for one in self._all_notes() if not isinstance(one, Remark)] if self.strict else []
         if notes:
             more = f", and {len(notes) - 1} more" if len(notes) > 1 else ""
             raise ValueError(f"strict: there must be nothing to note, there is: {notes[0]}{more}")

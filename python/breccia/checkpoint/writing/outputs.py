@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from breccia.gguf.types import ARRAY, STRING, UINT32, Fields
 from breccia.recipes import ScalingRecipe
 from breccia.schemes import UNSAID, ModelScheme, differences
 from breccia.schemes.dialects import Said, scheme_of
+from breccia.schemes.matching import Match
 
 __all__ = ["gguf_fields", "gguf_model", "made_anew", "modules_of", "stored_bytes", "write_companions"]
 
@@ -123,10 +124,22 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
     inputs = target.inputs.intersection(recipes)
     ignored = _ignored(checkpoint, choices)
     activations = {m: one for m, recipe in recipes.items() if (one := target.inputs_of(m, recipe))}
-    said = target.bridge.config(Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept))
+    patterns = _patterns_left(target.source, (*recipes, *kept))
+    said = target.bridge.config(
+        Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept, patterns)
+    )
     beside = target.bridge.beside
     others = {beside: said.pop(beside)} if beside in said else {}
     return {**config, **said}, others
+
+
+def _patterns_left(source: ModelScheme | None, quantized: Iterable[str]) -> tuple[Match, ...]:
+    """The patterns by which a source names modules that it left alone, those of other files of the model included;
+    without such as match what is quantized here."""
+    left = (rule for rule in source.rules if rule.weights is None) if source else ()
+    patterns = [one for rule in left for one in rule.match if one.kind != "name"]
+    modules = list(quantized)
+    return tuple(one for one in patterns if not any(one.matches(module, ("Linear",)) for module in modules))
 
 
 def changed_meaning(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> list[str]:
