@@ -93,7 +93,7 @@ def opened(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_target_means_the_same_inputs_or_says_that_it_does_not(source: str, tmp_path: Path) -> None:
     model = written(tmp_path / "in", source)
-    kept = set()
+    kept, own = set(), set()
     for i, to in enumerate(target_names()):
         out = tmp_path / (f"{i}.gguf" if to.startswith("gguf") else str(i))
         try:
@@ -107,9 +107,15 @@ def test_every_target_means_the_same_inputs_or_says_that_it_does_not(source: str
             assert "scales of the activations of 1 layers" in notes, to
             assert said.get("quant_algo") not in ("FP8", "NVFP4")
             continue
-        kept.add(to)
         assert "scales of the activations" not in notes
         ((name, scale),) = inputs.items()
+        if f"{LAYER}.weight.data" in arrays:
+            own.add(to)
+            top = 2688 if breccia.load(out)[f"{LAYER}.weight"].recipe.name == "nvfp4" else 448
+            assert (name, float(scale)) == (f"{LAYER}.input_scale", pytest.approx(AMAX / top, rel=1e-6))
+            assert breccia.scheme(out).rule(LAYER).inputs.when == ("local" if top == 2688 else "static")
+            continue
+        kept.add(to)
         four = arrays.get(f"{LAYER}.weight_packed", arrays.get(f"{LAYER}.weight")).dtype == np.uint8
         multiplier = AMAX / (2688 if four else 448)
         if to.startswith("compressed-tensors"):
@@ -129,6 +135,7 @@ def test_every_target_means_the_same_inputs_or_says_that_it_does_not(source: str
     wanted = {"modelopt:nvfp4", "modelopt:fp8", "modelopt:fp8-tensor", "modelopt", "comfyui:nvfp4", "comfyui:fp8"}
     here = {"compressed-tensors", "compressed-tensors:nvfp4", "compressed-tensors:fp8"}
     here.add("compressed-tensors:fp8-tensor")
+    assert own == {"nvfp4", "fp8", "fp8-row", "current", "delayed"}
     assert kept == wanted | {"comfyui", "comfyui:fp8"} | here
 
 

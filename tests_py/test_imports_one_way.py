@@ -19,7 +19,9 @@ PACKAGE = ROOT / "python/breccia"
 LAYERS = {
     "facts": (
         "_core _version _inputs layouts recipes recipe_names formats cpu peers "
-        "value= value.form value.foreign verbs.cast_options cli= cli.arguments cli.errors cli.terminal"
+        "value= value.form value.foreign verbs.cast_options cli= cli.arguments cli.errors cli.terminal "
+        "schemes.inputs schemes.labels schemes.layers schemes.matching schemes.patterns schemes.rules schemes.toml "
+        "schemes.value"
     ),
     "registry": "frameworks= kernels.triton=",
     "value": (

@@ -80,7 +80,8 @@ def load_compressed(path):
     weights to bfloat16, in whose place are the exact ones."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = transformers().AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        model = transformers().AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+        run(model)  # which makes the weights of the codes
     torch.nn.Module.float(model)
     exact = {name: one for name, one in breccia.load(path).items() if isinstance(one, breccia.ScaledTensor)}
     assert len(exact) == 14

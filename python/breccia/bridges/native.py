@@ -38,6 +38,7 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.inputs import inputs_for
 from breccia.schemes.value import Activations
 
 NAME = "breccia"
@@ -319,11 +320,8 @@ def carries(recipe: ScalingRecipe) -> bool:
 def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here: the recipe of most modules, and others' by their names; and
     how their inputs are quantized, likewise."""
-    inputs = {
-        module: said
-        for module, said in written.activations.items()
-        if module in written.recipes and (said.when == "dynamic" or module in written.inputs)
-    }
+    inputs = {module: said for module in written.recipes if (said := written.dynamic(module)) is not None}
+    inputs |= {module: inputs_for(written.recipes[module], "static") for module in written.inputs}
     said = said_of(written.recipes, inputs)
     return {"quantization_config": {"quant_method": NAME, **said, "ignore": written.ignored}}
 
