@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,7 @@ from breccia.bridges.checks import StoredTypeError, shown
 from breccia.bridges.common import FP8_CODES, STORED_SCALES, Array, as_numpy, check_upright, codes, made, packed_codes
 from breccia.bridges.contract import FileFormat, Place
 from breccia.bridges.parts import Found, Part, part
-from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, InputScale, Written
+from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, InputScale, Written, said_of_inputs
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.dtypes import little_endian, numpy_dtype, stored_name
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter
@@ -340,12 +339,7 @@ def said_of(recipes: Mapping[str, ScalingRecipe], inputs: Mapping[str, Activatio
     said: dict[str, Any] = {"recipe": first.to_dict()}
     if others:
         said["modules"] = {module: recipe.to_dict() for recipe, modules in others for module in modules}
-    if inputs:
-        most = Counter(inputs.get(module) for module in recipes).most_common(1)[0][0]
-        said |= {"inputs": dataclasses.asdict(most)} if most is not None else {}
-        apart = {module: inputs.get(module) for module in recipes if inputs.get(module) != most}
-        said |= {"module_inputs": {m: one and dataclasses.asdict(one) for m, one in apart.items()}} if apart else {}
-    return said
+    return said | said_of_inputs(recipes, inputs)
 
 
 def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:

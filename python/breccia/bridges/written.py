@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,3 +131,24 @@ class Written:
                 f"{first}, {names[0]!r} has {second}; name a recipe in --to, or another format"
             )
         return groups[0][0]
+
+
+def said_of_inputs(modules: Iterable[str], inputs: Mapping[str, Activations]) -> dict[str, Any]:
+    """How inputs are quantized, in JSON that a format has beside its own words.
+
+    Args:
+        modules: the quantized ones.
+        inputs: of those whose inputs are quantized.
+
+    Returns:
+        ``inputs`` of most modules and ``module_inputs`` of others by their names; nothing where there are none.
+    """
+    modules = list(modules)
+    if not inputs:
+        return {}
+    most = Counter(inputs.get(module) for module in modules).most_common(1)[0][0]
+    said: dict[str, Any] = {} if most is None else {"inputs": dataclasses.asdict(most)}
+    apart = {module: inputs.get(module) for module in modules if inputs.get(module) != most}
+    if apart:
+        said["module_inputs"] = {m: None if one is None else dataclasses.asdict(one) for m, one in apart.items()}
+    return said

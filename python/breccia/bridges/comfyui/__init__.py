@@ -31,7 +31,7 @@ from breccia.bridges.common import (
 )
 from breccia.bridges.contract import FileFormat, Place
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
-from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
+from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written, said_of_inputs
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
     DelayedScaling,
@@ -42,6 +42,8 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.inputs import inputs_for
+from breccia.schemes.value import Activations
 
 NAME = "comfyui"
 PEER = None
@@ -267,8 +269,19 @@ def header(names: Sequence[str], recipes: Mapping[str, ScalingRecipe], inputs: f
 
 
 def config(written: Written) -> dict[str, Any]:
-    """ComfyUI reads no config.json: the method is for other programs, which must not take the codes for weights."""
-    return {"quantization_config": {"quant_method": NAME, "ignore": written.ignored}}
+    """ComfyUI reads no config.json: the method is for other programs, which must not take the codes for weights, and
+    says how ComfyUI quantizes inputs."""
+    inputs = {m: one for m, recipe in written.recipes.items() if (one := inputs_here(recipe, m in written.inputs))}
+    said = {"quant_method": NAME, "ignore": written.ignored}
+    return {"quantization_config": said | said_of_inputs(written.recipes, inputs)}
+
+
+def inputs_here(recipe: ScalingRecipe, static: bool) -> Activations | None:
+    """How ComfyUI quantizes the inputs of a layer that is written here: FP8 by a static scale or not at all; others by
+    scales made of the inputs, NVFP4 perhaps with a static second one."""
+    if not static and recipe.element.startswith("float8") and not isinstance(recipe, MXFP8BlockScaling):
+        return None
+    return inputs_for(recipe, "static" if static else "dynamic")
 
 
 def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Found]:

@@ -11,11 +11,12 @@ from typing import Any
 from breccia import recipes
 from breccia.bridges.checks import mapping
 from breccia.schemes.dialects.common import LINEAR, Said, fp8, names, scales_of, skipped, weights_as_stored
+from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import Match
 from breccia.schemes.rules import inputs_said
 from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule
 
-METHODS = ("torchao", "breccia", "mlx", "")
+METHODS = ("torchao", "breccia", "comfyui", "mlx", "")
 
 ENDINGS = {".input_scale": ("input", "multiplier")}
 
@@ -30,6 +31,8 @@ def scheme(said: Said) -> ModelScheme:
     method = str(told.get("quant_method", "mlx" if "bits" in told else ""))
     if method == "breccia":
         return ModelScheme(tuple(_own(told, said)), UNSAID, scales_of(said, ENDINGS), method)
+    if method == "comfyui" or any(name.endswith(".comfy_quant") for name in said.entries):
+        return ModelScheme(tuple(_comfyui(told, said)), UNSAID, scales_of(said, ENDINGS), "comfyui")
     if method == "torchao":
         rules = [*skipped(Match("name", n) for n in names(told.get("modules_to_not_convert"), "torchao: modules"))]
         return ModelScheme((*rules, *weights_as_stored(said, _torchao(told))), None, (), method, json.dumps(told))
@@ -57,6 +60,34 @@ def _own(told: Mapping[str, Any], said: Said) -> list[Rule]:
         kinds.setdefault((weights, apart.get(module, most)), []).append(Match("name", module))
     rules += [Rule(tuple(matches), *meaning) for meaning, matches in kinds.items()]
     return [*rules, *(weights_as_stored(said, most) if every is None else [Rule(LINEAR, every, most)])]
+
+
+def _comfyui(told: Mapping[str, Any], said: Said) -> list[Rule]:
+    """What config.json says of inputs where breccia wrote it; else what each layer's own JSON and tensors mean."""
+    most, here = inputs_said(told.get("inputs")), "inputs" in told or "module_inputs" in told
+    apart = {m: inputs_said(one) for m, one in mapping(told.get("module_inputs") or {}, "module_inputs").items()}
+    kinds: dict[Any, list[Match]] = {}
+    for module, weights in said.weights.items():
+        own = f"{module}.comfy_quant" in said.entries and not here
+        inputs = _of_layer(module, weights, said) if own else apart.get(module, most)
+        kinds.setdefault((weights, inputs), []).append(Match("name", module))
+    return [Rule(tuple(matches), *meaning) for meaning, matches in kinds.items()]
+
+
+def _of_layer(module: str, weights: Any, said: Said) -> Activations | None:
+    """FP8 without a static scale is cast with the scale 1; others make scales of the inputs."""
+    try:
+        layer = json.loads(bytes(said.array(f"{module}.comfy_quant")))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(layer, dict) or layer.get("full_precision_matrix_mult") is True:
+        return None
+    static = f"{module}.input_scale" in said.entries
+    fp8 = str(layer.get("format", "")).startswith("float8")
+    try:
+        return inputs_for(weights, "static" if static or fp8 else "dynamic")
+    except ValueError:
+        return None
 
 
 def inputs_of(recipe: recipes.ScalingRecipe) -> Activations:
