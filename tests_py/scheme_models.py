@@ -21,10 +21,10 @@ OTHERS = ["model.embed_tokens", "lm_head", "model.layers.0.mlp.gate"]
 CONFIG = {"model_type": "llama", "hidden_size": K}
 
 
-def write_model(folder, modules=tuple(MODULES)):
+def write_model(folder, modules=None):
     """In high precision."""
     folder.mkdir()
-    arrays = {f"{name}.weight": weight(N, K) for name in [*modules, *OTHERS]}
+    arrays = {f"{name}.weight": weight(N, K) for name in [*(modules or MODULES), *OTHERS]}
     arrays["model.norm.weight"] = np.ones(K, np.float32)
     save_arrays(arrays, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(CONFIG))

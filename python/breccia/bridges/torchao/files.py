@@ -15,6 +15,7 @@ from breccia.bridges.common import FP8_DTYPES
 from breccia.bridges.contract import Place
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part
+from breccia.bridges.torchao.inputs import quantizer_of_inputs, said_of_inputs
 from breccia.bridges.torchao.parts import describe
 from breccia.bridges.torchao.reading import NAME, check_kind, dtype_name, float8, from_parts
 from breccia.bridges.written import Written
@@ -30,13 +31,19 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.value import Activations
 
 _OPTIONAL = ("zero_point", "per_tensor_scale", "act_pre_scale")  # parts that change the values
 
 
-def store(name: str, scaled: ScaledTensor | OutsideTensor, high: str = "bfloat16") -> tuple[dict[str, Part], str]:
-    """Stored tensors of a logical one, by full name, and its entry in the header's metadata."""
+def store(
+    name: str, scaled: ScaledTensor | OutsideTensor, high: str = "bfloat16", inputs: Activations | None = None
+) -> tuple[dict[str, Part], str]:
+    """Stored tensors of a logical one, by full name, and its entry in the header's metadata, which says how its layer's
+    inputs are quantized, too."""
     kind, parts, attributes = describe(scaled, high)
+    if inputs is not None and not isinstance(scaled, OutsideTensor):
+        attributes |= said_of_inputs(kind, scaled.recipe, inputs)
     module, _, last = name.rpartition(".")
     entry = {"_type": kind, "_data": attributes, "_tensor_data_names": list(parts)}
     return {f"{module}._{last}_{role}": value for role, value in parts.items()}, json.dumps(entry)
@@ -46,7 +53,7 @@ def store_in_checkpoint(
     name: str, scaled: ScaledTensor | OutsideTensor, place: Place
 ) -> tuple[dict[str, Part], dict[str, str]]:
     """As `store`, with the entry's name."""
-    parts, text = store(name, scaled)
+    parts, text = store(name, scaled, inputs=place.activations)
     return parts, {name: text}
 
 
@@ -153,8 +160,10 @@ def refine(found: Found, array: Any) -> Found:
 def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here: the method and how most modules could have been made, which
     transformers asks for; each tensor's class is in the files' headers."""
-    recipe = written.groups()[0][0]
-    said: dict[str, Any] = {"quant_method": NAME, "quant_type": {"default": _quantizer(recipe)}}
+    recipe, modules = written.groups()[0]
+    inputs = written.dynamic(modules[0])
+    quantizer = None if inputs is None else quantizer_of_inputs(recipe, inputs)
+    said: dict[str, Any] = {"quant_method": NAME, "quant_type": {"default": quantizer or _quantizer(recipe)}}
     return {"quantization_config": {**said, "modules_to_not_convert": written.ignored}}
 
 

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ten kinds of quantized models, each converted to every format: what of their inputs and KV cache is kept, what is
+said to change, and what is refused. docs/schemes.md has the table."""
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+
+import breccia
+import numpy as np
+import pytest
+from breccia.bridges import registry
+from breccia.bridges.written import same_grid
+from breccia.checkpoint import Checkpoint, SafetensorsFile, convert
+from breccia.checkpoint.planning.asked import _of_line
+from breccia.schemes import UNSAID, KVCache, ModelScheme, differences
+from checkpoints import deepseek_v3, gpt_oss_20b
+from scheme_models import MODULES, write_model, write_moments
+
+ATTENTION, EXPERTS, ALL = "*.self_attn.*", "*.experts.*", "*"
+DENSE = tuple(f"model.layers.0.self_attn.{name}_proj" for name in "qkvo")
+# Name → the format it is of, its rules, and what else it is made with.
+MADE = {
+    "NVFP4 × NVFP4 local": ("compressed-tensors", [f"{ALL}=nvfp4,inputs=local"], {}),
+    "FP8 per row × FP8 per token dynamic": ("compressed-tensors", [f"{ALL}=fp8-row,inputs=dynamic"], {}),
+    "FP8 × FP8 static": ("modelopt", [f"{ALL}=fp8,inputs=static"], {}),
+    "INT4 g128, KV FP8": ("compressed-tensors", [f"{ALL}=int4:128,inputs=none"], {"kv": "fp8"}),
+    "attention FP8 static, experts NVFP4 local, KV FP8": (
+        "modelopt",
+        [f"{ATTENTION}=fp8,inputs=static", f"{EXPERTS}=nvfp4,inputs=local"],
+        {"kv": "fp8"},
+    ),
+    "INT8 × INT8 per token dynamic": ("compressed-tensors", [f"{ALL}=int8,inputs=dynamic"], {}),
+    "MLX of 4 and 8 bits": ("mlx", ["*.o_proj=int8:64", f"{ALL}=int4:64"], {}),
+    "GGUF Q4_K with Q6_K": ("gguf", ["*.v_proj=q6_k", f"{ALL}=q4_k"], {}),
+}
+OTHERS = {"MXFP4 experts (gpt-oss)": gpt_oss_20b, "FP8 128 × 128, powers of two (DeepSeek)": deepseek_v3}
+SOURCES = [*MADE, *OTHERS]
+TARGETS = [name for name, bridge in registry().items() if bridge.writes and name != "breccia"]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sources")
+    moments = write_moments(folder / "m.safetensors")
+
+    @cache
+    def made(name):
+        place = folder / str(SOURCES.index(name))
+        if name in OTHERS:
+            OTHERS[name](place)
+            if name.startswith("FP8"):
+                config = json.loads((place / "config.json").read_text())
+                config["quantization_config"]["scale_fmt"] = "ue8m0"
+                (place / "config.json").write_text(json.dumps(config))
+            return place
+        to, rules, options = MADE[name]
+        dense = to in ("mlx", "gguf")
+        model = write_model(folder / f"{place.name}-bf16", DENSE if dense else None)
+        out = place.with_suffix(".gguf") if to == "gguf" else place
+        convert(model, out, to, rules=rules, moments=moments, **options)
+        return out
+
+    return made
+
+
+def quantized(path):
+    return {one.name.removesuffix(".weight") for one in Checkpoint(path).found if one.format != "plain"}
+
+
+def one(source: Path, to: str, out: Path) -> str:
+    """What becomes of a model: "kept", "noted", "refused", or "no layer" is quantized. No change is without a note."""
+    try:
+        notes = convert(source, out, to)["notes"]
+    except ValueError as error:
+        assert len(str(error)) > 40
+        return "refused"
+    before, after = breccia.scheme(source), breccia.scheme(out)
+    changed = differences(before, after, sorted(quantized(out)))
+    for text in changed:
+        what = text.partition(":")[0].split()[0]  # "inputs", "outputs" or "KV"
+        assert any(note.startswith(what) and "→" in note for note in notes), (text, notes)
+    if not quantized(out):
+        assert any("no tensor is quantized" in note or "no form" in note for note in notes), notes
+        return "no layer"
+    return "noted" if changed else "kept"
+
+
+@pytest.fixture(scope="module")
+def results(sources, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("out")
+
+    @cache
+    def made(name, to):
+        place = folder / f"{SOURCES.index(name)}-{to}"
+        return one(sources(name), to, place.with_suffix(".gguf") if to == "gguf" else place)
+
+    return made
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_nothing_changes_without_a_note(name, results):
+    assert {to: results(name, to) for to in TARGETS}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (to, _, _) in MADE.items() if to in ("compressed-tensors", "modelopt")]
+)
+def test_there_and_back(name, sources, tmp_path):
+    """The same format gives the same scheme, and the same bytes of scales; so does the other one, and back."""
+    to = MADE[name][0]
+    other = {"modelopt": "compressed-tensors", "compressed-tensors": "modelopt"}[to]
+    convert(sources(name), tmp_path / "same", to)
+    same_model(sources(name), tmp_path / "same", exact=True)
+    convert(sources(name), tmp_path / "there", other)
+    if breccia.scheme(tmp_path / "there").kv_cache == breccia.scheme(sources(name)).kv_cache and "INT8" not in name:
+        convert(tmp_path / "there", tmp_path / "back", to)
+        same_model(sources(name), tmp_path / "back", exact=False)
+
+
+def same_model(first, second, exact):
+    before, after = breccia.scheme(first), breccia.scheme(second)
+    modules = sorted(quantized(first))
+    assert modules == sorted(quantized(second))
+    assert differences(before, after, modules) == []
+    for module in modules:
+        was, now = before.rule(module), after.rule(module)
+        assert type(was.weights) is type(now.weights)
+    assert before.kv_cache == after.kv_cache
+    high = [rule for rule in before.rules if rule.weights is None]
+    for match in (match for rule in high for match in rule.match if match.kind == "name"):
+        rule = after.rule(match.pattern)
+        assert rule is None or rule.weights is None
+    arrays = [dict(SafetensorsFile(path / "model.safetensors").items()) for path in (first, second)]
+    assert arrays[0].keys() == arrays[1].keys()
+    for name, array in arrays[0].items():
+        if exact:
+            np.testing.assert_array_equal(array, arrays[1][name], name)
+        elif "scale" in name and array.dtype == np.float32:
+            fused = name.endswith("input_scale") and np.all(arrays[1][name] > array)  # one of the parts of a layer
+            np.testing.assert_allclose(array, array if fused else arrays[1][name], rtol=2e-7, err_msg=name)
+    if exact:
+        said = [json.loads((path / "config.json").read_text())["quantization_config"] for path in (first, second)]
+        assert said[0] == said[1]
+
+
+def table(results):
+    """The lines of docs/schemes.md."""
+    lines = ["| " + " | ".join(["", *TARGETS]) + " |", "|" + "---|" * (len(TARGETS) + 1)]
+    return [*lines, *("| " + " | ".join([name, *(results(name, to) for to in TARGETS)]) + " |" for name in SOURCES)]
+
+
+def test_the_documented_table(results):
+    page = (Path(__file__).parent.parent / "docs/schemes.md").read_text()
+    assert "\n".join(table(results)) in page, "\n".join(table(results))
+
+
+def test_a_cache_of_fp8_survives_where_it_can(sources, tmp_path):
+    name = "INT4 g128, KV FP8"
+    convert(sources(name), tmp_path / "out", "modelopt")
+    assert breccia.scheme(tmp_path / "out").kv_cache == KVCache("float8_e4m3fn")
+
+
+RECIPES = ["fp8", "fp8-row", "fp8-block", "nvfp4", "mxfp8", "mxfp4", "int8", "int8:64", "int4:64", "int4:asym:128"]
+WORDS = ["dynamic", "static", "local", "none", "left out"]
+
+
+def asked(chance):
+    """A scheme of any two recipes that takes any inputs beside them, and its rules in words."""
+    rules = []
+    for pattern in (ATTENTION, EXPERTS):
+        words = chance.sample(WORDS, len(WORDS))
+        recipe = chance.choice(RECIPES)
+        for word in words:
+            text = f"{pattern}={recipe}" + ("" if word == "left out" else f",inputs={word}")
+            try:
+                rules.append(_of_line(text))
+                break
+            except ValueError:
+                continue
+    return ModelScheme(tuple(rules), chance.choice([UNSAID, None, KVCache("float8_e4m3fn")]))
+
+
+def holds(stored, recipe):
+    """Whether a weight is in a recipe: ModelOpt has its one scale of FP8 for each row, MLX its own groups of integers."""
+    if stored.recipe is None:
+        return stored.format != "plain" and recipe.name.startswith("int")
+    return {stored.recipe.name, recipe.name} == {"current"} or same_grid(stored.recipe, recipe)
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors", "modelopt", "comfyui", "torchao", "mlx", "nvfp4"])
+def test_what_is_read_is_what_was_asked_or_there_is_a_note(to, tmp_path):
+    model, moments = write_model(tmp_path / "bf16"), write_moments(tmp_path / "m.safetensors")
+    for seed in range(25):
+        scheme = asked(random.Random(seed))
+        out = tmp_path / str(seed)
+        report = convert(model, out, to, scheme=scheme, moments=moments)
+        notes, read = " ".join(report["notes"]), breccia.scheme(out)
+        opened = Checkpoint(out)
+        found = {one.name.removesuffix(".weight"): opened.refined(one) for one in opened.found}
+        for module in MODULES:
+            rule, now = scheme.rule(module), read.rule(module)
+            stored = found.get(module)
+            if stored is None and "experts" in module:
+                continue  # all in one
+            if not holds(stored, rule.weights):
+                assert "left as it is" in notes or "no tensor is quantized" in notes, (seed, module, rule, notes)
+                continue
+            wanted = None if rule.inputs is UNSAID else rule.inputs
+            got = None if now is None or now.inputs is UNSAID else now.inputs
+            assert wanted == got or "inputs of" in notes, (seed, module, wanted, got, notes)
+        cache = scheme.kv_cache
+        if isinstance(cache, KVCache) and any(one.recipe for one in found.values()):
+            assert read.kv_cache == cache or "KV cache" in notes, (seed, notes)
+        if cache is None:
+            assert not isinstance(read.kv_cache, KVCache)
