@@ -183,7 +183,7 @@ def asked(chance):
 
 
 def holds(stored, recipe):
-    """Whether a weight is in a recipe: ModelOpt has its one scale of FP8 for each row, MLX its own groups of integers."""
+    """Whether a weight is in a recipe: ModelOpt has FP8's one scale for each row, MLX its own groups of integers."""
     if stored.recipe is None:
         return stored.format != "plain" and recipe.name.startswith("int")
     return {stored.recipe.name, recipe.name} == {"current"} or same_grid(stored.recipe, recipe)

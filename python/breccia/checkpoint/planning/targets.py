@@ -97,7 +97,8 @@ class Target:
     can hold it, and the format's first recipe is used if not. ``kind`` is what the format has that no recipe makes.
     ``with_inputs`` takes its place for modules with a scale of their activations. ``group_size`` is the one that was
     asked for. ``importance`` is that of columns. ``asked`` is what a scheme asks of layers, see `of`; ``named`` says
-    that it means a tensor by itself. ``source`` is the source's own scheme.
+    that it means a tensor by itself. ``source`` is the source's own scheme. ``together`` has a module for each of those
+    that are written as one, by the name of this one.
     """
 
     spelled: str
@@ -119,6 +120,7 @@ class Target:
     asked: Asked | None = None
     named: bool = False
     source: ModelScheme | None = field(default=None, repr=False)
+    together: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def of(self, found: Found) -> Target:
         """What to write one tensor in, by the rule that matches it; without one, or where its rule keeps weights, the
@@ -129,11 +131,12 @@ class Target:
         """
         if self.asked is None:
             return self
-        rule = self.asked.rule(found.name)
+        rules = ((name, self.asked.rule(name)) for name in names_of(found))  # those of all experts in one, too
+        name, rule = next(((name, rule) for name, rule in rules if rule is not None), (found.name, None))
         if rule is None or rule.weights is UNSAID:
             alone = bool(self.asked.scheme.rules) and self.recipe is None and not self.kind
             return dataclasses.replace(self, default=None) if alone and found.format == "plain" else self
-        own = dataclasses.replace(self, with_inputs=None, left_alone=False, named=self.asked.names(found.name))
+        own = dataclasses.replace(self, with_inputs=None, left_alone=False, named=self.asked.names(name))
         if isinstance(rule.weights, ScalingRecipe):
             return dataclasses.replace(own, kind="", recipe=fitted(rule.weights, self.bridge))
         if rule.weights is None:
@@ -158,6 +161,7 @@ class Target:
         Returns:
             None where they stay in high precision, or nothing says it.
         """
+        module = self.together.get(module, module)
         said = UNSAID if self.asked is None else self.asked.inputs(module, recipe, strict=False)
         if said is UNSAID:
             rule = None if self.source is None else self.source.rule(module)

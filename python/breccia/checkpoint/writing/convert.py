@@ -232,6 +232,7 @@ class Job:
         self.activations = Activations(checkpoint, found, target)
         self.target = self._settled(target)
         to_convert = self._to_convert(found)
+        self.target = dataclasses.replace(self.target, together=_together(to_convert))
         self._check_patterns(to_convert)
         self.choices = [self._choose(one, self.target) for one in to_convert]
         self._add_activations()
@@ -678,6 +679,12 @@ def sizes(choices: list[Choice]) -> dict[str, Any]:
         "bits_per_weight": round(bits / weights, 3) if weights else None,
         "bits_per_quantized_weight": round(bits_of_codes / codes, 3) if codes else None,
     }
+
+
+def _together(found: list[Found]) -> dict[str, str]:
+    """The first of the modules that become one, by the name of this one."""
+    every = ((one.name, members[0].name) for one in found if (members := one.options.get("members")))
+    return {name.removesuffix(".weight"): first.removesuffix(".weight") for name, first in every}
 
 
 def _taken(sums: Sums | None) -> Sums:
