@@ -71,6 +71,20 @@ def test_own_format(recipe: str, name: str, sglang: Any, converted: Any, monkeyp
     assert torch.cat([part for pair in zip(first, second, strict=True) for part in pair], -1).equal(wanted)
 
 
+@pytest.mark.parametrize(("recipe", "when"), [("fp8", "static"), ("nvfp4", "static"), ("fp8-row", "dynamic")])
+@pytest.mark.parametrize("name", vllm_layers.PARTS)
+def test_inputs_are_those_of_the_scheme(
+    recipe: str, when: str, name: str, sglang: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a static scale of each part of a fused layer."""
+    source = vllm_layers.write_block(tmp_path / "model")
+    moments = vllm_layers.write_moments(tmp_path / "m.safetensors") if when == "static" else None
+    checkpoint.convert(source, tmp_path / "out", recipe, activations=when, moments=moments)
+    layer = made(sglang, tmp_path / "out", name, monkeypatch)
+    x = torch.randn(3, layer.breccia_held.columns, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    assert layer.quant_method.apply(layer, x).equal(vllm_layers.outputs(tmp_path / "out", name, x))
+
+
 def test_what_sglang_takes_apart_stays(sglang: Any, converted: Any) -> None:
     said = json.loads((converted("nvfp4") / "config.json").read_text())["quantization_config"]
     config = sglang.quantization.get_quantization_config("breccia").from_config(said)
