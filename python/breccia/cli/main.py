@@ -77,7 +77,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "breccia convert --to list",
         "breccia convert model/ model-nvfp4/ --to compressed-tensors:nvfp4",
         "breccia convert model.safetensors small.safetensors --to fp8 --exclude '*.0.*'",
-        "breccia convert model/ out/ --to modelopt --set '*.experts.*=nvfp4' --set '*=fp8-row,inputs=dynamic'",
+        "breccia convert model/ out/ --to modelopt --set '*.experts.*=nvfp4' --kv fp8",
     )
     convert.add_argument("source", metavar="IN", nargs="?", help="safetensors file, directory of shards, or GGUF file")
     convert.add_argument("destination", metavar="OUT", nargs="?", help="file or directory to make; OUT/ is a directory")
@@ -221,7 +221,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
 
     demo = _command(commands, "demo", _demo, "what every recipe costs and keeps on real weights")
     if with_demo:  # its module is imported only then
-        from breccia.cli.main import demo as demo_module
+        from breccia.cli import demo as demo_module
 
         demo_module.add_arguments(demo)
     return parser
@@ -518,6 +518,6 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from breccia.cli.main import demo
+    from breccia.cli import demo
 
     return demo.run(args)
