@@ -215,3 +215,25 @@ def test_what_is_read_is_what_was_asked_or_there_is_a_note(to, tmp_path):
             assert read.kv_cache == cache or "KV cache" in notes, (seed, notes)
         if cache is None:
             assert not isinstance(read.kv_cache, KVCache)
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if not name.startswith("GGUF")])
+def test_compressed_tensors_accepts_what_is_said(name, sources, tmp_path):
+    """By its own classes, which check each group; what they write again is read as the same scheme."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.quantization import QuantizationConfig
+
+    convert(sources(name), tmp_path / "ct", "compressed-tensors")
+    config = json.loads((tmp_path / "ct" / "config.json").read_text())
+    if "quantization_config" not in config:
+        return
+    before = breccia.scheme(tmp_path / "ct")
+    theirs = QuantizationConfig.model_validate(config["quantization_config"]).model_dump(mode="json")
+    config["quantization_config"] |= {key: value for key, value in theirs.items() if key != "format"}
+    (tmp_path / "ct" / "config.json").write_text(json.dumps(config))
+    after = breccia.scheme(tmp_path / "ct")
+    modules = sorted(quantized(tmp_path / "ct"))
+    assert differences(before, after, modules) == []
+    for module in modules:
+        was, now = before.rule(module), after.rule(module)
+        assert (was.weights, was.inputs) == (now.weights, now.inputs)

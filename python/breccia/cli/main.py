@@ -322,10 +322,10 @@ def _convert(args: argparse.Namespace) -> int:
     options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size", "unmarked")}
     asked = {"scheme": args.scheme, "kv": args.kv, "activations": args.activations, "moments": args.moments}
     for key in [*(key for key, value in asked.items() if value is not None), *(["set"] if args.set else [])]:
-        if args.part or args.finish or args.dry_run:
-            raise ValueError(f"--{key} must be left out with --part, --finish and --dry-run")
+        if args.part or args.finish:
+            raise ValueError(f"--{key} must be left out with --part and --finish")
     if args.dry_run:
-        return _dry_run(args, options)
+        return _dry_run(args, options | {"rules": args.set, **asked})
     if "," in args.to:
         raise ValueError(f"--to must be one target, or --dry-run given, which compares several, got {args.to!r}")
     if args.source is None or args.destination is None:
