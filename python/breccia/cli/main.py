@@ -321,11 +321,9 @@ def _convert(args: argparse.Namespace) -> int:
         return 0
     options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size", "unmarked")}
     asked = {"scheme": args.scheme, "kv": args.kv, "activations": args.activations, "moments": args.moments}
-    for key in [*(key for key, value in asked.items() if value is not None), *(["set"] if args.set else [])]:
-        if args.part or args.finish:
-            raise ValueError(f"--{key} must be left out with --part and --finish")
+    options |= {"rules": args.set, **asked}
     if args.dry_run:
-        return _dry_run(args, options | {"rules": args.set, **asked})
+        return _dry_run(args, options)
     if "," in args.to:
         raise ValueError(f"--to must be one target, or --dry-run given, which compares several, got {args.to!r}")
     if args.source is None or args.destination is None:
@@ -344,7 +342,6 @@ def _convert(args: argparse.Namespace) -> int:
         report = finish(args.source, args.destination, args.to, progress=progress, **options)
     else:
         options |= {"threads": args.threads, "force": args.force, "imatrix": args.imatrix}
-        options |= {"rules": args.set, **asked}
         report = convert(args.source, args.destination, args.to, progress=progress, **options)
     lines = [*_notes(report), *conversion.cost(report), *_lost(report["requantized"]), *_kept(args, report)]
     lines += conversion.following(report, parse_target(args.to).bridge, bool(args.imatrix))

@@ -62,7 +62,7 @@ from breccia.gguf.models import ModelMap
 from breccia.gguf.rope import ROPE_TENSORS
 from breccia.schemes.value import ModelScheme, Rule
 
-__all__ = ["Job", "check_destination", "convert", "nbytes_of_choice"]
+__all__ = ["Job", "check_destination", "convert", "nbytes_of_choice", "with_scheme"]
 
 _SYNC_EVERY = 256 << 20  # bytes between two entries of the journal
 

@@ -27,14 +27,16 @@ from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.sums import Sums
+from breccia.checkpoint.planning.asked import Asked, asked_of
 from breccia.checkpoint.planning.identity import spelled
 from breccia.checkpoint.planning.shares import shares
 from breccia.checkpoint.planning.targets import Choice, Target, parse_target
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing import part_sums
-from breccia.checkpoint.writing.convert import Job, check_destination, names_folder, nbytes_of_choice
+from breccia.checkpoint.writing.convert import Job, check_destination, names_folder, nbytes_of_choice, with_scheme
 from breccia.checkpoint.writing.work import Done, Work
+from breccia.schemes.value import ModelScheme, Rule
 
 __all__ = ["Piece", "finish", "parts_of", "plan"]
 
@@ -57,6 +59,7 @@ class Piece:
         bytes_read: of the source.
         bytes_written: of the output.
         identity: of the source and target that it was planned for.
+        asked: what a scheme asks.
     """
 
     source: str
@@ -73,6 +76,7 @@ class Piece:
     bytes_written: int
     identity: str
     unmarked: str | None = None
+    asked: Asked | None = None
 
     @property
     def cost(self) -> int:
@@ -96,7 +100,7 @@ class Piece:
             BlockingIOError: another process is at work on this part.
             OSError: the disk is full or the like; nothing of this part is left behind.
         """
-        target = _target(self.to, self.include, self.exclude, self.scale_search, self.group_size)
+        target = _target(self.to, self.include, self.exclude, self.scale_search, self.group_size, self.asked)
         with _opened(
             self.source,
             self.destination,
@@ -123,6 +127,11 @@ def plan(
     scale_search: str | None = None,
     group_size: int | str | None = None,
     unmarked: str | None = None,
+    scheme: ModelScheme | str | os.PathLike[str] | None = None,
+    rules: Sequence[str | Rule] = (),
+    kv: str | None = None,
+    activations: str | None = None,
+    moments: str | os.PathLike[str] | None = None,
 ) -> list[Piece]:
     """Divide a conversion into parts that cost about the same, from headers alone.
 
@@ -136,6 +145,11 @@ def plan(
         scale_search: as for `convert`.
         group_size: as for `convert`.
         unmarked: as for `convert`.
+        scheme: as for `convert`.
+        rules: as for `convert`.
+        kv: as for `convert`.
+        activations: as for `convert`.
+        moments: as for `convert`.
 
     Returns:
         The parts. Run each, in any order and on any machine, then `finish`.
@@ -144,7 +158,8 @@ def plan(
         ValueError: ``parts`` is below 1 or above 65,536, or what `convert` refuses.
         FileExistsError: the destination is there.
     """
-    target = _target(to, include, exclude, scale_search, group_size)
+    asked = asked_of(scheme, rules, kv, activations, moments)
+    target = _target(to, include, exclude, scale_search, group_size, asked)
     with _opened(source, destination, target, parts, False, 1, unmarked=unmarked) as job:
         return [
             Piece(
@@ -162,6 +177,7 @@ def plan(
                 bytes_written=sum(nbytes_of_choice(job.flat[i][1]) for i in job.shares[part - 1]),
                 identity=job.identity,
                 unmarked=unmarked,
+                asked=asked,
             )
             for part in range(1, parts + 1)
         ]
@@ -181,6 +197,11 @@ def finish(
     strict: bool = False,
     checksums: bool = True,
     unmarked: str | None = None,
+    scheme: ModelScheme | str | os.PathLike[str] | None = None,
+    rules: Sequence[str | Rule] = (),
+    kv: str | None = None,
+    activations: str | None = None,
+    moments: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """Put parts together: check that all are there, write index and config.json, and give the output its name.
 
@@ -200,6 +221,11 @@ def finish(
         strict: as for `convert`.
         checksums: read the source and the parts again, and compare them with the parts' checksums.
         unmarked: as it was for the parts.
+        scheme: as it was for the parts.
+        rules: as it was for the parts.
+        kv: as it was for the parts.
+        activations: as it was for the parts.
+        moments: as it was for the parts.
 
     Returns:
         What was done, as `convert` says it.
@@ -208,7 +234,8 @@ def finish(
         ValueError: parts are missing, or of another source or target, or their bytes are not those that they wrote.
         FileExistsError: the destination is there.
     """
-    target = _target(to, include, exclude, scale_search, group_size)
+    asked = asked_of(scheme, rules, kv, activations, moments)
+    target = _target(to, include, exclude, scale_search, group_size, asked)
     count = _count(path_of(destination, "destination")) if parts is None else parts
     with _opened(source, destination, target, count, progress, None, strict, checksums, unmarked) as job:
         return job.finish()
@@ -220,9 +247,15 @@ def parts_of(destination: Path) -> Path:
 
 
 def _target(
-    to: str, include: Sequence[str], exclude: Sequence[str], scale_search: str | None, group_size: int | str | None
+    to: str,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    scale_search: str | None,
+    group_size: int | str | None,
+    asked: Asked | None,
 ) -> Target:
-    return parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
+    target = parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
+    return with_scheme(target, asked)
 
 
 def _count(destination: Path) -> int:
