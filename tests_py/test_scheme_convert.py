@@ -86,7 +86,7 @@ def test_a_file_of_a_scheme_and_the_line_before_it(model, tmp_path):
 @pytest.mark.parametrize("when", ["static", "dynamic", "none"])
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8-tensor", "fp8", "int8", "mxfp8", "fp8-block", "int4"])
 def test_activations_of_all_layers(recipe, when, model, moments, tmp_path):
-    options = {"moments": moments} if when == "static" else {}
+    options = {"amax": moments} if when == "static" else {}
     unable = recipe in ("mxfp8", "fp8-block") and when == "static"
     to = f"compressed-tensors:{recipe}"
     if unable:
@@ -137,13 +137,13 @@ def _check_scale(recipe, module, amax, made):
 def test_static_scales_need_magnitudes(model, tmp_path):
     with pytest.raises(ValueError, match=r"magnitudes.* has none, nor have 9 others"):
         convert(model, tmp_path / "out", "compressed-tensors:fp8", activations="static")
-    with pytest.raises(ValueError, match="moments must be left out"):
-        convert(model, tmp_path / "out", "compressed-tensors:fp8", moments="x")
+    with pytest.raises(ValueError, match="amax must be left out"):
+        convert(model, tmp_path / "out", "compressed-tensors:fp8", amax="x")
 
 
 def test_what_no_rule_names_is_kept(model, moments, tmp_path):
     """Of a quantized source: its bytes, its scales of inputs, its KV cache."""
-    convert(model, tmp_path / "a", "modelopt", rules=["*=nvfp4,inputs=local"], moments=moments, kv="fp8")
+    convert(model, tmp_path / "a", "modelopt", rules=["*=nvfp4,inputs=local"], amax=moments, kv="fp8")
     before = arrays(tmp_path / "a")
     report = convert(tmp_path / "a", tmp_path / "b", "modelopt", rules=["*.self_attn.*=fp8,inputs=static"])
     after = arrays(tmp_path / "b")

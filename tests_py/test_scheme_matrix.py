@@ -59,7 +59,7 @@ def sources(tmp_path_factory):
         dense = to in ("mlx", "gguf")
         model = write_model(folder / f"{place.name}-bf16", DENSE if dense else None)
         out = place.with_suffix(".gguf") if to == "gguf" else place
-        convert(model, out, to, rules=rules, moments=moments, **options)
+        convert(model, out, to, rules=rules, amax=moments, **options)
         return out
 
     return made
@@ -195,7 +195,7 @@ def test_what_is_read_is_what_was_asked_or_there_is_a_note(to, tmp_path):
     for seed in range(25):
         scheme = asked(random.Random(seed))
         out = tmp_path / str(seed)
-        report = convert(model, out, to, scheme=scheme, moments=moments)
+        report = convert(model, out, to, scheme=scheme, amax=moments)
         notes, read = " ".join(report["notes"]), breccia.scheme(out)
         opened = Checkpoint(out)
         found = {one.name.removesuffix(".weight"): opened.refined(one) for one in opened.found}

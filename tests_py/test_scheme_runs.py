@@ -51,7 +51,7 @@ def distance(got, wanted):
 def test_logits_are_those_of_compressed_tensors(recipe, when, models, moments, tmp_path):
     pytest.importorskip("compressed_tensors")
     label, most = KINDS[recipe, when]
-    options = {"moments": moments} if when == "static" else {}
+    options = {"amax": moments} if when == "static" else {}
     convert(models("llama"), tmp_path / "ct", f"compressed-tensors:{recipe}", activations=when, **options)
     own = {"fp8": "fp8-row", "fp8-tensor": "fp8"}.get(recipe, recipe)
     report = convert(tmp_path / "ct", tmp_path / "own", own)

@@ -18,7 +18,7 @@ def mixed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixed")
     model, moments = write_model(folder / "bf16"), write_moments(folder / "m.safetensors")
     for to in ("compressed-tensors", "modelopt"):
-        convert(model, folder / to, to, rules=STATIC, moments=moments, kv="fp8")
+        convert(model, folder / to, to, rules=STATIC, amax=moments, kv="fp8")
     convert(model, folder / "no-nvfp4", "modelopt", rules=["*.q_proj=fp8-row", "*.self_attn.*=mxfp8,inputs=dynamic"])
     return folder
 

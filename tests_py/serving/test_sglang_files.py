@@ -79,7 +79,7 @@ def test_inputs_are_those_of_the_scheme(
     """With a static scale of each part of a fused layer."""
     source = vllm_layers.write_block(tmp_path / "model")
     moments = vllm_layers.write_moments(tmp_path / "m.safetensors") if when == "static" else None
-    checkpoint.convert(source, tmp_path / "out", recipe, activations=when, moments=moments)
+    checkpoint.convert(source, tmp_path / "out", recipe, activations=when, amax=moments)
     layer = made(sglang, tmp_path / "out", name, monkeypatch)
     x = torch.randn(3, layer.breccia_held.columns, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     assert layer.quant_method.apply(layer, x).equal(vllm_layers.outputs(tmp_path / "out", name, x))

@@ -181,7 +181,7 @@ def test_inputs_are_those_of_the_scheme(recipe: str, when: str, name: str, vllm:
     """With a static scale of each part of a fused layer."""
     source = vllm_layers.write_block(tmp_path / "model")
     moments = vllm_layers.write_moments(tmp_path / "m.safetensors") if when == "static" else None
-    checkpoint.convert(source, tmp_path / "out", recipe, activations=when, moments=moments)
+    checkpoint.convert(source, tmp_path / "out", recipe, activations=when, amax=moments)
     said, tensors, mapper = own(tmp_path / "out")
     layer = vllm_layers.make(name, said)
     vllm_layers.fill(layer, name, tensors, mapper)

@@ -111,7 +111,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     convert.add_argument(
         "--activations", choices=["dynamic", "static", "none"], help="inputs of layers of which no rule says it"
     )
-    convert.add_argument("--moments", metavar="FILE", help="moments of calibrate, for static scales of inputs")
+    convert.add_argument("--amax", metavar="FILE", help="moments of calibrate, for static scales of inputs")
     convert.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
     convert.add_argument("--force", action="store_true", help=_FORCE)
     pieces = convert.add_mutually_exclusive_group()
@@ -320,7 +320,7 @@ def _convert(args: argparse.Namespace) -> int:
         _print(args, rows, "\n".join(conversion.table(rows)))
         return 0
     options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size", "unmarked")}
-    asked = {"scheme": args.scheme, "kv": args.kv, "activations": args.activations, "moments": args.moments}
+    asked = {"scheme": args.scheme, "kv": args.kv, "activations": args.activations, "amax": args.amax}
     options |= {"rules": args.set, **asked}
     if args.dry_run:
         return _dry_run(args, options)

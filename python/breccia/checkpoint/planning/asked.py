@@ -42,7 +42,7 @@ class Amax:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = path_of(path, "moments")
+        self.path = path_of(path, "amax")
         self._stamp = disk.stamp_of(self.path.stat())
         with load_moments(self.path) as file:
             every = {name: one.amax for name, one in file.items() if one.amax is not None}
@@ -197,7 +197,7 @@ def asked_of(
     rules: Sequence[str | Rule],
     kv: str | None,
     activations: str | None,
-    moments: str | os.PathLike[str] | None,
+    amax: str | os.PathLike[str] | None,
 ) -> Asked | None:
     """What the arguments of a conversion ask.
 
@@ -206,7 +206,7 @@ def asked_of(
         rules: further ones, which come first: as the command line has them, or rules.
         kv: how the KV cache is kept, as in a scheme's file.
         activations: see `Asked`.
-        moments: a file of them.
+        amax: a file of moments.
 
     Returns:
         What is asked; None where nothing is.
@@ -215,8 +215,8 @@ def asked_of(
         TypeError, ValueError: an argument is not of its form; the message names it.
     """
     if scheme is None and not rules and kv is None and activations is None:
-        if moments is not None:
-            raise ValueError("moments must be left out where no static scales of inputs are asked for")
+        if amax is not None:
+            raise ValueError("amax must be left out where no static scales of inputs are asked for")
         return None
     if activations is not None and activations not in WORDS:
         raise ValueError(f"activations must be one of {', '.join(WORDS)}, got {activations!r}")
@@ -226,7 +226,7 @@ def asked_of(
     first = tuple(one if isinstance(one, Rule) else _of_line(one) for one in rules)
     cache = base.kv_cache if kv is None else cache_of(kv)
     made = dataclasses.replace(base, rules=(*first, *base.rules), kv_cache=cache)
-    return Asked(made, activations or "", None if moments is None else Amax(moments))
+    return Asked(made, activations or "", None if amax is None else Amax(amax))
 
 
 def _scheme(given: ModelScheme | str | os.PathLike[str]) -> ModelScheme:

@@ -81,7 +81,7 @@ def convert(
     rules: Sequence[str | Rule] = (),
     kv: str | None = None,
     activations: str | None = None,
-    moments: str | os.PathLike[str] | None = None,
+    amax: str | os.PathLike[str] | None = None,
     progress: bool = False,
     threads: int | None = None,
     force: bool = False,
@@ -109,7 +109,8 @@ def convert(
         rules: rules that come first, each ``"PATTERN=RECIPE"`` or ``"PATTERN=RECIPE,inputs=dynamic"``, or a `Rule`.
         kv: the KV cache: "fp8", "none", or what else a scheme's file may say.
         activations: inputs of layers of which no rule says it: "dynamic", "static", "local" or "none".
-        moments: a file that `breccia.calibrate` wrote, for static scales of inputs that the source has not.
+        amax: a file of moments that `breccia.calibrate` wrote, whose amax gives the static scales of inputs that the
+            source has not.
         progress: draw a line on a terminal.
         threads: how many to use (default: one per core).
         force: replace a file or a checkpoint's directory at ``destination``, when the new one is complete and not
@@ -133,7 +134,7 @@ def convert(
         OSError: the disk is full or the like; nothing is left behind.
     """
     target = parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
-    target = with_scheme(target, asked_of(scheme, rules, kv, activations, moments))
+    target = with_scheme(target, asked_of(scheme, rules, kv, activations, amax))
     place = path_of(destination, "destination")
     source = path_of(source, "source")
     folder = names_folder(destination)

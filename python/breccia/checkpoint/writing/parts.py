@@ -131,7 +131,7 @@ def plan(
     rules: Sequence[str | Rule] = (),
     kv: str | None = None,
     activations: str | None = None,
-    moments: str | os.PathLike[str] | None = None,
+    amax: str | os.PathLike[str] | None = None,
 ) -> list[Piece]:
     """Divide a conversion into parts that cost about the same, from headers alone.
 
@@ -149,7 +149,7 @@ def plan(
         rules: as for `convert`.
         kv: as for `convert`.
         activations: as for `convert`.
-        moments: as for `convert`.
+        amax: as for `convert`.
 
     Returns:
         The parts. Run each, in any order and on any machine, then `finish`.
@@ -158,7 +158,7 @@ def plan(
         ValueError: ``parts`` is below 1 or above 65,536, or what `convert` refuses.
         FileExistsError: the destination is there.
     """
-    asked = asked_of(scheme, rules, kv, activations, moments)
+    asked = asked_of(scheme, rules, kv, activations, amax)
     target = _target(to, include, exclude, scale_search, group_size, asked)
     with _opened(source, destination, target, parts, False, 1, unmarked=unmarked) as job:
         return [
@@ -201,7 +201,7 @@ def finish(
     rules: Sequence[str | Rule] = (),
     kv: str | None = None,
     activations: str | None = None,
-    moments: str | os.PathLike[str] | None = None,
+    amax: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """Put parts together: check that all are there, write index and config.json, and give the output its name.
 
@@ -225,7 +225,7 @@ def finish(
         rules: as it was for the parts.
         kv: as it was for the parts.
         activations: as it was for the parts.
-        moments: as it was for the parts.
+        amax: as it was for the parts.
 
     Returns:
         What was done, as `convert` says it.
@@ -234,7 +234,7 @@ def finish(
         ValueError: parts are missing, or of another source or target, or their bytes are not those that they wrote.
         FileExistsError: the destination is there.
     """
-    asked = asked_of(scheme, rules, kv, activations, moments)
+    asked = asked_of(scheme, rules, kv, activations, amax)
     target = _target(to, include, exclude, scale_search, group_size, asked)
     count = _count(path_of(destination, "destination")) if parts is None else parts
     with _opened(source, destination, target, count, progress, None, strict, checksums, unmarked) as job:
