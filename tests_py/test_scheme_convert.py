@@ -6,10 +6,12 @@ import json
 import breccia
 import numpy as np
 import pytest
-from breccia.checkpoint import Checkpoint, SafetensorsFile, convert
+from breccia.bridges import to_compressed_tensors
+from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays
 from breccia.cli.main import main
 from breccia.schemes import Activations, KVCache, Match, ModelScheme, Rule
-from scheme_models import ATTENTION, EXPERTS, MODULES, OTHERS, write_model, write_moments
+from checkpoints import weight
+from scheme_models import ATTENTION, EXPERTS, MODULES, OTHERS, K, N, write_model, write_moments
 
 ROW, NVFP4 = breccia.Float8CurrentScaling(granularity="row"), breccia.NVFP4BlockScaling()
 TOKEN = Activations("float8_e4m3fn", "token", "dynamic")
@@ -268,3 +270,41 @@ def test_strict_refuses_what_is_lost_and_no_remarks(model, tmp_path):
     assert len(report["notes"]) == 1
     with pytest.raises(ValueError, match=r"strict: .* inputs of 4 layers: high precision → FP8 per token dynamic"):
         convert(model, tmp_path / "b", "modelopt", rules=["*.self_attn.*=fp8-row,inputs=none"], strict=True)
+
+
+QUARK = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors", "modelopt", "mlx"])
+def test_scales_of_keys_and_values_of_quark(to, tmp_path):
+    """Which are those of the outputs of two layers, and of no layer else."""
+    source = tmp_path / "quark"
+    source.mkdir()
+    stored = {}
+    for module in ATTENTION:
+        parts = to_compressed_tensors(breccia.cast(weight(N, K), "fp8"))
+        stored |= {f"{module}.{role}": array for role, array in parts.items()}
+        stored[f"{module}.input_scale"] = np.float32(0.5).reshape(())
+    for which, number in (("k", 0.25), ("v", 0.125)):
+        stored[f"model.layers.0.self_attn.{which}_proj.output_scale"] = np.float32(number).reshape(())
+    save_arrays(stored, source / "model.safetensors", {"format": "pt"})
+    quark = {
+        "quant_method": "quark",
+        "global_quant_config": {"weight": QUARK, "input_tensors": QUARK, "output_tensors": None},
+        "kv_cache_quant_config": {"*k_proj": {"output_tensors": QUARK}, "*v_proj": {"output_tensors": QUARK}},
+    }
+    (source / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": quark}))
+    assert breccia.scheme(source).kv_cache == KVCache("float8_e4m3fn")
+    report = convert(source, tmp_path / "out", to)
+    made = {name: float(array.reshape(())) for name, array in arrays(tmp_path / "out").items() if "output_" in name}
+    assert not made
+    if to == "mlx":
+        assert not [name for name in arrays(tmp_path / "out") if name.endswith(("k_scale", "v_scale"))]
+        assert any("KV cache" in note for note in report["notes"])
+        return
+    assert breccia.scheme(tmp_path / "out").kv_cache == KVCache("float8_e4m3fn")
+    middle = {"compressed-tensors": "", "modelopt": "{}_proj."}[to]
+    names = {f"model.layers.0.self_attn.{middle.format(which)}{which}_scale" for which in "kv"}
+    found = {name: float(arrays(tmp_path / "out")[name].reshape(())) for name in names}
+    assert sorted(found.values()) == [0.125, 0.25]
+    assert breccia.scheme(tmp_path / "out").rule(ATTENTION[1]).inputs == STATIC
