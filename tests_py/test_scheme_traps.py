@@ -97,4 +97,14 @@ def test_groups_by_class_and_mixed_models_without_nvfp4(mixed, tmp_path):
 
     report = complete(changed(mixed / "compressed-tensors", tmp_path / "m", said=classes))
     assert any("TensorRT-LLM refuses groups by a class (Linear)" in one for one in report["readers"])
+    report = complete(
+        changed(mixed / "modelopt", tmp_path / "awq", said=lambda one: one.update(quant_algo="W4A16_AWQ"))
+    )
+    assert "vLLM refuses W4A16_AWQ" in report["readers"]
+    convert(mixed / "bf16", tmp_path / "row", "modelopt", rules=["*.self_attn.*=fp8-row,inputs=dynamic"])
+    assert complete(tmp_path / "row")["readers"] == ["SGLang refuses FP8_PER_CHANNEL_PER_TOKEN"]
+    convert(mixed / "bf16", tmp_path / "int4", "compressed-tensors", rules=["*.self_attn.*=int4,inputs=dynamic"])
+    assert complete(tmp_path / "int4")["readers"] == [
+        "vLLM and SGLang refuse packed integers whose inputs are quantized"
+    ]
     assert any("w4afp8" in one for one in complete(mixed / "no-nvfp4")["readers"])

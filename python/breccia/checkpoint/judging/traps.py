@@ -12,6 +12,10 @@ from breccia.schemes.value import Activations, KVCache, ModelScheme
 
 __all__ = ["readers", "scales"]
 
+# Algorithms of ModelOpt that these programs do not know, as vLLM 0.33 and SGLang 0.5.23 list them.
+_NOT_VLLM = {"W4A16_AWQ", "W4A8_AWQ", "NVFP4_AWQ", "NVFP4_SVD", "W8A8_SQ_PER_CHANNEL", "W8A16", "MXFP4"}
+_NOT_VLLM |= {"W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8"}
+_NOT_SGLANG = {"FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"}
 _METHODS = ("compressed-tensors", "modelopt", "fp8")
 
 
@@ -83,6 +87,13 @@ def _of_modelopt(said: dict[str, Any], checkpoint: Checkpoint) -> Iterator[str]:
         algorithms = {str(one.get("quant_algo")) for one in layers.values() if isinstance(one, dict)}
         if not any("NVFP4" in one for one in algorithms):
             yield "SGLang takes MIXED_PRECISION without a layer in NVFP4 for w4afp8"
+        for algorithm in sorted(algorithms & _NOT_VLLM):
+            yield f"vLLM refuses {algorithm}"
+    top = str(said.get("quant_algo")).upper()
+    if top in _NOT_VLLM:
+        yield f"vLLM refuses {top}"
+    if top in _NOT_SGLANG:
+        yield f"SGLang refuses {top}"
     excluded = said.get("exclude_modules", said.get("ignore", []))
     if excluded is None:
         yield "vLLM refuses ignore: null: it must be a list"
@@ -101,6 +112,8 @@ def _of_compressed_tensors(said: dict[str, Any]) -> Iterator[str]:
     classes = [name for name in targets if name[:1].isupper() and "." not in name]
     if len(groups) > 1 and classes:
         yield f"TensorRT-LLM refuses groups by a class ({classes[0]}) where there are several"
+    for group in groups:
+        yield from _of_group(group, str(group.get("format") or said.get("format")))
     if said.get("ignore", []) is None:
         yield "vLLM refuses ignore: null: it must be a list"
     cache = said.get("kv_cache_scheme")
@@ -108,3 +121,13 @@ def _of_compressed_tensors(said: dict[str, Any]) -> Iterator[str]:
         yield "vLLM refuses a kv_cache_scheme without strategy"
     if isinstance(cache, dict) and cache.get("dynamic"):
         yield "vLLM takes 1 for the scales of a dynamic KV cache"
+
+
+def _of_group(group: dict[str, Any], form: str) -> Iterator[str]:
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    if not isinstance(weights, dict) or not isinstance(inputs, dict):
+        return
+    if form == "nvfp4-pack-quantized" and inputs.get("dynamic") != "local":
+        yield "vLLM refuses NVFP4 whose inputs are quantized to anything but NVFP4 local"
+    if form == "pack-quantized":
+        yield "vLLM and SGLang refuse packed integers whose inputs are quantized"
