@@ -163,3 +163,21 @@ def test_what_does_not_fit_is_refused(model: Any, tmp_path: Path) -> None:
     (tmp_path / "out" / "config.json").write_text(json.dumps(said))
     with pytest.raises(ValueError, match=r"must have shape \(256, 128\) as the model's|must have shape"):
         kind.from_pretrained(tmp_path / "out")
+
+
+def test_inputs_of_a_checkpoint_are_quantized_as_it_says(model: Any, tmp_path: Path) -> None:
+    """By scales made of them; a static scale, and a scheme on load, are refused by name."""
+    from breccia.diffusers import BrecciaConfig
+
+    _, kind, path = model
+    checkpoint.convert(path, tmp_path / "out", to="fp8-row", activations="dynamic")
+    made = kind.from_pretrained(tmp_path / "out")
+    kinds = {layer.activations for layer in made.modules() if isinstance(layer, breccia.nn.QuantizedLinear)}
+    assert kinds == {breccia.Float8CurrentScaling(granularity="row")}
+    said = json.loads((tmp_path / "out" / "config.json").read_text())
+    said["quantization_config"]["inputs"] |= {"when": "static", "per": "tensor"}
+    (tmp_path / "out" / "config.json").write_text(json.dumps(said))
+    with pytest.raises(ValueError, match="must be quantized by scales made of them, they are FP8 static"):
+        kind.from_pretrained(tmp_path / "out")
+    with pytest.raises(ValueError, match="scheme and moments must be left out"):
+        BrecciaConfig(scheme=breccia.ModelScheme(()))

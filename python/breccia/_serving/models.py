@@ -17,7 +17,9 @@ from breccia.bridges import native
 from breccia.bridges.parts import ghost
 from breccia.nn import QuantizedLinear
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
+from breccia.schemes.inputs import recipe_of_inputs
 from breccia.schemes.layers import Layer
+from breccia.schemes.rules import inputs_said
 from breccia.schemes.value import Activations, ModelScheme, Rule
 from breccia.verbs import dequantize
 
@@ -77,6 +79,28 @@ class BrecciaConfig:
         if self.module_inputs:
             said["module_inputs"] = dict(self.module_inputs)
         return said
+
+    def inputs_of(self, module: str) -> ScalingRecipe | None:
+        """What the inputs of a module of a checkpoint are quantized to, by scales made of them.
+
+        Args:
+            module: its name.
+
+        Returns:
+            None for products with inputs as they are.
+
+        Raises:
+            ValueError: by a static scale.
+        """
+        said = None if self.activations is not None else inputs_said(self.module_inputs.get(module, self.inputs))
+        if said is None:
+            return self.activations
+        if said.when != "dynamic":
+            raise ValueError(
+                f"inputs of {module} must be quantized by scales made of them, they are {said}: "
+                f"convert with --set '*=kept,inputs=none'"
+            )
+        return recipe_of_inputs(said)
 
     def say(self, layers: Mapping[str, tuple[Layer, Rule | None]]) -> None:
         """Take what layers of a scheme became, for config.json.

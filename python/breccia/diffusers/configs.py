@@ -31,6 +31,8 @@ class BrecciaConfig(models.BrecciaConfig, QuantizationConfigMixin):  # type: ign
             the output.
         ignore: modules that stayed in high precision, as a checkpoint says it.
         modules: recipes of modules that have another one, as a checkpoint says it.
+        inputs: how most quantized layers' inputs are quantized, as a checkpoint says it.
+        module_inputs: that of layers with others, as a checkpoint says it.
 
     Raises:
         TypeError: an argument is neither a recipe nor a name, or there is no such argument.
@@ -39,6 +41,8 @@ class BrecciaConfig(models.BrecciaConfig, QuantizationConfigMixin):  # type: ign
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        if self.scheme is not None or self.moments is not None:
+            raise ValueError("scheme and moments must be left out: diffusers' models are quantized to one recipe")
         self.quant_method = _Method(self.quant_method)
         self.modules_to_not_convert = self.modules_to_not_convert or None  # an empty list is not held
 

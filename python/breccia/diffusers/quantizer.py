@@ -140,7 +140,7 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         parent = model.get_submodule(path)
         old = parent._modules[last]
         weight = weight if str(device) == "cpu" else weight.to(device)
-        layer = QuantizedLinear(weight, None, self.quantization_config.activations)
+        layer = QuantizedLinear(weight, None, self.quantization_config.inputs_of(path))
         layer.bias = old.bias  # maybe still to come
         parent._modules[last] = layer.train(old.training)
 
