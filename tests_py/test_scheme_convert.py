@@ -308,3 +308,17 @@ def test_scales_of_keys_and_values_of_quark(to, tmp_path):
     found = {name: float(arrays(tmp_path / "out")[name].reshape(())) for name in names}
     assert sorted(found.values()) == [0.125, 0.25]
     assert breccia.scheme(tmp_path / "out").rule(ATTENTION[1]).inputs == STATIC
+
+
+def test_transforms_stay_or_are_said_to_go(model, tmp_path):
+    """compressed-tensors' own words for what is done to inputs before a product."""
+    convert(model, tmp_path / "a", "compressed-tensors", rules=["*.self_attn.*=fp8,inputs=none"])
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    transforms = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["re:.*"], "location": "input"}]}}}
+    config["quantization_config"]["transform_config"] = transforms
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    report = convert(tmp_path / "a", tmp_path / "b", "compressed-tensors")
+    assert said(tmp_path / "b")["transform_config"] == transforms
+    assert report["notes"] == []
+    report = convert(tmp_path / "a", tmp_path / "c", "mlx")
+    assert any(note.startswith("transform_config of the source is left out") for note in report["notes"])

@@ -128,6 +128,8 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
     said = target.bridge.config(
         Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept, patterns)
     )
+    if target.source is not None and target.source.source == target.format and "quantization_config" in said:
+        said["quantization_config"] |= _opaque(target.source)
     beside = target.bridge.beside
     others = {beside: said.pop(beside)} if beside in said else {}
     return {**config, **said}, others
@@ -155,7 +157,15 @@ def changed_meaning(checkpoint: Checkpoint, target: Target, choices: list[Choice
     config: dict[str, Any] = {} if target.bridge.own_files else _config(checkpoint, target, choices)[0]
     said = config.get("quantization_config") or config.get("quantization") or {}
     after = scheme_of(Said(said, config, dict(recipes), {}, checkpoint.array))
-    return differences(_wanted(target, source, recipes), after, recipes)
+    opaque = [key for key in _opaque(source) if recipes and key not in said]
+    lost = [f"{key} of the source is left out: programs do not transform inputs by it" for key in opaque]
+    return [*lost, *differences(_wanted(target, source, recipes), after, recipes)]
+
+
+def _opaque(source: ModelScheme) -> dict[str, Any]:
+    """What a source says of its values that no scheme does, and programs must do: transforms of inputs."""
+    said = json.loads(source.raw)
+    return {key: said[key] for key in ("transform_config",) if said.get(key)}
 
 
 def _wanted(target: Target, source: ModelScheme, recipes: dict[str, ScalingRecipe]) -> ModelScheme:
