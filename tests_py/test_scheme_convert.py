@@ -322,3 +322,13 @@ def test_transforms_stay_or_are_said_to_go(model, tmp_path):
     assert report["notes"] == []
     report = convert(tmp_path / "a", tmp_path / "c", "mlx")
     assert any(note.startswith("transform_config of the source is left out") for note in report["notes"])
+
+
+def test_the_scheme_of_one_model_makes_another_alike(model, moments, tmp_path, capsys):
+    convert(model, tmp_path / "a", "modelopt", rules=["*.self_attn.*=fp8,inputs=static", "*=nvfp4"], amax=moments)
+    assert main(["inspect", str(tmp_path / "a"), "--toml"]) == 0
+    (tmp_path / "scheme.toml").write_text(capsys.readouterr().out)
+    assert ModelScheme.from_toml((tmp_path / "scheme.toml").read_text()) == breccia.scheme(tmp_path / "a")
+    convert(model, tmp_path / "b", "modelopt", scheme=tmp_path / "scheme.toml", amax=moments)
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    assert said(tmp_path / "a") == said(tmp_path / "b")

@@ -156,6 +156,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     inspect.add_argument("path", metavar="PATH", help="safetensors file, directory of shards, or GGUF file")
     inspect.add_argument("--summary", action="store_true", help="totals and findings only")
     inspect.add_argument("--scheme", action="store_true", help="what weights, inputs and the KV cache are, by role")
+    inspect.add_argument("--toml", action="store_true", help="the scheme as a file that convert --scheme takes")
     inspect.add_argument("--all", action="store_true", help="a line for every tensor; layers that are alike stay apart")
 
     verify = _command(
@@ -439,6 +440,9 @@ def _inspect(args: argparse.Namespace) -> int:
     from breccia.checkpoint.reading.source import without_collection
     from breccia.io import scheme as breccia_scheme
 
+    if args.toml:
+        print(breccia_scheme(args.path).to_toml(), end="")
+        return 0
     if args.scheme:
         scheme = breccia_scheme(args.path)
         _print(args, scheme.to_dict(), "\n".join(scheme_lines(args.path, scheme)))

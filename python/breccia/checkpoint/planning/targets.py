@@ -175,7 +175,8 @@ class Target:
     @property
     def quantizes_nothing(self) -> bool:
         """Whether all that is written is floats."""
-        if self.asked is not None and all(rule.weights is None for rule in self.asked.scheme.rules):
+        rules = self.asked.scheme.rules if self.asked is not None and self.recipe is None else ()
+        if rules and all(rule.weights is None for rule in rules):
             return True
         kind = self.bridge.kinds.get(self.kind)
         return bool(self.float_dtype) or (kind is not None and kind.encode is None)
