@@ -332,3 +332,25 @@ def test_the_scheme_of_one_model_makes_another_alike(model, moments, tmp_path, c
     convert(model, tmp_path / "b", "modelopt", scheme=tmp_path / "scheme.toml", amax=moments)
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
     assert said(tmp_path / "a") == said(tmp_path / "b")
+
+
+def test_outputs_stay_in_their_own_format(model, moments, tmp_path):
+    """compressed-tensors' static scales of outputs, beside those of inputs."""
+    convert(model, tmp_path / "a", "compressed-tensors", rules=["*.self_attn.*=int8,inputs=static"], amax=moments)
+    stored = {name: np.array(array) for name, array in arrays(tmp_path / "a").items()}
+    stored |= {f"{module}.output_scale": np.full(1, 0.25, np.float32) for module in ATTENTION}
+    save_arrays(stored, tmp_path / "a" / "new.safetensors", {"format": "pt"})
+    (tmp_path / "a" / "new.safetensors").replace(tmp_path / "a" / "model.safetensors")
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    (group,) = config["quantization_config"]["config_groups"].values()
+    group["output_activations"] = dict(group["input_activations"])
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    outputs = breccia.scheme(tmp_path / "a").rule(ATTENTION[0]).outputs
+    assert outputs == Activations("int8", "tensor", "static")
+    assert convert(tmp_path / "a", tmp_path / "b", "compressed-tensors")["notes"] == []
+    assert breccia.scheme(tmp_path / "b").rule(ATTENTION[0]).outputs == outputs
+    assert arrays(tmp_path / "a").keys() == arrays(tmp_path / "b").keys()
+    assert said(tmp_path / "a") == said(tmp_path / "b")
+    notes = convert(tmp_path / "a", tmp_path / "c", "int8")["notes"]
+    assert any(note.startswith("outputs of 4 layers: INT8 static") for note in notes)
+    assert any("(output_scale) are left out" in note for note in notes)

@@ -128,6 +128,10 @@ class Bridge(Protocol):
     def input_scales(self) -> bool:
         """Whether scales of activations (``input_scale``) are written beside the weights."""
 
+    @property
+    def output_scales(self) -> bool:
+        """Whether a source of the format that has static scales of a layer's outputs (``output_scale``) keeps them."""
+
     def input_scale(self, recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
         """How the scale of a layer's inputs is stored beside a weight.
 
@@ -443,6 +447,7 @@ class FileFormat:
     own_files: bool = False
     whole_header: bool = False
     input_scales: bool = False
+    output_scales: bool = False
     input_scale: Callable[[ScalingRecipe, Mapping[str, Any]], InputScale | None] = lambda recipe, said: None
     cache_scales: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     one_level: str = ""

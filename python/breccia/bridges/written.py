@@ -76,6 +76,7 @@ class Written:
         activations: how the source quantizes the inputs of a module, where that is known.
         patterns: of modules that the source left alone by other things than their names, and that match no module that
             is quantized here.
+        outputs: how the outputs of modules are quantized, by a static scale that is written.
         kept: other quantized modules, by their stored names, which are as the source has them and says of them.
     """
 
@@ -87,6 +88,7 @@ class Written:
     activations: Mapping[str, Activations] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
     patterns: tuple[Match, ...] = ()
+    outputs: Mapping[str, Activations] = field(default_factory=dict)
 
     def dynamic(self, module: str) -> Activations | None:
         """How a module's inputs are quantized by scales made of them.

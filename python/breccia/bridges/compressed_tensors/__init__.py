@@ -254,6 +254,7 @@ BRIDGE = FileFormat(
     shared_global_scale=True,
     bfloat16_scales=True,  # transformers rounds scales to the model's dtype
     input_scales=True,
+    output_scales=True,
     misread_experts={
         "nvfp4": "transformers leaves out their second scales: read them by vLLM or SGLang",
         "mxfp8": "transformers does not load them: read them by vLLM or SGLang",

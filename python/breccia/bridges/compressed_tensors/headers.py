@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 from breccia.bridges.checks import FLOATS, check_axes, shown
 from breccia.bridges.common import FP8_DTYPES, fp8_recipe
@@ -245,7 +245,7 @@ def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here: a group for each recipe, by the names of its modules where
     there are several (the class of a fused layer would else be found before the names of its parts)."""
     groups = _written_groups(written)
-    formats = [_format(recipe, inputs) for recipe, inputs, _ in groups]
+    formats = [_format(recipe, inputs) for recipe, inputs, *_ in groups]
     return {
         "quantization_config": {
             "quant_method": "compressed-tensors",
@@ -259,9 +259,10 @@ def config(written: Written) -> dict[str, Any]:
                     "targets": ["Linear"] if len(groups) == 1 else modules,
                     "weights": _weights(recipe),
                     "input_activations": inputs,
+                    **({} if outputs is None else {"output_activations": outputs}),
                     "format": fmt,
                 }
-                for i, ((recipe, inputs, modules), fmt) in enumerate(zip(groups, formats, strict=True))
+                for i, ((recipe, inputs, outputs, modules), fmt) in enumerate(zip(groups, formats, strict=True))
             },
         }
     }
@@ -290,16 +291,27 @@ def _ignored(match: Match) -> str:
 _FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 
 
-def _written_groups(written: Written) -> list[tuple[ScalingRecipe, dict[str, Any] | None, list[str]]]:
-    """Modules of one recipe whose inputs are quantized alike."""
-    groups: list[tuple[ScalingRecipe, dict[str, Any] | None, list[str]]] = []
+_Part: TypeAlias = "dict[str, Any] | None"
+
+
+def _written_groups(written: Written) -> list[tuple[ScalingRecipe, _Part, _Part, list[str]]]:
+    """Modules of one recipe whose inputs and outputs are quantized alike."""
+    groups: list[tuple[ScalingRecipe, _Part, _Part, list[str]]] = []
     for recipe, modules in written.groups():
         alike: dict[str, list[str]] = {}
         for module in modules:
             inputs = _inputs(recipe, module in written.inputs, written.dynamic(module))
-            alike.setdefault(json.dumps(inputs), []).append(module)
-        groups += [(recipe, json.loads(inputs), names) for inputs, names in alike.items()]
+            outputs = written.outputs.get(module)
+            said = inputs, None if outputs is None else _static(outputs)
+            alike.setdefault(json.dumps(said), []).append(module)
+        groups += [(recipe, *json.loads(said), names) for said, names in alike.items()]
     return groups
+
+
+def _static(said: Activations) -> _Part:
+    """Outputs that have one static scale."""
+    number = _NUMBERS.get(said.element)
+    return number and {**number, "symmetric": said.symmetric, "strategy": "tensor", "dynamic": False}
 
 
 def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:

@@ -18,6 +18,7 @@ from breccia.checkpoint.planning.shared_scales import fused
 from breccia.checkpoint.planning.targets import Choice, Target
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.schemes.value import UNSAID, KVCache
+from breccia.schemes.value import Activations as Of
 
 __all__ = ["Activations"]
 
@@ -43,6 +44,7 @@ class Activations:
     Attributes:
         names: of the tensors that are taken care of here; others are no scales of activations.
         inputs: modules with a scale of their inputs whose meaning is known.
+        outputs: module → its static scale of outputs, which is kept, once `choices` knows.
         cache: whether scales of the KV cache are written, or the target says without them that it is of FP8.
         notes: what is left out, and what is another number, once `choices` knows.
     """
@@ -50,6 +52,7 @@ class Activations:
     def __init__(self, checkpoint: Checkpoint, found: Sequence[Found], target: Target) -> None:
         self.checkpoint, self.target = checkpoint, target
         self.cache, self.notes = False, list[str]()
+        self.outputs: dict[str, Choice] = {}
         weights = {one.name: one for one in found if one.format != "plain"}
         self._scales = {one.name: one for one in found if one.format == "plain"} if weights else {}
         self._layers: dict[str, Found] = {}
@@ -108,8 +111,12 @@ class Activations:
         lost: Counter[str] = Counter()
         rescaled = 0
         for name, weight in self._layers.items():
-            if self._asked(weight.name.removesuffix(".weight")) == "other":
+            of_inputs = not name.rpartition(".")[2].startswith("output")
+            if of_inputs and self._asked(weight.name.removesuffix(".weight")) == "other":
                 continue  # the scheme says that there is none
+            if kept := self._of_outputs(name, quantized.get(weight.name)):
+                self.outputs[weight.name.removesuffix(".weight")] = kept
+                continue
             choice = self._of_inputs(name, quantized.get(weight.name))
             if choice is None:
                 lost[name.rpartition(".")[2]] += 1
@@ -128,7 +135,7 @@ class Activations:
                 f"scales of the inputs of {rescaled} layers are rescaled: {self.target.spelled} quantizes inputs to "
                 "another format than the source did"
             )
-        written[""] = self._of_cache(bool(quantized))
+        written[""] = [*self.outputs.values(), *self._of_cache(bool(quantized))]
         return written
 
     def _of_moments(
@@ -205,6 +212,19 @@ class Activations:
         if choice.action == "copy":
             return stored
         return stored * choice.values[0] if choice.action == "multiply" else choice.values[0] / stored
+
+    def _of_outputs(self, name: str, weight: Choice | None) -> Choice | None:
+        """A static scale of a layer's outputs, where source and target are of one format that keeps it."""
+        found, bridge = self._scales[name], self.target.bridge
+        same = weight is not None and weight.found.format == bridge.name and bridge.output_scales
+        if not same or not name.endswith(".output_scale") or not _is_number(found):
+            return None
+        scheme = self.checkpoint.scheme_or_none
+        rule = None if scheme is None else scheme.rule(name.rpartition(".")[0])
+        one = None if rule is None else rule.outputs
+        if not isinstance(one, Of) or (one.when, one.per, one.symmetric) != ("static", "tensor", True):
+            return None
+        return Choice(found, "copy", {name: (found.dtype, found.shape)})
 
     def _of_inputs(self, name: str, weight: Choice | None) -> Choice | None:
         """A scale of inputs as the target has it; None where it has no place for it."""

@@ -36,4 +36,4 @@ def beside(checkpoint: Checkpoint) -> dict[Path, disk.Stamp]:
 def spelled(target: Target) -> str:
     """A target with its options in words that are the same in every process: sets have no order of their own."""
     said = {field.name: getattr(target, field.name) for field in dataclasses.fields(target) if field.repr}
-    return repr(said | {"inputs": sorted(target.inputs)})
+    return repr(said | {"inputs": sorted(target.inputs), "outputs": sorted(target.outputs)})

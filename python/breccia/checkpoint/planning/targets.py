@@ -92,13 +92,13 @@ class Target:
 
     ``names`` are those of a model that the format spells in its own way. ``left_alone`` says that the source is
     quantized: what its maker left in high precision stays so. ``inputs`` are modules with a scale of their
-    activations, ``cache`` says whether the KV cache is of FP8. ``model`` is the source's config.json.
-    ``recipe`` is None where the format was named without one: what the source has is kept if the format
-    can hold it, and the format's first recipe is used if not. ``kind`` is what the format has that no recipe makes.
-    ``with_inputs`` takes its place for modules with a scale of their activations. ``group_size`` is the one that was
-    asked for. ``importance`` is that of columns. ``asked`` is what a scheme asks of layers, see `of`; ``named`` says
-    that it means a tensor by itself. ``source`` is the source's own scheme. ``together`` has a module for each of those
-    that are written as one, by the name of this one.
+    activations, ``outputs`` those with one of what they give, ``cache`` says whether the KV cache is of FP8.
+    ``model`` is the source's config.json. ``recipe`` is None where the format was named without one: what the
+    source has is kept if the format can hold it, and the format's first recipe is used if not. ``kind`` is what the
+    format has that no recipe makes. ``with_inputs`` takes its place for modules with a scale of their activations.
+    ``group_size`` is the one that was asked for. ``importance`` is that of columns. ``asked`` is what a scheme asks
+    of layers, see `of`; ``named`` says that it means a tensor by itself. ``source`` is the source's own scheme.
+    ``together`` has a module for each of those that are written as one, by the name of this one.
     """
 
     spelled: str
@@ -114,6 +114,7 @@ class Target:
     left_alone: bool = False
     inputs: frozenset[str] = frozenset()
     cache: bool = False
+    outputs: frozenset[str] = frozenset()
     model: Mapping[str, Any] = field(default_factory=dict)
     group_size: int | str | None = None
     importance: Importance | None = None

@@ -278,7 +278,8 @@ class Job:
         written = self.activations.choices(self.choices)
         cache = written.pop("", [])
         inputs = frozenset(name.removesuffix(".weight") for name in written)
-        self.target = dataclasses.replace(self.target, inputs=inputs, cache=self.activations.cache)
+        outputs = frozenset(self.activations.outputs)
+        self.target = dataclasses.replace(self.target, inputs=inputs, outputs=outputs, cache=self.activations.cache)
         self.choices = [one for c in self.choices for one in (c, *written.get(c.found.name, ()))] + cache
         self.notes += self.activations.notes
 

@@ -28,7 +28,7 @@ from breccia.gguf.sentencepiece import sentencepiece_fields
 from breccia.gguf.tokenizer import chat_fields, tokenizer_fields
 from breccia.gguf.types import ARRAY, STRING, UINT32, Fields
 from breccia.recipes import ScalingRecipe
-from breccia.schemes import UNSAID, ModelScheme, differences
+from breccia.schemes import UNSAID, Activations, ModelScheme, differences
 from breccia.schemes.dialects import Said, scheme_of
 from breccia.schemes.matching import Match
 
@@ -125,8 +125,10 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
     ignored = _ignored(checkpoint, choices)
     activations = {m: one for m, recipe in recipes.items() if (one := target.inputs_of(m, recipe))}
     patterns = _patterns_left(target.source, (*recipes, *kept))
+    rules = {} if target.source is None else {module: target.source.rule(module) for module in target.outputs}
+    given = {m: one.outputs for m, one in rules.items() if one is not None and isinstance(one.outputs, Activations)}
     said = target.bridge.config(
-        Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept, patterns)
+        Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept, patterns, given)
     )
     if target.source is not None and target.source.source == target.format and "quantization_config" in said:
         said["quantization_config"] |= _opaque(target.source)
