@@ -319,7 +319,7 @@ def carries(recipe: ScalingRecipe) -> bool:
 def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here: the recipe of most modules, and others' by their names; and
     how their inputs are quantized, likewise."""
-    inputs = {module: said for module in written.recipes if (said := written.dynamic(module)) is not None}
+    inputs = {module: one for module in written.recipes if (one := written.dynamic(module)) is not None}
     inputs |= {module: inputs_for(written.recipes[module], "static") for module in written.inputs}
     said = said_of(written.recipes, inputs)
     return {"quantization_config": {"quant_method": NAME, **said, "ignore": written.ignored}}

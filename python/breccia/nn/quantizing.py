@@ -43,7 +43,8 @@ def _quantized(linear: Any, layer: Layer, exact_rows: int, gradients: Any) -> Qu
     made = QuantizedLinear(
         weight, linear.bias, layer.inputs, exact_rows=exact_rows, gradients=gradients, input_scale=scale
     )
-    return made.train(linear.training)
+    made.train(linear.training)
+    return made
 
 
 def _layers(recipe: Any, activations: Any, moments: Any) -> Callable[[str], Layer]:

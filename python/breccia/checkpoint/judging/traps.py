@@ -54,8 +54,8 @@ def _caches(scheme: ModelScheme) -> Iterator[tuple[str, str]]:
         if scheme.kv_cache is None:
             yield module, "scales of keys and values are there, and config.json says of no quantized cache"
         elif isinstance(scheme.kv_cache, KVCache) and len(there) == 1:
-            (one,) = there
-            yield module, f"only the scale of {'keys' if one == 'k' else 'values'} is there: vLLM takes it for both"
+            which = "keys" if there == {"k"} else "values"
+            yield module, f"only the scale of {which} is there: vLLM takes it for both"
 
 
 def _unquantized(scheme: ModelScheme, modules: list[str]) -> Iterator[tuple[str, str]]:
