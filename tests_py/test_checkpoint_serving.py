@@ -236,7 +236,10 @@ def test_a_format_of_one_recipe_refuses_several(tmp_path: Path) -> None:
         parts = _parts.materialize(compressed_tensors.lay_out(breccia.cast(weight(64, 128), recipe)))
         arrays |= {f"{name}.{role}": array for role, array in parts.items()}
     source = write_shards(tmp_path / "in", [arrays], {})
-    for to in ("gptq", "awq"):
-        with pytest.raises(ValueError, match=rf"{to}: all modules must have one recipe"):
-            convert(source, tmp_path / "out", to)
+    with pytest.raises(ValueError, match="awq: all modules must have one recipe"):
+        convert(source, tmp_path / "out", "awq")
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
+    convert(source, tmp_path / "gptq", "gptq")  # which says others by name
+    said = json.loads((tmp_path / "gptq" / "config.json").read_text())["quantization_config"]
+    (other,) = said["dynamic"].values()
+    assert {said["group_size"], other["group_size"]} == {64, 128}

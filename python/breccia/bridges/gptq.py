@@ -369,8 +369,8 @@ def _dynamic(first: ScalingRecipe, others: list[tuple[ScalingRecipe, list[str]]]
     for recipe, modules in others:
         if getattr(recipe, "symmetric", True) != getattr(first, "symmetric", True):
             raise ValueError(
-                f"{NAME}: all modules must have zero points or none, which is all its config.json can say: most have "
-                f"{first}, {modules[0]!r} has {recipe}; name a recipe in --to, or another format"
+                f"{NAME}: all modules must have one recipe, or zero points alike, which is all config.json says: most "
+                f"have {first}, {modules[0]!r} has {recipe}; name a recipe in --to, or another format"
             )
         own = {"bits": _bits(recipe), "group_size": getattr(recipe, "group_size", None) or -1}
         names = [*modules, *_fused(modules)]
