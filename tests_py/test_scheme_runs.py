@@ -49,17 +49,29 @@ def distance(got, wanted):
 
 def same_layers(model, theirs, most):
     """Each layer on its inputs in the other model. INT8 with amax / 127.5, as compressed-tensors has it where servers
-    have amax / 127: the largest input lies halfway between two codes, so that logits are those of other roundings."""
+    have amax / 127: a row's largest input, and others of 16 bits, lie halfway between two codes and may have either."""
+    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+    from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+
     seen = {}
-    for name, layer in layers(model).items():
-        layer._cast = lambda x, recipe: breccia.cast(x, recipe, amax=x.abs().amax(-1, keepdim=True) * 127 / 127.5)
+    for name in layers(model):
         hook = lambda _, given, made, name=name: seen.update({name: (given[0], made)})  # noqa: E731
         theirs.get_submodule(name).register_forward_hook(hook)
     run(theirs)
     assert len(seen) == 14
     for name, layer in layers(model).items():
-        given, made = seen[name]
-        assert distance(layer(given), made) <= most, name
+        (given, made), module = seen[name], theirs.get_submodule(name)
+        args, largest = module.quantization_scheme.input_activations, given.abs().amax(-1, keepdim=True)
+        scale, zero = compute_dynamic_scales_and_zp(given, args, module)
+        wanted, weight = fake_quantize(given, scale, zero, args), layer.weight.dequantize()
+        assert distance(wanted @ weight.T, made) <= most, name
+        inputs = breccia.cast(given, layer.activations, amax=largest * 127 / 127.5).dequantize()
+        apart = (inputs - wanted).abs()
+        between = ((given / scale) % 1 - 0.5).abs() < 1e-3
+        assert not ((apart > 1e-3 * scale) & ~between).any(), name
+        assert bool((apart <= 1.001 * scale).all())
+        own = breccia.cast(given, layer.activations).dequantize()
+        assert distance(layer(given), own @ weight.T) <= most, name
 
 
 @pytest.mark.parametrize(("recipe", "when"), KINDS)
