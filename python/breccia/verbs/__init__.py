@@ -78,7 +78,8 @@ def cast(
     recipe = resolve(recipe)
     if isinstance(x, ScaledTensor):
         raise TypeError("x must be an array of floats, got a ScaledTensor: use requantize(x, recipe)")
-    rounding = rounding.lower() if isinstance(rounding, str) else rounding
+    if rounding != "nearest" and isinstance(rounding, str):
+        rounding = rounding.lower()
     plain = rounding == "nearest" and seed is None and hadamard is None and not square_blocks and amax is None
     if plain and importance is None and isinstance(offset, int) and offset == 0:
         return frameworks.of(x).cast(x, recipe)

@@ -121,8 +121,6 @@ def convert(
     place = path_of(destination, "destination")
     source = path_of(source, "source")
     folder = names_folder(destination)
-    if not source.exists():
-        raise absent(source)
     if not dry_run:
         check_destination(place, source, force=force)
     checkpoint = Checkpoint(source, mapped=False, unmarked=unmarked)
@@ -152,6 +150,7 @@ def check_destination(destination: Path, *sources: str | os.PathLike[str], force
     Raises:
         ValueError: it is inside of a source, or would replace one.
         FileExistsError: it is there.
+        FileNotFoundError: it is there, and a source is not.
     """
     place = destination.resolve()
     for source in map(Path, sources):
@@ -163,6 +162,8 @@ def check_destination(destination: Path, *sources: str | os.PathLike[str], force
         if same or place in source.resolve().parents:
             raise ValueError(f"destination must not replace the source {source}, got {destination}")
     if not force and os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
+        if missing := [source for source in map(Path, sources) if not source.exists()]:
+            raise absent(missing[0])  # which is the first thing to know
         hint = "" if force is None else ": --force replaces it"
         raise FileExistsError(f"destination must not be there, {destination} is{hint}")
 
