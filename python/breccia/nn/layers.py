@@ -392,7 +392,8 @@ def quantize(
         raise TypeError(f"layer must be a torch.nn.Linear, got {type(layer).__name__}{more}")
     weight = verbs.cast(layer.weight.detach(), resolve(recipe))
     made = QuantizedLinear(weight, layer.bias, activations, exact_rows=exact_rows, gradients=gradients)
-    return made.train(layer.training)
+    made.train(layer.training)
+    return made
 
 
 def quantize_(
