@@ -12,7 +12,7 @@ import pytest
 from breccia.checkpoint import convert, save_arrays
 from breccia.checkpoint.judging.output_error import output_error
 from breccia.checkpoint.judging.verify import verify
-from breccia.cli.main import main
+from breccia.cli import main
 from breccia.moments import Moments, load_moments, save_moments
 from tiny_models import random_model, transformers
 

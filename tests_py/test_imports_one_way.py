@@ -18,7 +18,7 @@ PACKAGE = ROOT / "python/breccia"
 # unless a longer one does; a package and "=" for its own file alone.
 LAYERS = {
     "facts": (
-        "_core _version _inputs layouts recipes recipe_names formats cpu peers "
+        "_core _moved _version _inputs layouts recipes recipe_names formats cpu peers "
         "value= value.form value.foreign verbs.cast_options cli= cli.arguments cli.errors cli.terminal"
     ),
     "registry": "frameworks= kernels.triton=",

@@ -5,7 +5,7 @@ import importlib
 import sys
 from types import ModuleType
 
-from breccia import autograd, delayed, formats, frameworks, kernels, layouts, recipes
+from breccia import _moved, autograd, delayed, formats, frameworks, kernels, layouts, recipes
 from breccia._version import __version__
 from breccia.autograd import cast_ste, cast_ste_clipped
 from breccia.calibration import calibrate
@@ -93,6 +93,7 @@ __all__ = [
 ]
 
 frameworks.load_imported()
+_moved.install()
 
 # Public, but not for ``from breccia import *``, which would hide the built-in.
 _NOT_BY_STAR = ("open",)
