@@ -50,4 +50,4 @@ class _Old:
 def install() -> None:
     """Look here for modules that are nowhere else."""
     if _Old not in sys.meta_path:
-        sys.meta_path.append(_Old)  # type: ignore[arg-type]
+        sys.meta_path.append(_Old)
