@@ -18,7 +18,7 @@ from pathlib import Path
 
 import measure
 from comparison import report
-from documents import accuracy, clients, pictures, speed, stages, training
+from documents import accuracy, clients, kernels, pictures, speed, stages, training
 from documents.markdown import load
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +59,7 @@ TABLES = {
     "training, draw": training.draw,
     "training, classify": training.classify,
     "stages": stages.stages,
+    "kernels": kernels.rules,
 }
 FILES = {
     "docs/images/accuracy.svg": pictures.accuracy,

@@ -16,7 +16,7 @@ bool supported_block(std::int64_t block, std::int64_t k, bool packed) {
 bool supported_zero_points(const ScaledMatrix& w) {
     if (w.zero_point == nullptr) return true;
     const bool one = w.grid.block_cols >= w.grid.cols;
-    return zero_points_are_small(w) && (one || (w.grid.block_cols % row_step(true) == 0 && w.zero_col_stride == 1));
+    return zero_points_are_bytes(w) && (one || (w.grid.block_cols % row_step(true) == 0 && w.zero_col_stride == 1));
 }
 
 }  // namespace

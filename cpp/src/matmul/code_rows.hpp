@@ -10,7 +10,7 @@
 namespace breccia::inline v0_4 {
 
 /// Whether codes and scales lie along K, blocks are whole steps or a step holds whole blocks, and zero points are bytes
-/// that come one to so many steps.
+/// that come one to so many steps. Reads none of them; the kernels take zero points that zero_points_are_small() of.
 bool readable_in_place(const ScaledMatrix& w);
 
 /// Rows [begin, begin + n). `scratch`: see CodeRows::scale_scratch.

@@ -26,7 +26,7 @@ struct LaneBlocks {
 /// Doublewords of 16 rows to a quad.
 constexpr std::int64_t quads_of(std::int64_t k, bool packed) { return (k + (packed ? 31 : 15)) / (packed ? 32 : 16); }
 
-/// None where the weight's blocks, zero points or order in memory do not suit.
+/// None where the weight's blocks, type of zero points or order in memory do not suit.
 std::optional<LaneBlocks> lane_blocks(const ScaledMatrix& w);
 
 /// Scales of rows [row, row + 16), those past the end zero, to `out`. Codes stay codes where the kernel reads all that

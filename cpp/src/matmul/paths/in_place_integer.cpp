@@ -63,21 +63,20 @@ void multiply_prepared(const Product& product, const ScaledMatrix& w, const Lane
                  });
 }
 
-bool worth_it(const Product& product) {
-    return product.total_rows() <= product.limits.integer_rows &&
-           product.a.front().bfloat16_terms() >= product.limits.integer_terms;
+std::optional<Entry> suits_in_place_integer(const Product& product, const ScaledMatrix& w) {
+    const BF16Kernels* kernels = product.table.matmul.bf16;
+    const bool has_kernel =
+        kernels != nullptr && kernels->gemv_integers[static_cast<std::size_t>(w.element)] != nullptr;
+    if (!has_kernel || !readable_in_place(w)) return {};
+    return Entry{.terms = product.a.front().bfloat16_terms()};
 }
 
-}  // namespace
-
-bool paths::in_place_integer(const Product& product, const ScaledMatrix& w) {
+Refusal by_in_place_integer(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
     const KernelTable& table = product.table;
     const BF16Kernels* kernels = table.matmul.bf16;
     const std::int64_t rows = product.total_rows(), k = product.k, step = row_step(w.packed);
     const auto element = static_cast<std::size_t>(w.element);
-    if (kernels == nullptr || kernels->gemv_integers[element] == nullptr || !worth_it(product) || !readable_in_place(w))
-        return false;
-
+    if (!zero_points_are_small(w)) return Refusal::zero_points;
     const bool prepared =
         rows == 1 && w.lane_codes != nullptr && w.zero_point == nullptr && kernels->integer_lanes[element] != nullptr;
     const std::optional<LaneBlocks> blocks = prepared ? lane_blocks(w) : std::nullopt;
@@ -96,11 +95,11 @@ bool paths::in_place_integer(const Product& product, const ScaledMatrix& w) {
                                             .scale_type = w.scale_type,
                                             .run = run,
                                             .out = &x.back().digits}))
-            return false;
+            return Refusal::digits;
     }
     if (blocks) {
         multiply_prepared(product, w, *blocks, run, x.front().digits);
-        return true;
+        return Refusal::none;
     }
     for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
         // So few rows that their codes are in the first-level cache for the next activation.
@@ -119,7 +118,12 @@ bool paths::in_place_integer(const Product& product, const ScaledMatrix& w) {
             }
         }
     });
-    return true;
+    return Refusal::none;
 }
+
+}  // namespace
+
+constinit const Path paths::in_place_integer = path_of_codes<suits_in_place_integer, by_in_place_integer>(
+    "in_place_integer", {Refusal::zero_points, Refusal::digits});
 
 }  // namespace breccia::inline v0_4
