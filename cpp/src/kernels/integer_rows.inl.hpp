@@ -190,13 +190,13 @@ static void nibble_gemv(const IntegerGemv& g, const NibbleBytes& of_codes) {
     nibble_rows<false, 4, false>(g, of_codes);
 }
 
-static consteval BF16Kernels make_integer_kernels() {
-    BF16Kernels kernels;
+static consteval IntegerKernels make_integer_kernels() {
+    IntegerKernels kernels;
     kernels.pack_digits = Codecs::map([]<Codec C>() -> bool (*)(const PackDigits&) {
         if constexpr (C::bits == 4) return [](const PackDigits& p) { return pack_nibble_digits(p, nibble_bytes<C>); };
         return nullptr;
     });
-    kernels.gemv_integers = Codecs::map([]<Codec C>() -> void (*)(const IntegerGemv&) {
+    kernels.gemv = Codecs::map([]<Codec C>() -> void (*)(const IntegerGemv&) {
         if constexpr (C::bits == 4) return [](const IntegerGemv& g) { nibble_gemv(g, nibble_bytes<C>); };
         return nullptr;
     });

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "breccia/cpu.hpp"
-#include "runtime/kernel_table.hpp"
+#include "contract/kernel_table.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {

@@ -4,16 +4,9 @@
 #pragma once
 
 #include "matmul/operand_rows.hpp"
+#include "tensor/interleaved_weight.hpp"
 
 namespace breccia::inline v0_4 {
-
-/// A weight's codes and scales in that order, for every matrix of a batch.
-struct InterleavedWeight {
-    Array codes, scales;  ///< batch axes, 1, bytes of a matrix
-    std::optional<Array> zero_points;
-    std::optional<Array> special;  ///< of rows in place, which the weight keeps: see CodeRows
-    ScaleType scale_type = ScaleType::float32;
-};
 
 /// How the scales of a weight come to the sums of a LaneProduct, whose members these are. `stored` scales of a row,
 /// a multiple of 4, are kept; each of the weight's own stands for `repeats` of them.

@@ -22,37 +22,49 @@ void multiply(const Product& product, const Rows& w) {
     path_taken = rule->path->name;
 }
 
+// What a verb multiplies, of arguments that it has checked.
+struct Factors {
+    const KernelTable& table;
+    const Operand &a, &b;
+    int k_axis;  // of b
+    const Array& out;
+    Precision precision = Precision::exact;
+};
+
 // Calls multiply(product, weight) for the products that there are: one for each matrix of a batch of weights, whose
 // order is left open, else one.
 template <class Multiply>
-void for_each_product(const KernelTable& table, const Operand& a, const Operand& b, const Array& out,
-                      Precision precision, Multiply multiply_one) {
-    check_operand(a, "a");
-    check_operand(b, "b");
-    const Shape shape = matmul_shape(a.shape(), b.shape());
-    check_output(out, shape);
-    check_no_overlap(out, a);
-    check_no_overlap(out, b);
-    if (element_count(shape) == 0) return;
+void for_each_product(const Factors& f, Multiply multiply_one) {
+    const Shape& shape = f.out.shape;
+    if (f.out.size() == 0) return;
     const IeeeArithmetic arithmetic;
     const Shape batch = batch_shape(shape);
     const std::int64_t members = element_count(batch);
     const auto product_of = [&](std::int64_t begin, std::int64_t end) {
-        Product product{.table = table,
+        Product product{.table = f.table,
                         .a = {},
                         .c = {},
                         .m = shape[shape.size() - 2],
                         .n = shape.back(),
-                        .k = a.shape().back(),
-                        .precision = precision};
+                        .k = f.a.shape().back(),
+                        .precision = f.precision};
         for (std::int64_t index = begin; index < end; ++index) {
-            product.a.emplace_back(a, -1, batch, index);
-            product.c.push_back(output_matrix(out, -1, batch, index));
+            product.a.emplace_back(f.a, -1, batch, index);
+            product.c.push_back(output_matrix(f.out, -1, batch, index));
         }
         return product;
     };
-    if (element_count(batch_shape(b.shape())) == 1) return multiply_one(product_of(0, members), Rows(b, -2, batch, 0));
-    for_each_large(members, [&](std::int64_t i) { multiply_one(product_of(i, i + 1), Rows(b, -2, batch, i)); });
+    if (element_count(batch_shape(f.b.shape())) == 1)
+        return multiply_one(product_of(0, members), Rows(f.b, f.k_axis, batch, 0));
+    for_each_large(members, [&](std::int64_t i) { multiply_one(product_of(i, i + 1), Rows(f.b, f.k_axis, batch, i)); });
+}
+
+void check_product(const Operand& a, const Operand& b, const Array& out) {
+    check_operand(a, "a");
+    check_operand(b, "b");
+    check_output(out, matmul_shape(a.shape(), b.shape()));
+    check_no_overlap(out, a);
+    check_no_overlap(out, b);
 }
 
 }  // namespace
@@ -81,13 +93,14 @@ Shape matmul_shape(const Shape& a, const Shape& b) {
     return shape;
 }
 
-void multiply_into(const KernelTable& table, const Operand& a, const Operand& b, const Array& out,
-                   Precision precision) {
-    for_each_product(table, a, b, out, precision, multiply);
+void multiply_checked(const KernelTable& table, const Operand& a, const Operand& b, int k_axis, const Array& out,
+                      Precision precision) {
+    for_each_product({.table = table, .a = a, .b = b, .k_axis = k_axis, .out = out, .precision = precision}, multiply);
 }
 
 void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision precision) {
-    multiply_into(kernels(), a, b, out, precision);
+    check_product(a, b, out);
+    multiply_checked(kernels(), a, b, -2, out, precision);
 }
 
 Product question(const KernelTable& table, const Operand& a, const Operand& b, Precision precision) {
@@ -104,10 +117,13 @@ Product question(const KernelTable& table, const Operand& a, const Operand& b, P
 bool multiply_by(std::string_view path, const Operand& a, const Operand& b, const Array& out) {
     const auto* chosen = std::ranges::find(every_path, path, &Path::name);
     if (chosen == std::end(every_path)) throw_value("path must be one that there is, got '" + std::string(path) + "'");
+    check_product(a, b, out);
     std::atomic<bool> all{true};
-    for_each_product(kernels(), a, b, out, Precision::exact, [&](const Product& product, const Rows& w) {
-        if (!(*chosen)->suits(product, w) || (*chosen)->multiply(product, w, {}) != Refusal::none) all = false;
-    });
+    for_each_product({.table = kernels(), .a = a, .b = b, .k_axis = -2, .out = out},
+                     [&](const Product& product, const Rows& w) {
+                         if (!(*chosen)->suits(product, w) || (*chosen)->multiply(product, w, {}) != Refusal::none)
+                             all = false;
+                     });
     return all;
 }
 

@@ -39,9 +39,11 @@ constexpr std::uint32_t out_of_range(float x, int lowest, int highest) {
     return static_cast<std::uint32_t>(magnitude != 0) & static_cast<std::uint32_t>(magnitude - least > span);
 }
 
-/// matmul_into by the kernels of a verb that shares out products: where a worker thread begins one, no BackendScope of
-/// the caller's holds.
-void multiply_into(const KernelTable& table, const Operand& a, const Operand& b, const Array& out, Precision precision);
+/// The products of a verb that has checked its arguments. `k_axis` is where K lies in b: -2 for (..., K, N), -1 for a
+/// weight (N, K). `table` is the caller's: where a worker thread begins a product, no BackendScope of the caller's
+/// holds.
+void multiply_checked(const KernelTable& table, const Operand& a, const Operand& b, int k_axis, const Array& out,
+                      Precision precision);
 
 /// What choose() is asked of a product of two matrices, which has no output.
 Product question(const KernelTable& table, const Operand& a, const Operand& b, Precision precision = Precision::exact);

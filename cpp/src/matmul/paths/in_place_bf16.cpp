@@ -65,7 +65,7 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
         std::vector<float> buffer(static_cast<std::size_t>(n * (vectors + 1) + 4 * w.grid.grid_cols()));
         float* sums = buffer.data();
         float* line = sums + n * vectors;
-        kernel({.w = code_rows(*product.table.matmul.bf16, w, begin, n, line + n),
+        kernel({.w = code_rows(product.table.matmul.bf16->first_level_cache, w, begin, n, line + n),
                 .x = x.data(),
                 .vectors = vectors,
                 .out = sums});
