@@ -19,7 +19,7 @@ static bool pack_nibble_step(const PackDigits& p, const NibbleBytes& of_codes, s
         const Eight value = load_eight(x + 8 * lane);
         const std::int32_t own = largest_of(value), most = own > at_least ? own : at_least;
         float unit = 1, up = 1;
-        // Where all are zero or subnormal there is none to go by; the latter leave something behind.
+        // Zeros have no largest number to take a unit from. Numbers below 2^-100 leave a rest at unit 1: refused.
         if (exponent >= -100) {
             const int unit_exponent = unit_exponent_of(most);
             unit = float_from_bits(static_cast<std::uint32_t>(unit_exponent) << 23);

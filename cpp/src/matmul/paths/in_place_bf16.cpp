@@ -21,7 +21,7 @@ void reorder(const std::uint16_t* from, bool packed, std::uint16_t* to) {
     }
 }
 
-bool all_ordinary(const std::vector<float>& x) {
+bool all_in_range(const std::vector<float>& x) {
     std::uint32_t strange = 0;
     for (const float value : x) strange |= out_of_range(value, -100, 100);
     return strange == 0;
@@ -106,7 +106,7 @@ Refusal by_in_place_bf16(const Product& product, const ScaledMatrix& w, const Li
         for (std::int64_t i = 0; i < rows; ++i) {
             std::fill(row.begin(), row.end(), 0.0F);
             product.read(table, i, 1, 0, k, scratch, row.data(), k);
-            if (!all_ordinary(row)) return Refusal::range;
+            if (!all_in_range(row)) return Refusal::range;
             used = std::max(used, split(table, row, w.packed, most, terms.data() + i * most * padded_k));
         }
     }

@@ -130,7 +130,7 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
     out.x = WorkBuffer<std::uint16_t>(s.terms * grid.padded * padded_k);
     out.bytes = s.terms * grid.padded * padded_k * 2;
     if (s.a != nullptr) out.scales = WorkBuffer<float>(grid.padded * s.blocks);
-    std::atomic<bool> ordinary{true};
+    std::atomic<bool> all_in_range{true};
     parallel_for(grid.padded / 16, 1, [&](std::int64_t begin, std::int64_t end) {
         Scratch scratch;
         std::vector<float> group;
@@ -142,7 +142,7 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
                 std::uint16_t* to = out.x.data() + s.terms * chunk.k * grid.padded + 2 * packed_offset(g, pairs);
                 const Packed packed = pack_in_place(s, first + g * 16, rows, chunk, width, to);
                 if (packed.in_place) {
-                    if (!packed.in_range) ordinary = false;
+                    if (!packed.in_range) all_in_range = false;
                     continue;
                 }
                 read_chunk(s, first + g * 16, rows, chunk, scratch, group.data());
@@ -153,14 +153,14 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
                                                    .width = width,
                                                    .terms = s.terms,
                                                    .term_stride = grid.padded * 2 * pairs});
-                if (!in_range) ordinary = false;
+                if (!in_range) all_in_range = false;
             }
             if (s.a != nullptr)
                 read_activation_scales(s, first + g * 16, rows, scratch, out.scales.data() + packed_offset(g, s.blocks),
                                        grid.width(g / 2));
         }
     });
-    return ordinary;
+    return all_in_range;
 }
 
 // So many bytes of activations do not stay in the second-level cache from one panel to the next.
