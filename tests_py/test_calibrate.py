@@ -283,6 +283,8 @@ def test_transformers_models(family):
     weights = {name.removesuffix(".weight") for name in model.state_dict()}
     assert set(found) <= weights
     if family == "GPT2":
+        assert "lm_head" not in found  # the embedding's
+        assert "1 layers share an embedding's weight and have no moments: lm_head" in found.report["notes"]
         layer = "transformer.h.1.mlp.c_proj"
         assert found[layer].columns == model.get_submodule(layer).weight.shape[0] == 512
         return

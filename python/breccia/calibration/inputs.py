@@ -12,7 +12,7 @@ import torch
 
 from breccia.calibration.levels import is_expert, of_any_expert
 
-__all__ = ["Watch", "linear_layers", "rows_of", "run_batch", "shared"]
+__all__ = ["Watch", "linear_layers", "rows_of", "run_batch", "shared", "tied_layers"]
 
 # Called with the layer's name and its input, before the layer is run.
 Seen = Callable[[str, torch.Tensor], None]
@@ -31,6 +31,16 @@ def linear_layers(model: torch.nn.Module) -> dict[str, int]:
         elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):  # transformers': weight is (K, N)
             widths[name] = module.weight.shape[0]
     return widths
+
+
+def tied_layers(model: torch.nn.Module) -> list[str]:
+    """Names of linear layers whose weight is an embedding's: a checkpoint has it once, under the embedding's name.
+
+    Args:
+        model: any.
+    """
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    return [name for name in linear_layers(model) if id(model.get_submodule(name).weight) in tables]
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from breccia.calibration.inputs import Watch, linear_layers, rows_of, run_batch, shared, watching
+from breccia.calibration.inputs import Watch, linear_layers, rows_of, run_batch, shared, tied_layers, watching
 from breccia.calibration.levels import LEVELS, Choice, choose, is_expert
 from breccia.calibration.record import Calibration
 from breccia.calibration.sums import Sums
@@ -200,7 +200,8 @@ def run(model: torch.nn.Module, batches: Iterable[Any], options: Options) -> Cal
     """See `breccia.calibrate`."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    names = list(linear_layers(model))
+    tied = tied_layers(model)
+    names = [name for name in linear_layers(model) if name not in tied]
     if not names:
         raise ValueError(f"model must have a torch.nn.Linear, {type(model).__name__} has none")
     modes = {module: module.training for module in model.modules()}
@@ -210,7 +211,7 @@ def run(model: torch.nn.Module, batches: Iterable[Any], options: Options) -> Cal
     finally:
         for module, training in modes.items():
             module.training = training
-    return _result(record, names)
+    return _result(record, names, tied)
 
 
 def _recorded(model: torch.nn.Module, names: list[str], batches: Iterable[Any], options: Options) -> Record:
@@ -236,7 +237,7 @@ def _recorded(model: torch.nn.Module, names: list[str], batches: Iterable[Any], 
     return record
 
 
-def _result(record: Record, names: list[str]) -> Calibration:
+def _result(record: Record, names: list[str], tied: list[str]) -> Calibration:
     made: dict[str, Moments] = {leader: sums.moments() for leader, sums in record.sums.items()}
     for leader, moments in made.items():
         if not np.isfinite(moments.arrays()["amax"]) or not np.isfinite(moments.diag).all():
@@ -244,6 +245,8 @@ def _result(record: Record, names: list[str]) -> Calibration:
     notes = list(record.choice.notes)
     if unused := [name for name in names if name not in record.first]:
         notes.append(f"{len(unused)} layers were not run in the first batch and have no moments: {unused[0]}")
+    if tied:
+        notes.append(f"{len(tied)} layers share an embedding's weight and have no moments: {tied[0]}")
     if untouched := _fused_experts(record):
         notes.append(f"{len(untouched)} modules keep experts in one tensor and have no moments: {untouched[0]}")
     idle = [leader for leader in made if is_expert(leader) and not made[leader].count]
