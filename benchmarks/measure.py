@@ -102,6 +102,11 @@ RESULTS = {
     "special_values": Result("values", "python special_values.py --json {out}", CASTS),
     "model_size": Result("values", "python model_size.py --json {out}", CHECKPOINTS),
     "sentence_embeddings": Result("values", "python sentence_embeddings.py --json {out}", CASTS),
+    "quality": Result(
+        "values",
+        "python quality.py --json {out}",
+        (*CASTS, *(f"{BENCHMARKS}comparison/quality_{name}.py" for name in ("methods", "models", "peers"))),
+    ),
     "training": Result("values", "python training.py --json {out}", (*CASTS, "examples/02_recipe_portable_train.py")),
     "exhaustive_encode": Result(
         "values", "python exhaustive_encode.py --json {out}", (*KERNELS, "cpp/include/breccia/codecs/")
