@@ -38,7 +38,7 @@ _MODULES = (
 )
 OWN = "breccia"  # the format of recipes that are named without one
 _OTHERS = {
-    "contract": ("Bridge", "FileFormat", "Kind", "Place"),
+    "contract": ("LIKELY", "NAMED", "NO", "Bridge", "FileFormat", "Kind", "Place"),
     "fnuz": ("from_fnuz", "to_fnuz"),
     "outside": ("OutsideTensor",),
     "parts": ("Found", "Part"),

@@ -21,7 +21,10 @@ from breccia.bridges.written import InputScale, Written
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["PLAIN", "Bridge", "FileFormat", "Kind", "Place", "stored_name"]
+__all__ = ["LIKELY", "NAMED", "NO", "PLAIN", "Bridge", "FileFormat", "Kind", "Place", "stored_name"]
+
+# What a bridge claims of a checkpoint; of two that look alike, the one that tells them apart says a larger number.
+NO, LIKELY, NAMED = 0, 10, 100
 
 Made: TypeAlias = "ScaledTensor | OutsideTensor | Array"
 
@@ -231,6 +234,18 @@ class Bridge(Protocol):
             An object as config.json has it under ``quantization_config``.
         """
 
+    def claims(self, context: Mapping[str, Any]) -> int:
+        """How much of a checkpoint is this format's, which settles who is asked first to `find` a tensor.
+
+        Args:
+            context: as of `find`.
+
+        Returns:
+            `NAMED` where config.json names the format, `NO` where it is not to be asked, else `LIKELY`, or more where
+            it tells its own tensors from another's that look alike. Where two that claim as much find a tensor, none
+            reads it.
+        """
+
     def find(self, name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
         """The logical tensor that a stored one belongs to, known from headers alone; None where it is of another
         format.
@@ -238,7 +253,7 @@ class Bridge(Protocol):
         Args:
             name: of the stored tensor; it ends with one of `anchors`.
             entries: all stored tensors by name, with ``name``, ``dtype`` and ``shape`` as headers say them.
-            context: what config.json says: "quantization_config" and "quantization".
+            context: what config.json says: "quantization_config" and "quantization"; the whole of it is "config".
 
         Returns:
             The tensor with its shape and recipe.
@@ -414,11 +429,31 @@ def _nothing(*_: Any) -> dict[str, Any]:
     return {}
 
 
+def method_of(context: Mapping[str, Any]) -> str:
+    """The ``quant_method`` of config.json, "" where there is none.
+
+    Args:
+        context: as of `Bridge.find`.
+
+    Returns:
+        The method.
+    """
+    said = context.get("quantization_config")
+    return str(said.get("quant_method") or "") if isinstance(said, Mapping) else ""
+
+
+def _by_method(context: Mapping[str, Any]) -> int:
+    """Stands for the claims that follow from `FileFormat.methods`."""
+    raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class FileFormat:
     """A bridge by its functions, each of which may be left out: see `Bridge`, where all are described.
 
     Attributes:
+        methods: the ``quant_method`` of config.json that names the format, or several; by default its name. `claims`
+            follows from it where it is left out.
         read: makes the logical tensor: called with ``parts`` and, by keyword, the options of the `Found`.
         lay_out: role → `Part` of a tensor, called with the tensor and its `Place`; None where nothing is written.
         store: takes the place of ``lay_out`` where full names and metadata do not follow from roles alone: called with
@@ -427,6 +462,7 @@ class FileFormat:
     """
 
     name: str
+    methods: tuple[str, ...] = ()
     peer: str | None = None
     extra: str = ""
     recipes: Mapping[str, ScalingRecipe] = field(default_factory=dict)
@@ -459,6 +495,7 @@ class FileFormat:
     reshaped: Callable[[Found, tuple[int, ...]], Found] = lambda found, shape: replace(found, shape=shape)
     beside: str = ""
     said_beside: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
+    claims: Callable[[Mapping[str, Any]], int] = _by_method
     find: Callable[[str, Mapping[str, Any], Mapping[str, Any]], Found | None] = lambda name, entries, context: None
     find_all: Callable[[Mapping[str, Any], Mapping[str, str]], list[Found]] = lambda entries, metadata: []
     refine: Callable[[Found, Callable[[str], Array]], Found] = lambda found, array: found
@@ -474,6 +511,11 @@ class FileFormat:
     plain_metadata: Callable[[str], dict[str, str]] = _nothing
     header: Callable[[Sequence[str], Mapping[str, ScalingRecipe], frozenset[str]], dict[str, str]] = _nothing
     config: Callable[[Written], dict[str, Any]] = _nothing
+
+    def __post_init__(self) -> None:
+        if self.claims is _by_method:
+            methods = self.methods or (self.name,)
+            object.__setattr__(self, "claims", lambda context: NAMED if method_of(context) in methods else LIKELY)
 
     @property
     def writes(self) -> bool:

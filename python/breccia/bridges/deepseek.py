@@ -302,6 +302,7 @@ def config(written: Written) -> dict[str, Any]:
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers"),
+    methods=("fp8",),
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

@@ -118,6 +118,7 @@ BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "transformers"),
     needs="experts of gpt-oss alone",
+    methods=("mxfp4",),
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

@@ -31,7 +31,7 @@ from breccia.bridges.common import (
     scale_name,
     unpack_nibbles,
 )
-from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.contract import FileFormat, Place, method_of
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
@@ -227,8 +227,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         if scale.shape != (*shape[:-1], shape[-1] // 16):
             findings.append(f"weight_scale {scale.shape} is not (..., N, K / 16): tiled (swizzled) scales?")
         return _found(prefix, "nvfp4", parts, shape, NVFP4BlockScaling(), PerBlockMN(1, 16), "uint8", findings)
-    method = (context.get("quantization_config") or {}).get("quant_method")
-    if method != "modelopt":
+    if method_of(context) != NAME:  # whose names others have, too
         return None
     if weight.dtype == "U8" and scale.dtype in FLOATS:
         check_axes(1, scale)

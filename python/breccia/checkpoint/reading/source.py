@@ -141,7 +141,11 @@ class Checkpoint:
 
     def _find(self) -> Logical:
         said = self.quantization
-        context = {"quantization_config": said, "quantization": self.config.get("quantization")}
+        context = {
+            "quantization_config": said,
+            "quantization": self.config.get("quantization"),
+            "config": self.config,
+        }
         finder = Finder(self.entries, context)
         finder.find(self.files)
         plain = Plain(self.entries, self.home, self.config, finder.troubles)
