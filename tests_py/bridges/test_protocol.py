@@ -185,7 +185,7 @@ def toy(tmp_path: Path) -> Iterator[Any]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert bridges.bridge("gguf").own_files  # looked up before: the new one is found all the same
+    assert bridges.bridge("gguf").container.whole  # looked up before: the new one is found all the same
     bridges.register(module.BRIDGE)
     try:
         yield module

@@ -15,13 +15,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 from breccia.bridges.common import Array
+from breccia.bridges.file_kinds import SAFETENSORS, Container
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part
+from breccia.bridges.readers import Readers
 from breccia.bridges.written import InputScale, Written
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["LIKELY", "NAMED", "NO", "PLAIN", "Bridge", "FileFormat", "Kind", "Place", "stored_name"]
+__all__ = ["LIKELY", "NAMED", "NO", "PLAIN", "Bridge", "FileFormat", "Kind", "Place", "Sample", "stored_name"]
 
 # What a bridge claims of a checkpoint; of two that look alike, the one that tells them apart says a larger number.
 NO, LIKELY, NAMED = 0, 10, 100
@@ -61,6 +63,21 @@ class Kind:
     encode: Callable[[Array], Array] | None = None
     otherwise: ScalingRecipe | None = None
     decode: Callable[[Array], Array] | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A tensor that a format has a place for, by which `breccia.testing` tries it.
+
+    Attributes:
+        name: of the tensor.
+        shape: logical.
+        model: config.json of a model whose program knows it in each of the format's recipes.
+    """
+
+    name: str = "layers.0.mlp.up_proj.weight"
+    shape: tuple[int, ...] = (256, 384)
+    model: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Bridge(Protocol):
@@ -116,13 +133,8 @@ class Bridge(Protocol):
         """Whether files of the format are mostly made by data, which rounding to the nearest is not."""
 
     @property
-    def own_files(self) -> bool:
-        """Whether the format is a kind of file of its own, with a whole model in it, and not of safetensors files:
-        GGUF alone is, of which the writer is here."""
-
-    @property
-    def whole_header(self) -> bool:
-        """Whether the header of every shard tells of the tensors of all."""
+    def container(self) -> Container:
+        """The kind of file that holds the format's tensors."""
 
     @property
     def input_scales(self) -> bool:
@@ -145,59 +157,8 @@ class Bridge(Protocol):
         for the layer's, and shapes; empty where there is no place for them."""
 
     @property
-    def pre_scales(self) -> bool:
-        """Whether factors of a layer's inputs (``pre_quant_scale``) are kept; others get them in the weights."""
-
-    @property
-    def shared_global_scale(self) -> bool:
-        """Whether readers keep one global scale for all parts of a layer that they fuse."""
-
-    @property
-    def one_level(self) -> str:
-        """Why NVFP4 is written in one level, for a note; "" where readers know the second scale."""
-
-    @property
-    def bfloat16_scales(self) -> bool:
-        """Whether readers round float scales to bfloat16."""
-
-    @property
-    def experts_together(self) -> bool:
-        """Whether readers want all experts of a layer in one tensor."""
-
-    @property
-    def gates_apart(self) -> bool:
-        """Whether readers want the gates of gpt-oss' experts apart from the others, which its makers keep in turn."""
-
-    @property
-    def fused_experts(self) -> bool:
-        """Whether readers know all experts of a layer in one tensor with inputs before outputs."""
-
-    @property
-    def single_experts(self) -> bool:
-        """Whether readers know experts in tensors of their own."""
-
-    @property
-    def misread_experts(self) -> Mapping[str, str]:
-        """What a program of many users does wrong with experts in tensors of their own, by the recipe's name."""
-
-    def misread(self, shape: tuple[int, ...], recipe: ScalingRecipe) -> str:
-        """What a program of many users does wrong with a tensor, in words; "" where all read it right.
-
-        Args:
-            shape: logical.
-            recipe: that it is written in.
-
-        Returns:
-            A sentence for the report.
-        """
-
-    @property
-    def turned_weights(self) -> bool:
-        """Whether readers know matrices with inputs before outputs, which are written transposed."""
-
-    @property
-    def embeddings(self) -> bool:
-        """Whether readers know quantized embeddings."""
+    def readers(self) -> Readers:
+        """What the programs that load the format know."""
 
     @property
     def row_axis(self) -> int | None:
@@ -219,6 +180,10 @@ class Bridge(Protocol):
         Returns:
             What `open` is called with, and their stored parts.
         """
+
+    @property
+    def sample(self) -> Sample:
+        """A tensor to try the format with."""
 
     @property
     def beside(self) -> str:
@@ -473,26 +438,15 @@ class FileFormat:
     opens_in: tuple[str, ...] = ()
     needs: str = ""
     calibrated: bool = False
-    own_files: bool = False
-    whole_header: bool = False
+    container: Container = SAFETENSORS
     input_scales: bool = False
     input_scale: Callable[[ScalingRecipe, Mapping[str, Any]], InputScale | None] = lambda recipe, said: None
     cache_scales: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    one_level: str = ""
-    pre_scales: bool = False
-    shared_global_scale: bool = False
-    bfloat16_scales: bool = False
-    experts_together: bool = False
-    gates_apart: bool = False
-    fused_experts: bool = False
-    single_experts: bool = True
-    misread_experts: Mapping[str, str] = field(default_factory=dict)
-    misread: Callable[[tuple[int, ...], ScalingRecipe], str] = lambda shape, recipe: ""
-    turned_weights: bool = False
-    embeddings: bool = False
+    readers: Readers = field(default_factory=Readers)
     row_axis: int | None = None
     shape_role: str = ""
     reshaped: Callable[[Found, tuple[int, ...]], Found] = lambda found, shape: replace(found, shape=shape)
+    sample: Sample = field(default_factory=Sample)
     beside: str = ""
     said_beside: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     claims: Callable[[Mapping[str, Any]], int] = _by_method

@@ -35,6 +35,7 @@ from breccia.bridges.contract import LIKELY, NAMED, FileFormat
 from breccia.bridges.integers import offset_codes
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, materialize, part, rows_or_outside
+from breccia.bridges.readers import Readers
 from breccia.bridges.written import Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import (
@@ -402,14 +403,16 @@ BRIDGE = FileFormat(
     extra=EXTRA,
     recipes=RECIPES,
     anchors=(".scales",),
-    experts_together=True,
-    gates_apart=True,
-    embeddings=True,
-    fused_experts=True,
     claims=claims,
+    readers=Readers(
+        experts_together=True,
+        gates_apart=True,
+        embeddings=True,
+        fused_experts=True,
+        one_level="mlx-lm loads no second scale",
+    ),
     find=find,
     row_axis=0,
-    one_level="mlx-lm loads no second scale",
     read=from_mlx,
     carries=carries,
     why_not=why_not,

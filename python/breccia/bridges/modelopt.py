@@ -33,6 +33,7 @@ from breccia.bridges.common import (
 )
 from breccia.bridges.contract import FileFormat, Place, method_of
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
+from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
@@ -369,10 +370,12 @@ BRIDGE = FileFormat(
     input_scales=True,
     input_scale=input_scale,
     cache_scales={which: (f"{{}}.{which}_proj.{which}_scale", ()) for which in "kv"},
-    pre_scales=True,
-    shared_global_scale=True,
     beside="hf_quant_config",
     said_beside=said_beside,
+    readers=Readers(
+        pre_scales=True,
+        shared_global_scale=True,
+    ),
     find=find,
     row_axis=0,
     read=from_modelopt,

@@ -38,6 +38,7 @@ from breccia.bridges.contract import FileFormat
 from breccia.bridges.fnuz import fnuz_values
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Part, materialize, part, rows_only
+from breccia.bridges.readers import Readers
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
     DelayedScaling,
@@ -251,13 +252,15 @@ BRIDGE = FileFormat(
     extra=EXTRA,
     recipes=RECIPES,
     anchors=("weight_scale",),
-    shared_global_scale=True,
-    bfloat16_scales=True,  # transformers rounds scales to the model's dtype
     input_scales=True,
-    misread_experts={
-        "nvfp4": "transformers leaves out their second scales: read them by vLLM or SGLang",
-        "mxfp8": "transformers does not load them: read them by vLLM or SGLang",
-    },
+    readers=Readers(
+        shared_global_scale=True,
+        bfloat16_scales=True,  # transformers rounds scales to the model's dtype
+        misread_experts={
+            "nvfp4": "transformers leaves out their second scales: read them by vLLM or SGLang",
+            "mxfp8": "transformers does not load them: read them by vLLM or SGLang",
+        },
+    ),
     find=_headers.find,
     refine=_headers.refine,
     row_axis=0,

@@ -70,7 +70,7 @@ def _floats(values: Any, start: int, stop: int) -> Any:
 
 def share(choices: list[Choice], target: Target, checkpoint: Checkpoint) -> tuple[list[Choice], list[str]]:
     """The same choices, those of a fused layer's parts with what they share; and what cannot be shared."""
-    if not target.bridge.shared_global_scale:
+    if not target.bridge.readers.shared_global_scale:
         return choices, []
     result, apart = list(choices), []
     for members in fused(choices):

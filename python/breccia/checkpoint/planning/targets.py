@@ -196,8 +196,6 @@ def parse_target(
         names = recipe_names.suggestion(spelled, target_names())
         every = "" if names.endswith("?") else " ('breccia convert --to list' has all)"
         raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {names}{every}")
-    if bridge.own_files and name not in bridges.modules():
-        raise ValueError(f"--to must be a format of safetensors files or GGUF, {name!r} has files of its own kind")
     if keys and keys[0] in bridge.kinds:
         return _of_kind(spelled, bridge, keys, options, patterns)
     if keys and keys[0] not in bridge.recipes:
@@ -271,7 +269,11 @@ def wanted(found: Found, target: Target) -> bool:
 def _recipe(found: Found, target: Target) -> ScalingRecipe | None:
     """What to quantize to: NVFP4 in one level where the model's program would not apply the second."""
     recipe = target.recipe or target.default
-    if target.recipe is None and target.bridge.one_level and isinstance(found.recipe, recipes.NVFP4BlockScaling):
+    if (
+        target.recipe is None
+        and target.bridge.readers.one_level
+        and isinstance(found.recipe, recipes.NVFP4BlockScaling)
+    ):
         recipe = found.recipe
     if target.with_inputs is not None and found.name.removesuffix(".weight") in target.inputs:
         recipe = target.with_inputs
@@ -291,7 +293,7 @@ def _of_largest_groups(recipe: ScalingRecipe | None, columns: int) -> ScalingRec
 
 def has_one_level(found: Found, target: Target) -> bool:
     """Whether a program applies no second scale to a tensor: in whole models, or to all experts in one."""
-    if target.bridge.one_level:
+    if target.bridge.readers.one_level:
         return True
     return target.names is not None and (len(found.shape) > 2 or not target.names.second_scales)
 
@@ -403,17 +405,17 @@ def _without_a_place(found: Found, target: Target) -> str:
     """Why no program loads a quantized tensor from the format though the bytes have a form in it; "" where one does."""
     bridge = target.bridge
     if is_turned(found.name, found.shape, target.model):
-        if len(found.shape) == 2 and not bridge.turned_weights:
+        if len(found.shape) == 2 and not bridge.readers.turned_weights:
             return f"weights with inputs before outputs have no form in {target.format} that a program loads"
-        if len(found.shape) == 3 and not bridge.fused_experts:
+        if len(found.shape) == 3 and not bridge.readers.fused_experts:
             return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
     if found.format != "plain" and not bridge.takes(found.name, found.shape):
         return f"{target.format} has no place for it"
     if why := bridge.why_not(found.name):
         return why
-    if found.format != "plain" and is_embedding(found.name) and not bridge.embeddings:
+    if found.format != "plain" and is_embedding(found.name) and not bridge.readers.embeddings:
         return f"embeddings have no form in {target.format} that a program loads"
-    if is_one_expert(found.name) and not bridge.single_experts:
+    if is_one_expert(found.name) and not bridge.readers.single_experts:
         return f"experts in tensors of their own have no form in {target.format} that a program loads"
     return ""
 
@@ -432,7 +434,7 @@ def _turns(found: Found, target: Target) -> bool:
 def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> Choice:
     """Values as the model's float checkpoints keep them."""
     # A kind of file without config.json, which would say it, has outputs first.
-    turned = is_turned(found.name, found.shape, target.model) and not target.bridge.own_files
+    turned = is_turned(found.name, found.shape, target.model) and not target.bridge.container.whole
     shape = found.shape
     shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
     return Choice(found, "float", {name: (dtype, shape)}, turned=turned, **more)
@@ -448,7 +450,7 @@ def _copy(found: Found, target: Target) -> Choice:
         return Choice(found, "float", {target.spell(found.name): ("F32", found.shape)})
     name = target.spell(found.name)
     metadata = target.bridge.plain_metadata(name)
-    if found.options.get("turned") and target.bridge.own_files:
+    if found.options.get("turned") and target.bridge.container.whole:
         return Choice(found, "float", {name: (found.dtype, found.shape)})
     shape = (*found.shape[:-2], found.shape[-1], found.shape[-2]) if found.options.get("turned") else found.shape
     return Choice(found, "copy", {name: (found.dtype, shape)}, metadata=metadata)

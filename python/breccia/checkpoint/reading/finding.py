@@ -10,11 +10,10 @@ from typing import Any
 
 from breccia import bridges
 from breccia.bridges.contract import NAMED, NO, Bridge
+from breccia.bridges.file_kinds import WeightFile
 from breccia.bridges.parts import Found
-from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
-from breccia.checkpoint.reading.logical import blocks_of
+from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.reading.naming import NAMELESS, naming
-from breccia.gguf.container import GgufFile
 from breccia.layouts import PerTensor
 
 __all__ = ["Finder", "check_shape", "stored_bytes"]
@@ -74,24 +73,23 @@ class Finder:
         self.taken: set[str] = set()
         self.troubles: dict[str, str] = {}
 
-    def find(self, files: Sequence[SafetensorsFile | GgufFile]) -> None:
+    def find(self, files: Sequence[WeightFile]) -> None:
         """Find all tensors of the files.
 
         Raises:
             ValueError: a header's metadata is a format's and does not fit.
         """
         for file in files:
-            if isinstance(file, GgufFile):
-                for one in blocks_of(file):
-                    self._take(one)
-            elif file.metadata:
+            for one in file.described():
+                self._take(one)
+            if file.metadata:
                 self._of_metadata(file)
         anchors = tuple({anchor for _, rank in self._ranks for bridge in rank for anchor in bridge.anchors})
         for name in self.entries:
             if name.endswith(anchors) and name not in self.taken:
                 self._of_name(name)
 
-    def _of_metadata(self, file: SafetensorsFile) -> None:
+    def _of_metadata(self, file: WeightFile) -> None:
         for bridge in self._bridges:
             with naming(file.path, NAMELESS):
                 every = bridge.find_all(self.entries, file.metadata)

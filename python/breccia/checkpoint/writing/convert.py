@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from breccia import bridges
+from breccia.bridges.file_kinds import Output
 from breccia.bridges.parts import Found
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.planned_file import PlannedWriter
-from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.activations import Activations
 from breccia.checkpoint.planning.identity import beside, identity_of
@@ -54,10 +54,7 @@ from breccia.checkpoint.writing import outputs
 from breccia.checkpoint.writing.execute import execute
 from breccia.checkpoint.writing.losses import Loss, errors, lost
 from breccia.checkpoint.writing.work import Done, Work, check_replaceable, partial_of
-from breccia.gguf import folder as gguf_folder
-from breccia.gguf.container import GgufFile, GgufWriter, block_type
-from breccia.gguf.models import ModelMap
-from breccia.gguf.rope import ROPE_TENSORS
+from breccia.gguf.files import model_names
 
 __all__ = ["Job", "check_destination", "convert", "nbytes_of_choice"]
 
@@ -126,7 +123,7 @@ def convert(
     checkpoint = Checkpoint(source, mapped=False, unmarked=unmarked)
     try:
         if imatrix is not None:
-            target = dataclasses.replace(target, importance=Importance(imatrix, outputs.gguf_model(checkpoint)[0]))
+            target = dataclasses.replace(target, importance=Importance(imatrix, model_names(checkpoint)[0]))
         force, progress = force and not dry_run, progress and not dry_run
         job = Job(checkpoint, place, target, progress, threads, force, folder, strict, checksums)
         return job.plan() if dry_run else job.run()
@@ -185,13 +182,12 @@ class Job:
     ) -> None:
         self.strict, self.checksums = strict, checksums
         self.checkpoint, self.destination, self.force = checkpoint, destination, force
-        if folder and target.bridge.own_files:
+        if folder and target.bridge.container.whole:
             raise ValueError(f"destination must be a file for {target.spelled}, got {destination}/")
-        self.into_directory = (checkpoint.path.is_dir() or folder) and not target.bridge.own_files
-        source = checkpoint.files[0]
-        self.from_gguf = isinstance(source, GgufFile)
-        if folder and isinstance(source, GgufFile):
-            checkpoint.config = gguf_folder.config_of(source)
+        self.into_directory = (checkpoint.path.is_dir() or folder) and not target.bridge.container.whole
+        self.from_whole = checkpoint.container.whole
+        if folder and self.from_whole:
+            checkpoint.config = checkpoint.container.config_of(checkpoint.files[0])
         found = list(checkpoint.found)
         check_all_is_read(checkpoint, found)
         check_names(found, target)
@@ -202,7 +198,7 @@ class Job:
         self._quantized = {one.name for one in found if one.format != "plain"}
         formats = {one.format for one in found} - {"plain"}
         self._marks = [mark for name in sorted(formats) for mark in bridges.bridge(name).marks]
-        self._folds = not target.bridge.pre_scales
+        self._folds = not target.bridge.readers.pre_scales
         self.activations = Activations(checkpoint, found, target)
         self.target = self._settled(target)
         to_convert = self._to_convert(found)
@@ -221,8 +217,9 @@ class Job:
         self.notes += self._note_levels()
         self.notes += self._note_experts()
         self.notes += self._note_importance()
-        if self.from_gguf and not self.into_directory and not target.bridge.own_files:
-            self.notes.append(f"there is no config.json: {destination}/ instead makes a directory that has one")
+        if checkpoint.container is not target.bridge.container and not target.bridge.container.whole:
+            lost = checkpoint.container.left_behind(destination, self.into_directory)
+            self.notes += [lost] if lost else []
         self._check_names()
         self.files = self._files()
         total = sum(nbytes_of_choice(c) for c in self.choices)
@@ -234,11 +231,10 @@ class Job:
     def _settled(self, target: Target) -> Target:
         """The target with what the source says."""
         checkpoint = self.checkpoint
-        if target.bridge.own_files:
-            factors = {name for name in checkpoint.entries if name.endswith(".pre_quant_scale")}
-            names, reason = outputs.gguf_model(checkpoint, self.activations.names | factors)
-            target = dataclasses.replace(target, names=names)
-            self._note_model(names, reason)
+        factors = {name for name in checkpoint.entries if name.endswith(".pre_quant_scale")}
+        names, self.left_out, notes = target.bridge.container.names(checkpoint, self.activations.names | factors)
+        target = dataclasses.replace(target, names=names)
+        self.notes += notes
         alone, inputs = bool(self._quantized), self.activations.inputs
         return dataclasses.replace(target, left_alone=alone, model=checkpoint.config, inputs=inputs)
 
@@ -335,25 +331,18 @@ class Job:
 
     def _companions(self, work: Work) -> None:
         outputs.write_companions(self.checkpoint, work.out, self.target, self.choices, dict(self.files))
-        if self.from_gguf:
-            trouble = gguf_folder.write_tokenizer(self.checkpoint.path, work.out)
+        if self.from_whole:
+            trouble = self.checkpoint.container.write_companions(self.checkpoint.path, work.out)
             self.notes += [trouble] if trouble else []
 
     def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers, losses: dict[str, Loss]) -> int:
         """Write a tensor, and add what it lost; how many of its numbers are infinite or NaN."""
         return execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add, losses)
 
-    def _note_model(self, names: ModelMap | None, reason: str) -> None:
-        if names is None:
-            self.notes.append(f"tensors keep their names, by which no program loads a model from GGUF: {reason}")
-            return
-        self.left_out = [found.name for found in self.checkpoint.found if names.left_out(found.name)]
-        self.notes += [f"{name}: left out: GGUF has no place for it" for name in self.left_out]
-
     def _note_levels(self) -> list[str]:
         names = self.target.names
         nvfp4 = [c.found for c in self.choices if getattr(c.recipe, "name", "") == "nvfp4"]
-        if (why := self.target.bridge.one_level) and any("global_scale" in found.parts for found in nvfp4):
+        if (why := self.target.bridge.readers.one_level) and any("global_scale" in found.parts for found in nvfp4):
             return [f"NVFP4 has one level: {why}"]
         if names is None or not any(has_one_level(found, self.target) for found in nvfp4):
             return []
@@ -361,12 +350,12 @@ class Job:
 
     def _note_experts(self) -> list[str]:
         """What programs do wrong with experts, and others, that are written."""
-        said = self.target.bridge.misread_experts
+        said = self.target.bridge.readers.misread_experts
         names = {c.recipe.name for c in self.choices if c.recipe is not None and is_one_expert(c.found.name)}
         notes = [f"experts in {name}: {said[name]}" for name in sorted(names & said.keys())]
         wrong: dict[str, list[str]] = {}
         for choice in self.choices:
-            if choice.recipe and (text := self.target.bridge.misread(choice.found.shape, choice.recipe)):
+            if choice.recipe and (text := self.target.bridge.readers.misread(choice.found.shape, choice.recipe)):
                 wrong.setdefault(text, []).append(choice.found.name)
         return notes + [f"{_some(names)}: {text}" for text, names in wrong.items()]
 
@@ -407,7 +396,7 @@ class Job:
             return True
         if any(fnmatchcase(name, mark) for mark in self._marks):
             return True
-        if name in ROPE_TENSORS and self.from_gguf and self.into_directory:
+        if self.into_directory and name in self.checkpoint.container.said_by_config:
             return True  # config.json says what the factors say
         weight = name.rpartition(".")[0] + ".weight"
         if name.endswith(".pre_quant_scale") and self._folds:
@@ -429,7 +418,7 @@ class Job:
 
     def _files(self) -> list[tuple[str, list[Choice]]]:
         """Output files and what goes into each: as the source's, where it has several."""
-        if not self.checkpoint.path.is_dir() or self.target.bridge.own_files:
+        if not self.checkpoint.path.is_dir() or self.target.bridge.container.whole:
             return [("model.safetensors" if self.into_directory else self.destination.name, self.choices)]
         by_file: dict[str, list[Choice]] = {f.path.name: [] for f in self.checkpoint.files}
         for choice in self.choices:
@@ -555,41 +544,20 @@ class Job:
         return not self.checksums or all(writer.has(output, done.wrote) for output in choice.outputs)
 
     def _writer(self, path: Path, choices: list[Choice]) -> PlannedWriter:
-        plan = {name: spec for choice in choices for name, spec in choice.outputs.items()}
-        bridge = self.target.bridge
-        if bridge.own_files:
-            return self._gguf_writer(path, choices, plan)
-        metadata = {"format": "pt"}
-        told = self.choices if bridge.whole_header else choices
+        bridge, metadata = self.target.bridge, dict[str, str]()
+        told = self.choices if bridge.container.header_of_all else choices
         for choice in told:
             metadata |= choice.metadata
         metadata |= bridge.header([c.found.name for c in told], outputs.modules_of(told), self.target.inputs)
-        if not self.into_directory:
+        if not self.into_directory and not bridge.container.whole:
             said = outputs.quantization_config(self.checkpoint, self.target, self.choices)
             if said:
                 metadata["quantization_config"] = json.dumps(said)
-        return SafetensorsWriter(path, plan, metadata, resume=True)
-
-    def _gguf_writer(
-        self, path: Path, choices: list[Choice], plan: dict[str, tuple[str, tuple[int, ...]]]
-    ) -> PlannedWriter:
-        names = self.target.names
-        kinds = {n: (block_type(d), s) for n, (d, s) in plan.items()}
-        fields, trouble = outputs.gguf_fields(self.checkpoint, names, self.left_out, kinds)
-        if trouble and trouble not in self.notes:
-            self.notes.append(trouble)
-        orders, offsets = {}, {}
-        for choice in choices:
-            rows = choice.found.shape[0] if choice.found.shape else 0
-            order = None if names is None else names.row_order(choice.found.name, rows)
-            if order is not None:
-                orders[self.target.spell(choice.found.name)] = order
-            if names is not None and names.offset(choice.found.name):
-                ((name, (kind, _)),) = choice.outputs.items()
-                if kind != "F32":
-                    raise ValueError(f"tensor {choice.found.name!r} must be of 16 or 32 bits, it is {kind}")
-                offsets[name] = names.offset(choice.found.name)
-        return GgufWriter(path, kinds, fields, row_orders=orders, offsets=offsets, resume=True)
+        tensors = [(choice.found, choice.outputs) for choice in choices]
+        output = Output(self.checkpoint, tensors, metadata, self.target.names, self.left_out)
+        writer, notes = bridge.container.writer(path, output)
+        self.notes += [note for note in notes if note not in self.notes]
+        return writer
 
     def _report(self, seconds: float) -> dict[str, Any]:
         actions: dict[str, int] = {}

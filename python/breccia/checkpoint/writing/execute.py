@@ -166,7 +166,7 @@ def cast_for(target: Target, values: Any, recipe: ScalingRecipe, **options: Any)
         values = verbs.dequantize(values)
     elif values.dtype == np.uint16:
         values = float32(values)
-    if not (isinstance(recipe, Float8CurrentScaling) and target.bridge.bfloat16_scales):
+    if not (isinstance(recipe, Float8CurrentScaling) and target.bridge.readers.bfloat16_scales):
         return verbs.cast(values, recipe, **options)
     shape = values.shape
     rows = values if recipe.granularity == "row" else values.reshape(1, -1)
