@@ -37,7 +37,7 @@ LAYERS = {
     "checkpoints": "checkpoint gguf io calibration.error_feedback",
     "programs": (
         "distributed.checkpoints distributed.engine_weights "
-        "calibration evaluation _serving diffusers peft sglang transformers vllm cli __main__ ="
+        "calibration evaluation testing _serving diffusers peft sglang transformers vllm cli __main__ ="
     ),
 }
 LEVELS = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}

@@ -103,12 +103,14 @@ class Container:
 
     Attributes:
         title: its name, for messages.
+        peer: the module that `open` and `writer` import; None where there is none.
         whole: whether one file holds a whole model, with no config.json beside it.
         header_of_all: whether the header of every shard tells of the tensors of all.
     """
 
     title = "safetensors"
     whole = False
+    peer: str | None = None
 
     def __init__(self, header_of_all: bool = False) -> None:
         self.header_of_all = header_of_all
