@@ -283,7 +283,7 @@ def _fp8(path: Path, method: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("word", ["other", "theirs"])
+@pytest.mark.parametrize("word", ["other", "theirs", "modelopt"])
 def test_what_config_json_names_is_asked_first(word: str, tmp_path: Path) -> None:
     methods = () if word == "other" else (word,)
     bridge = FileFormat("other", methods=methods, anchors=("weight_scale",), find=_of_quark, read=lambda parts: 1 / 0)
@@ -291,8 +291,8 @@ def test_what_config_json_names_is_asked_first(word: str, tmp_path: Path) -> Non
     try:
         source = _fp8(tmp_path / "named", word)
         assert [one.format for one in Checkpoint(source).found] == ["other"]
-        others = _fp8(tmp_path / "others", "modelopt")
-        assert [one.format for one in Checkpoint(others).found] == ["modelopt"]
+        others = _fp8(tmp_path / "others", "compressed-tensors")
+        assert [one.format for one in Checkpoint(others).found] == ["compressed-tensors"]
     finally:
         bridges.unregister("other")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from breccia import bridges
-from breccia.bridges.contract import NAMED, NO, Bridge
+from breccia.bridges.contract import NAMED, NO, Bridge, registered
 from breccia.bridges.file_kinds import WeightFile
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.safetensors_header import Entry
@@ -46,6 +46,12 @@ def check_shape(found: Found, entries: Mapping[str, Entry]) -> None:
         raise ValueError(f"shape must be that of {nbytes} stored bytes, got {found.shape}")
 
 
+def _claim(bridge: Bridge, context: Mapping[str, Any]) -> int:
+    """What a bridge claims; of two that config.json names the one that was registered is asked first."""
+    claim = bridge.claims(context)
+    return claim + (claim >= NAMED and registered.get(bridge.name) is bridge)
+
+
 class Finder:
     """Asks the bridges for the tensors of a checkpoint.
 
@@ -62,7 +68,7 @@ class Finder:
     def __init__(self, entries: Mapping[str, Entry], context: Mapping[str, Any]) -> None:
         self.entries, self._context = entries, context
         self._bridges = list(bridges.registry().values())
-        claims = sorted(((one.claims(context), one) for one in self._bridges), key=lambda claim: -claim[0])
+        claims = sorted(((_claim(one, context), one) for one in self._bridges), key=lambda claim: -claim[0])
         # Those that claim as much: what config.json names comes first, and what it names is read so or not at all.
         self._ranks = [
             (claim, [one for _, one in some if one.anchors])
