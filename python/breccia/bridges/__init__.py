@@ -34,6 +34,7 @@ _MODULES = (
     "mlx",
     "modelopt",
     "native",
+    "quark",
     "torchao",
     "transformer_engine",
 )
