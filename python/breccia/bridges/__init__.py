@@ -34,6 +34,7 @@ _MODULES = (
     "mlx",
     "modelopt",
     "native",
+    "onnx",
     "quark",
     "torchao",
     "transformer_engine",
