@@ -105,6 +105,25 @@ def _names_of_formats(tree: ast.AST) -> Iterator[str]:
                     yield f"{node.lineno}: {item.value!r}"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", REGISTRY)
+def test_no_bridge_names_another(name: str) -> None:
+    """Neither by comparing with its name or the method that names it, nor by importing it."""
+    own = bridges.modules()[name].__name__
+    others = {one.__name__ for other, one in bridges.modules().items() if other != name}
+    words = {word for other, one in REGISTRY.items() if other != name for word in (other, *getattr(one, "methods", ()))}
+    words -= {name, *getattr(REGISTRY[name], "methods", ()), *breccia.recipe_names.names()}  # which are kinds, too
+    parts = own.removeprefix("breccia.").split(".")
+    home = PACKAGE.joinpath(*parts)
+    for path in home.rglob("*.py") if home.is_dir() else [home.with_suffix(".py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                assert not any(node.module == other or node.module.startswith(f"{other}.") for other in others), path
+            for value in (node.left, *node.comparators) if isinstance(node, ast.Compare) else ():
+                items = value.elts if isinstance(value, ast.Tuple | ast.List | ast.Set) else [value]
+                named = {item.value for item in items if isinstance(item, ast.Constant)} & words
+                assert not named, f"{path}:{node.lineno}: {named}"
+
+
 def _guesses(tree: ast.AST) -> Iterator[str]:
     """Questions whether a bridge has a member."""
     for node in ast.walk(tree):

@@ -319,9 +319,8 @@ def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | 
     weights, and FP8 by rows has none."""
     if "W4A8" in f"{said.get('quant_algo')} {said.get('quantized_layers')}":
         return None
-    role = "input_scale_2" if said.get("quant_method") == "quark" else "input_scale"
     if isinstance(recipe, NVFP4BlockScaling):
-        return InputScale(role, NVFP4_INPUTS)
+        return InputScale("input_scale", NVFP4_INPUTS)
     return InputScale("input_scale", FP8_INPUTS) if _is_of_tensor(recipe) else None
 
 

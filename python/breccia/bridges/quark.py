@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AMD Quark's checkpoints: INT4 in words and FP8. INT4 is stored turned: a word holds eight neighbours along N."""
+"""AMD Quark's checkpoints: INT4 in words, FP8, and MXFP4, MXFP6 and NVFP4, which are read. INT4 is stored turned: a
+word holds eight neighbours along N."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from breccia.bridges.common import (
     as_numpy,
     check_matrix,
     codes,
+    float32,
     fp8_format_of,
     fp8_recipe,
     get,
@@ -28,14 +30,24 @@ from breccia.bridges.common import (
     row_blocks,
     scale_name,
     unpack_nibbles,
+    unpack_sixes,
     word_matrix,
 )
 from breccia.bridges.contract import NAMED, NO, FileFormat, method_of
 from breccia.bridges.integers import int4, integer_zero_point, offset_codes
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
-from breccia.bridges.written import FP8_INPUTS, InputScale, Written
-from breccia.layouts import PerChannel, PerTensor
-from breccia.recipes import DelayedScaling, Float8BlockScaling, Float8CurrentScaling, INT4Scaling, ScalingRecipe
+from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
+from breccia.layouts import PerBlockMN, PerChannel, PerTensor
+from breccia.recipes import (
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    INT4Scaling,
+    MXFP4BlockScaling,
+    MXFP6BlockScaling,
+    NVFP4BlockScaling,
+    ScalingRecipe,
+)
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.value import Activations
 
@@ -78,6 +90,8 @@ def from_quark(
         ValueError: a tensor is missing or has a shape that does not fit, or a zero point is not what it must be.
     """
     weight, scale = get(parts, "weight", NAME, 1), get(parts, "weight_scale", NAME)
+    if weight.dtype.name == "uint8" and scale.dtype.itemsize == 1:
+        return _packed(weight, scale, parts.get("weight_scale_2"))
     if weight.dtype.itemsize != 4:
         recipe, layout, shape = fp8_recipe(fp8_format_of(weight), weight.shape, scale.shape, scale.dtype.name)
         return made(codes(weight, "weight"), scale.reshape(shape), recipe, layout)
@@ -108,6 +122,21 @@ def from_quark(
     packed = pack_nibbles(data)
     scales = np.ascontiguousarray(scale.T)
     return int4(packed, scales, None if symmetric else zeros, (rows, columns), columns // groups)
+
+
+def _packed(weight: Array, scale: Array, second: Any) -> ScaledTensor:
+    """MXFP4, MXFP6 or NVFP4: which of them follows from the scales."""
+    shape = (*weight.shape[:-1], weight.shape[-1] * 2)
+    if second is not None:
+        one = float32(as_numpy(second, "weight_scale_2"))
+        if one.size != 1:
+            raise ValueError(f"{NAME}: weight_scale_2 must be one number, got shape {one.shape}")
+        recipe, layout = NVFP4BlockScaling(), PerBlockMN(1, 16)
+        return made(weight, codes(scale, "weight_scale"), recipe, layout, global_scale=one.reshape(()), shape=shape)
+    layout = PerBlockMN(1, 32)
+    if scale.ndim and weight.shape[-1] * 4 == scale.shape[-1] * 96:
+        return made(unpack_sixes(weight), codes(scale, "weight_scale"), MXFP6BlockScaling(), layout)
+    return made(weight, codes(scale, "weight_scale"), MXFP4BlockScaling(), layout, shape=shape)
 
 
 def _from_words(words: Array, argument: str, pack_method: str) -> Array:
@@ -199,9 +228,13 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
     prefix = name.removesuffix("weight_scale")
     weight, scale = entries.get(prefix + "weight"), entries[name]
-    if weight is None or scale.dtype not in FLOATS:
+    if weight is None:
         return None
     parts = {"weight": weight.name, "weight_scale": name}
+    if weight.dtype == "U8" and scale.dtype in ("U8", "F8_E8M0", "F8_E4M3"):
+        return _find_packed(prefix, weight, scale, parts, entries, context)
+    if scale.dtype not in FLOATS:
+        return None
     if weight.dtype in FP8_DTYPES:
         check_axes(1, weight)
         recipe, layout, _ = fp8_recipe(FP8_DTYPES[weight.dtype], weight.shape, scale.shape, float_name(scale))
@@ -224,6 +257,32 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     return Found(
         prefix + "weight", NAME, "int4", parts, (rows, columns), recipe, layout, float_name(scale), options=options
     )
+
+
+def _find_packed(
+    prefix: str,
+    weight: Any,
+    scale: Any,
+    parts: dict[str, str],
+    entries: Mapping[str, Any],
+    context: Mapping[str, Any],
+) -> Found | None:
+    """MXFP4, MXFP6 of E2M3 or NVFP4, packed in bytes; None where config.json says another or shapes are of none."""
+    check_axes(2, weight, scale)
+    shape, groups, recipe = (*weight.shape[:-1], weight.shape[-1] * 2), scale.shape[-1], None
+    if scale.dtype == "F8_E4M3" and prefix + "weight_scale_2" in entries:
+        parts["weight_scale_2"] = parts["global_scale"] = prefix + "weight_scale_2"
+        return Found(prefix + "weight", NAME, "nvfp4", parts, shape, NVFP4BlockScaling(), PerBlockMN(1, 16))
+    if shape[-1] == groups * 32:
+        recipe = MXFP4BlockScaling()
+    elif weight.shape[-1] * 4 == groups * 96 and _spec_of(prefix[:-1], context["quantization_config"]).get("dtype") in (
+        None,
+        "fp6_e2m3",
+    ):
+        shape, recipe = (*weight.shape[:-1], groups * 32), MXFP6BlockScaling()
+    if recipe is None or scale.dtype == "F8_E4M3":
+        return None
+    return Found(prefix + "weight", NAME, recipe.name, parts, shape, recipe, PerBlockMN(1, 32))
 
 
 def _said(module: str, context: Mapping[str, Any]) -> tuple[INT4Scaling, bool]:
@@ -262,7 +321,9 @@ def _pack_method(context: Mapping[str, Any]) -> str:
 
 
 def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
-    """The scale of inputs of FP8 with one scale."""
+    """The scale of inputs of FP8 with one scale, and that of NVFP4, which stands for those of blocks."""
+    if isinstance(recipe, NVFP4BlockScaling):
+        return InputScale("input_scale_2", NVFP4_INPUTS)
     one = isinstance(recipe, DelayedScaling) or getattr(recipe, "granularity", "") == "tensor"
     return InputScale("input_scale", FP8_INPUTS) if one and recipe.element == "float8_e4m3fn" else None
 
