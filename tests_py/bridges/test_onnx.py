@@ -167,6 +167,14 @@ def test_a_model_keeps_its_graph(key: str, dtype: Any, external: bool, tmp_path:
     assert not kinds["second.weight"].startswith("INT8")
 
 
+def test_a_model_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    convert(checkpoint(tmp_path / "in"), tmp_path / "out", "onnx")
+    assert Checkpoint(tmp_path / "out").container is bridges.bridge("onnx").container
+    path = linear(tmp_path / "m.onnx").rename(tmp_path / "other")
+    assert Checkpoint(path).container is bridges.bridge("onnx").container
+    assert Checkpoint(tmp_path / "in").container is not bridges.bridge("onnx").container
+
+
 def test_a_model_of_an_old_opset_is_refused(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", opset=17)
     with pytest.raises(ValueError, match=r"model must be of opset 25 or more, got 17: onnx\.version_converter"):

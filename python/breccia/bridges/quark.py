@@ -315,9 +315,9 @@ def _spec_of(module: str, quantization: Mapping[str, Any]) -> dict[str, Any]:
 def _pack_method(context: Mapping[str, Any]) -> str:
     export = context["quantization_config"].get("export")
     said = export.get("pack_method", "reorder") if isinstance(export, Mapping) else "reorder"
-    if said not in _ORDERS:
+    if not isinstance(said, str) or said not in _ORDERS:
         raise ValueError(f"{NAME}: pack_method must be 'reorder' or 'order', config.json says {shown(said)}")
-    return str(said)
+    return said
 
 
 def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:

@@ -25,6 +25,7 @@ __all__ = ["NAME", "ONNX"]
 
 NAME = "onnx"
 _OPSET, _IR = 25, 12  # the first with codes of 4 bits, blocks and scales of E8M0; what they need of the file
+_FIELDS = (2, 3, 4, 5, 6, 7, 8, 14, 20, 25)  # of a model
 _MOST = (1 << 31) - 1  # bytes of a message
 _TYPES = {dtype: kind for kind, dtype in PLAIN.items()} | {kind: kind for kind in HALVES}
 _SUFFIX = "_DequantizeLinear_Output"  # of names that ONNX Runtime gives what it dequantizes
@@ -168,7 +169,9 @@ class _Onnx(Container):
         return dict.fromkeys(HALVES, (2, 1))
 
     def holds(self, path: Path, start: bytes) -> bool:
-        return path.suffix == ".onnx"
+        # A message begins with ir_version, behind which another field begins; safetensors with a length of few bytes.
+        begins = len(start) > 7 and start[0] == 8 and start[1] < 128 and start[2] & 7 in (0, 2) and any(start[4:8])
+        return path.suffix == ".onnx" or (begins and start[2] >> 3 in _FIELDS)
 
     def open(self, path: Path) -> WeightFile:
         return OnnxFile(path)
