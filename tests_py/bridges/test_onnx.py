@@ -142,6 +142,19 @@ def linear(path: Path, dtype: Any = np.float32, opset: int = 25, external: bool 
     return path
 
 
+@pytest.mark.parametrize("kind", ["INT4", "UINT4", "INT8", "UINT8"])
+def test_zero_points_that_are_all_zero_belong_to_their_tensor(kind: str, tmp_path: Path) -> None:
+    path = graph(tmp_path / "m.onnx", kind, "blocks of rows", True)
+    model = onnx.load(path)
+    model.graph.initializer[2].raw_data = bytes(len(model.graph.initializer[2].raw_data))
+    onnx.save(model, path)
+    opened = Checkpoint(path)
+    [found] = opened.found
+    assert found.recipe.symmetric is not kind.startswith("U")
+    [expected] = ReferenceEvaluator(model).run(None, {})
+    np.testing.assert_array_equal(breccia.dequantize(opened.load(found)), expected)
+
+
 @pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("key", ["int4", "fp8", "nvfp4", "mxfp4"])

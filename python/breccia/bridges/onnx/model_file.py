@@ -97,7 +97,7 @@ class OnnxFile:
         x, zero = node.input[0], node.input[2] if len(node.input) > 2 else ""
         scale = (node if first is None else first).input[1 if first is None else 0]
         parts = {"codes": x, "scale": scale}
-        if zero and self._tensors[zero].any():
+        if zero:
             parts["zero_point"] = zero
         if first is not None:
             if math.prod(self.dims[first.input[1]]) != 1 or (len(first.input) > 2 and first.input[2]):
@@ -113,7 +113,7 @@ class OnnxFile:
             self.dims[scale],
             axis + len(shape) if axis < 0 else axis,
             said.get("block_size", 0),
-            "zero_point" in parts,
+            bool(zero) and bool(self._tensors[zero].any()),
             first is not None,
         )
         if one.element not in (*HALVES, *PLAIN) or one.scale not in (*FLOATS, *PLAIN):
