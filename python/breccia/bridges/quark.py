@@ -269,16 +269,15 @@ def _find_packed(
 ) -> Found | None:
     """MXFP4, MXFP6 of E2M3 or NVFP4, packed in bytes; None where config.json says another or shapes are of none."""
     check_axes(2, weight, scale)
-    shape, groups, recipe = (*weight.shape[:-1], weight.shape[-1] * 2), scale.shape[-1], None
+    shape, groups = (*weight.shape[:-1], weight.shape[-1] * 2), scale.shape[-1]
+    recipe: MXFP4BlockScaling | MXFP6BlockScaling | None = None
     if scale.dtype == "F8_E4M3" and prefix + "weight_scale_2" in entries:
         parts["weight_scale_2"] = parts["global_scale"] = prefix + "weight_scale_2"
         return Found(prefix + "weight", NAME, "nvfp4", parts, shape, NVFP4BlockScaling(), PerBlockMN(1, 16))
+    said = _spec_of(prefix[:-1], context["quantization_config"]).get("dtype")
     if shape[-1] == groups * 32:
         recipe = MXFP4BlockScaling()
-    elif weight.shape[-1] * 4 == groups * 96 and _spec_of(prefix[:-1], context["quantization_config"]).get("dtype") in (
-        None,
-        "fp6_e2m3",
-    ):
+    elif weight.shape[-1] * 4 == groups * 96 and said in (None, "fp6_e2m3"):
         shape, recipe = (*weight.shape[:-1], groups * 32), MXFP6BlockScaling()
     if recipe is None or scale.dtype == "F8_E4M3":
         return None

@@ -101,7 +101,7 @@ def _second(scaled: ScaledTensor) -> Part:
     second = global_scale(scaled, "multiplier")
     if second is not None and second.size != 1:
         raise ValueError(f"global_scale must be one number for {NAME}, got shape {second.shape}")
-    return Part("F32", (), lambda: np.float32(1) if second is None else np.asarray(second, np.float32).reshape(()))
+    return Part("F32", (), lambda: np.asarray(1 if second is None else second, np.float32).reshape(()))
 
 
 def _zero_point(scaled: ScaledTensor, shape: tuple[int, ...]) -> Part:

@@ -134,7 +134,8 @@ class OnnxFile:
     def type_of(self, name: str) -> str:
         """The type that the graph takes a tensor for."""
         if name not in self.nodes:
-            return self.kinds.get(name, "FLOAT")
+            plain: str = self.kinds.get(name, "FLOAT")
+            return plain
         from onnx import TensorProto
 
         node = self.nodes[name][-1]
@@ -201,11 +202,13 @@ def _writer(path: Path, output: Output) -> PlannedWriter:
     same = set() if source is None else _same(output, source)
     dims_of = {key: dims for said in output.metadata.values() for key, dims in json.loads(said).get("dims", {}).items()}
     for name, (dtype, shape) in output.plan.items():
-        kept = name in same
-        kind, dims = (source.kinds[name], source.dims[name]) if kept else (_TYPES.get(dtype), dims_of.get(name, shape))
-        if kind is None:
+        if source is not None and name in same:
+            kind, dims, nbytes = source.kinds[name], source.dims[name], source.entries[name].nbytes
+        elif dtype in _TYPES:
+            kind, dims = _TYPES[dtype], dims_of.get(name, shape)
+            nbytes = _nbytes(kind, shape)
+        else:
             raise ValueError(f"tensor {name!r} must be of a type that ONNX has, got {dtype}")
-        nbytes = source.entries[name].nbytes if kept else _nbytes(kind, shape)
         tensor = TensorProto(name=_stored(name, output, source), data_type=TensorProto.DataType.Value(kind), dims=dims)
         text = tensor.SerializeToString() + b"\x4a" + _varint(nbytes)  # raw_data
         text = b"\x2a" + _varint(len(text) + nbytes) + text  # initializer

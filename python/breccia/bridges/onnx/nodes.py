@@ -221,8 +221,9 @@ class Node:
         by = by.reshape(self.scale_shape)
         if second is not None:
             by = by * float32(as_numpy(second, "scale of scales")).reshape(())
-        z = np.float32(0) if zero is None else self._numbers(codes(zero, "x_zero_point").reshape(-1), self.scale_shape)
-        values: Array = (x - self._spread(z)) * self._spread(by)
+        if zero is not None:
+            x = x - self._spread(self._numbers(codes(zero, "x_zero_point").reshape(-1), self.scale_shape))
+        values: Array = x * self._spread(by)
         return values.astype(np.float32)
 
     def _numbers(self, raw: Array, shape: tuple[int, ...]) -> Array:
