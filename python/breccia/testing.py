@@ -86,7 +86,8 @@ def what_is_written_is_read(bridge: Bridge, key: str, folder: Path) -> None:
         report = convert(place, again, bridge.name)
         assert set(report["tensors"]) <= {"repack", "copy", "float", "same", "keep"}, report["tensors"]
         with contextlib.closing(Checkpoint(again)) as second:
-            assert opened.entries.keys() == second.entries.keys()
+            names = set(opened.entries) ^ set(second.entries)
+            assert not names, f"tensors must be the same when they are written again, these are not: {sorted(names)}"
             for name in found.parts.values():
                 assert opened.array(name).tobytes() == second.array(name).tobytes(), name
 
@@ -97,7 +98,8 @@ def the_plan_is_what_is_made(bridge: Bridge, key: str, folder: Path) -> None:
     place = Place(model=sample.model)
     planned, _ = bridge.stored(sample.name, ghost(sample.shape, recipe), place)
     made, _ = bridge.stored(sample.name, verbs.cast(values_of(bridge), recipe), place)
-    assert {k: (p.dtype, p.shape) for k, p in planned.items()} == {k: (p.dtype, p.shape) for k, p in made.items()}
+    before, after = ({k: (p.dtype, p.shape) for k, p in parts.items()} for parts in (planned, made))
+    assert before == after, f"what is planned must be what is made, it is {before} and {after}"
     for name, part in made.items():
         assert np.asarray(part.make()).nbytes == stored_bytes(part.dtype, part.shape), name
 
@@ -133,8 +135,8 @@ def config_json_names_it(bridge: Bridge, key: str, folder: Path) -> None:
             "config": opened.config,
         }
         claims = {name: one.claims(context) for name, one in bridges.registry().items()}
-    assert claims.get(bridge.name, bridge.claims(context)) >= NAMED
-    assert [name for name, claim in claims.items() if claim >= NAMED] == [bridge.name]
+    named = [name for name, claim in claims.items() if claim >= NAMED]
+    assert named == [bridge.name], f"config.json must name {bridge.name} alone, it names {named}: {context}"
 
 
 _HOSTILE: dict[str, Callable[[Any], Any]] = {

@@ -76,17 +76,21 @@ def anything(scaled: Any, place: Any) -> dict[str, Part]:
     return {"codes": Part("U8", scaled.data.shape, lambda: scaled.data)}
 
 
-BROKEN = {
-    "what_is_written_is_read": {"read": others},
-    "the_plan_is_what_is_made": {"lay_out": halves},
-    "a_transposed_view_is_refused": {"lay_out": anything},
-    "a_recipe_without_a_place_is_refused": {"lay_out": anything},
-    "config_json_names_it": {"config": lambda written: {}},
-    "any_arrays_are_read_or_refused": {"read": lambda parts: parts["codes"] / parts["size"]["no"]},
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "what_is_written_is_read": ({"read": others}, "Arrays are not equal"),
+    "the_plan_is_what_is_made": ({"lay_out": halves}, r"layers\.0\.mlp\.up_proj\.size"),
+    "a_transposed_view_is_refused": ({"lay_out": anything}, "it must be refused by a ValueError"),
+    "a_recipe_without_a_place_is_refused": ({"lay_out": anything}, "it must be refused by a ValueError"),
+    "config_json_names_it": ({"config": lambda written: {}}, "must name mine alone, it names"),
+    "any_arrays_are_read_or_refused": (
+        {"read": lambda parts: parts["codes"] / parts["size"]["no"]},
+        "IndexError must be a ValueError or TypeError",
+    ),
 }
 
 
 @pytest.mark.parametrize("check", testing.CHECKS)
 def test_a_broken_format_fails(check: str, tmp_path: Path) -> None:
-    with pytest.raises(AssertionError):
-        testing.run(dataclasses.replace(MINE, **BROKEN[check]), check, "int8", tmp_path)
+    change, sentence = BROKEN[check]
+    with pytest.raises(AssertionError, match=sentence):
+        testing.run(dataclasses.replace(MINE, **change), check, "int8", tmp_path)
