@@ -236,3 +236,24 @@ def test_without_onnx_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ImportError, match=r"pip install 'breccia\[onnx\]'"):
         Checkpoint(path)
+
+
+@pytest.mark.parametrize("kind", ["INT4", "FLOAT8E4M3FN"])
+def test_any_bytes_are_a_model_or_refused(kind: str, tmp_path: Path) -> None:
+    good = graph(tmp_path / "good.onnx", kind, "blocks of rows", kind == "INT4").read_bytes()
+    rng, path, refused = np.random.default_rng(0), tmp_path / "bad.onnx", 0
+    small = [at for at in range(len(good)) if at < 64 or at > len(good) - 400]
+    for _ in range(400):
+        bad = bytearray(good)
+        for at in rng.choice(small, int(rng.integers(1, 4))):
+            bad[at] = int(rng.integers(0, 256))
+        path.write_bytes(bytes(bad))
+        try:
+            opened = Checkpoint(path)
+            for found in opened.found:
+                opened.load(found)
+            opened.close()
+        except ValueError as error:
+            assert "bad.onnx" in str(error)
+            refused += 1
+    assert 20 < refused < 400

@@ -50,18 +50,27 @@ class OnnxFile:
         try:
             self.proto = onnx.load_model_from_string(self.file.read(0, self.file.size))
             self._tensors = {one.name: self._bytes(one) for one in self.proto.graph.initializer}
+            every = {one.name: one for one in self.proto.graph.initializer}
+            self.kinds = {name: onnx.TensorProto.DataType.Name(one.data_type) for name, one in every.items()}
+            self.dims = {name: tuple(one.dims) for name, one in every.items()}
+            if not all(isinstance(name, str) for name in every):
+                raise ValueError("names of tensors must be UTF-8")
         except Exception as error:  # of onnx and protobuf, which have none in common
             self.file.close()
-            raise ValueError(f"{path}: file must be an ONNX model: {error}") from error
+            raise ValueError(f"{path}: file must be an ONNX model: {' '.join(str(error).split())[:200]}") from error
         self.metadata: dict[str, str] = {}
         self.left_out: list[str] = []
-        self.kinds = {one.name: onnx.TensorProto.DataType.Name(one.data_type) for one in self.proto.graph.initializer}
-        self.dims = {one.name: tuple(one.dims) for one in self.proto.graph.initializer}
         del self.proto.graph.initializer[:]
         self.entries = {}
         for name, raw in self._tensors.items():
             dtype, shape = PLAIN.get(self.kinds[name], "U8"), self.dims[name]
             shape = shape if self.kinds[name] in PLAIN else (raw.size,)
+            wanted = _nbytes(self.kinds[name], shape) if self.kinds[name] in PLAIN else raw.size
+            halves = -(-math.prod(self.dims[name]) // 2) if self.kinds[name] in HALVES else raw.size
+            if min((*self.dims[name], 0)) < 0 or raw.size != wanted or raw.size != halves:
+                self.file.close()
+                where = f"{path}: tensor {name[:200]!r}"
+                raise ValueError(f"{where} must have the bytes of its shape {self.dims[name]}, got {raw.size}")
             self.entries[name] = Entry(name, dtype, shape, 0, raw.size)
         self.nodes: dict[str, list[Any]] = {}  # of described tensors, by the model's own names
         self._found = self._describe()
@@ -79,7 +88,7 @@ class OnnxFile:
         return array.reshape(-1).view(np.uint8)
 
     def _describe(self) -> list[Found]:
-        made = {node.output[0]: node for node in self.proto.graph.node if node.op_type == "DequantizeLinear"}
+        made = {node.output[0]: node for node in self.proto.graph.node if _is_whole(node)}
         scales = {name for node in made.values() for name in node.input[1:2]}
         found = []
         for output, node in made.items():
@@ -158,6 +167,12 @@ class OnnxFile:
     def close(self) -> None:
         """See `breccia.bridges.WeightFile`."""
         self.file.close()
+
+
+def _is_whole(node: Any) -> bool:
+    """Whether a node dequantizes, and has what the operator must have."""
+    named = all(isinstance(name, str) for name in (*node.input, *node.output))
+    return named and node.op_type == "DequantizeLinear" and len(node.input) > 1 and len(node.output) == 1
 
 
 class _Onnx(Container):
