@@ -388,6 +388,8 @@ def _inputs(static: bool, dynamic: Activations | None) -> dict[str, Any] | None:
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("transformers with AMD Quark", "vLLM"),
+    needs="vLLM: FP8 alone",
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,

@@ -151,6 +151,7 @@ def carries(recipe: ScalingRecipe) -> bool:
 
 BRIDGE = FileFormat(
     name=NAME,
+    opens_in=("onnx's evaluator",),
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,
