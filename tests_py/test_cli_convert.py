@@ -103,7 +103,7 @@ def next_step(said: str) -> str:
 @pytest.mark.parametrize("to", ["awq", "gptq"])
 def test_rounding_to_nearest_is_said(to: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, said, _ = run("convert", model, tmp_path / "a", "--to", to, "--quiet", capsys=capsys)
-    assert "rounded to nearest: --imatrix FILE" in said
+    assert "rounded to nearest: --moments FILE --method gptq" in said
     _, said, _ = run("convert", tmp_path / "a", tmp_path / "b", "--to", to, "--quiet", capsys=capsys)
     assert "rounded to nearest" not in said  # the codes of another
 

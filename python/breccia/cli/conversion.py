@@ -78,7 +78,7 @@ def following(report: Mapping[str, Any], target: Bridge, calibrated: bool) -> li
     lines = []
     if target.calibrated and not calibrated and report["tensors"].get("cast"):
         lines += wrapped(
-            "rounded to nearest: --imatrix FILE, as breccia calibrate writes one, weighs errors by what a model reads"
+            "rounded to nearest: --moments FILE --method gptq, FILE of breccia calibrate, rounds by what layers are given"
         )
     out = Path(report["destination"])
     program = next(iter(target.opens_in), None)

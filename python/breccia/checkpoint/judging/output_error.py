@@ -16,7 +16,7 @@ from breccia.cli.terminal import wrapped
 if TYPE_CHECKING:
     from breccia.moments import Moments, MomentsFile
 
-__all__ = ["OutputErrors", "lines_of", "output_error"]
+__all__ = ["OutputErrors", "energy", "lines_of", "output_error"]
 
 _ROWS = 1024  # of a weight that are in memory in double precision
 
@@ -47,19 +47,26 @@ def output_error(reference: Any, tensor: Any, moments: Moments) -> float:
         w, v = (reference[expert], tensor[expert]) if len(shape) == 3 else (reference, tensor)
         for start in range(0, shape[-2], _ROWS):
             rows = np.asarray(w[start : start + _ROWS], np.float64)
-            wrong += _energy(rows - np.asarray(v[start : start + _ROWS], np.float64), own)
-            right += _energy(rows, own)
+            wrong += energy(rows - np.asarray(v[start : start + _ROWS], np.float64), own)
+            right += energy(rows, own)
     return math.sqrt(max(wrong, 0.0) / right) if right > 0 else math.nan
 
 
-def _energy(rows: np.ndarray[Any, Any], moments: Moments) -> float:
-    """tr RHRᵀ."""
+def energy(rows: np.ndarray[Any, Any], moments: Moments) -> float:
+    """tr RHRᵀ, with products in the rows' type.
+
+    Args:
+        rows: R, float32 or float64 (N, K).
+        moments: of K columns.
+    """
     if moments.full is not None:
-        return float(np.sum((rows @ moments.full.astype(np.float64)) * rows))
-    if moments.block is not None:
+        product = rows @ moments.full.astype(rows.dtype, copy=False)
+    elif moments.block is not None:
         runs = rows.reshape(len(rows), *moments.block.shape[:2]).transpose(1, 0, 2)
-        return float(np.sum((runs @ moments.block.astype(np.float64)) * runs))
-    return float(np.sum(np.square(rows) @ moments.diag.astype(np.float64)))
+        rows, product = runs, runs @ moments.block.astype(rows.dtype, copy=False)
+    else:
+        product = rows * moments.diag.astype(rows.dtype, copy=False)
+    return float(np.sum(product * rows, dtype=np.float64))
 
 
 class OutputErrors:

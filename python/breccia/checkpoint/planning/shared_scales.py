@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from breccia.checkpoint.writing.repack import cut
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Shared", "cast_shared", "fused", "share"]
+__all__ = ["Cast", "Shared", "amax_of", "cast_shared", "fused", "share"]
 
 # The parts of the layers that vLLM and SGLang fuse.
 _FUSED = [
@@ -36,6 +37,7 @@ _FUSED = [
     )
 ]
 _ROWS = 1024  # at a time
+Cast = Callable[[Any, ScalingRecipe], ScaledTensor]
 
 
 class Shared:
@@ -49,11 +51,12 @@ class Shared:
     def amax(self, checkpoint: Checkpoint) -> np.float32:
         with self._lock:
             if self._amax is None:
-                self._amax = max((_amax(checkpoint.load(part)) for part in self.parts), default=np.float32(0))
+                self._amax = max((amax_of(checkpoint.load(part)) for part in self.parts), default=np.float32(0))
             return self._amax
 
 
-def _amax(values: Any) -> np.float32:
+def amax_of(values: Any) -> np.float32:
+    """The largest magnitude of a matrix, but for what is not finite."""
     values = values.dequantize() if isinstance(values, OutsideTensor) else values
     largest = np.float32(0)
     for start in range(0, values.shape[0], _ROWS):
@@ -122,7 +125,7 @@ def _may_choose(choice: Choice) -> bool:
     return choice.action == "cast" or (choice.action == "requantize" and wide)
 
 
-def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32, importance: Any = None) -> ScaledTensor:
+def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32, cast: Cast = verbs.cast) -> ScaledTensor:
     """Quantize as if the largest magnitude were ``amax``: with one more row, which holds it and is left out."""
     if isinstance(values, OutsideTensor):
         values = values.dequantize()
@@ -135,4 +138,4 @@ def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32, importance
     more = np.zeros((rows + 1, columns), values.dtype if fits else np.float32)
     more[:rows] = values
     more[rows, 0] = amax
-    return cut(verbs.cast(more, recipe, importance=importance), 0, rows)
+    return cut(cast(more, recipe), 0, rows)

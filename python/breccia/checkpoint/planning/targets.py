@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from breccia import bridges, recipe_names, recipes
 from breccia.bridges.contract import Bridge, Kind, Place
@@ -29,6 +29,7 @@ __all__ = [
     "LEFT",
     "QUANTIZED",
     "Choice",
+    "Feedback",
     "Target",
     "has_one_level",
     "largest_group",
@@ -83,6 +84,13 @@ _GROUP_SIZES = (128, 64, 32)  # that programs have kernels for
 LEFT = "left as it is"  # how a note begins on a tensor that has no place in the target
 
 
+class Feedback(NamedTuple):
+    """GPTQ: see `breccia.gptq`."""
+
+    order: str
+    damp: float
+
+
 @dataclass(frozen=True)
 class Target:
     """What to write: a float dtype, or a bridge's format with a recipe.
@@ -93,7 +101,7 @@ class Target:
     ``recipe`` is None where the format was named without one: what the source has is kept if the format
     can hold it, and the format's first recipe is used if not. ``kind`` is what the format has that no recipe makes.
     ``with_inputs`` takes its place for modules with a scale of their activations. ``group_size`` is the one that was
-    asked for. ``importance`` is that of columns.
+    asked for. ``importance`` is that of columns. ``feedback`` is given where weights are rounded by GPTQ.
     """
 
     spelled: str
@@ -112,6 +120,7 @@ class Target:
     model: Mapping[str, Any] = field(default_factory=dict)
     group_size: int | str | None = None
     importance: Importance | None = None
+    feedback: Feedback | None = None
 
     def spell(self, name: str) -> str:
         """The name a tensor is stored under."""

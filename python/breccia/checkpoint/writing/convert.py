@@ -27,7 +27,6 @@ from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.activations import Activations
 from breccia.checkpoint.planning.identity import beside, identity_of
-from breccia.checkpoint.planning.importance import Importance
 from breccia.checkpoint.planning.name_patterns import check_effects, check_names
 from breccia.checkpoint.planning.shared_scales import share
 from breccia.checkpoint.planning.targets import (
@@ -53,6 +52,7 @@ from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing import outputs
 from breccia.checkpoint.writing.execute import execute
 from breccia.checkpoint.writing.losses import Loss, errors, lost
+from breccia.checkpoint.writing.rounding import Rounding, rounding_notes
 from breccia.checkpoint.writing.work import Done, Work, check_replaceable, partial_of
 from breccia.gguf.files import model_names
 
@@ -71,6 +71,10 @@ def convert(
     scale_search: str | None = None,
     group_size: int | str | None = None,
     imatrix: str | os.PathLike[str] | None = None,
+    moments: str | os.PathLike[str] | None = None,
+    method: str = "nearest",
+    order: str | None = None,
+    damp: float | None = None,
     progress: bool = False,
     threads: int | None = None,
     force: bool = False,
@@ -92,6 +96,11 @@ def convert(
         scale_search: "mse" searches block scales for the least error.
         group_size: of INT4; "auto" is, for each tensor, the largest of 128, 64 and 32 that divides its columns.
         imatrix: a file of what errors of each column count: llama.cpp's importance matrix (GGUF or .dat), or moments.
+        moments: a file that `breccia.calibrate` wrote: its diagonals are such an importance.
+        method: "nearest", or "gptq", which rounds by ``moments`` what has some; see `breccia.gptq`. A layer more, its
+            moments and 1 GiB are in memory.
+        order: of "gptq": "act" (the default), columns by falling diagonal of the moments, or "natural".
+        damp: of "gptq": what is added to the diagonal, in its mean; 0.05 by default.
         progress: draw a line on a terminal.
         threads: how many to use (default: one per core).
         force: replace a file or a checkpoint's directory at ``destination``, when the new one is complete and not
@@ -103,18 +112,20 @@ def convert(
             of each tensor, and no figures of what is lost.
 
     Returns:
-        What was done, of JSON types.
+        What was done, of JSON types. "output_errors" has of each tensor that GPTQ rounded its "output_error", that of
+        rounding to "nearest" without data, "level" of the moments and "damp"; see `breccia.checkpoint.verify`.
 
     Raises:
-        ValueError: the source is not valid, the target unknown, the destination inside of the source or the source
-            itself, a pattern matches no tensor, there is a note where it is ``strict``, or another program changes the
-            source, or what is made, meanwhile.
+        ValueError: the source is not valid, the target unknown, an option does not go with others, the destination
+            inside of the source or the source itself, a pattern matches no tensor, there is a note where it is
+            ``strict``, or another program changes the source, or what is made, meanwhile.
         FileExistsError: the destination is there, and ``force`` is not given.
         BlockingIOError: another conversion to the destination is at work.
         ImportError: a GGUF file is to become a directory, and transformers is not installed.
         OSError: the disk is full or the like; nothing is left behind.
     """
     target = parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
+    rounding = Rounding(imatrix, moments, method, order, damp)
     place = path_of(destination, "destination")
     source = path_of(source, "source")
     folder = names_folder(destination)
@@ -122,12 +133,13 @@ def convert(
         check_destination(place, source, force=force)
     checkpoint = Checkpoint(source, mapped=False, unmarked=unmarked)
     try:
-        if imatrix is not None:
-            target = dataclasses.replace(target, importance=Importance(imatrix, model_names(checkpoint)[0]))
+        target = rounding.on(target, checkpoint)
         force, progress = force and not dry_run, progress and not dry_run
         job = Job(checkpoint, place, target, progress, threads, force, folder, strict, checksums)
         return job.plan() if dry_run else job.run()
     finally:
+        if target.importance is not None:
+            target.importance.close()
         checkpoint.close()
 
 
@@ -195,6 +207,7 @@ class Job:
         self.left_out: list[str] = []
         self.losses: dict[str, Loss] = {}
         self.not_finite: dict[str, int] = {}
+        self.rounded: dict[str, dict[str, Any]] = {}
         self._quantized = {one.name for one in found if one.format != "plain"}
         formats = {one.format for one in found} - {"plain"}
         self._marks = [mark for name in sorted(formats) for mark in bridges.bridge(name).marks]
@@ -216,7 +229,7 @@ class Job:
         self.notes += self._note_group_size()
         self.notes += self._note_levels()
         self.notes += self._note_experts()
-        self.notes += self._note_importance()
+        self.notes += rounding_notes(self.target, self.choices)
         if checkpoint.container is not target.bridge.container and not target.bridge.container.whole:
             lost = checkpoint.container.left_behind(destination, self.into_directory)
             self.notes += [lost] if lost else []
@@ -337,7 +350,8 @@ class Job:
 
     def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers, losses: dict[str, Loss]) -> int:
         """Write a tensor, and add what it lost; how many of its numbers are infinite or NaN."""
-        return execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add, losses)
+        lists = (losses, self.rounded)
+        return execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add, *lists)
 
     def _note_levels(self) -> list[str]:
         names = self.target.names
@@ -358,26 +372,6 @@ class Job:
             if choice.recipe and (text := self.target.bridge.readers.misread(choice.found.shape, choice.recipe)):
                 wrong.setdefault(text, []).append(choice.found.name)
         return notes + [f"{_some(names)}: {text}" for text, names in wrong.items()]
-
-    def _note_importance(self) -> list[str]:
-        """Tensors that are quantized without the importance that was given."""
-        importance = self.target.importance
-        if importance is None:
-            return []
-        casts = [c.found for c in self.choices if c.action in ("cast", "encode")]
-        others = [c.found for c in self.choices if c.action == "requantize"]
-        missing = [found.name for found in casts if importance.of(found.name, found.shape) is None]
-        notes = []
-        if missing:
-            notes.append(
-                f"{len(missing)} of {len(casts)} tensors are quantized without importance, of which {importance.path} "
-                f"has none for them; the first is {missing[0]}"
-            )
-        if others:
-            notes.append(f"{len(others)} tensors are requantized from other codes, in which importance has no part")
-        if not casts and not others:
-            notes.append("importance has no part in what is written: no tensor is quantized anew")
-        return notes
 
     def _kept(self) -> dict[str, Any] | None:
         """The weights that stay as they were beside quantized ones: their bytes, and the largest of them."""
@@ -441,12 +435,18 @@ class Job:
                 if self.into_directory:
                     with work.noting():
                         self._companions(work)
-                self.checkpoint.check_unchanged()
+                self._check_unchanged()
                 self._check_beside(others)
                 self._check_strict()
             self.notes += work.finish()
         self.progress.finish()
         return self._report(time.monotonic() - begin)
+
+    def _check_unchanged(self) -> None:
+        """Whether the source and the data are what they were when they were opened."""
+        self.checkpoint.check_unchanged()
+        if self.target.importance is not None:
+            self.target.importance.check_unchanged()
 
     def _check_beside(self, before: dict[Path, disk.Stamp]) -> None:
         """Whether what lies beside the weights, and is copied, is as it was."""
@@ -460,7 +460,8 @@ class Job:
             f"{name}: {count} {'element is' if count == 1 else 'elements are'} not finite"
             for name, count in self.not_finite.items()
         ]
-        return [*self.notes, *finite, *(f"{c.found.name}: {c.note}" for c in self.choices if c.note)]
+        told = [f"{name}: {said['note']}" for name, said in self.rounded.items() if "note" in said]
+        return [*self.notes, *finite, *told, *(f"{c.found.name}: {c.note}" for c in self.choices if c.note)]
 
     def _check_strict(self) -> None:
         notes = self._all_notes() if self.strict else []
@@ -509,6 +510,7 @@ class Job:
         """Take note of a tensor of an output file that is on disk."""
         self.not_finite |= done.not_finite
         self.losses |= done.losses
+        self.rounded |= done.rounded
 
     def _fill(self, writer: PlannedWriter, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
         """Write tensors, and say now and then which are on disk."""
@@ -528,7 +530,8 @@ class Job:
             with naming(self.checkpoint.path, choice.found.name):
                 bad = self._execute(choice, writer, workers, losses)
             counts = {choice.found.name: bad} if bad else {}
-            pending[name_of] = Done(_taken(self.checkpoint.sums), _taken(writer.sums), counts, losses)
+            rounded = {name: self.rounded[name] for name in (choice.found.name,) if name in self.rounded}
+            pending[name_of] = Done(_taken(self.checkpoint.sums), _taken(writer.sums), counts, losses, rounded)
             self._keep(name, pending[name_of])
             written += nbytes_of_choice(choice)
             if written >= _SYNC_EVERY:
@@ -576,6 +579,7 @@ class Job:
             "requantized": lost(self.losses),
             "errors": errors(self.losses),
             "not_finite": self.not_finite,
+            "output_errors": self.rounded,
             "notes": self._all_notes(),
         }
 
