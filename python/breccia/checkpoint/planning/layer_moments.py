@@ -30,12 +30,17 @@ class LayerMoments:
         moments: name of a layer → its moments; names of tensors, GGUF's too, and of the parameters of fused experts
             are understood.
         names: the model's names as GGUF spells them, if they are known.
+        what: how messages call them.
+
+    Attributes:
+        used: names of moments that belong to a tensor that was asked for.
     """
 
-    def __init__(self, moments: Mapping[str, Moments], names: ModelMap | None = None) -> None:
-        self._moments, self._names = moments, names
+    def __init__(self, moments: Mapping[str, Moments], names: ModelMap | None = None, what: str = "importance") -> None:
+        self._moments, self._names, self._what = moments, names, what
         self._apart: dict[tuple[str, str], dict[int, str]] | None = None
         self._pools: dict[str, Moments] = {}
+        self.used: set[str] = set()
 
     def of(self, name: str, shape: Sequence[int], expert: int | None = None) -> Moments | None:
         """The moments of a matrix's input.
@@ -56,7 +61,7 @@ class LayerMoments:
         if (stack := self._of_all(name, shape)) is not None:
             return stack if stack.experts is None else stack.expert(expert)
         apart = self._apart_from(name, shape)
-        return None if apart is None else _fitting(self._moments[apart[expert]], name, shape[-1:])
+        return None if apart is None else self._fitting(self._take(apart[expert]), name, shape[-1:])
 
     def diagonals(self, name: str, shape: Sequence[int]) -> Moments | None:
         """``diag`` and ``count`` of all of a tensor's experts, or of the one matrix that it is.
@@ -78,26 +83,26 @@ class LayerMoments:
         apart = self._apart_from(name, shape)
         if apart is None:
             return None
-        each = [_fitting(self._moments[key], name, shape[-1:]) for key in apart]
+        each = [self._fitting(self._take(key), name, shape[-1:]) for key in apart]
         return Moments(np.stack([one.diag for one in each]), np.stack([one.count for one in each]))
 
     def _of_one(self, name: str, columns: int) -> Moments | None:
         if (key := self._known(self._spelled(name))) is not None:
-            return _fitting(self._moments[key], name, (columns,))
+            return self._fitting(self._take(key), name, (columns,))
         one = _ONE.fullmatch(name)
         stack = None if one is None else self._stack(one, name, columns)
         if stack is None or one is None or stack.experts is None:
             return stack
         if (number := int(one["number"])) >= stack.experts:
-            raise ValueError(f"importance of {name} must be of more than {number} experts, it has {stack.diag.shape}")
+            raise ValueError(f"{self._what} of {name} must be of more than {number} experts, it has {stack.diag.shape}")
         return stack.expert(number)
 
     def _of_all(self, name: str, shape: Sequence[int]) -> Moments | None:
         if (key := self._known(self._spelled(name))) is not None:
-            return _fitting(self._moments[key], name, (shape[0], shape[-1]))
+            return self._fitting(self._take(key), name, (shape[0], shape[-1]))
         every = _ALL.fullmatch(name)
         stack = None if every is None else self._stack(every, name, shape[-1])
-        return None if stack is None else _fitting(stack, name, (shape[0], shape[-1]))
+        return None if stack is None else self._fitting(stack, name, (shape[0], shape[-1]))
 
     def _apart_from(self, name: str, shape: Sequence[int]) -> list[str] | None:
         """What the experts of a tensor have as moments one by one, where all of them do."""
@@ -127,6 +132,10 @@ class LayerMoments:
             self._pools[key] = _sum(parts)
         return self._pools[key]
 
+    def _take(self, key: str) -> Moments:
+        self.used.add(key)
+        return self._moments[key]
+
     def _known(self, spelled: Iterator[str]) -> str | None:
         return next((key for key in spelled if key in self._moments), None)
 
@@ -143,7 +152,7 @@ class LayerMoments:
     def _stack(self, match: re.Match[str], name: str, columns: int) -> Moments | None:
         """Those of all experts of a tensor's layer, where they stand together."""
         key = self._known(self._together(match["block"], _kind(match)))
-        return None if key is None else _fitting(self._moments[key], name, (0, columns))
+        return None if key is None else self._fitting(self._take(key), name, (0, columns))
 
     def _together(self, block: str, kind: str) -> Iterator[str]:
         """What the moments of all experts of a layer may be called."""
@@ -164,6 +173,27 @@ class LayerMoments:
         kind = "gate_proj" if _kind(match) == "gate_up_proj" else _kind(match)
         found = (self._apart.get((place, kind)) for place in _places(match["block"]))
         return next((one for one in found if one is not None), {})
+
+    def _fitting(self, found: Moments, name: str, shape: Sequence[int]) -> Moments:
+        """Moments as a tensor needs them.
+
+        Args:
+            found: of it; from a file of means they may be one expert after the other.
+            name: of the tensor.
+            shape: (K,), or (E, K), where they may be one for all; E is 0 where any number will do.
+
+        Raises:
+            ValueError: they have another.
+        """
+        columns, experts = shape[-1], shape[0] if len(shape) == 2 else None
+        each, rest = divmod(found.diag.size, columns)
+        if experts is not None and found.diag.ndim == 1 and not rest and each > 1 and experts in (0, each):
+            found = Moments(found.diag.reshape(each, columns), np.ones(each, np.int64))
+        if found.columns != columns:
+            raise ValueError(f"{self._what} of {name} must have {columns} columns, it has {found.diag.shape}")
+        if found.experts is not None and experts not in (0, found.experts):
+            raise ValueError(f"{self._what} of {name} must be of {experts or 'no'} experts, it has {found.diag.shape}")
+        return found
 
 
 def smoothed(own: Moments, pool: Moments) -> Moments:
@@ -202,25 +232,3 @@ def _sum(parts: Sequence[Moments]) -> Moments:
 def _places(block: str) -> list[str]:
     """What a layer of experts is called in files and in transformers' models."""
     return list(dict.fromkeys((block, block.replace("block_sparse_moe", "mlp"))))
-
-
-def _fitting(found: Moments, name: str, shape: Sequence[int]) -> Moments:
-    """Moments as a tensor needs them.
-
-    Args:
-        found: of it; from a file of means they may be one expert after the other.
-        name: of the tensor.
-        shape: (K,), or (E, K), where they may be one for all; E is 0 where any number will do.
-
-    Raises:
-        ValueError: they have another.
-    """
-    columns, experts = shape[-1], shape[0] if len(shape) == 2 else None
-    each, rest = divmod(found.diag.size, columns)
-    if experts is not None and found.diag.ndim == 1 and not rest and each > 1 and experts in (0, each):
-        found = Moments(found.diag.reshape(each, columns), np.ones(each, np.int64))
-    if found.columns != columns:
-        raise ValueError(f"importance of {name} must have {columns} columns, it has {found.diag.shape}")
-    if found.experts is not None and experts not in (0, found.experts):
-        raise ValueError(f"importance of {name} must be of {experts or 'no'} experts, it has {found.diag.shape}")
-    return found

@@ -84,7 +84,7 @@ class Rounding:
         path = getattr(self, argument)
         if path is None:
             return target
-        importance = Importance(path, outputs.gguf_model(checkpoint)[0], argument)
+        importance = Importance(path, model_names(checkpoint)[0], argument)
         feedback = None
         if self.method == "gptq":
             feedback = Feedback(self.order or "act", 0.05 if self.damp is None else float(self.damp))
