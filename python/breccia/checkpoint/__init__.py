@@ -15,6 +15,7 @@ from breccia.checkpoint.judging.inspect import inspect
 from breccia.checkpoint.judging.plot import plot
 from breccia.checkpoint.judging.verify import verify
 from breccia.checkpoint.lora.merge import merge_lora
+from breccia.checkpoint.planning.bits import plan_bits
 from breccia.checkpoint.planning.targets import target_names
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing.convert import convert
@@ -32,6 +33,7 @@ __all__ = [
     "inspect",
     "merge_lora",
     "plan",
+    "plan_bits",
     "plot",
     "save_arrays",
     "target_names",

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from breccia._version import __version__
-from breccia.cli import conversion, text_commands
+from breccia.cli import conversion, plan_bits, text_commands
 from breccia.cli.arguments import Parser, count, json_last, part
 from breccia.cli.errors import Terminated, said, terminable
 from breccia.cli.rounding import add_rounding, rounding_lines, rounding_options
@@ -177,6 +177,14 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "breccia calibrate model/ --text a.txt --memory 8GiB --out m.safetensors",
     )
     text_commands.add_calibrate(calibrate)
+    planned = _command(
+        commands,
+        "plan-bits",
+        _plan_bits,
+        "choose a format for each layer, by moments, at so many bits a weight",
+        "breccia plan-bits model/ --moments moments.safetensors --bits 4.8 --out plan.toml",
+    )
+    plan_bits.add_plan_bits(planned)
     evaluate = _command(
         commands,
         "evaluate",
@@ -459,6 +467,12 @@ def _verify(args: argparse.Namespace) -> int:
 def _calibrate(args: argparse.Namespace) -> int:
     report, done = text_commands.calibrate(args)
     _print(args, report, "\n".join([*_notes(report), *done]))
+    return 0
+
+
+def _plan_bits(args: argparse.Namespace) -> int:
+    report, lines = plan_bits.plan_bits(args)
+    _print(args, report, "\n".join(lines))
     return 0
 
 

@@ -77,9 +77,7 @@ def following(report: Mapping[str, Any], target: Bridge, calibrated: bool) -> li
     """
     lines = []
     if target.calibrated and not calibrated and report["tensors"].get("cast"):
-        lines += wrapped(
-            "rounded to nearest: --moments FILE --method gptq, FILE of breccia calibrate, rounds by what layers are given"
-        )
+        lines += wrapped("rounded to nearest: --moments FILE --method gptq, with FILE of breccia calibrate, loses less")
     out = Path(report["destination"])
     program = next(iter(target.opens_in), None)
     in_one = target.container.whole or program == "ComfyUI"  # else programs want a folder with config.json

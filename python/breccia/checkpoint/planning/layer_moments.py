@@ -14,7 +14,7 @@ from breccia.checkpoint.reading.models import other_names
 from breccia.gguf.models import ModelMap
 from breccia.moments import Moments
 
-__all__ = ["LayerMoments", "smoothed"]
+__all__ = ["LayerMoments", "experts_of", "smoothed"]
 
 _ONE = re.compile(r"(?P<block>.*)\.experts\.(?P<number>\d+)\.(?P<kind>gate_proj|up_proj|down_proj|w1|w2|w3)(\.weight)?")
 _ALL = re.compile(r"(?P<block>.*)\.(switch_mlp|experts)\.(?P<kind>gate_proj|up_proj|down_proj|gate_up_proj)(\.weight)?")
@@ -194,6 +194,17 @@ class LayerMoments:
         if found.experts is not None and experts not in (0, found.experts):
             raise ValueError(f"{self._what} of {name} must be of {experts or 'no'} experts, it has {found.diag.shape}")
         return found
+
+
+def experts_of(name: str, shape: Sequence[int]) -> str | None:
+    """The layer that a tensor is of an expert of, or of all; None where it is of no expert.
+
+    Args:
+        name: of the tensor.
+        shape: of the tensor.
+    """
+    match = _ONE.fullmatch(name) or (_ALL.fullmatch(name) if len(shape) == 3 else None)
+    return None if match is None else match["block"]
 
 
 def smoothed(own: Moments, pool: Moments) -> Moments:

@@ -21,7 +21,7 @@ from breccia.checkpoint.writing.repack import cut
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Cast", "Shared", "amax_of", "cast_shared", "fused", "share"]
+__all__ = ["Cast", "Shared", "amax_of", "cast_shared", "fused", "fused_layer", "share"]
 
 # The parts of the layers that vLLM and SGLang fuse.
 _FUSED = [
@@ -105,6 +105,15 @@ def _are_equal(parts: list[Choice], checkpoint: Checkpoint) -> bool:
     names = [part.found.parts.get("global_scale") for part in parts if part.action == "repack"]
     numbers = {float(checkpoint.array(name).reshape(-1)[0]) for name in names if name is not None}
     return len(names) == len(parts) and len(numbers) < 2
+
+
+def fused_layer(name: str) -> tuple[int, str] | None:
+    """What the parts of a layer that servers fuse have in common, and nothing else has; None for any other name.
+
+    Args:
+        name: of a weight.
+    """
+    return _layer(name)
 
 
 def _layer(name: str) -> tuple[int, str] | None:
