@@ -97,8 +97,8 @@ def convert(
         group_size: of INT4; "auto" is, for each tensor, the largest of 128, 64 and 32 that divides its columns.
         imatrix: a file of what errors of each column count: llama.cpp's importance matrix (GGUF or .dat), or moments.
         moments: a file that `breccia.calibrate` wrote: its diagonals are such an importance.
-        method: "nearest", or "gptq", which rounds by ``moments`` what has some; see `breccia.gptq`. A layer more, its
-            moments and 1 GiB are in memory.
+        method: "nearest", or "gptq", which rounds by ``moments`` what has some; see `breccia.gptq`. One layer's weight
+            is then in memory a few times in float32, and its moments of K columns three times at most.
         order: of "gptq": "act" (the default), columns by falling diagonal of the moments, or "natural".
         damp: of "gptq": what is added to the diagonal, in its mean; 0.05 by default.
         progress: draw a line on a terminal.
