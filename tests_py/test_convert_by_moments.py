@@ -484,6 +484,22 @@ def test_what_is_refused(llama, tmp_path):
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
 
 
+def test_blocks_that_no_recipe_makes_are_named(llama):
+    """Among tensors of one conversion that have recipes."""
+    from breccia.bridges.parts import Found
+    from breccia.checkpoint.planning.targets import Choice, Feedback, Target
+    from breccia.checkpoint.writing.rounding import rounding_notes
+
+    folder, _, _ = llama
+    name = f"{LAYER}mlp.down_proj.weight"
+    found = Found(name, "plain", "f32", {}, (256, 512), dtype="F32")
+    importance = Importance(folder / "full.safetensors", None)
+    target = Target("gguf", format="gguf", importance=importance, feedback=Feedback("act", 0.05))
+    notes = rounding_notes(target, [Choice(found, "encode", {name: ("Q4_K", (256, 512))})])
+    importance.close()
+    assert notes == [f"{name}: rounded to nearest, by importance: its format fits scales and codes together"]
+
+
 def test_the_command(llama, tmp_path, capsys):
     folder, _, _ = llama
     words = ["convert", str(folder / "model"), str(tmp_path / "out"), "--to", "nvfp4", "--quiet"]

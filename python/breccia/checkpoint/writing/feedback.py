@@ -42,7 +42,8 @@ def why_nearest(choice: Choice, target: Target) -> str:
     """
     found, importance = choice.found, target.importance
     assert importance is not None
-    assert choice.recipe is not None
+    if choice.recipe is None:
+        return "its format fits scales and codes together"
     if len(found.shape) not in (2, 3):
         return f"its shape {found.shape} is not that of a linear weight"
     if choice.action == "requantize" and not _is_wide(found.recipe):

@@ -134,6 +134,6 @@ def _notes_of_nearest(target: Target, choices: Sequence[Choice]) -> list[str]:
     notes = []
     for choice in choices:
         if why := why_nearest(choice, target):
-            weighted = choice.action == "cast" and importance.of_found(choice.found) is not None
+            weighted = choice.action != "requantize" and importance.of_found(choice.found) is not None
             notes.append(f"{choice.found.name}: rounded to nearest{', by importance' if weighted else ''}: {why}")
     return notes
