@@ -9,11 +9,13 @@ from pathlib import Path
 import breccia
 import numpy as np
 import pytest
+from breccia.bridges import quantize_gguf
 from breccia.checkpoint import convert, finish, plan, save_arrays, target_names, verify
 from breccia.checkpoint.planning.importance import Importance
 from breccia.checkpoint.planning.layer_moments import LayerMoments, smoothed
 from breccia.checkpoint.planning.targets import FLOATS, parse_target
 from breccia.cli.main import main
+from breccia.gguf.container import GgufFile
 from breccia.moments import Moments, save_moments
 from fault_runner import tree
 
@@ -167,6 +169,18 @@ def test_moments_alone_are_an_importance(llama, tmp_path):
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
     convert(folder / "model", tmp_path / "c", "nvfp4")
     assert tree(tmp_path / "a") != tree(tmp_path / "c")
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_k_quants_are_fitted_by_the_diagonals(llama, tmp_path, kind):
+    folder, arrays, known = llama
+    convert(folder / "model", tmp_path / "out.gguf", f"gguf:{kind.lower()}", moments=folder / "full.safetensors")
+    file = GgufFile(tmp_path / "out.gguf")
+    name = f"{LAYER}mlp.down_proj"
+    wanted = quantize_gguf(arrays[f"{name}.weight"], kind, known[name].diag)
+    assert file.raw("blk.0.ffn_down.weight").tobytes() == wanted.tobytes()
+    assert wanted.tobytes() != quantize_gguf(arrays[f"{name}.weight"], kind).tobytes()
+    file.close()
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
