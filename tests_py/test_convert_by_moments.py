@@ -14,7 +14,7 @@ from breccia.checkpoint import convert, finish, plan, save_arrays, target_names,
 from breccia.checkpoint.planning.importance import Importance
 from breccia.checkpoint.planning.layer_moments import LayerMoments, smoothed
 from breccia.checkpoint.planning.targets import FLOATS, parse_target
-from breccia.cli.main import main
+from breccia.cli import main
 from breccia.gguf.container import GgufFile
 from breccia.moments import Moments, save_moments
 from fault_runner import tree

@@ -30,9 +30,7 @@ def test_functions_hide_the_modules_that_had_their_names(name):
 
 
 def test_the_command_is_a_function():
-    code = (
-        "import breccia.checkpoint.convert as b; from breccia.cli import main; assert callable(b); main(['-h'])"
-    )
+    code = "import breccia.checkpoint.convert as b; from breccia.cli import main; assert callable(b); main(['-h'])"
     run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("usage: breccia")

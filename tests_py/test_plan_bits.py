@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from breccia.checkpoint import plan_bits, save_arrays
 from breccia.checkpoint.planning.bits import Group, Option, spread, to_toml
-from breccia.cli.main import main
+from breccia.cli import main
 from breccia.moments import Moments, save_moments
 from test_convert_by_moments import CONFIG, EXPERTS, LAYER, MOE, SHAPES, model, of_experts, of_shapes, spelled
 

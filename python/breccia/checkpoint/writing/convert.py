@@ -54,7 +54,6 @@ from breccia.checkpoint.writing.execute import execute
 from breccia.checkpoint.writing.losses import Loss, errors, lost
 from breccia.checkpoint.writing.rounding import Rounding, rounding_notes
 from breccia.checkpoint.writing.work import Done, Work, check_replaceable, partial_of
-from breccia.gguf.files import model_names
 
 __all__ = ["Job", "check_destination", "convert", "nbytes_of_choice"]
 

@@ -12,8 +12,8 @@ from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.planning.importance import Importance
 from breccia.checkpoint.planning.targets import Choice, Feedback, Target
 from breccia.checkpoint.reading.source import Checkpoint
-from breccia.checkpoint.writing import outputs
 from breccia.checkpoint.writing.feedback import why_nearest
+from breccia.gguf.files import model_names
 
 __all__ = ["Rounding", "rounding_notes"]
 
