@@ -14,7 +14,7 @@ import torch
 
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.device.elements import ELEMENTS
-from breccia.kernels.triton.ops import dequantize, dequantize_operand
+from breccia.kernels.triton.ops import dequantize, dequantize_operand, source_of
 from breccia.kernels.triton.products import blackwell, configs, gemm, pairs
 from breccia.scaled_tensor import ScaledTensor
 
@@ -354,6 +354,33 @@ def _run_dense(
     return dense_matmul(x, w, xs, ws, p.dtype, p.bias, blocks)
 
 
+def _takes_decoded_in_order(p: Product) -> bool:
+    """More rows than the product itself orders, and no more than let it turn the weights instead."""
+    if not _takes_rows_by_weight(p):
+        return False
+    from breccia.kernels.triton.products.weights_matmul import kind_of, takes_weight
+
+    x, w = _pair(p)
+    rows, (n, k) = _rows_of(p), w.shape
+    kind = kind_of(w.element, w.sfmt, Product(p.dtype, w=w).scaled[1])
+    fused = configs.weight_only(rows, n, k, w.element) == "fused" and w.zero_point is None
+    if kind is None or not fused or not takes_weight(w.codes, k, kind) or x.codes.stride(-1) != 1:
+        return False
+    return configs.weight_tile(rows, n, kind).order == "" and source_of(x) is not None
+
+
+def _run_decoded_in_order(p: Product) -> torch.Tensor:
+    from breccia.kernels.triton.products.weights_matmul import kind_of, weights_matmul
+
+    x, w = _pair(p)
+    source, (scale, block) = source_of(x), Product(p.dtype, w=w).scaled
+    kind = kind_of(w.element, w.sfmt, block)
+    assert source is not None
+    assert kind is not None
+    tile = configs.weight_tile(_rows_of(p), w.shape[0], kind)
+    return weights_matmul(source, w.codes, scale, kind, w.element, block, p.dtype, w.global_scale, p.bias, tile=tile)
+
+
 def _takes_rows_by_weight(p: Product) -> bool:
     return p.pair is not None and (p.dtype != torch.float32 or pairs.is_exact(p.pair[0]))
 
@@ -488,6 +515,14 @@ PATHS = [
         "the last",
         _takes_halves,
         _run_halves,
+        hopper=True,
+    ),
+    Path(
+        "the left side decodes into the order of the right one's codes, which decode on their way to wgmma",
+        PAIR,
+        f"16-bit results of any × {_CODES}, FP8, INT8 or MXFP8, from 17 or 33 to some 256 rows",
+        _takes_decoded_in_order,
+        _run_decoded_in_order,
         hopper=True,
     ),
     Path(
