@@ -253,6 +253,26 @@ def _run_grouped(p: Product) -> torch.Tensor:
     )
 
 
+def _takes_experts(p: Product) -> bool:
+    """FP8 by FP8 with scales that the kernel finds, in rows that TMA can address."""
+    if p.fp8 is None or p.offsets is None or p.w is None:
+        return False
+    f, (e, n, k) = p.fp8, p.w.shape
+    scaled = f.w_scale.ndim == 3 and f.w_scale.shape[1] == (n if p.w.block[0] == 1 else -(-n // 128))
+    one_e4m3 = torch.float8_e4m3fn in (f.x.dtype, f.w.dtype)
+    aligned = f.w.is_contiguous() and f.w.data_ptr() % 16 == 0 and k % 16 == 0 and k > 0
+    return scaled and p.w.block[0] in (1, 128) and one_e4m3 and aligned and e * n < 2**31
+
+
+def _run_experts(p: Product) -> torch.Tensor:
+    from breccia.kernels.triton.products.dense_matmul import experts_matmul
+
+    f = p.fp8
+    assert f is not None
+    assert p.offsets is not None
+    return experts_matmul(f.x, f.w, f.x_scale, f.w_scale, p.offsets, p.dtype)
+
+
 def _exact_in_bf16(x: Any) -> bool:
     if not isinstance(x, ScaledTensor):
         return bool(x.dtype == torch.bfloat16)
@@ -438,6 +458,14 @@ PATHS = [
         f"bf16 × {_CODES}, FP8, INT8 or MXFP8",
         lambda p: p.offsets is not None and p.kind is not None,
         _run_fused,
+        hopper=True,
+    ),
+    Path(
+        "Gluon, TMA and wgmma",
+        GROUPED,
+        "FP8 × FP8 with scales per 1 × 128 (weights: also 128 × 128), K a multiple of 16",
+        _takes_experts,
+        _run_experts,
         hopper=True,
     ),
     Path(
