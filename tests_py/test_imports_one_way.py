@@ -25,9 +25,9 @@ LAYERS = {
     "value": (
         "value.slicing value.checked value.equality value.pickling value.display scaled_tensor kernels.whole_array"
     ),
-    "verbs": "verbs value.joining delayed autograd kernels comparison",
+    "verbs": "verbs value.joining delayed autograd saved_activations kernels comparison",
     "arrays": "frameworks kernels.triton gpu",
-    "models": "nn quantize_model distributed sharding",
+    "models": "nn optim quantize_model distributed sharding",
     "stored bytes": (
         "checkpoint.arguments checkpoint.files.bounded_json checkpoint.files.disk checkpoint.files.dtypes "
         "checkpoint.files.input_file checkpoint.files.locks checkpoint.files.planned_file "

@@ -30,6 +30,7 @@ from breccia.recipes import (
     NVFP4BlockScaling,
     ScalingRecipe,
 )
+from breccia.saved_activations import checkpoint_activations
 from breccia.scaled_tensor import ScaledTensor, from_buffer
 from breccia.value.joining import concatenate, stack
 from breccia.verbs import cast, dequantize, linear, matmul, requantize
@@ -64,6 +65,7 @@ __all__ = [
     "cast_ste",
     "cast_ste_clipped",
     "compare",
+    "checkpoint_activations",
     "concatenate",
     "cpu_info",
     "delayed",
@@ -108,6 +110,7 @@ _LAZY = {
     "dlpack": "",
     "evaluation": "",
     "nn": "torch",
+    "optim": "torch",
     "peft": "peft",
     "schemes": "",
     "sglang": "",
