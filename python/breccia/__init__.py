@@ -38,6 +38,7 @@ from breccia.verbs.cast_options import Hadamard
 from breccia.verbs.grouped import grouped_matmul
 from breccia.verbs.low_rank import lora_init
 from breccia.verbs.prepared import PreparedWeight, prepare
+from breccia.verbs.transposing import Transposed, transpose
 
 __all__ = [
     "DelayedScaling",
@@ -58,14 +59,15 @@ __all__ = [
     "PreparedWeight",
     "ScaledTensor",
     "ScalingRecipe",
+    "Transposed",
     "__version__",
     "autograd",
     "calibrate",
     "cast",
     "cast_ste",
     "cast_ste_clipped",
-    "compare",
     "checkpoint_activations",
+    "compare",
     "concatenate",
     "cpu_info",
     "delayed",
@@ -92,6 +94,7 @@ __all__ = [
     "set_backend",
     "set_num_threads",
     "stack",
+    "transpose",
 ]
 
 frameworks.load_imported()
