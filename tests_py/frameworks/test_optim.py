@@ -289,3 +289,28 @@ def test_no_number_is_divided_by_a_second_moment_that_was_rounded_to_zero():
                 p.grad[:] = 10.0 ** -torch.arange(128.0).div(8).floor()
             optimizer.step()
         assert float(p.detach().abs().max()) < 40, states
+
+
+def test_distributed_tensors_have_the_moments_of_their_shard():
+    """One rank: the steps are those of the tensor that the shard is."""
+    distributed = pytest.importorskip("torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        parameters, optimizer = small("fp8")
+        shards = [torch.nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in parameters]
+        other = AdamW(shards, lr=1e-2, states="fp8")
+        steps(parameters, optimizer, 3)
+        draw = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            for p in shards:
+                p.grad = distribute_tensor(torch.randn(p.shape, generator=draw), mesh, [Shard(0)])
+            other.step()
+        for p, shard in zip(parameters, shards, strict=True):
+            assert torch.equal(p, shard.to_local())
+        assert isinstance(other.state_dict()["state"][0]["exp_avg"], torch.Tensor)
+    finally:
+        distributed.destroy_process_group()
