@@ -332,3 +332,34 @@ def test_second_moments_follow_gradients_that_become_small(states):
     found = state["exp_avg_sq"].dequantize() if root is None else root.dequantize().square()
     assert wanted < 0.06  # from 0.095
     assert abs(found.mean() / wanted - 1) < 0.15
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+def test_torchs_distributed_checkpoints_keep_states(tmp_path):
+    """One process; a run that goes on from the folder has the bits of one that was not stopped."""
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    def made():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 64))
+        return model, AdamW(model.parameters(), states="fp8")
+
+    def train_on(model, optimizer, seeds):
+        for seed in seeds:
+            optimizer.zero_grad()
+            model(torch.randn(8, 128, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+            optimizer.step()
+
+    model, optimizer = made()
+    train_on(model, optimizer, range(3))
+    checkpoint.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=tmp_path)
+    again, other = made()
+    again.load_state_dict(model.state_dict())
+    loaded = {"optimizer": get_optimizer_state_dict(again, other)}
+    checkpoint.load(loaded, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(again, other, loaded["optimizer"])
+    train_on(model, optimizer, range(3, 6))
+    train_on(again, other, range(3, 6))
+    for p, value in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(p, value)
