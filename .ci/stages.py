@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ALWAYS = ("",)
-KERNELS = ("cpp/src/kernels/", "cpp/src/backends/", "CMakeLists.txt")
+KERNELS = ("cpp/src/kernels/", "cpp/src/backends/", "cpp/src/contract/", "CMakeLists.txt")
 DAY = 24 * 60 * 60
 COMMITS = 30
 

@@ -11,6 +11,7 @@ where the client computes in it, as a part of their norm.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import importlib.util
 import io
@@ -28,11 +29,13 @@ EQUAL = 0.02  # of the logits' norm: bfloat16 activations through two layers, ro
 TOKENS = range(3, 43)
 PACKAGES = (
     "accelerate",
+    "amd-quark",
     "comfy-kitchen",
     "compressed-tensors",
     "gguf",
     "gptqmodel",
     "mlx-lm",
+    "onnx",
     "torch",
     "torchao",
     "transformers",
@@ -88,7 +91,6 @@ def _comfy_kitchen(path: Path) -> Any:
     import torch
     from comfy_kitchen import tensor as kitchen
     from safetensors.torch import load_file
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     state = load_file(next(path.glob("*.safetensors")))
     for name in [name for name in state if name.endswith(".comfy_quant")]:
@@ -103,13 +105,75 @@ def _comfy_kitchen(path: Path) -> Any:
         else:
             layout = kitchen.TensorWiseINT8Layout if said == "int8_tensorwise" else kitchen.TensorCoreFP8Layout
         state[layer + "weight"] = layout.dequantize(weight, layout.Params(**options))
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32)
+    return _of_state(state, path)
+
+
+def _of_state(state: dict[str, Any], config: Path) -> Any:
+    """Logits of the model in float32 with these weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config), dtype=torch.float32)
     missing = model.load_state_dict(state, strict=False).missing_keys
     if set(missing) - {"lm_head.weight"}:
         raise ValueError(f"weights are not found: {missing[0]}")
     model.tie_weights()
     with torch.no_grad():
         return model.eval()(torch.tensor([list(TOKENS)])).logits
+
+
+def _onnx(path: Path) -> Any:
+    """The model in float32 with the weights that onnx's evaluator makes of the graph."""
+    import numpy as np
+    import onnx
+    import torch
+    from onnx.reference import ReferenceEvaluator
+
+    model = onnx.load(path)
+    made = ReferenceEvaluator(model).run(None, {})
+    names = [one.name for one in model.graph.output]
+    state = {name: torch.from_numpy(np.asarray(one, np.float32)) for name, one in zip(names, made, strict=True)}
+    return _of_state(state, path.parent)
+
+
+def quarks_own(name: str) -> Any:
+    """A class of quark.torch.utils.pack, of its source: the package imports much that packing does not need."""
+    import torch
+
+    found = importlib.util.find_spec("quark")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("amd-quark is not installed", name="quark")
+    source = (Path(found.submodule_search_locations[0]) / "torch" / "utils" / "pack.py").read_text()
+    wanted = [node for node in ast.parse(source).body if getattr(node, "name", "") in ("PackMethod", name)]
+    classes: dict[str, Any] = {"torch": torch}
+    exec("from __future__ import annotations\n" + "\n".join(map(ast.unparse, wanted)), classes)
+    return classes[name]
+
+
+def _quark(path: Path) -> Any:
+    """The model in float32, each quantized weight as the values of the codes that Quark's packing finds in it."""
+    import torch
+    from safetensors.torch import load_file
+
+    said = json.loads((path / "config.json").read_text())["quantization_config"]["global_quant_config"]["weight"]
+    pack = quarks_own("Pack_4_bits")(said["qscheme"], said["dtype"])
+    state = load_file(next(path.glob("*.safetensors")))
+    for name in [name for name in state if name.endswith(".weight_scale")]:
+        layer = name.removesuffix("weight_scale")
+        weight, scale, zero = (
+            state.pop(layer + role, None) for role in ("weight", "weight_scale", "weight_zero_point")
+        )
+        if weight.dtype == torch.int32:
+            codes, scale = pack.unpack(weight, True).float(), scale.float().T
+            size = codes.shape[1] // scale.shape[1]
+            middle = 0.0 if zero is None else pack.unpack(zero, True).float().repeat_interleave(size, 1)
+            state[f"{layer}weight"] = (codes - middle) * scale.repeat_interleave(size, 1)
+            continue
+        for axis, each in enumerate(said.get("block_size") or ()):
+            scale = scale.repeat_interleave(each, axis).narrow(axis, 0, weight.shape[axis])
+        scale = scale[:, None] if scale.ndim == 1 else scale
+        state[f"{layer}weight"] = weight.float() * scale
+    return _of_state(state, path)
 
 
 # A client: how the table names it, what must be importable, how it gives logits.
@@ -140,6 +204,8 @@ CLIENTS: dict[str, Client] = {
     "gptq": ("transformers with GPTQModel", ("transformers", "gptqmodel", "optimum"), _transformers),
     "mlx": ("mlx-lm", ("mlx_lm",), _mlx_lm),
     "modelopt": ("transformers with `breccia.transformers`", ("transformers",), _with_breccia),
+    "onnx": ("onnx's evaluator", ("transformers", "onnx"), _onnx),
+    "quark": ("AMD Quark's packing", ("transformers", "quark"), _quark),
     "torchao": ("transformers with torchao", ("transformers", "torchao"), _transformers),
 }
 
@@ -228,7 +294,7 @@ def check(row_name: str, source: Path, folder: Path) -> dict[str, Any]:
             for file in source.glob("*.json"):
                 if "index" not in file.name:
                     (folder / file.name).write_bytes(file.read_bytes())
-        exact = logits in (_with_breccia, _mlx_lm, _comfy_kitchen)
+        exact = logits in (_with_breccia, _mlx_lm, _comfy_kitchen, _onnx, _quark)
         floats = _floats(out, source, folder, "fp32" if exact else "bf16")
         try:
             found = logits(out)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import measure
 from comparison import report
-from documents import accuracy, clients, pictures, speed, stages, training
+from documents import accuracy, clients, kernels, pictures, quality, speed, stages, training
 from documents.markdown import load
 
 ROOT = Path(__file__).parents[1]
@@ -59,10 +59,15 @@ TABLES = {
     "training, draw": training.draw,
     "training, classify": training.classify,
     "stages": stages.stages,
+    "kernels": kernels.rules,
+    "quality": quality.ways,
+    "quality, targets": quality.targets,
+    "quality, what does not help": quality.not_helping,
 }
 FILES = {
     "docs/images/accuracy.svg": pictures.accuracy,
     "docs/images/gpu.svg": pictures.gpu,
+    "docs/images/quality.svg": quality.bits_and_kld,
     "docs/images/cpu.svg": lambda: report.svg(load("cpu"), 1),
     "benchmarks/results/cpu.md": lambda: report.markdown(load("cpu")),
     "benchmarks/results/cpu_avx2.md": lambda: report.markdown(load("cpu_avx2")),

@@ -92,6 +92,7 @@ RESULTS = {
     "convert": _cpu("compare_convert", *CHECKPOINTS, *CASTS, options="--gib 0.25 "),
     "gguf_speed": _cpu("gguf_speed", "python/breccia/bridges/gguf/quantize.py"),
     "decode_step": _cpu("decode_step", *PRODUCTS, *TORCH, options="--size 1b --rounds 24 "),
+    "optimizer": _cpu("optimizer", "python/breccia/optim/", "examples/13_coat_optimizer.py", *CASTS),
     "frameworks": _cpu("frameworks", *CASTS, "python/breccia/frameworks/"),
     "import_time": _cpu("import_time", "python/breccia/__init__.py"),
     "large_header": _cpu("large_header", "python/breccia/checkpoint/files/"),
@@ -102,6 +103,11 @@ RESULTS = {
     "special_values": Result("values", "python special_values.py --json {out}", CASTS),
     "model_size": Result("values", "python model_size.py --json {out}", CHECKPOINTS),
     "sentence_embeddings": Result("values", "python sentence_embeddings.py --json {out}", CASTS),
+    "quality": Result(
+        "values",
+        "python quality.py --json {out}",
+        (*CASTS, *(f"{BENCHMARKS}comparison/quality_{name}.py" for name in ("methods", "models", "peers"))),
+    ),
     "training": Result("values", "python training.py --json {out}", (*CASTS, "examples/02_recipe_portable_train.py")),
     "exhaustive_encode": Result(
         "values", "python exhaustive_encode.py --json {out}", (*KERNELS, "cpp/include/breccia/codecs/")

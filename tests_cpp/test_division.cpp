@@ -3,7 +3,7 @@
 // Vector backends divide by multiplying with a reciprocal in two parts. That is within 2^-47 of the quotient, so it can
 // round differently only where the quotient is nearer than that to the middle between two floats; and codes can
 // differ only where the middle lies beside a point at which codes change. All such divisions are enumerated here.
-#include "runtime/kernel_table.hpp"
+#include "contract/kernel_table.hpp"
 #include "support.hpp"
 
 namespace breccia {

@@ -282,7 +282,10 @@ def test_transformers_models(family):
     assert found.report["tokens"] == 80
     weights = {name.removesuffix(".weight") for name in model.state_dict()}
     assert set(found) <= weights
+    assert not any("keep experts in one tensor" in note for note in found.report["notes"])
     if family == "GPT2":
+        assert "lm_head" not in found  # the embedding's
+        assert "1 layers share an embedding's weight and have no moments: lm_head" in found.report["notes"]
         layer = "transformer.h.1.mlp.c_proj"
         assert found[layer].columns == model.get_submodule(layer).weight.shape[0] == 512
         return
@@ -293,8 +296,104 @@ def test_transformers_models(family):
         mlp = "model.layers.0.mlp."
         assert found[f"{mlp}gate_proj"] is found[f"{mlp}up_proj"] is not found[f"{mlp}down_proj"]
         assert found["lm_head"].columns == SIZES["hidden_size"]
-    else:
-        assert any("keep experts in one tensor" in note for note in found.report["notes"])
+
+
+def fused(name):
+    """A model with experts in one parameter, in float32, that gives each expert some tokens."""
+    from tiny_models import FUSED, MODELS
+
+    family, more = {**MODELS, **FUSED}[name]
+    kinds = {"layer_types": more["layer_types"][:1]} if "layer_types" in more else {}
+    return random_model(family, {**more, **kinds, "num_hidden_layers": 1}).float()
+
+
+def rows_by_hand(model, batch):
+    """What each expert of each parameter is multiplied with: of the module's own inputs and choices."""
+    (name, experts), *others = [(n, m) for n, m in model.named_modules() if hasattr(m, "gate_up_proj")]
+    assert not others
+    taken = []
+    hook = experts.register_forward_pre_hook(lambda _, args, named: taken.append((args, named)), with_kwargs=True)
+    with torch.no_grad():
+        model(**batch)
+    hook.remove()
+    ((args, named),) = taken
+    values = [*args, *named.values()]
+    hidden = values[0]
+    if len(values) == 1:  # Llama 4: each expert's rows one after the other, zeros for those it was not chosen for
+        every = hidden.reshape(len(experts.gate_up_proj), -1, hidden.shape[-1])
+        return name, [rows[rows.any(-1)] for rows in every]
+    chosen = values[1]
+    return name, [hidden[(chosen == i).any(-1)] for i in range(len(experts.gate_up_proj))]
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss", "llama4"])
+def test_experts_of_one_parameter_have_each_their_own(name):
+    model = fused(name)
+    batch = {"input_ids": torch.arange(3, 43).reshape(2, 20)}
+    way = model.get_experts_implementation()
+    found = breccia.calibrate(model, [batch, batch])
+    assert model.get_experts_implementation() == way
+    module, wanted = rows_by_hand(model, batch)
+    moments = found[f"{module}.gate_up_proj"]
+    assert moments.level == "block" and moments.experts == len(wanted) == 4
+    assert moments.count.tolist() == [2 * len(rows) for rows in wanted]
+    assert found[f"{module}.down_proj"].count.tolist() == moments.count.tolist()
+    for number, rows in enumerate(wanted):
+        x = rows.double().numpy()
+        np.testing.assert_allclose(moments.diag[number], 2 * np.square(x).sum(0), rtol=1e-4, atol=1e-5)
+        runs = x.reshape(len(x), -1, 16)
+        np.testing.assert_allclose(
+            moments.block[number], 2 * np.einsum("nbi,nbj->bij", runs, runs), rtol=1e-4, atol=1e-4
+        )
+    inner = model.get_submodule(module).down_proj.shape[1 if name != "qwen3-moe" else 2]
+    assert found[f"{module}.down_proj"].columns == inner
+    assert any("inputs of experts are kept at block" in note for note in found.report["notes"])
+    with pytest.raises(ValueError, match=r"batches must have no padding where .* is given rows of tokens"):
+        breccia.calibrate(model, [{**batch, "attention_mask": torch.tensor([[1] * 20, [1] * 12 + [0] * 8])}])
+
+
+def test_experts_of_one_parameter_go_on_from_a_state(tmp_path):
+    model = fused("qwen3-moe")
+    batches = [{"input_ids": torch.arange(3 + i, 43 + i).reshape(2, 20)} for i in range(3)]
+    state = tmp_path / "state"
+    whole = breccia.calibrate(model, batches)
+
+    def broken():
+        yield from batches[:2]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        breccia.calibrate(model, broken(), state=state, state_seconds=0)
+    again = breccia.calibrate(model, batches, state=state, state_seconds=0)
+    for name, moments in whole.items():
+        for part, array in moments.arrays().items():
+            assert np.array_equal(array, again[name].arrays()[part])
+    assert again.report == whole.report
+    least = breccia.calibrate(model, batches, memory=200_000)
+    arrays = [array for m in {id(m): m for m in least.values()}.values() for array in m.arrays().values()]
+    sizes = sum(array.nbytes for array in arrays if array.dtype == np.float32 and array.shape not in ((), (4,)))
+    assert sizes <= 200_000
+
+
+def test_moments_of_fused_experts_serve_a_conversion_of_the_files(tmp_path):
+    """transformers' files have experts one by one, its models all of a layer in one parameter."""
+    from breccia.checkpoint import convert, verify
+
+    model = fused("qwen3-moe")
+    model.save_pretrained(tmp_path / "model")
+    rows = torch.randint(3, 320, (40, 64), generator=torch.Generator().manual_seed(0))
+    found = breccia.calibrate(model, [{"input_ids": row[None]} for row in rows])
+    found.save(tmp_path / "m.safetensors")
+    options = {"moments": tmp_path / "m.safetensors", "method": "gptq"}
+    report = convert(tmp_path / "model", tmp_path / "out", "nvfp4", **options)
+    errors = report["output_errors"]
+    experts = [name for name in errors if ".experts." in name]
+    assert len(experts) == 12 and len(errors) == 16
+    assert all(said["output_error"] < said["nearest"] for said in errors.values())
+    judged = verify(tmp_path / "model", tmp_path / "out", moments=tmp_path / "m.safetensors", min_sqnr_db=0)
+    measured = {tensor["name"]: tensor.get("output_error") for tensor in judged["tensors"]}
+    for name in errors:
+        assert measured[name] == pytest.approx(errors[name]["output_error"], rel=2e-3)
 
 
 def test_padding_of_a_transformers_model():

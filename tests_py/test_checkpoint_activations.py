@@ -126,7 +126,10 @@ def test_every_target_means_the_same_inputs_or_says_that_it_does_not(source: str
         assert name == f"{LAYER}.input_scale"
         assert float(scale.reshape(())) == pytest.approx(multiplier, rel=1e-6), to
         assert ("are rescaled" in notes) == (("nvfp4" in source) != four), to
-        if to.startswith("modelopt"):
+        if to.startswith("quark"):
+            inputs_said = said["global_quant_config"]["input_tensors"]
+            assert (inputs_said["dtype"], inputs_said["is_dynamic"]) == ("fp8_e4m3", False)
+        elif to.startswith("modelopt"):
             assert said["quant_algo"] == ("NVFP4" if four else "FP8")
             assert four or arrays[f"{LAYER}.weight_scale"].shape == ()
         else:
@@ -134,7 +137,8 @@ def test_every_target_means_the_same_inputs_or_says_that_it_does_not(source: str
             assert "full_precision_matrix_mult" not in told
     wanted = {"modelopt:nvfp4", "modelopt:fp8", "modelopt:fp8-tensor", "modelopt", "comfyui:nvfp4", "comfyui:fp8"}
     here = {"compressed-tensors", "compressed-tensors:nvfp4", "compressed-tensors:fp8"}
-    here.add("compressed-tensors:fp8-tensor")
+    here |= {"compressed-tensors:fp8-tensor", "quark:fp8", "quark:fp8-tensor"}
+    here |= set() if "nvfp4" in source else {"quark"}  # which has no NVFP4
     assert own == {"nvfp4", "fp8", "fp8-row", "current", "delayed"}
     assert kept == wanted | {"comfyui", "comfyui:fp8"} | here
 
@@ -159,6 +163,10 @@ def test_scales_of_the_cache_go_with_what_says_them(source: str, tmp_path: Path)
         elif to.startswith("compressed-tensors"):
             assert scales == {f"{attention}.k_scale": KEYS, f"{attention}.v_scale": VALUES}
             assert said["kv_cache_scheme"] == FP8_CACHE
+        elif to.startswith("quark"):
+            outputs = {name: float(array) for name, array in arrays.items() if name.endswith("output_scale")}
+            assert outputs == {f"{attention}.k_proj.output_scale": KEYS, f"{attention}.v_proj.output_scale": VALUES}
+            assert {one["output_tensors"]["dtype"] for one in said["kv_cache_quant_config"].values()} == {"fp8_e4m3"}
         else:
             assert not scales, to
             assert "KV cache (2, such as" in notes, to

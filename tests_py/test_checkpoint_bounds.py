@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from breccia.checkpoint import Checkpoint, convert, save_arrays, verify
 from breccia.checkpoint.judging.bounds import bits_of, least
-from breccia.cli.main import main
+from breccia.cli import main
 
 clients = pytest.importorskip("clients")  # a source archive has no benchmarks
 

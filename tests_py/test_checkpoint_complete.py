@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from breccia.checkpoint import SafetensorsFile, complete, convert, save_arrays
-from breccia.cli.main import main
+from breccia.cli import main
 from checkpoints import MAKERS, weight, write_shards
 
 LAYERS = 3

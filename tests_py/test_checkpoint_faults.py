@@ -388,7 +388,7 @@ def test_writers_of_one_file_exclude_each_other(tmp_path: Path) -> None:
 def test_signals_leave_what_the_next_run_goes_on_with(number: int, tmp_path: Path) -> None:
     save_arrays({f"layers.{i}.weight": weight(512, 1024) for i in range(24)}, tmp_path / "in.safetensors")
     code = (
-        "import signal, sys, time; from breccia.checkpoint.files import disk; from breccia.cli.main import main\n"
+        "import signal, sys, time; from breccia.checkpoint.files import disk; from breccia.cli import main\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell in the background leaves out
         "def slow(what, path):\n"
         "    if what == 'write': time.sleep(0.02); print('.', flush=True)\n"
@@ -433,7 +433,7 @@ def test_an_input_that_is_cut_meanwhile_is_an_error(tmp_path: Path) -> None:
     source = tmp_path / "in.safetensors"
     save_arrays({f"layers.{i}.weight": weight(1024, 1024) for i in range(4)}, source)
     code = (
-        "import os, sys; from breccia.checkpoint.files import disk; from breccia.cli.main import main\n"
+        "import os, sys; from breccia.checkpoint.files import disk; from breccia.cli import main\n"
         "def cut(what, path):\n"
         "    if what == 'reserve space for': os.truncate(sys.argv[1], 1 << 20)\n"
         "disk.before = cut; sys.exit(main(['convert', *sys.argv[1:]]))"

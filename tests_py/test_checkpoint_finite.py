@@ -13,7 +13,7 @@ from breccia.checkpoint import convert, finish, plan, save_arrays, target_names,
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.workers import PIECE, Workers
 from breccia.checkpoint.writing.finite import counted, in_piece
-from breccia.cli.main import main
+from breccia.cli import main
 from checkpoints import weight, write_shards
 
 ml_dtypes = pytest.importorskip("ml_dtypes")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from breccia.checkpoint import convert, save_arrays
-from breccia.cli.main import main
+from breccia.cli import main
 from checkpoints import weight
 from test_merge_lora import adapter, base
 
@@ -75,7 +75,7 @@ def test_an_input_that_is_cut_is_an_error(command: str, tmp_path: Path) -> None:
     argv, source = made(tmp_path, command)
     before = sorted(tmp_path.iterdir())
     code = (
-        "import os, sys; from breccia.checkpoint.files import input_file; from breccia.cli.main import main\n"
+        "import os, sys; from breccia.checkpoint.files import input_file; from breccia.cli import main\n"
         "real, reads = os.preadv, [0]\n"
         "def cut(fd, buffers, at):\n"
         "    if os.path.realpath(f'/proc/self/fd/{fd}') == sys.argv[1]:\n"
@@ -126,7 +126,7 @@ elif reader == "open":
     def read(): return len(breccia.open(path))
 else:
     import contextlib, io
-    from breccia.cli.main import main
+    from breccia.cli import main
     def read():
         said = io.StringIO()
         with contextlib.redirect_stdout(said): assert main(["inspect", path]) == 0

@@ -14,7 +14,7 @@ from breccia.bridges import comfyui, compressed_tensors, modelopt
 from breccia.bridges import parts as _parts
 from breccia.checkpoint import Checkpoint, convert, finish, plan, save_arrays, verify
 from breccia.checkpoint.judging.verify import values
-from breccia.cli.main import main
+from breccia.cli import main
 
 pytest.importorskip("ml_dtypes")  # without it arrays of codes are of plain bytes, which files say, too
 RNG = np.random.default_rng(11)

@@ -21,7 +21,7 @@ from breccia.checkpoint import (
     verify,
 )
 from breccia.checkpoint.judging.verify import diagnose
-from breccia.cli.main import main
+from breccia.cli import main
 from checkpoints import MAKERS, deepseek_v3, weight
 
 
@@ -120,7 +120,7 @@ def many_tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 _PEAK = """
 import re, sys
 from pathlib import Path
-from breccia.cli.main import main
+from breccia.cli import main
 def status(name): return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 main(["inspect", sys.argv[1]])
 Path("/proc/self/clear_refs").write_text("5")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from breccia.checkpoint import SafetensorsFile, convert, doctor, save_arrays, target_names, verify
 from breccia.checkpoint.judging.doctor import render
-from breccia.cli.main import main
+from breccia.cli import main
 
 
 @pytest.fixture

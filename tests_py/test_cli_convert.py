@@ -85,19 +85,25 @@ def test_the_last_line_is_the_next_step(
 ) -> None:
     out = tmp_path / f"out.{'gguf' if 'gguf' in to else 'd'}"
     _, said, _ = run("convert", model, out, "--to", to, "--quiet", capsys=capsys)
-    last = said.splitlines()[-1]
+    last = next_step(said)
     assert last.startswith(f"next: {NEXT[to]}")
     assert str(out) in last
     file = tmp_path / f"out.{'gguf' if 'gguf' in to else 'safetensors'}2"
     _, said, _ = run("convert", model / "model.safetensors", file, "--to", to, "--quiet", capsys=capsys)
     alone = {"gguf:q4_k": "llama-server -m", "comfyui:fp8": "copy"}.get(to, "breccia verify")
-    assert said.splitlines()[-1].startswith(f"next: {alone}")
+    assert next_step(said).startswith(f"next: {alone}")
+
+
+def next_step(said: str) -> str:
+    """The command that ends a screen, of 80 columns: what is longer goes on below."""
+    assert all(len(line) <= 80 or " " not in line.strip(" \\") for line in said.splitlines())
+    return said.replace(" \\\n ", "").strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize("to", ["awq", "gptq"])
 def test_rounding_to_nearest_is_said(to: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, said, _ = run("convert", model, tmp_path / "a", "--to", to, "--quiet", capsys=capsys)
-    assert "rounded to nearest: --imatrix FILE" in said
+    assert "rounded to nearest: --moments FILE --method gptq" in said
     _, said, _ = run("convert", tmp_path / "a", tmp_path / "b", "--to", to, "--quiet", capsys=capsys)
     assert "rounded to nearest" not in said  # the codes of another
 
@@ -195,6 +201,10 @@ def test_what_is_not_there_is_named_first(
     for name, more in (("none", ""), ("Org/Name-7B", "hf download Org/Name-7B --local-dir Name-7B gets it")):
         code, _, err = run("convert", name, "out", "--to", "nvfp4", capsys=capsys)
         assert (code, f"there is no {name}" in err, more in err) == (2, True, True)
+    _, _, err = run("convert", "none", "out", "--to", "nvfp4", "--part", "1/2", capsys=capsys)
+    assert "there is no none" in err
+    _, _, err = run("merge-lora", "none", "adapter", "out", capsys=capsys)
+    assert "there is no none" in err
     (tmp_path / "Org").mkdir()  # then it is a path
     _, _, err = run("inspect", "Org/Name-7B", capsys=capsys)
     assert "hf download" not in err

@@ -169,6 +169,15 @@ def test_pages_can_be_read(page):
     assert words <= 1500, f"{words} words"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tests_that_a_page_names_exist(page):
+    """`FILE` or `FILE::TEST`, below tests_py."""
+    for path, name in re.findall(r"`(?:tests_py/)?((?:\w+/)*test_\w+\.py)(?:::(\w+))?`", page.read_text()):
+        file = ROOT / "tests_py" / path
+        assert file.exists(), path
+        assert not name or re.search(rf"^def {name}\(", file.read_text(), re.MULTILINE), f"{path}::{name}"
+
+
 def draws_as_pinned():
     """Whether matplotlib is of the version that drew the pictures; another may place text elsewhere."""
     pinned = re.search(r"^matplotlib==(\S+)", (ROOT / ".ci/requirements-test.txt").read_text(), re.MULTILINE)[1]

@@ -29,6 +29,7 @@ MODULES = (
     "breccia.layouts",
     "breccia.moments",
     "breccia.nn",
+    "breccia.optim",
     "breccia.recipes",
     "breccia.sglang",
     "breccia.transformers",

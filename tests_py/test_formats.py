@@ -28,6 +28,9 @@ def test_every_format_of_the_project_is_there():
         "float8_e5m2",
         "float8_e4m3fnuz",
         "float8_e5m2fnuz",
+        "float8_e4m3",
+        "float8_e3m4",
+        "float8_e4m3b11fnuz",
         "float6_e2m3fn",
         "float6_e3m2fn",
     ]

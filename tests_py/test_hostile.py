@@ -13,7 +13,7 @@ from typing import Any
 
 import hostile
 import pytest
-from breccia.cli.main import main
+from breccia.cli import main
 from fault_runner import tree
 from hostile import headers
 from pace import import_peers, pace

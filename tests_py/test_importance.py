@@ -157,6 +157,28 @@ def test_no_scale_at_all_is_better(name, spread):
             assert errors[r, b] <= brute_force(x[r, at], h[at].astype(np.float64), recipe, q) * (1 + 2e-5)
 
 
+CODED = [name for name, recipe in RECIPES.items() if "float8_e" in breccia.recipes.choices(recipe).scale]
+
+
+@pytest.mark.parametrize(("name", "spread"), list(product(CODED, (0.0, 1.0, 3.0))))
+def test_blocks_side_by_side_are_as_each_alone(name, spread):
+    """Sixteen blocks are searched at once where a row has as many: the bytes are those of pieces with fewer."""
+    x, h = weights_and_importance(12, 2048 + 128, spread, seed=9)
+    x[:, ::37] *= 6  # outliers, some of which hardly matter
+    x[1, :16], x[2, 128:256], x[3, 5], x[4, 40:60] = 0, 2.0**-60, np.inf, 2.0**50
+    if name.startswith("nvfp4"):
+        x[4] = x[6]  # a global scale for it would leave nothing of the others
+    level = {"amax": float(np.abs(x[np.isfinite(x)]).max())} if name.startswith("nvfp4") and "one" not in name else {}
+    whole = breccia.cast(x, RECIPES[name], importance=h, **level)
+    for start in range(0, x.shape[1], 128):
+        part = slice(start, start + 128)
+        alone = breccia.cast(x[:, part], RECIPES[name], importance=h[part], **level)
+        assert np.array_equal(whole.numpy()[:, part], alone.numpy(), equal_nan=True)
+        size = alone.scale.shape[-1]
+        at = slice(start // 128 * size, (start // 128 + 1) * size)
+        assert np.asarray(whole.scale)[:, at].tobytes() == np.asarray(alone.scale).tobytes()
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_powers_of_two_change_nothing(name):
     x, h = weights_and_importance(8, 256)

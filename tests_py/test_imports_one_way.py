@@ -18,7 +18,7 @@ PACKAGE = ROOT / "python/breccia"
 # unless a longer one does; a package and "=" for its own file alone.
 LAYERS = {
     "facts": (
-        "_core _version _inputs layouts recipes recipe_names formats cpu peers "
+        "_core _moved _version _inputs layouts recipes recipe_names formats cpu peers "
         "value= value.form value.foreign verbs.cast_options cli= cli.arguments cli.errors cli.terminal "
         "schemes.inputs schemes.labels schemes.layers schemes.matching schemes.patterns schemes.rules schemes.toml "
         "schemes.value"
@@ -27,9 +27,9 @@ LAYERS = {
     "value": (
         "value.slicing value.checked value.equality value.pickling value.display scaled_tensor kernels.whole_array"
     ),
-    "verbs": "verbs value.joining delayed autograd kernels comparison",
+    "verbs": "verbs value.joining delayed autograd saved_activations kernels comparison",
     "arrays": "frameworks kernels.triton gpu",
-    "models": "nn quantize_model distributed sharding",
+    "models": "nn optim quantize_model distributed sharding",
     "stored bytes": (
         "checkpoint.arguments checkpoint.files.bounded_json checkpoint.files.disk checkpoint.files.dtypes "
         "checkpoint.files.input_file checkpoint.files.locks checkpoint.files.planned_file "
@@ -39,7 +39,7 @@ LAYERS = {
     "checkpoints": "checkpoint gguf io calibration.error_feedback",
     "programs": (
         "distributed.checkpoints distributed.engine_weights "
-        "calibration evaluation _serving diffusers peft sglang transformers vllm cli __main__ ="
+        "calibration evaluation testing _serving diffusers peft sglang transformers vllm cli __main__ ="
     ),
 }
 LEVELS = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}

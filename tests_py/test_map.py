@@ -42,6 +42,22 @@ def test_the_tree_is_that_of_the_folders():
         assert names == files | inside, folder
 
 
+def test_no_include_runs_up():
+    """A folder of src includes those that stand after it in the map; kernels and backends, of these, the contract."""
+    tree = re.search(r"^src/ +(.*)$", MAP, re.M)[1].replace("/", "").split()
+    verbs, kernels = tree[: tree.index("contract") + 1], tree[tree.index("contract") + 1 :]
+    may_include = {folder: {*verbs[i:], "breccia"} for i, folder in enumerate(verbs)}
+    may_include["matmul"].discard("quantize")
+    may_include |= {folder: {*kernels, "contract", "breccia"} for folder in kernels}
+    seen = set()
+    for path in (ROOT / "cpp/src").rglob("*.?pp"):
+        folder = path.relative_to(ROOT / "cpp/src").parts[0]
+        includes = re.findall(r'^#include "(\w+)/', path.read_text(encoding="utf-8"), re.M)
+        seen |= {(folder, other) for other in includes}
+        assert set(includes) <= may_include[folder], path
+    assert {("runtime", "contract"), ("tensor", "runtime"), ("matmul", "tensor"), ("backends", "kernels")} <= seen
+
+
 @needs_documents
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", MAP):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from breccia.bridges import to_compressed_tensors
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays
-from breccia.cli.main import main
+from breccia.cli.command import main
 from breccia.schemes import Activations, KVCache, Match, ModelScheme, Rule
 from checkpoints import weight
 from scheme_models import ATTENTION, EXPERTS, MODULES, OTHERS, K, N, write_model, write_moments

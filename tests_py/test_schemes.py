@@ -347,7 +347,7 @@ def test_scale_fmt_survives(tmp_path, rng):
 
 
 def test_inspect_prints_the_scheme(tmp_path, rng, capsys):
-    from breccia.cli.main import main
+    from breccia.cli import main
 
     said = compressed(NVFP4, NVFP4 | {"dynamic": "local"}, PART, form="nvfp4-pack-quantized")
     source = checkpoint(tmp_path / "in", nvfp4(rng, inputs=True, cache=True), said)

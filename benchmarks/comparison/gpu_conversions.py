@@ -10,6 +10,7 @@ import breccia
 import torch
 from breccia.frameworks.torch import tensors
 from breccia.kernels import triton as kernels
+from breccia.kernels.triton import recipes
 from breccia.kernels.triton.casts import cast_block, cast_nvfp4, cast_tensor
 from breccia.kernels.triton.conversions import dequant
 from breccia.verbs.cast_options import CastOptions
@@ -92,8 +93,8 @@ def conversions() -> None:
     y = torch.empty_like(x)
     copy = 2 * x.nbytes / replay_time([lambda: y.copy_(x)], 20) / 1e3
 
-    def row(group: str, name: str, ours: Fn, size: int, peer: Fn | None) -> None:
-        us = replay_time([ours], 8, 3)
+    def row(group: str, name: str, ours: Fn, size: int, peer: Fn | None, kernel: bool = True) -> None:
+        us = replay_time([ours], 8, 3) if kernel else call_time(ours)
         gb_per_s = size / us / 1e3
         values = {"us": us, "gb_per_s": gb_per_s, "of_copy": gb_per_s / copy}
         if peer is not None:
@@ -111,6 +112,7 @@ def conversions() -> None:
             lambda: kernels.requantize(scaled, goal),
             size,
             lambda: tensors.whole_array_requantize(scaled, goal),
+            recipes.finds_exact_scales(source, source.layout, goal),  # elsewhere whole-array operations run
         )
     searched = [replace(recipe, scale_search="mse") for recipe in (mxfp8, mxfp4, nvfp4, int4)]
     for recipe in (*searched, breccia.INT4Scaling(symmetric=False, signed=False)):

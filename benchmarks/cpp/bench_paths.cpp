@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The measurements behind cpp/src/matmul/thresholds.cpp: x (M, 4096) by a weight (4096, 4096)^T on one thread by each
-// path that supports the operands, be another quicker or not. A threshold is the largest or smallest M, or number of
-// bfloat16 terms, at which its path is the quickest of a backend.
+// The measurements behind the tables of cpp/src/matmul/choose.cpp: x (M, 4096) by a weight (4096, 4096)^T on one thread
+// by each path that suits the operands, be another quicker or not. The bounds of a row are the least and the largest M,
+// or number of bfloat16 terms, at which its path is the quickest of the backend.
 #include <benchmark/benchmark.h>
 
 #include "breccia/prepared.hpp"

@@ -355,6 +355,15 @@ def calls_table(results: dict[str, Any]) -> str:
     return table(["", *(f"`{verb}`, {kind}" for verb, kind in heads)], rows, "l" + "r" * len(heads))
 
 
+def optimizer_table(results: dict[str, Any]) -> str:
+    exact = results["rows"][0]["loss"]
+    rows = []
+    for r in results["rows"]:
+        ms = "" if r["ms"] is None else f"{r['ms']:.3g} ms"
+        rows.append([r["name"], f"{r['bytes']:.3f}", ms, f"{r['loss']:.4f}", f"{100 * (r['loss'] / exact - 1):+.2f} %"])
+    return table(["", "bytes a number", "a step", "loss", "against the first"], rows, "lrrrr")
+
+
 def cast_options() -> str:
     return options_table(load("cast_options"))
 

@@ -5,7 +5,7 @@ import importlib
 import sys
 from typing import Any
 
-from breccia import autograd, delayed, formats, frameworks, kernels, layouts, recipes
+from breccia import _moved, autograd, delayed, formats, frameworks, kernels, layouts, recipes
 from breccia._version import __version__
 from breccia.autograd import cast_ste, cast_ste_clipped
 from breccia.calibration import calibrate
@@ -30,6 +30,7 @@ from breccia.recipes import (
     NVFP4BlockScaling,
     ScalingRecipe,
 )
+from breccia.saved_activations import checkpoint_activations
 from breccia.scaled_tensor import ScaledTensor, from_buffer
 from breccia.value.joining import concatenate, stack
 from breccia.verbs import cast, dequantize, linear, matmul, requantize
@@ -37,6 +38,7 @@ from breccia.verbs.cast_options import Hadamard
 from breccia.verbs.grouped import grouped_matmul
 from breccia.verbs.low_rank import lora_init
 from breccia.verbs.prepared import PreparedWeight, prepare
+from breccia.verbs.transposing import Transposed, transpose
 
 __all__ = [
     "DelayedScaling",
@@ -57,12 +59,14 @@ __all__ = [
     "PreparedWeight",
     "ScaledTensor",
     "ScalingRecipe",
+    "Transposed",
     "__version__",
     "autograd",
     "calibrate",
     "cast",
     "cast_ste",
     "cast_ste_clipped",
+    "checkpoint_activations",
     "compare",
     "concatenate",
     "cpu_info",
@@ -90,9 +94,11 @@ __all__ = [
     "set_backend",
     "set_num_threads",
     "stack",
+    "transpose",
 ]
 
 frameworks.load_imported()
+_moved.install()
 
 # Public, but not for ``from breccia import *``, which would hide the built-in.
 _NOT_BY_STAR = ("open",)
@@ -107,6 +113,7 @@ _LAZY = {
     "dlpack": "",
     "evaluation": "",
     "nn": "torch",
+    "optim": "torch",
     "peft": "peft",
     "schemes": "",
     "sglang": "",

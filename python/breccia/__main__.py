@@ -3,7 +3,7 @@
 
 import sys
 
-from breccia.cli.main import main
+from breccia.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -32,8 +32,8 @@ def cpu_info() -> CpuInfo:
         ``backend`` in use; ``supported`` backends, slowest first; ``left_out``, those that the machine
         could run, had the build not left them out; instruction set ``features`` found; ``threads`` a
         call may use; and ``kernels``: for each recipe of a weight and kind of activations
-        ("INT4Scaling x bfloat16", prepared or not) the kernel by their number, found by multiplying
-        small operands of that kind.
+        ("INT4Scaling x bfloat16", prepared or not) the kernel by their number, as the backend's table of
+        docs/kernels.md chooses it.
     """
     kernels: dict[str, dict[str, str]] = {}
     for recipe, activations, prepared, rows, kernel in _core.matmul_kernels():

@@ -231,6 +231,14 @@ class MomentsFile(Mapping[str, Moments]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def release(self) -> None:
+        """Tell the system that what was read so far is not needed any more: memory then holds what is read next."""
+        for name, parts in self._parts.items():
+            if name in self._known:
+                for part in parts:
+                    self._file.release(f"{name}{_INFIX}{part}")
+        self._known.clear()
+
     def close(self) -> None:
         """Let go of the file; arrays that view it stay."""
         self._file.close()

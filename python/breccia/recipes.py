@@ -325,8 +325,9 @@ def _also_block_size(kind: type[ScalingRecipe], field: str) -> None:
             kwargs[field] = block_size
         init(self, *args, **kwargs)
 
-    kind.__init__ = with_block_size  # type: ignore[method-assign]
-    kind.block_size = property(  # type: ignore[attr-defined]
+    changed: Any = kind
+    changed.__init__ = with_block_size
+    changed.block_size = property(
         lambda self: getattr(self, field), doc=f"Elements of a row that share a scale: another name of ``{field}``."
     )
 

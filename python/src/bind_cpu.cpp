@@ -49,6 +49,13 @@ void register_cpu(py::module_& m) {
                 py::make_tuple(kernel.recipe, kernel.activations, kernel.prepared, kernel.rows, kernel.kernel));
         return result;
     });
+    m.def("matmul_rules", [] {
+        py::list result;
+        for (const MatmulRule& rule : matmul_rules())
+            result.append(
+                py::make_tuple(rule.backend, rule.weights, rule.activations, rule.count, rule.kernel, rule.unless));
+        return result;
+    });
     m.def("set_backend", [](py::handle name) { set_backend(to_text(name, "name")); }, py::arg("name"));
     m.def(
         "set_num_threads",

@@ -51,7 +51,7 @@ def written(folder: Path, target: str) -> Path:
 def targets() -> Iterator[str]:
     """Every recipe that a format of safetensors files has; breccia's own, by the recipes' names."""
     for name, bridge in bridges.registry().items():
-        if bridge.writes and not bridge.own_files:
+        if bridge.writes and not bridge.container.whole:
             yield from (f"{name}:{key}" for key in bridge.recipes)
     yield from ("nvfp4", "mxfp4", "mxfp6", "mxfp8", "fp8", "fp8-block", "int8", "int4", "int4:asym:32")
 
@@ -226,4 +226,6 @@ def test_odd_metadata_of_formats_that_are_read_only(name: str, tmp_path: Path) -
 
 def test_every_format_of_safetensors_files_is_tried() -> None:
     tried = {target.partition(":")[0] for target in targets()} | {"breccia", "bitsandbytes"}
-    assert tried >= {name for name, bridge in bridges.registry().items() if bridge.writes and not bridge.own_files}
+    assert tried >= {
+        name for name, bridge in bridges.registry().items() if bridge.writes and not bridge.container.whole
+    }

@@ -16,7 +16,7 @@ import breccia
 import numpy as np
 import pytest
 from breccia import bridges
-from breccia.bridges import Bridge
+from breccia.bridges import NO, Bridge, FileFormat, Found
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays, verify
 
 PACKAGE = Path(breccia.__file__).parent
@@ -105,6 +105,25 @@ def _names_of_formats(tree: ast.AST) -> Iterator[str]:
                     yield f"{node.lineno}: {item.value!r}"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", REGISTRY)
+def test_no_bridge_names_another(name: str) -> None:
+    """Neither by comparing with its name or the method that names it, nor by importing it."""
+    own = bridges.modules()[name].__name__
+    others = {one.__name__ for other, one in bridges.modules().items() if other != name}
+    words = {word for other, one in REGISTRY.items() if other != name for word in (other, *getattr(one, "methods", ()))}
+    words -= {name, *getattr(REGISTRY[name], "methods", ()), *breccia.recipe_names.names()}  # which are kinds, too
+    parts = own.removeprefix("breccia.").split(".")
+    home = PACKAGE.joinpath(*parts)
+    for path in home.rglob("*.py") if home.is_dir() else [home.with_suffix(".py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                assert not any(node.module == other or node.module.startswith(f"{other}.") for other in others), path
+            for value in (node.left, *node.comparators) if isinstance(node, ast.Compare) else ():
+                items = value.elts if isinstance(value, ast.Tuple | ast.List | ast.Set) else [value]
+                named = {item.value for item in items if isinstance(item, ast.Constant)} & words
+                assert not named, f"{path}:{node.lineno}: {named}"
+
+
 def _guesses(tree: ast.AST) -> Iterator[str]:
     """Questions whether a bridge has a member."""
     for node in ast.walk(tree):
@@ -185,7 +204,7 @@ def toy(tmp_path: Path) -> Iterator[Any]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert bridges.bridge("gguf").own_files  # looked up before: the new one is found all the same
+    assert bridges.bridge("gguf").container.whole  # looked up before: the new one is found all the same
     bridges.register(module.BRIDGE)
     try:
         yield module
@@ -266,36 +285,78 @@ def test_a_name_is_taken_once() -> None:
         bridges.register(bridges.FileFormat("gguf"))
 
 
-def test_the_format_that_the_configuration_names_is_asked_first(tmp_path: Path) -> None:
-    """A format of another package may call its tensors as others of this package do."""
-    asked = []
+def _of_quark(name: str, entries: Any, context: Any) -> Found:
+    weight = name.removesuffix("_scale")
+    parts, recipe = {"weight": weight, "weight_scale": name}, breccia.Float8CurrentScaling()
+    return Found(weight, "other", "fp8", parts, entries[weight].shape, recipe, recipe.layout, "float32")
 
-    def find(name: str, entries: Any, context: Any) -> Any:
-        asked.append(name)
-        weight = name.removesuffix("_scale")
-        parts = {"weight": weight, "weight_scale": name}
-        recipe, layout = breccia.Float8CurrentScaling(), breccia.PerTensor()
-        return bridges.Found(weight, "quark", "fp8", parts, entries[weight].shape, recipe, layout, "float32")
 
-    save_arrays({"a.weight": np.ones((64, 64), np.float32)}, tmp_path / "in.safetensors")
-    convert(tmp_path / "in.safetensors", f"{tmp_path}/q/", "compressed-tensors:fp8-tensor")
-    bridges.register(bridges.FileFormat("quark", anchors=("weight_scale",), find=find))
+def _fp8(path: Path, method: str) -> Path:
+    """A checkpoint of names that several formats have; ``method`` is what config.json names."""
+    scaled = breccia.cast(np.random.default_rng(3).normal(0, 0.1, (64, 96)).astype(np.float32), "fp8")
+    arrays = {"a.weight": np.asarray(scaled.data), "a.weight_scale": np.asarray(scaled.scale)}
+    path.mkdir()
+    save_arrays(arrays, path / "model.safetensors", dtypes={"a.weight": "F8_E4M3"})
+    said = {"quantization_config": {"quant_method": method}} if method else {}
+    (path / "config.json").write_text(json.dumps(said))
+    return path
+
+
+@pytest.mark.parametrize("word", ["other", "theirs", "modelopt"])
+def test_what_config_json_names_is_asked_first(word: str, tmp_path: Path) -> None:
+    methods = () if word == "other" else (word,)
+    bridge = FileFormat("other", methods=methods, anchors=("weight_scale",), find=_of_quark, read=lambda parts: 1 / 0)
+    bridges.register(bridge)
     try:
-        for method, wanted in (("quark", "quark"), ("compressed-tensors", "compressed-tensors")):
-            config = {"quantization_config": {"quant_method": method}}
-            (tmp_path / "q" / "config.json").write_text(json.dumps(config))
-            assert [one.format for one in Checkpoint(tmp_path / "q").found] == [wanted]
-        assert asked == ["a.weight_scale"]
+        source = _fp8(tmp_path / "named", word)
+        assert [one.format for one in Checkpoint(source).found] == ["other"]
+        others = _fp8(tmp_path / "others", "compressed-tensors")
+        assert [one.format for one in Checkpoint(others).found] == ["compressed-tensors"]
     finally:
-        bridges.unregister("quark")
+        bridges.unregister("other")
 
 
-def test_files_of_another_kind_are_not_written_as_gguf(tmp_path: Path) -> None:
-    bridges.register(
-        bridges.FileFormat("onnx", own_files=True, recipes={"int8": breccia.INT8Scaling()}, store=lambda *_: ({}, {}))
-    )
+def test_two_that_claim_as_much_are_both_named(tmp_path: Path) -> None:
+    bridges.register(FileFormat("other", anchors=("weight_scale",), find=_of_quark))
     try:
-        with pytest.raises(ValueError, match="--to must be a format of safetensors files or GGUF, 'onnx' has files of"):
-            convert(model(tmp_path / "in"), tmp_path / "out.onnx", "onnx")
+        source = _fp8(tmp_path / "in", "")
+        [finding] = next(one.findings for one in Checkpoint(source).found if one.name == "a.weight_scale")
+        kinds = {"compressed-tensors's fp8", "other's fp8"}
+        assert set(finding.removeprefix("looks quantized, like ").partition(":")[0].split(" and ")) == kinds
+        with pytest.raises(ValueError, match=r"config\.json must name the method"):
+            convert(source, tmp_path / "out", "bf16")
     finally:
-        bridges.unregister("onnx")
+        bridges.unregister("other")
+
+
+def test_who_claims_nothing_is_not_asked(tmp_path: Path) -> None:
+    asked: list[str] = []
+    never = FileFormat("other", anchors=("weight_scale",), claims=lambda context: NO, find=lambda *a: asked.append(a))
+    bridges.register(never)
+    try:
+        assert [one.format for one in Checkpoint(_fp8(tmp_path / "in", "other")).found] == ["compressed-tensors"]
+        assert asked == []
+    finally:
+        bridges.unregister("other")
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("name", [name for name, one in REGISTRY.items() if one.recipes and one.anchors])
+def test_the_order_of_the_list_decides_nothing(
+    name: str, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = model(tmp_path / "in")
+    (source / "config.json").write_text(json.dumps({"model_type": "deepseek_v4"}))  # which knows MXFP4 of that format
+    for key in REGISTRY[name].recipes:
+        made = tmp_path / key
+        convert(source, made, f"{name}:{key}")
+        if not named:
+            (made / "config.json").write_text("{}")
+        found = []
+        for turn in (list, reversed):
+            monkeypatch.setattr(bridges, "registry", lambda turn=turn: dict(turn(REGISTRY.items())))
+            found.append([(one.name, one.format, one.kind, one.findings) for one in Checkpoint(made).found])
+        monkeypatch.undo()
+        assert found[0] == found[1]
+        if named:
+            assert {one[1] for one in found[0]} <= {name, "plain"}

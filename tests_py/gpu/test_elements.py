@@ -20,6 +20,12 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 SHAPE = (20, 512)
 
 
+def test_a_name_is_of_one_format() -> None:
+    """float8_e4m3 and float8_e4m3fn are two."""
+    assert len(ELEMENTS) == len(BY_FORMAT)
+    assert ELEMENTS["e4m3"] is BY_FORMAT["float8_e4m3fn"]
+
+
 def ml_values(name: str) -> np.ndarray[Any, Any]:
     return np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, name)).astype(np.float32)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import breccia
@@ -14,6 +15,7 @@ from breccia.kernels.triton import ops, recipes
 from breccia.kernels.triton.casts import cast_block, cast_both, cast_nvfp4, cast_search, cast_tensor
 from breccia.kernels.triton.conversions import dequant
 from breccia.kernels.triton.device import elements
+from breccia.kernels.triton.ops import source_of
 from breccia.kernels.triton.products import dispatch as products
 from breccia.kernels.triton.products import gemm, gemv, order_activations
 
@@ -283,6 +285,37 @@ def test_grouped_nvfp4(device: str, form: str) -> None:
             close(y[a:b], x[a:b].double() @ values[e].T, 1e-3)
 
 
+def in_order(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """(rows, K) as weights of that many bits decode."""
+    slices = x.reshape(-1, 4, 4, 2, 2, 2) if bits == 4 else x.reshape(-1, 4, 4, 2, 2)
+    return (slices.permute(0, 2, 4, 5, 1, 3) if bits == 4 else slices.permute(0, 2, 3, 1, 4)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@cases.ALL
+def test_order_of_codes(recipe: Any, bits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantized activations decode on their way into that order; global scales wait for the product."""
+    if device == "cpu":
+        for name in ("gdc_wait", "gdc_launch_dependents"):
+            monkeypatch.setattr(order_activations, name, lambda: None)
+    x = breccia.cast(torch.from_numpy(cases.normal((9, 384))), recipe).to(device)
+    source = source_of(recipes.operand(x))
+    assert source is not None
+    levels = 2 if source.global_scale is not None else 0
+    form = source.form() if not levels else replace(source.form(), global_scale=False)
+    ordered = torch.zeros((9, 384), dtype=torch.float32, device=device)
+    w_level, product = torch.full((1,), 0.75, device=device), torch.zeros(1, device=device)
+    order_activations.order_kernel[(9, 2)](
+        *source.pointers(), ordered, ordered, ordered, w_level, product, 9, 384, *source.strides(), 6, FORM=form,
+        LEVELS=levels, BITS=bits, E=0, EP=1, BN=4, BK=256, num_warps=4,
+    )  # fmt: skip
+    values = breccia.dequantize(x)
+    if levels:
+        assert torch.equal(product, (0.75 * source.global_scale).reshape(1))
+        values = values / source.global_scale
+    assert torch.allclose(ordered, in_order(values, bits), rtol=1e-6 if levels else 0, atol=0)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_order(bits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order in which weights decode, and the table of row tiles."""
@@ -293,10 +326,9 @@ def test_order(bits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ordered, table = torch.empty_like(x), torch.full((6, 3), -1, dtype=torch.int32, device=device)
     offsets = torch.tensor([0, 3, 3, 8], dtype=torch.int32, device=device)
     order_activations.order_kernel[(9, 2)](
-        x, ordered, table, offsets, 384, 384, 6, BITS=bits, E=3, EP=4, BN=4, BK=256, num_warps=4
-    )
-    slices = x.view(27, 4, 4, 2, 2, 2) if bits == 4 else x.view(54, 4, 4, 2, 2)
-    there = slices.permute(0, 2, 4, 5, 1, 3) if bits == 4 else slices.permute(0, 2, 3, 1, 4)
-    assert torch.equal(ordered, there.reshape(9, 384))
+        x, x, x, x, ordered, table, offsets, x, x, 9, 384, 384, 0, 0, 6, FORM=None, LEVELS=0, BITS=bits, E=3, EP=4,
+        BN=4, BK=256, num_warps=4,
+    )  # fmt: skip
+    assert torch.equal(ordered, in_order(x, bits))
     assert table[:3].tolist() == [[0, 0, 3], [2, 3, 8], [2, 7, 8]]
     assert table[3:, 0].tolist() == [3, 3, 3] and table[3:, 1].tolist() == [8, 12, 16]

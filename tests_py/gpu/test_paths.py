@@ -28,6 +28,7 @@ DECODED, FLOAT32 = "decode to the type of the activations, then cuBLAS", "decode
 DENSE = "codes as bf16, then Gluon, TMA and wgmma, scales in float32"
 INTEGERS = "codes as INT8, then Gluon, TMA and wgmma"
 PLAIN = "decode to bf16, then Gluon, TMA and wgmma"
+ORDERED = "the left side decodes into the order of the right one's codes, which decode on their way to wgmma"
 ROWS = "the left side decodes to bf16, then as weight-only matmul"
 
 # (rows and their recipe or dtype, the weight's recipe, GPU) -> the path's name
@@ -54,7 +55,12 @@ TAKEN: list[tuple[int, Any, Any, tuple[int, int], str]] = [
     (4, ZEROS, INT8, HOPPER, "Gluon, TMA and wgmma"),
     (512, INT4, INT4, HOPPER, INTEGERS),
     (512, INT8, INT4, HOPPER, INTEGERS),
-    (511, INT4, INT4, HOPPER, ROWS),
+    (511, INT4, INT4, HOPPER, ORDERED),
+    (257, MXFP8, INT4, HOPPER, ORDERED),
+    (33, NVFP4, NVFP4, HOPPER, ORDERED),
+    (32, NVFP4, NVFP4, HOPPER, ROWS),
+    (33, NVFP4, NVFP4, OTHER, ROWS),
+    (34, INT4, ROW, HOPPER, ORDERED),
     (4, INT4, INT8, OTHER, ROWS),
     (4, INT8, NVFP4, HOPPER, ROWS),
     (4097, INT8, NVFP4, HOPPER, DENSE),
@@ -117,7 +123,7 @@ def test_what_takes_a_product(
 @pytest.mark.parametrize(
     ("left", "right", "capability", "name"),
     [
-        (MXFP8, NVFP4, HOPPER, ROWS),
+        (MXFP8, NVFP4, HOPPER, ORDERED),
         (FP8, NVFP4, HOPPER, DENSE),
         (FP8, NVFP4, OTHER, FLOAT32),
         (INT8, INT4, HOPPER, INTEGERS),
@@ -165,7 +171,7 @@ def test_groups_have_their_own_paths(capability: tuple[int, int], monkeypatch: p
             dispatch.grouped_matmul(given, w, offsets)
         path = paths.find(seen[-1])
         assert path.verb == paths.GROUPED
-        assert path.hopper == (capability == HOPPER and recipe is NVFP4)
+        assert path.hopper == (capability == HOPPER and recipe in (NVFP4, FP8))
 
 
 def test_the_largest_products_of_fp8_are_cublas(monkeypatch: pytest.MonkeyPatch) -> None:

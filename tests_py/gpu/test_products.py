@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
+from unittest import mock
 
 import breccia
 import cases
@@ -12,7 +14,7 @@ import pytest
 import torch
 from breccia.kernels import triton as kernels
 from breccia.kernels.triton import ops, recipes
-from breccia.kernels.triton.products import configs, dense_matmul, int8_gemm, pairs, w4_gemv, weights_matmul
+from breccia.kernels.triton.products import configs, dense_matmul, int8_gemm, pairs, paths, w4_gemv, weights_matmul
 from breccia.kernels.triton.products import dispatch as products
 
 BLOCK, TILE = breccia.Float8BlockScaling(), breccia.Float8BlockScaling(block_m=128)
@@ -402,6 +404,48 @@ def test_grouped(recipe: Any, quantized: bool) -> None:
         a, b = int(offsets[e]), int(offsets[e + 1])
         if b > a:
             close(y[a:b], values[a:b] @ ops.dequantize(w)[e].double().T, 6e-3)
+
+
+@pytest.mark.parametrize("each", [8, 100, 300, 500])
+@pytest.mark.parametrize("weights", [TILE, BLOCK], ids=["128x128", "1x128"])
+@pytest.mark.parametrize("out", [torch.bfloat16, torch.float32], ids=str)
+def test_experts_of_fp8(each: int, weights: Any, out: torch.dtype) -> None:
+    """Every tile, experts that begin anywhere or have no rows, columns beside the last tile, rows of none."""
+    experts, n, k = 6, 200, 640
+    ends = [0, 1, 1, 3 * each // 2, 5 * each // 2 + 3, 3 * each, 11 * each // 2]
+    w, x = ops.cast(randn((experts, n, k), 1), weights), ops.cast(randn((6 * each, k)), BLOCK)
+    left, right = ops.dequantize(x).double(), ops.dequantize(w).double()
+    for dtype in (torch.int32, torch.int64):
+        offsets = torch.tensor(ends, dtype=dtype, device="cuda")
+        path = paths.find(paths_seen(lambda offsets=offsets: kernels.grouped_matmul(x, w, offsets, out)))
+        assert path.name == "Gluon, TMA and wgmma" or torch.cuda.get_device_capability()[0] != 9
+        y = kernels.grouped_matmul(x, w, offsets, out)
+        for e, (a, b) in enumerate(itertools.pairwise(ends)):
+            if b > a:
+                close(y[a:b], left[a:b] @ right[e].T, 3e-3)
+        assert (y[ends[-1] :] == 0).all()
+
+
+def paths_seen(call: Any) -> paths.Product:
+    """The product that a call makes."""
+    seen: list[paths.Product] = []
+    find = paths.find
+    with mock.patch.object(paths, "find", lambda p: seen.append(p) or find(p)):
+        call()
+    return seen[0]
+
+
+@pytest.mark.parametrize("right", ["1x128", "128x128", "fp8 rows", "mxfp8", "mxfp4", "nvfp4", "int4", "int8"])
+@pytest.mark.parametrize("left", QUANTIZED)
+def test_left_sides_decode_into_order(left: str, right: str) -> None:
+    """The same bits as by a left side that is decoded before."""
+    x, w = ops.cast(randn((100, 512)), QUANTIZED[left]), ops.cast(randn((192, 512), 1), QUANTIZED[right])
+    product = paths_seen(lambda: kernels.linear(x, w, out_dtype=torch.bfloat16))
+    path = next((p for p in paths.PATHS if p.run is paths._run_decoded_in_order), None)
+    assert path is not None
+    if not (torch.cuda.get_device_capability()[0] == 9 and path.takes(product)):
+        pytest.skip("another path")
+    assert torch.equal(path.run(product), paths._run_rows_by_weight(product))
 
 
 def test_errors_before_any_launch() -> None:

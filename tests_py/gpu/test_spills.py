@@ -84,7 +84,7 @@ FP8_CASES = [
 
 def dense(
     element: str, tile: configs.Tile, scales: tuple[int, int], zeros: bool, fast: bool, epilogue: int, out: str,
-    bias: bool, tmp: Path,
+    bias: bool, tmp: Path, experts: int = 0,
 ) -> dict[str, int]:  # fmt: skip
     store = not tile.swap and out == "bf16"
     bits = 16 if element == "bf16" else 8
@@ -102,6 +102,7 @@ def dense(
         "row_total_ptr": "*i32",
         "col_total_ptr": "*i32",
         "bias_ptr": "*bf16",
+        "offset_ptr": "*i32",
     }
     constants = {
         "ROW_SCALE": scales[0],
@@ -120,6 +121,8 @@ def dense(
         "GROUP": tile.group,
         "PARTS": tile.parts,
         "PAIRS": tile.pairs and not fast,
+        "EXPERTS": experts,
+        "EP": triton.next_power_of_2(experts + 1),
     }
     return usage(hopper_dense.dense_kernel, types, constants, tmp, maxnreg=tile.maxnreg)
 
@@ -131,6 +134,16 @@ def test_fp8(
     tile: configs.Tile, rows: int, cols: int, fast: bool, epilogue: int, out: str, bias: bool, tmp_path: Path
 ) -> None:
     used = dense("fp8e4nv", tile, (rows, cols), False, fast, epilogue, out, bias, tmp_path)
+    assert used["stack"] == used["local"] == 0 and used["shared"] <= 232_448, used
+
+
+@pytest.mark.skipif(not CUOBJDUMP.exists(), reason="this Triton comes without cuobjdump")
+@pytest.mark.parametrize("each", [64, 128, 256, 512])
+@pytest.mark.parametrize("weights", [1, 2])
+@pytest.mark.parametrize("out", ["bf16", "fp32"])
+def test_fp8_of_experts(each: int, weights: int, out: str, tmp_path: Path) -> None:
+    tile = configs.experts_tile(16 * each, 16, weights == 2)
+    used = dense("fp8e4nv", tile, (3, weights), False, False, 0, out, False, tmp_path, experts=16)
     assert used["stack"] == used["local"] == 0 and used["shared"] <= 232_448, used
 
 
@@ -331,7 +344,7 @@ def compile_portable(capability: int) -> None:
             constants |= {"BIAS": False, "E": experts, "EP": max(1, experts), "BM": 64, "BN": 64, "BK": 128}
             assert compiled_for(gemm.gemm_kernel, types, constants, capability).asm["cubin"]
         types = {"code_ptr": "*u8", "scale_ptr": scale, "zero_ptr": "*u8", "global_ptr": "*fp32", "out_ptr": "*bf16"}
-        constants = {"FORM": form, "BM": 16, "BK": 256}
+        constants = {"FORM": form, "BM": 16, "BK": 256, "EARLY": capability >= 90}
         assert compiled_for(dequant.dequantize_kernel, types, constants, capability).asm["cubin"]
 
 

@@ -119,7 +119,7 @@ struct BRECCIA_API Array {
     std::shared_ptr<const void> owner;  ///< what keeps the memory alive; null where it is borrowed
     bool read_only = false;             ///< the verbs do not write to it
 
-    /// One number that is nowhere; no verb takes it.
+    /// Of shape (), without memory and of no type: to be assigned to. Every verb refuses it.
     Array() = default;
     /// Throws Error where validate() would.
     Array(void* memory, ElementType element, Shape extents, Shape steps, std::shared_ptr<const void> holder = nullptr);

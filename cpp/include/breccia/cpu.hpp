@@ -32,8 +32,21 @@ struct MatmulKernel {
     std::int64_t rows;        ///< of activations
     std::string kernel;       ///< "lanes"; docs/kernels.md says what each is
 };
-/// Found by multiplying small operands of each kind, so that it is the dispatch itself which answers.
+/// By matmul_rules(), for weights as cast() makes them.
 BRECCIA_API std::vector<MatmulKernel> matmul_kernels();
+
+/// A row of a backend's table of kernels: the first row that holds for a product, and whose kernel has what the formats
+/// need, multiplies it. `unless` names values that make a kernel refuse; the rows after its own are then tried.
+struct MatmulRule {
+    std::string backend;      ///< "avx2"
+    std::string weights;      ///< "any", "prepared", …
+    std::string activations;  ///< "any", "codes", "of three terms": bfloat16 numbers that add up to each
+    std::string count;        ///< "1 to 8 rows", "25 to 48 terms", "any number"
+    std::string kernel;       ///< "lanes"; docs/kernels.md says what each is
+    std::string unless;       ///< "scales out of range", … between semicolons; or empty
+};
+/// Those of every backend, in order, whether this build has it or not.
+BRECCIA_API std::vector<MatmulRule> matmul_rules();
 
 /// Forces a backend, as the environment variable BRECCIA_CPU does at start-up. Throws Error when the name is unknown
 /// or the machine cannot run it. An empty name goes back to the best one.

@@ -14,7 +14,7 @@
 
 #include "breccia/codecs/registry.hpp"
 #include "breccia/dtype.hpp"
-#include "runtime/kernel_table.hpp"
+#include "contract/kernel_table.hpp"
 
 #define BRECCIA_INLINE [[gnu::always_inline]] static inline
 #define BRECCIA_INLINE_MEMBER [[gnu::always_inline]] inline

@@ -213,7 +213,7 @@ struct TurnedBlocks {
     alignas(64) float x[longest_turned * lanes];  // magnitudes, in the unit of each block
     alignas(64) float weights[longest_turned * lanes];
     std::int64_t block;
-    F amax_f32x16, unit_f32x16;
+    F amax_f32x16, unit_f32x16, binade_f32x16;  // the unit is 1 over the binade of the amax
 };
 
 struct LaneErrors {
@@ -251,7 +251,7 @@ static LaneErrors errors_of_codes(const TurnedBlocks& b, const GridLanes& grid, 
         factor = f_min(nvfp4_factor<SixteenLanes>(value, p), f_set(f32_max));
         decoded = f_mul(value, f_set(p.global_scale));
     }
-    return turned_errors<WithCut>(b, grid, f_div(factor, b.unit_f32x16), f_mul(decoded, b.unit_f32x16));
+    return turned_errors<WithCut>(b, grid, f_mul(factor, b.binade_f32x16), f_mul(decoded, b.unit_f32x16));
 }
 
 // Whether all amaxes are 2^-40 to 2^40: in the unit of a block its numbers, and factors for them, stay in range.
@@ -271,6 +271,7 @@ static bool turn_blocks(const float* x, const float* weights, std::int64_t block
     if (!i_none(i_less(amax_i32x16, below)) || !i_none(i_less(above, amax_i32x16))) return false;
     b.amax_f32x16 = as_float(amax_i32x16);
     b.unit_f32x16 = as_float(i_shl<23>(i_sub(i_set(254), i_shr<23>(amax_i32x16))));
+    b.binade_f32x16 = as_float(i_and(amax_i32x16, i_set(0x7F80'0000)));
     for (std::int64_t k = 0; k < block; ++k) f_store(b.x + k * lanes, f_mul(f_load(b.x + k * lanes), b.unit_f32x16));
     return true;
 }

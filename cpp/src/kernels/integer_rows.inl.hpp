@@ -19,7 +19,7 @@ static bool pack_nibble_step(const PackDigits& p, const NibbleBytes& of_codes, s
         const Eight value = load_eight(x + 8 * lane);
         const std::int32_t own = largest_of(value), most = own > at_least ? own : at_least;
         float unit = 1, up = 1;
-        // Where all are zero or subnormal there is none to go by; the latter leave something behind.
+        // Zeros have no largest number to take a unit from. Numbers below 2^-100 leave a rest at unit 1: refused.
         if (exponent >= -100) {
             const int unit_exponent = unit_exponent_of(most);
             unit = float_from_bits(static_cast<std::uint32_t>(unit_exponent) << 23);
@@ -190,13 +190,13 @@ static void nibble_gemv(const IntegerGemv& g, const NibbleBytes& of_codes) {
     nibble_rows<false, 4, false>(g, of_codes);
 }
 
-static consteval BF16Kernels make_integer_kernels() {
-    BF16Kernels kernels;
+static consteval IntegerKernels make_integer_kernels() {
+    IntegerKernels kernels;
     kernels.pack_digits = Codecs::map([]<Codec C>() -> bool (*)(const PackDigits&) {
         if constexpr (C::bits == 4) return [](const PackDigits& p) { return pack_nibble_digits(p, nibble_bytes<C>); };
         return nullptr;
     });
-    kernels.gemv_integers = Codecs::map([]<Codec C>() -> void (*)(const IntegerGemv&) {
+    kernels.gemv = Codecs::map([]<Codec C>() -> void (*)(const IntegerGemv&) {
         if constexpr (C::bits == 4) return [](const IntegerGemv& g) { nibble_gemv(g, nibble_bytes<C>); };
         return nullptr;
     });

@@ -205,7 +205,7 @@ BRECCIA_INLINE LaneScale<L> minus(const LaneScale<L>& s, ScaleType type) {
     return {i_xor(s.stored, sign), f_sub(zero, s.factor), f_sub(zero, s.decoded)};
 }
 
-// `one` where the amax is zero.
+// The scale of a block of zeros is 1; of other blocks it is x.
 template <class L>
 BRECCIA_INLINE L::Float one_of_zero(typename L::Int amax_bits, typename L::Float x) {
     if constexpr (L::ordinary)

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "runtime/kernel_table.hpp"
+#include "contract/kernel_table.hpp"
 
 namespace breccia::inline v0_4 {
 

@@ -16,7 +16,7 @@ bool supported_block(std::int64_t block, std::int64_t k, bool packed) {
 bool supported_zero_points(const ScaledMatrix& w) {
     if (w.zero_point == nullptr) return true;
     const bool one = w.grid.block_cols >= w.grid.cols;
-    return zero_points_are_small(w) && (one || (w.grid.block_cols % row_step(true) == 0 && w.zero_col_stride == 1));
+    return zero_points_are_bytes(w) && (one || (w.grid.block_cols % row_step(true) == 0 && w.zero_col_stride == 1));
 }
 
 }  // namespace
@@ -29,7 +29,7 @@ bool readable_in_place(const ScaledMatrix& w) {
            (w.grid.grid_cols() == 1 || w.scale_col_stride == scale_size) && supported_zero_points(w);
 }
 
-CodeRows code_rows(const ProductKernels& kernels, const ScaledMatrix& w, std::int64_t begin, std::int64_t n,
+CodeRows code_rows(std::int64_t first_level_cache, const ScaledMatrix& w, std::int64_t begin, std::int64_t n,
                    float* scratch) {
     return {.codes = w.data + begin * w.row_stride,
             .row_stride = w.row_stride,
@@ -44,7 +44,7 @@ CodeRows code_rows(const ProductKernels& kernels, const ScaledMatrix& w, std::in
             .zero_points = reinterpret_cast<const std::uint8_t*>(w.zero_point),
             .zero_row_stride = w.zero_row_stride,
             .scale_scratch = scratch,
-            .first_level_cache = kernels.first_level_cache,
+            .first_level_cache = first_level_cache,
             .special = w.special == nullptr ? nullptr : w.special + begin / special_rows * w.special_row_stride};
 }
 

@@ -10,11 +10,11 @@
 namespace breccia::inline v0_4 {
 
 /// Whether codes and scales lie along K, blocks are whole steps or a step holds whole blocks, and zero points are bytes
-/// that come one to so many steps.
+/// that come one to so many steps. Reads none of them; the kernels take zero points that zero_points_are_small() of.
 bool readable_in_place(const ScaledMatrix& w);
 
-/// Rows [begin, begin + n). `scratch`: see CodeRows::scale_scratch.
-CodeRows code_rows(const ProductKernels& kernels, const ScaledMatrix& w, std::int64_t begin, std::int64_t n,
+/// Rows [begin, begin + n). `first_level_cache`, `scratch`: see CodeRows::scale_scratch.
+CodeRows code_rows(std::int64_t first_level_cache, const ScaledMatrix& w, std::int64_t begin, std::int64_t n,
                    float* scratch);
 
 /// Codes of a span, see CodeRows.

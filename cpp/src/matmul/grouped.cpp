@@ -95,13 +95,13 @@ void grouped_matmul_into(const Operand& x, const ScaledTensor& w_stack, std::spa
         if (begin == end) return;
         const auto its_rows = [&](const Array& array) { return rows_of(array, begin, end); };
         const ScaledTensor weight =
-            part_of(w_stack, {n, k}, [&](const Array& array) { return member_of(array, expert); }).transposed();
+            part_of(w_stack, {n, k}, [&](const Array& array) { return member_of(array, expert); });
         if (x.scaled() != nullptr) {
             const ScaledTensor activations = part_of(*x.scaled(), {end - begin, k}, its_rows);
-            multiply_into(table, activations, weight, its_rows(out), precision);
+            multiply_checked(table, activations, weight, -1, its_rows(out), precision);
         } else {
             const Array activations = its_rows(*x.array());
-            multiply_into(table, activations, weight, its_rows(out), precision);
+            multiply_checked(table, activations, weight, -1, its_rows(out), precision);
         }
     };
     for_each_large(experts, multiply);

@@ -49,7 +49,7 @@ bool readable(ScaleType type, const std::byte* codes, std::int64_t n) {
 
 bool readable_zero_points(const ScaledMatrix& w) {
     return w.zero_point == nullptr || w.lane_zero_points != nullptr ||
-           (w.element == format_of<UInt4> && zero_points_are_small(w));
+           (w.element == format_of<UInt4> && zero_points_are_bytes(w));
 }
 
 bool is_special(const std::uint8_t* codes, std::int64_t n) {
@@ -156,8 +156,8 @@ std::shared_ptr<const InterleavedWeight> interleave(const KernelTable& table, co
     const ScaledMatrix first = matrix(0);
     const std::optional<LaneBlocks> blocks = lane_blocks(first);
     if (!blocks) return nullptr;
-    for (std::int64_t i = 1; i < members; ++i)
-        if (!lane_blocks(matrix(i))) return nullptr;
+    for (std::int64_t i = 0; i < members; ++i)
+        if (!zero_points_are_small(matrix(i))) return nullptr;
     const std::int64_t groups = (first.grid.rows + lanes - 1) / lanes;
     const std::int64_t group_bytes = quads_of(first.grid.cols, first.packed) * 256;
     auto result = std::make_shared<InterleavedWeight>();

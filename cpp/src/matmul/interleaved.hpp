@@ -4,16 +4,9 @@
 #pragma once
 
 #include "matmul/operand_rows.hpp"
+#include "tensor/interleaved_weight.hpp"
 
 namespace breccia::inline v0_4 {
-
-/// A weight's codes and scales in that order, for every matrix of a batch.
-struct InterleavedWeight {
-    Array codes, scales;  ///< batch axes, 1, bytes of a matrix
-    std::optional<Array> zero_points;
-    std::optional<Array> special;  ///< of rows in place, which the weight keeps: see CodeRows
-    ScaleType scale_type = ScaleType::float32;
-};
 
 /// How the scales of a weight come to the sums of a LaneProduct, whose members these are. `stored` scales of a row,
 /// a multiple of 4, are kept; each of the weight's own stands for `repeats` of them.
@@ -26,7 +19,7 @@ struct LaneBlocks {
 /// Doublewords of 16 rows to a quad.
 constexpr std::int64_t quads_of(std::int64_t k, bool packed) { return (k + (packed ? 31 : 15)) / (packed ? 32 : 16); }
 
-/// None where the weight's blocks, zero points or order in memory do not suit.
+/// None where the weight's blocks, type of zero points or order in memory do not suit.
 std::optional<LaneBlocks> lane_blocks(const ScaledMatrix& w);
 
 /// Scales of rows [row, row + 16), those past the end zero, to `out`. Codes stay codes where the kernel reads all that

@@ -2,7 +2,7 @@
 //
 // A product by the transpose of a stored weight, and the bias.
 #include "breccia/error.hpp"
-#include "breccia/ops.hpp"
+#include "matmul/product.hpp"
 #include "runtime/ieee_arithmetic.hpp"
 #include "tensor/checks.hpp"
 
@@ -84,11 +84,10 @@ void linear_into(const Operand& x, const Operand& w, const Array* bias, const Ar
     check_operand(w, "w");
     check_output(out, linear_shape(x.shape(), w.shape()));
     check_bias(bias, w.shape());
+    check_no_overlap(out, x);
+    check_no_overlap(out, w);
     if (bias != nullptr) check_no_overlap(out, *bias);
-    if (w.scaled() != nullptr)
-        matmul_into(x, w.scaled()->transposed(), out, precision);
-    else
-        matmul_into(x, w.array()->transposed(), out, precision);
+    multiply_checked(kernels(), x, w, -1, out, precision);
     if (bias != nullptr) add_bias(out, *bias);
 }
 

@@ -4,7 +4,7 @@
 
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
-#include "matmul/paths/paths.hpp"
+#include "matmul/choose.hpp"
 #include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"
 #include "tensor/checks.hpp"
@@ -12,78 +12,59 @@
 namespace breccia::inline v0_4 {
 namespace {
 
-// The paths, in the order in which they are tried: the first that returns true has multiplied.
-struct Path {
-    std::string_view name;
-    bool (*multiply)(const Product&, const Rows&);
-};
-
-// For weights whose codes and scales run along K.
-template <bool (*Multiply)(const Product&, const ScaledMatrix&)>
-bool with_codes(const Product& product, const Rows& w) {
-    const ScaledMatrix* codes = w.scaled_along_k();
-    return codes != nullptr && Multiply(product, *codes);
-}
-
-bool panels_f32(const Product& product, const Rows& w) {
-    paths::panels_f32(product, w);
-    return true;
-}
-
-constexpr Path in_order[] = {
-    {"in_place_integer", with_codes<paths::in_place_integer>},
-    {"tiles", with_codes<paths::tiles>},
-    {"lanes", with_codes<paths::lanes>},
-    {"in_place_bf16", with_codes<paths::in_place_bf16>},
-    {"in_place_f32", with_codes<paths::in_place_f32>},
-    {"rows_f32", paths::rows_f32},
-    {"panels_bf16", with_codes<paths::panels_bf16>},
-    {"panels_f32", panels_f32},
-};
-
 // Of the last product that this thread began.
 thread_local std::string_view path_taken;
 
+// By the path that is chosen, and where it refuses by the next.
 void multiply(const Product& product, const Rows& w) {
-    for (const Path& path : in_order)
-        if (path.multiply(product, w)) {
-            path_taken = path.name;
-            return;
-        }
+    const Rule* rule = &choose(product, w);
+    while (rule->path->multiply(product, w, limits_of(*rule)) != Refusal::none) rule = &choose(product, w, rule);
+    path_taken = rule->path->name;
 }
+
+// What a verb multiplies, of arguments that it has checked.
+struct Factors {
+    const KernelTable& table;
+    const Operand &a, &b;
+    int k_axis;  // of b
+    const Array& out;
+    Precision precision = Precision::exact;
+};
 
 // Calls multiply(product, weight) for the products that there are: one for each matrix of a batch of weights, whose
 // order is left open, else one.
 template <class Multiply>
-void for_each_product(const KernelTable& table, const Operand& a, const Operand& b, const Array& out,
-                      Precision precision, const Thresholds& limits, Multiply multiply_one) {
-    check_operand(a, "a");
-    check_operand(b, "b");
-    const Shape shape = matmul_shape(a.shape(), b.shape());
-    check_output(out, shape);
-    check_no_overlap(out, a);
-    check_no_overlap(out, b);
-    if (element_count(shape) == 0) return;
+void for_each_product(const Factors& f, Multiply multiply_one) {
+    const Shape& shape = f.out.shape;
+    if (f.out.size() == 0) return;
     const IeeeArithmetic arithmetic;
     const Shape batch = batch_shape(shape);
     const std::int64_t members = element_count(batch);
     const auto product_of = [&](std::int64_t begin, std::int64_t end) {
-        Product product{.table = table,
-                        .limits = limits,
+        Product product{.table = f.table,
                         .a = {},
                         .c = {},
                         .m = shape[shape.size() - 2],
                         .n = shape.back(),
-                        .k = a.shape().back(),
-                        .precision = precision};
+                        .k = f.a.shape().back(),
+                        .precision = f.precision};
         for (std::int64_t index = begin; index < end; ++index) {
-            product.a.emplace_back(a, -1, batch, index);
-            product.c.push_back(output_matrix(out, -1, batch, index));
+            product.a.emplace_back(f.a, -1, batch, index);
+            product.c.push_back(output_matrix(f.out, -1, batch, index));
         }
         return product;
     };
-    if (element_count(batch_shape(b.shape())) == 1) return multiply_one(product_of(0, members), Rows(b, -2, batch, 0));
-    for_each_large(members, [&](std::int64_t i) { multiply_one(product_of(i, i + 1), Rows(b, -2, batch, i)); });
+    if (element_count(batch_shape(f.b.shape())) == 1)
+        return multiply_one(product_of(0, members), Rows(f.b, f.k_axis, batch, 0));
+    for_each_large(members, [&](std::int64_t i) { multiply_one(product_of(i, i + 1), Rows(f.b, f.k_axis, batch, i)); });
+}
+
+void check_product(const Operand& a, const Operand& b, const Array& out) {
+    check_operand(a, "a");
+    check_operand(b, "b");
+    check_output(out, matmul_shape(a.shape(), b.shape()));
+    check_no_overlap(out, a);
+    check_no_overlap(out, b);
 }
 
 }  // namespace
@@ -112,34 +93,48 @@ Shape matmul_shape(const Shape& a, const Shape& b) {
     return shape;
 }
 
-void multiply_into(const KernelTable& table, const Operand& a, const Operand& b, const Array& out,
-                   Precision precision) {
-    for_each_product(table, a, b, out, precision, thresholds_of(table.name), multiply);
+void multiply_checked(const KernelTable& table, const Operand& a, const Operand& b, int k_axis, const Array& out,
+                      Precision precision) {
+    for_each_product({.table = table, .a = a, .b = b, .k_axis = k_axis, .out = out, .precision = precision}, multiply);
 }
 
 void matmul_into(const Operand& a, const Operand& b, const Array& out, Precision precision) {
-    multiply_into(kernels(), a, b, out, precision);
+    check_product(a, b, out);
+    multiply_checked(kernels(), a, b, -2, out, precision);
+}
+
+Product question(const KernelTable& table, const Operand& a, const Operand& b, Precision precision) {
+    const Shape shape = matmul_shape(a.shape(), b.shape());
+    return {.table = table,
+            .a = {Rows(a, -1, {}, 0)},
+            .c = {},
+            .m = shape[shape.size() - 2],
+            .n = shape.back(),
+            .k = a.shape().back(),
+            .precision = precision};
 }
 
 bool multiply_by(std::string_view path, const Operand& a, const Operand& b, const Array& out) {
-    const Path* chosen = std::ranges::find(in_order, path, &Path::name);
-    if (chosen == std::end(in_order)) throw_value("path must be one that there is, got '" + std::string(path) + "'");
+    const auto* chosen = std::ranges::find(every_path, path, &Path::name);
+    if (chosen == std::end(every_path)) throw_value("path must be one that there is, got '" + std::string(path) + "'");
+    check_product(a, b, out);
     std::atomic<bool> all{true};
-    for_each_product(kernels(), a, b, out, Precision::exact, no_thresholds(),
+    for_each_product({.table = kernels(), .a = a, .b = b, .k_axis = -2, .out = out},
                      [&](const Product& product, const Rows& w) {
-                         if (!chosen->multiply(product, w)) all = false;
+                         if (!(*chosen)->suits(product, w) || (*chosen)->multiply(product, w, {}) != Refusal::none)
+                             all = false;
                      });
     return all;
 }
 
 std::vector<std::string_view> matmul_paths() {
     std::vector<std::string_view> names;
-    for (const Path& path : in_order) names.push_back(path.name);
+    for (const Path* path : every_path) names.push_back(path->name);
     return names;
 }
 
-std::string_view matmul_path(const Operand& a, const Operand& b) {
-    matmul(a, b);
+std::string_view matmul_path(const Operand& a, const Operand& b, Precision precision) {
+    matmul(a, b, DType::float32, precision);
     return path_taken;
 }
 

@@ -79,11 +79,15 @@ void Rows::read_run(const KernelTable& kernels, std::int64_t row, std::int64_t b
     }
 }
 
-bool zero_points_are_small(const ScaledMatrix& m) {
+bool zero_points_are_bytes(const ScaledMatrix& m) {
     if (m.zero_point == nullptr) return true;
     if (m.zero_point_type.is_number() || info(m.element).bits != 4) return false;
     // INT4 codes as zero points are sign-extended or not according to who wrote them.
-    if (m.zero_point_type.is_codes() && m.zero_point_type.format() == format_of<Int4>) return false;
+    return !m.zero_point_type.is_codes() || m.zero_point_type.format() != format_of<Int4>;
+}
+
+bool zero_points_are_small(const ScaledMatrix& m) {
+    if (m.zero_point == nullptr) return true;
     const int low = m.zero_point_type == ElementType::int8() ? -8 : 0;
     return bytes_within(m.grid, m.zero_point, m.zero_row_stride, m.zero_col_stride, 0, low, 15);
 }

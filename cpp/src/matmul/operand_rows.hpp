@@ -45,7 +45,10 @@ private:
     bool along_k_ = true;
 };
 
-/// Whether there are no zero points, or 4-bit codes have them as bytes of -8 ... 15, which kernels look up.
+/// Whether there are no zero points, or 4-bit codes have them as bytes. Reads none.
+bool zero_points_are_bytes(const ScaledMatrix& m);
+
+/// Of such: whether all of them are -8 ... 15, which kernels look up.
 bool zero_points_are_small(const ScaledMatrix& m);
 
 /// A row's zero points where they are bytes, `stride` apart in `out`. Inline: the stride is a constant of the caller's.

@@ -6,7 +6,6 @@
 #include "breccia/ops.hpp"
 #include "matmul/interleaved.hpp"
 #include "matmul/operand_rows.hpp"
-#include "matmul/thresholds.hpp"
 #include "tensor/output.hpp"
 
 namespace breccia::inline v0_4 {
@@ -14,7 +13,6 @@ namespace breccia::inline v0_4 {
 /// Matrices of activations that meet one weight: c[i] = a[i] @ w^T for every i, `m` rows each.
 struct Product {
     const KernelTable& table;  // the caller's: a worker thread has no BackendScope
-    const Thresholds& limits;
     std::vector<Rows> a;
     std::vector<OutputMatrix> c;
     std::int64_t m = 0, n = 0, k = 0;
@@ -41,15 +39,20 @@ constexpr std::uint32_t out_of_range(float x, int lowest, int highest) {
     return static_cast<std::uint32_t>(magnitude != 0) & static_cast<std::uint32_t>(magnitude - least > span);
 }
 
-/// matmul_into by the kernels of a verb that shares out products: where a worker thread begins one, no BackendScope of
-/// the caller's holds.
-void multiply_into(const KernelTable& table, const Operand& a, const Operand& b, const Array& out, Precision precision);
+/// The products of a verb that has checked its arguments. `k_axis` is where K lies in b: -2 for (..., K, N), -1 for a
+/// weight (N, K). `table` is the caller's: where a worker thread begins a product, no BackendScope of the caller's
+/// holds.
+void multiply_checked(const KernelTable& table, const Operand& a, const Operand& b, int k_axis, const Array& out,
+                      Precision precision);
 
-/// The name of the path that multiplies such operands. It is found by multiplying them.
-std::string_view matmul_path(const Operand& a, const Operand& b);
+/// What choose() is asked of a product of two matrices, which has no output.
+Product question(const KernelTable& table, const Operand& a, const Operand& b, Precision precision = Precision::exact);
 
-/// Multiplies by the path of that name wherever it supports the operands, be another quicker or not. Returns false, and
-/// has not written all of `out`, where it does not.
+/// The name of the path that multiplies such operands, once some may have refused. It is found by multiplying them.
+std::string_view matmul_path(const Operand& a, const Operand& b, Precision precision = Precision::exact);
+
+/// Multiplies by the path of that name wherever it suits the operands, be another quicker or not. Returns false, and
+/// has not written all of `out`, where it does not, or refuses.
 bool multiply_by(std::string_view path, const Operand& a, const Operand& b, const Array& out);
 
 /// The names of all paths.

@@ -3,39 +3,38 @@
 
 #include "breccia/catalogue.hpp"
 #include "breccia/cpu.hpp"
-#include "matmul/product.hpp"
+#include "matmul/choose.hpp"
 
 namespace breccia::inline v0_4 {
-namespace {
-
-Array ones(DType dtype, Shape shape) {
-    Array one = Array::allocate(DType::float32, std::move(shape));
-    std::fill_n(one.as<float>(), one.size(), 1.0F);
-    if (dtype == DType::float32) return one;
-    Array rounded = Array::allocate(dtype, one.shape);
-    kernels().dequantize.store[static_cast<std::size_t>(dtype)](one.as<float>(), one.size(), rounded.data);
-    return rounded;
-}
-
-}  // namespace
 
 std::vector<MatmulKernel> matmul_kernels() {
-    constexpr std::int64_t n = 16, k = 256;
+    constexpr std::int64_t n = 16, k = 256, most = 512;
+    const KernelTable& table = kernels();
+    const Array zeros = Array::allocate(DType::float32, {most, k}), bf16 = Array::allocate(DType::bfloat16, {most, k});
+    std::fill_n(zeros.as<float>(), zeros.size(), 0.0F);
+    const auto first_rows = [](Array array, std::int64_t rows) {
+        array.shape[0] = rows;
+        return array;
+    };
     std::vector<MatmulKernel> found;
     for (const RecipeRow& row : catalogue()) {
-        const ScaledTensor w = cast(ones(DType::float32, {n, k}), make_recipe(row.name)).transposed();
+        const ScaledTensor w = cast(first_rows(zeros, n), make_recipe(row.name)).transposed();
         const PreparedWeight prepared(w);
-        for (const std::int64_t m : {1, 4, 16, 512}) {
-            const Array bf16 = ones(DType::bfloat16, {m, k}), f32 = ones(DType::float32, {m, k});
-            const ScaledTensor fp8 = cast(f32, make_recipe("Float8BlockScaling"));
-            const std::pair<const char*, Operand> activations[] = {{"bfloat16", bf16}, {"float32", f32}, {"fp8", fp8}};
+        for (const std::int64_t m : {std::int64_t{1}, std::int64_t{4}, std::int64_t{16}, most}) {
+            const Array x_bf16 = first_rows(bf16, m), x_f32 = first_rows(zeros, m);
+            const ScaledTensor fp8 = cast(x_f32, make_recipe("Float8BlockScaling"));
+            const std::pair<const char*, Operand> activations[] = {
+                {"bfloat16", x_bf16}, {"float32", x_f32}, {"fp8", fp8}};
             for (const auto& [name, a] : activations)
-                for (const bool is_prepared : {false, true})
-                    found.push_back({.recipe = std::string(row.name),
-                                     .activations = name,
-                                     .prepared = is_prepared,
-                                     .rows = m,
-                                     .kernel = std::string(matmul_path(a, is_prepared ? Operand(prepared) : w))});
+                for (const bool is_prepared : {false, true}) {
+                    const Operand b = is_prepared ? Operand(prepared) : Operand(w);
+                    found.push_back(
+                        {.recipe = std::string(row.name),
+                         .activations = name,
+                         .prepared = is_prepared,
+                         .rows = m,
+                         .kernel = std::string(choose(question(table, a, b), Rows(b, -2, {}, 0)).path->name)});
+                }
         }
     }
     return found;

@@ -7,12 +7,12 @@
 
 namespace breccia::inline v0_4 {
 
-/// Whether the kernels' results are right.
+/// Whether the kernels' results are right, where zero_points_are_small().
 inline bool supports(const CodeKernelsF32& kernels, const ScaledMatrix& w) {
     const std::int64_t block = w.grid.block_cols, k = w.grid.cols;
     const bool blocks_fit = block >= k || block == 16 || block == 32 || block % 64 == 0;
     return kernels.product[static_cast<std::size_t>(w.element)] != nullptr && k > 0 && w.col_stride == 1 &&
-           w.packed == is_packed(w.element) && blocks_fit && zero_points_are_small(w);
+           w.packed == is_packed(w.element) && blocks_fit && zero_points_are_bytes(w);
 }
 
 /// Scales and zero points of a few rows as floats, see InPlaceF32.

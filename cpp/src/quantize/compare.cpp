@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "breccia/error.hpp"
-#include "quantize/compare_kernels.hpp"
+#include "contract/compare_kernels.hpp"
 #include "quantize/paired_rows.hpp"
 #include "runtime/ieee_arithmetic.hpp"
 #include "runtime/threads.hpp"

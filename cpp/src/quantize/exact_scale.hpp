@@ -10,7 +10,7 @@
 
 #include <optional>
 
-#include "runtime/kernel_table.hpp"
+#include "contract/kernel_table.hpp"
 
 namespace breccia::inline v0_4 {
 

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "quantize/random.hpp"
+#include "contract/random.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <span>
 
-#include "runtime/kernel_table.hpp"
+#include "contract/kernel_table.hpp"
 
 namespace breccia::inline v0_4 {
 

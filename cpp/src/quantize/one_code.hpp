@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "breccia/ops.hpp"
-#include "runtime/kernel_table.hpp"
+#include "contract/kernel_table.hpp"
 
 namespace breccia::inline v0_4 {
 

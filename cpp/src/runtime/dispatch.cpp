@@ -9,7 +9,7 @@
 
 #include "breccia/cpu.hpp"
 #include "breccia/error.hpp"
-#include "runtime/kernel_table.hpp"
+#include "contract/kernel_table.hpp"
 #include "runtime/threads.hpp"
 
 // A build may leave backends out: cpp/cmake/backends.cmake.
@@ -48,13 +48,13 @@ extern constinit const KernelTable kernels;
 #ifdef BRECCIA_AVX2
 namespace avx2 {
 extern constinit const KernelTable kernels;
-extern constinit const BF16Kernels integer_vnni_kernels;
+extern constinit const IntegerKernels integer_vnni_kernels;
 }  // namespace avx2
 #endif
 #ifdef BRECCIA_AVX512
 namespace avx512 {
 extern constinit const KernelTable kernels;
-extern constinit const BF16Kernels integer_kernels;
+extern constinit const IntegerKernels integer_kernels;
 }  // namespace avx512
 #endif
 #ifdef BRECCIA_AVX512_BF16
@@ -70,7 +70,7 @@ extern constinit const ProductKernels matmul_kernels;
 #ifdef BRECCIA_NEON
 namespace neon {
 extern constinit const KernelTable kernels;
-extern constinit const BF16Kernels integer_kernels;
+extern constinit const IntegerKernels integer_kernels;
 }  // namespace neon
 #endif
 
@@ -173,24 +173,30 @@ bool tiles_permitted() {
 }
 #endif
 
-// A backend's table with other kernels that read rows in place.
+// A backend's table with other kernels for products.
 struct Variant {
     MatmulKernels matmul;
     KernelTable table;
 
-    Variant(std::string_view name, const KernelTable& base, const BF16Kernels* in_place)
-        : matmul(base.matmul),
+    Variant(std::string_view name, const KernelTable& base, const MatmulKernels& kernels)
+        : matmul(kernels),
           table{.name = name,
                 .quantize = base.quantize,
                 .dequantize = base.dequantize,
                 .matmul = matmul,
                 .compare = base.compare,
-                .importance = base.importance} {
-        matmul.bf16 = in_place;
-    }
+                .importance = base.importance} {}
     Variant(const Variant&) = delete;  // the table refers to the kernels beside it
     Variant& operator=(const Variant&) = delete;
 };
+
+#if defined(BRECCIA_AVX2) || defined(BRECCIA_AVX512) || defined(BRECCIA_NEON)
+MatmulKernels with_integers(const KernelTable& base, const IntegerKernels* integers) {
+    MatmulKernels kernels = base.matmul;
+    kernels.integers = integers;
+    return kernels;
+}
+#endif
 
 #ifdef BRECCIA_AMX
 // avx512_bf16 but for the products that are quicker otherwise.
@@ -201,7 +207,17 @@ const KernelTable* amx_kernels() {
         kernels.gemv[static_cast<std::size_t>(format_of<Float8E4M3FN>)] = amx::matmul_kernels.gemv_e4m3;
         return kernels;
     }();
-    static const Variant variant("amx", avx512_bf16::kernels, &bf16);
+    static const IntegerKernels integers = [] {
+        IntegerKernels kernels = *avx512_bf16::kernels.matmul.integers;
+        kernels.first_level_cache = amx::matmul_kernels.first_level_cache;
+        return kernels;
+    }();
+    static const Variant variant("amx", avx512_bf16::kernels, [] {
+        MatmulKernels kernels = avx512_bf16::kernels.matmul;
+        kernels.bf16 = &bf16;
+        kernels.integers = &integers;
+        return kernels;
+    }());
     return &variant.table;
 }
 #endif
@@ -209,8 +225,8 @@ const KernelTable* amx_kernels() {
 #ifdef BRECCIA_AVX2
 // avx2, with products of integers by the instructions for them (AVX-VNNI) where the processor has those.
 const KernelTable* avx2_kernels() {
-    static const Variant variant("avx2", avx2::kernels,
-                                 features().avx_vnni ? &avx2::integer_vnni_kernels : avx2::kernels.matmul.bf16);
+    const IntegerKernels* integers = features().avx_vnni ? &avx2::integer_vnni_kernels : avx2::kernels.matmul.integers;
+    static const Variant variant("avx2", avx2::kernels, with_integers(avx2::kernels, integers));
     return &variant.table;
 }
 #endif
@@ -218,8 +234,8 @@ const KernelTable* avx2_kernels() {
 #ifdef BRECCIA_AVX512
 // avx512, with products of integers by the instructions for them (VNNI) or by AVX2's.
 const KernelTable* avx512_kernels() {
-    static const Variant variant("avx512", avx512::kernels,
-                                 features().avx512_vnni ? &avx512::integer_kernels : avx2::kernels.matmul.bf16);
+    const IntegerKernels* integers = features().avx512_vnni ? &avx512::integer_kernels : avx2::kernels.matmul.integers;
+    static const Variant variant("avx512", avx512::kernels, with_integers(avx512::kernels, integers));
     return &variant.table;
 }
 #endif
@@ -227,8 +243,8 @@ const KernelTable* avx512_kernels() {
 #ifdef BRECCIA_NEON
 // neon, with products of integers where the processor has the instructions for them.
 const KernelTable* neon_kernels() {
-    static const Variant variant("neon", neon::kernels,
-                                 features().dotprod ? &neon::integer_kernels : neon::kernels.matmul.bf16);
+    const IntegerKernels* integers = features().dotprod ? &neon::integer_kernels : nullptr;
+    static const Variant variant("neon", neon::kernels, with_integers(neon::kernels, integers));
     return &variant.table;
 }
 #endif

@@ -201,7 +201,7 @@ void check_integer(const FieldSpec& spec, const FieldValue& value, std::int64_t 
     const auto* number = std::get_if<std::int64_t>(&value);
     if (number == nullptr) throw_type(std::string(spec.name) + " must be an integer, got " + text_of(value));
     if (*number >= lowest) return;
-    // The seed words the two integer fields differently: a length is at least 1, a block size is positive.
+    // The message for a length says ">= 1", that for a block size "> 0": both texts are public.
     reject(spec, spec.name == "amax_history_len" ? ">= 1" : "> 0", value);
 }
 

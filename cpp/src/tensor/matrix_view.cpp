@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "matmul/interleaved.hpp"
+#include "tensor/interleaved_weight.hpp"
 
 namespace breccia::inline v0_4 {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "breccia/scaled_tensor.hpp"
-#include "runtime/kernel_table.hpp"
+#include "contract/kernel_table.hpp"
 
 namespace breccia::inline v0_4 {
 

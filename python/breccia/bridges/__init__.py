@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from breccia.bridges.contract import Bridge
+    from breccia.bridges.file_kinds import Container
 
 # The modules of the formats. They are not looked for in the folder: where no file can be opened, that finds none.
 _MODULES = (
@@ -33,15 +34,19 @@ _MODULES = (
     "mlx",
     "modelopt",
     "native",
+    "onnx",
+    "quark",
     "torchao",
     "transformer_engine",
 )
 OWN = "breccia"  # the format of recipes that are named without one
 _OTHERS = {
-    "contract": ("Bridge", "FileFormat", "Kind", "Place"),
+    "file_kinds": ("Container", "Output", "WeightFile"),
+    "contract": ("LIKELY", "NAMED", "NO", "Bridge", "FileFormat", "Kind", "Place", "Sample"),
     "fnuz": ("from_fnuz", "to_fnuz"),
     "outside": ("OutsideTensor",),
     "parts": ("Found", "Part"),
+    "readers": ("Readers",),
     "registering": ("register", "unregister"),
     "written": ("InputScale", "Written"),
 }
@@ -86,6 +91,15 @@ def _by_name() -> dict[str, Bridge]:
     from breccia.bridges.contract import PLAIN
 
     return {"": PLAIN, "plain": PLAIN, **registry()}
+
+
+def containers() -> list[Container]:
+    """The kinds of files that formats have, the last of which is safetensors: what no other one holds."""
+    from breccia.bridges.file_kinds import SAFETENSORS
+
+    every = dict.fromkeys(one.container for one in registry().values())
+    every.pop(SAFETENSORS, None)
+    return [*every, SAFETENSORS]
 
 
 @cache

@@ -15,14 +15,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 from breccia.bridges.common import Array
+from breccia.bridges.file_kinds import SAFETENSORS, Container
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part
+from breccia.bridges.readers import Readers
 from breccia.bridges.written import InputScale, Written
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes.value import Activations
 
-__all__ = ["PLAIN", "Bridge", "FileFormat", "Kind", "Place", "stored_name"]
+__all__ = ["LIKELY", "NAMED", "NO", "PLAIN", "Bridge", "FileFormat", "Kind", "Place", "Sample", "stored_name"]
+
+# What a bridge claims of a checkpoint; of two that look alike, the one that tells them apart says a larger number.
+NO, LIKELY, NAMED = 0, 10, 100
 
 Made: TypeAlias = "ScaledTensor | OutsideTensor | Array"
 
@@ -61,6 +66,21 @@ class Kind:
     encode: Callable[[Array], Array] | None = None
     otherwise: ScalingRecipe | None = None
     decode: Callable[[Array], Array] | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A tensor that a format has a place for, by which `breccia.testing` tries it.
+
+    Attributes:
+        name: of the tensor.
+        shape: logical.
+        model: config.json of a model whose program knows it in each of the format's recipes.
+    """
+
+    name: str = "layers.0.mlp.up_proj.weight"
+    shape: tuple[int, ...] = (256, 384)
+    model: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Bridge(Protocol):
@@ -116,13 +136,8 @@ class Bridge(Protocol):
         """Whether files of the format are mostly made by data, which rounding to the nearest is not."""
 
     @property
-    def own_files(self) -> bool:
-        """Whether the format is a kind of file of its own, with a whole model in it, and not of safetensors files:
-        GGUF alone is, of which the writer is here."""
-
-    @property
-    def whole_header(self) -> bool:
-        """Whether the header of every shard tells of the tensors of all."""
+    def container(self) -> Container:
+        """The kind of file that holds the format's tensors."""
 
     @property
     def input_scales(self) -> bool:
@@ -149,59 +164,8 @@ class Bridge(Protocol):
         for the layer's, and shapes; empty where there is no place for them."""
 
     @property
-    def pre_scales(self) -> bool:
-        """Whether factors of a layer's inputs (``pre_quant_scale``) are kept; others get them in the weights."""
-
-    @property
-    def shared_global_scale(self) -> bool:
-        """Whether readers keep one global scale for all parts of a layer that they fuse."""
-
-    @property
-    def one_level(self) -> str:
-        """Why NVFP4 is written in one level, for a note; "" where readers know the second scale."""
-
-    @property
-    def bfloat16_scales(self) -> bool:
-        """Whether readers round float scales to bfloat16."""
-
-    @property
-    def experts_together(self) -> bool:
-        """Whether readers want all experts of a layer in one tensor."""
-
-    @property
-    def gates_apart(self) -> bool:
-        """Whether readers want the gates of gpt-oss' experts apart from the others, which its makers keep in turn."""
-
-    @property
-    def fused_experts(self) -> bool:
-        """Whether readers know all experts of a layer in one tensor with inputs before outputs."""
-
-    @property
-    def single_experts(self) -> bool:
-        """Whether readers know experts in tensors of their own."""
-
-    @property
-    def misread_experts(self) -> Mapping[str, str]:
-        """What a program of many users does wrong with experts in tensors of their own, by the recipe's name."""
-
-    def misread(self, shape: tuple[int, ...], recipe: ScalingRecipe) -> str:
-        """What a program of many users does wrong with a tensor, in words; "" where all read it right.
-
-        Args:
-            shape: logical.
-            recipe: that it is written in.
-
-        Returns:
-            A sentence for the report.
-        """
-
-    @property
-    def turned_weights(self) -> bool:
-        """Whether readers know matrices with inputs before outputs, which are written transposed."""
-
-    @property
-    def embeddings(self) -> bool:
-        """Whether readers know quantized embeddings."""
+    def readers(self) -> Readers:
+        """What the programs that load the format know."""
 
     @property
     def row_axis(self) -> int | None:
@@ -225,6 +189,10 @@ class Bridge(Protocol):
         """
 
     @property
+    def sample(self) -> Sample:
+        """A tensor to try the format with."""
+
+    @property
     def beside(self) -> str:
         """The file beside config.json that says of quantization what `said_beside` reads; "" where there is none."""
 
@@ -238,6 +206,18 @@ class Bridge(Protocol):
             An object as config.json has it under ``quantization_config``.
         """
 
+    def claims(self, context: Mapping[str, Any]) -> int:
+        """How much of a checkpoint is this format's, which settles who is asked first to `find` a tensor.
+
+        Args:
+            context: as of `find`.
+
+        Returns:
+            `NAMED` where config.json names the format, `NO` where it is not to be asked, else `LIKELY`, or more where
+            it tells its own tensors from another's that look alike. Where two that claim as much find a tensor, none
+            reads it.
+        """
+
     def find(self, name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
         """The logical tensor that a stored one belongs to, known from headers alone; None where it is of another
         format.
@@ -245,7 +225,7 @@ class Bridge(Protocol):
         Args:
             name: of the stored tensor; it ends with one of `anchors`.
             entries: all stored tensors by name, with ``name``, ``dtype`` and ``shape`` as headers say them.
-            context: what config.json says: "quantization_config" and "quantization".
+            context: what config.json says: "quantization_config" and "quantization"; the whole of it is "config".
 
         Returns:
             The tensor with its shape and recipe.
@@ -421,11 +401,31 @@ def _nothing(*_: Any) -> dict[str, Any]:
     return {}
 
 
+def method_of(context: Mapping[str, Any]) -> str:
+    """The ``quant_method`` of config.json, "" where there is none.
+
+    Args:
+        context: as of `Bridge.find`.
+
+    Returns:
+        The method.
+    """
+    said = context.get("quantization_config")
+    return str(said.get("quant_method") or "") if isinstance(said, Mapping) else ""
+
+
+def _by_method(context: Mapping[str, Any]) -> int:
+    """Stands for the claims that follow from `FileFormat.methods`."""
+    raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class FileFormat:
     """A bridge by its functions, each of which may be left out: see `Bridge`, where all are described.
 
     Attributes:
+        methods: the ``quant_method`` of config.json that names the format, or several; by default its name. `claims`
+            follows from it where it is left out.
         read: makes the logical tensor: called with ``parts`` and, by keyword, the options of the `Found`.
         lay_out: role → `Part` of a tensor, called with the tensor and its `Place`; None where nothing is written.
         store: takes the place of ``lay_out`` where full names and metadata do not follow from roles alone: called with
@@ -434,6 +434,7 @@ class FileFormat:
     """
 
     name: str
+    methods: tuple[str, ...] = ()
     peer: str | None = None
     extra: str = ""
     recipes: Mapping[str, ScalingRecipe] = field(default_factory=dict)
@@ -444,29 +445,19 @@ class FileFormat:
     opens_in: tuple[str, ...] = ()
     needs: str = ""
     calibrated: bool = False
-    own_files: bool = False
-    whole_header: bool = False
+    container: Container = SAFETENSORS
     input_scales: bool = False
     output_scales: bool = False
     input_scale: Callable[[ScalingRecipe, Mapping[str, Any]], InputScale | None] = lambda recipe, said: None
     cache_scales: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    one_level: str = ""
-    pre_scales: bool = False
-    shared_global_scale: bool = False
-    bfloat16_scales: bool = False
-    experts_together: bool = False
-    gates_apart: bool = False
-    fused_experts: bool = False
-    single_experts: bool = True
-    misread_experts: Mapping[str, str] = field(default_factory=dict)
-    misread: Callable[[tuple[int, ...], ScalingRecipe], str] = lambda shape, recipe: ""
-    turned_weights: bool = False
-    embeddings: bool = False
+    readers: Readers = field(default_factory=Readers)
     row_axis: int | None = None
     shape_role: str = ""
     reshaped: Callable[[Found, tuple[int, ...]], Found] = lambda found, shape: replace(found, shape=shape)
+    sample: Sample = field(default_factory=Sample)
     beside: str = ""
     said_beside: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
+    claims: Callable[[Mapping[str, Any]], int] = _by_method
     find: Callable[[str, Mapping[str, Any], Mapping[str, Any]], Found | None] = lambda name, entries, context: None
     find_all: Callable[[Mapping[str, Any], Mapping[str, str]], list[Found]] = lambda entries, metadata: []
     refine: Callable[[Found, Callable[[str], Array]], Found] = lambda found, array: found
@@ -482,6 +473,11 @@ class FileFormat:
     plain_metadata: Callable[[str], dict[str, str]] = _nothing
     header: Callable[[Sequence[str], Mapping[str, ScalingRecipe], frozenset[str]], dict[str, str]] = _nothing
     config: Callable[[Written], dict[str, Any]] = _nothing
+
+    def __post_init__(self) -> None:
+        if self.claims is _by_method:
+            methods = self.methods or (self.name,)
+            object.__setattr__(self, "claims", lambda context: NAMED if method_of(context) in methods else LIKELY)
 
     @property
     def writes(self) -> bool:

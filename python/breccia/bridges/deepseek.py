@@ -28,8 +28,9 @@ from breccia.bridges.common import (
     packed_codes,
     row_blocks,
 )
-from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.contract import FileFormat, Place, Sample
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
+from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, InputScale, Written
 from breccia.layouts import Layout, PerBlockK, PerBlockMN, PerTensor
 from breccia.recipes import (
@@ -302,10 +303,15 @@ def config(written: Written) -> dict[str, Any]:
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers"),
+    methods=("fp8",),
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,
     anchors=("_scale_inv", ".scale"),
+    readers=Readers(
+        misread=misread,
+    ),
+    sample=Sample(model={"model_type": "deepseek_v4"}),
     find=find,
     row_axis=0,
     read=from_deepseek,
@@ -313,6 +319,5 @@ BRIDGE = FileFormat(
     model_knows=model_knows,
     lay_out=lay_out_for_checkpoint,
     input_scale=input_scale,
-    misread=misread,
     config=config,
 )

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from breccia.bridges.common import Array, codes, get, made, packed_codes
-from breccia.bridges.contract import FileFormat
+from breccia.bridges.contract import FileFormat, Sample
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
+from breccia.bridges.readers import Readers
 from breccia.bridges.written import Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import MXFP4BlockScaling, ScalingRecipe
@@ -118,11 +119,15 @@ BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "transformers"),
     needs="experts of gpt-oss alone",
+    methods=("mxfp4",),
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,
     anchors=("_blocks",),
-    fused_experts=True,
+    readers=Readers(
+        fused_experts=True,
+    ),
+    sample=Sample("model.layers.0.mlp.experts.down_proj", (2, 128, 256)),
     find=find,
     row_axis=0,
     read=from_gpt_oss,

@@ -31,10 +31,11 @@ from breccia.bridges.common import (
     unpack_bits,
     words,
 )
-from breccia.bridges.contract import FileFormat
+from breccia.bridges.contract import LIKELY, NAMED, FileFormat
 from breccia.bridges.integers import offset_codes
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, materialize, part, rows_or_outside
+from breccia.bridges.readers import Readers
 from breccia.bridges.written import Written
 from breccia.layouts import PerBlockMN
 from breccia.recipes import (
@@ -262,6 +263,11 @@ def _said(module: str, context: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def claims(context: Mapping[str, Any]) -> int:
+    """config.json of MLX's programs names no method: it says bits."""
+    return NAMED if _said("", context) else LIKELY
+
+
 def _affine_bits(row_bytes: int, groups: int, said: Mapping[str, Any], name: str) -> tuple[int, int]:
     """Bits and group size: config.json's, else MLX's own default where it fits.
 
@@ -397,13 +403,16 @@ BRIDGE = FileFormat(
     extra=EXTRA,
     recipes=RECIPES,
     anchors=(".scales",),
-    experts_together=True,
-    gates_apart=True,
-    embeddings=True,
-    fused_experts=True,
+    claims=claims,
+    readers=Readers(
+        experts_together=True,
+        gates_apart=True,
+        embeddings=True,
+        fused_experts=True,
+        one_level="mlx-lm loads no second scale",
+    ),
     find=find,
     row_axis=0,
-    one_level="mlx-lm loads no second scale",
     read=from_mlx,
     carries=carries,
     why_not=why_not,

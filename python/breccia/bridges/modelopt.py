@@ -31,8 +31,9 @@ from breccia.bridges.common import (
     scale_name,
     unpack_nibbles,
 )
-from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.contract import FileFormat, Place, method_of
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
+from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
@@ -227,8 +228,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         if scale.shape != (*shape[:-1], shape[-1] // 16):
             findings.append(f"weight_scale {scale.shape} is not (..., N, K / 16): tiled (swizzled) scales?")
         return _found(prefix, "nvfp4", parts, shape, NVFP4BlockScaling(), PerBlockMN(1, 16), "uint8", findings)
-    method = (context.get("quantization_config") or {}).get("quant_method")
-    if method != "modelopt":
+    if method_of(context) != NAME:  # whose names others have, too
         return None
     if weight.dtype == "U8" and scale.dtype in FLOATS:
         check_axes(1, scale)
@@ -320,9 +320,8 @@ def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | 
     weights, and FP8 by rows has none."""
     if "W4A8" in f"{said.get('quant_algo')} {said.get('quantized_layers')}":
         return None
-    role = "input_scale_2" if said.get("quant_method") == "quark" else "input_scale"
     if isinstance(recipe, NVFP4BlockScaling):
-        return InputScale(role, NVFP4_INPUTS)
+        return InputScale("input_scale", NVFP4_INPUTS)
     return InputScale("input_scale", FP8_INPUTS) if _is_of_tensor(recipe) else None
 
 
@@ -371,10 +370,12 @@ BRIDGE = FileFormat(
     input_scales=True,
     input_scale=input_scale,
     cache_scales={which: (f"{{}}.{which}_proj.{which}_scale", ()) for which in "kv"},
-    pre_scales=True,
-    shared_global_scale=True,
     beside="hf_quant_config",
     said_beside=said_beside,
+    readers=Readers(
+        pre_scales=True,
+        shared_global_scale=True,
+    ),
     find=find,
     row_axis=0,
     read=from_modelopt,

@@ -23,6 +23,7 @@ from breccia.bridges.checks import StoredTypeError, shown
 from breccia.bridges.common import FP8_CODES, STORED_SCALES, Array, as_numpy, check_upright, codes, made, packed_codes
 from breccia.bridges.contract import FileFormat, Place
 from breccia.bridges.parts import Found, Part, part
+from breccia.bridges.readers import Readers
 from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, NVFP4_INPUTS, InputScale, Written, said_of_inputs
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.dtypes import little_endian, numpy_dtype, stored_name
@@ -361,9 +362,11 @@ BRIDGE = FileFormat(
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,
-    turned_weights=True,  # read by name, whose weights are turned back
-    embeddings=True,
-    fused_experts=True,
+    readers=Readers(
+        turned_weights=True,  # read by name, whose weights are turned back
+        embeddings=True,
+        fused_experts=True,
+    ),
     find_all=find_all,
     row_axis=0,
     reshaped=reshaped,

@@ -33,8 +33,9 @@ def calibrate(
     """Run a model over batches and keep second moments Σ x.T x of the rows x that go into its linear layers.
 
     Layers are ``torch.nn.Linear`` and transformers' ``Conv1D``. Those that are given one tensor share one record.
-    Experts that are linear layers have a record each, never a full one. The first batch is run twice: once to learn
-    which layers share their inputs.
+    Experts have a record each, never a full one, whether they are linear layers or matrices of one parameter, as in
+    transformers 5: such a parameter's record has the parameter's name and an axis of experts. The first batch is run
+    twice: once to learn which layers share their inputs.
 
     Args:
         model: on any device, or spread over several; run in its evaluation mode without gradients, and left as it was.

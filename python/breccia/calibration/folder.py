@@ -67,7 +67,9 @@ def calibrate_folder(
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent} must be a folder: the moments are to be written there")
     if target.parent.resolve() == source.resolve():
-        raise ValueError(f"out must not be in the model's folder, whose safetensors files are its weights, got {target}")
+        raise ValueError(
+            f"out must not be in the model's folder, whose safetensors files are its weights, got {target}"
+        )
     rows = rows_of_text(text, load_tokenizer(source), count_of(length, "length"), tokens)
     model = load_model(source, dtype, device=device)
     check_length(model, length)

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from breccia.calibration.fused import FusedExperts, products_of
 from breccia.calibration.levels import is_expert, of_any_expert
 
-__all__ = ["Watch", "linear_layers", "rows_of", "run_batch", "shared"]
+__all__ = ["Watch", "linear_layers", "rows_of", "run_batch", "shared", "tied_layers"]
 
 # Called with the layer's name and its input, before the layer is run.
 Seen = Callable[[str, torch.Tensor], None]
@@ -31,6 +32,16 @@ def linear_layers(model: torch.nn.Module) -> dict[str, int]:
         elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):  # transformers': weight is (K, N)
             widths[name] = module.weight.shape[0]
     return widths
+
+
+def tied_layers(model: torch.nn.Module) -> list[str]:
+    """Names of linear layers whose weight is an embedding's: a checkpoint has it once, under the embedding's name.
+
+    Args:
+        model: any.
+    """
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    return [name for name in linear_layers(model) if id(model.get_submodule(name).weight) in tables]
 
 
 @contextlib.contextmanager
@@ -90,21 +101,27 @@ class Watch:
         return name
 
 
-def shared(model: torch.nn.Module, names: list[str], batch: Any) -> dict[str, str]:
-    """Runs one batch: layer → the first layer that has the same input. Experts that no token went to share as others
-    of their layer do.
+def shared(
+    model: torch.nn.Module, names: list[str], batch: Any, experts: dict[str, FusedExperts]
+) -> tuple[dict[str, str], dict[str, int]]:
+    """Runs one batch: layer → the first layer that has the same input, and name of a parameter of experts → K. Experts
+    that no token went to share as others of their layer do.
 
     Args:
         model: any.
         names: of its linear layers.
         batch: as `run_batch` takes it.
+        experts: its experts that are matrices of one parameter.
     """
-    watch, first = Watch(), dict[str, str]()
+    watch, first, widths = Watch(), dict[str, str](), dict[str, int]()
 
     def seen(name: str, x: torch.Tensor) -> None:
         first.setdefault(name, watch.first(name, x))
 
-    with watching(model, names, seen, seen, []):
+    def multiplied(name: str, _: int, rows: torch.Tensor) -> None:
+        widths[name] = rows.shape[-1]
+
+    with watching(model, names, seen, seen, []), products_of(model, experts, multiplied):
         run_batch(model, batch)
     alike = {of_any_expert(name): of_any_expert(leader) for name, leader in first.items() if is_expert(name)}
     by_pattern: dict[str, dict[str, str]] = {}
@@ -115,7 +132,7 @@ def shared(model: torch.nn.Module, names: list[str], batch: Any) -> dict[str, st
     for pattern, members in by_pattern.items():
         leaders = by_pattern.get(alike.get(pattern, pattern), members)
         first = {**{name: leaders.get(number, name) for number, name in members.items()}, **first}
-    return {name: first[name] for name in names if name in first}
+    return {name: first[name] for name in names if name in first}, widths
 
 
 def rows_of(x: torch.Tensor, mask: torch.Tensor | None, name: str) -> torch.Tensor:

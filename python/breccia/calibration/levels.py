@@ -40,7 +40,14 @@ def _numbers(level: str, columns: int, block: int) -> int:
     return columns * {"diag": 1, "block": 1 + block, "full": 1 + columns}[level]
 
 
-def choose(widths: Mapping[str, int], level: str, memory: int | None, block: int, itemsize: int) -> Choice:
+def choose(
+    widths: Mapping[str, int],
+    level: str,
+    memory: int | None,
+    block: int,
+    itemsize: int,
+    counts: Mapping[str, int] | None = None,
+) -> Choice:
     """The level of each input: the one asked for, unless it is an expert's, has no whole runs, or memory is short.
 
     Args:
@@ -49,15 +56,18 @@ def choose(widths: Mapping[str, int], level: str, memory: int | None, block: int
         memory: bytes for all; None: no bound.
         block: columns in a run.
         itemsize: bytes of a number.
+        counts: input of fused experts → how many of them there are.
 
     Raises:
         ValueError: diag alone takes more than ``memory``.
     """
+    counts = counts or {}
     levels = dict.fromkeys(widths, level)
     notes = []
-    if experts := [name for name in widths if level == "full" and is_expert(name)]:
+    if experts := [name for name in widths if level == "full" and (is_expert(name) or name in counts)]:
         levels |= dict.fromkeys(experts, "block")
-        notes.append(f"{len(experts)} inputs of experts are kept at block: full would be K x K for each expert")
+        number = sum(counts.get(name, 1) for name in experts)
+        notes.append(f"{number} inputs of experts are kept at block: full would be K x K for each expert")
 
     def lowered(names: Sequence[str]) -> None:
         """One level down; from full past block where K is no multiple of it."""
@@ -71,7 +81,7 @@ def choose(widths: Mapping[str, int], level: str, memory: int | None, block: int
     asked = dict(levels)
 
     def size(name: str) -> int:
-        return itemsize * _numbers(levels[name], widths[name], block)
+        return itemsize * counts.get(name, 1) * _numbers(levels[name], widths[name], block)
 
     total = sum(map(size, widths))
     wanted = total

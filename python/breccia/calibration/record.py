@@ -21,7 +21,7 @@ class Calibration(Mapping[str, "Moments"]):
 
     Attributes:
         moments: name of a linear layer in the model → moments of its input, with its largest magnitude. Layers of one
-            input, as q, k and v are, have one object.
+            input, as q, k and v are, have one object. Name of a parameter of E experts → those of each.
         output_amax: name of a layer of keys or values (``k_proj``, ``v_proj``) → the largest magnitude of its output,
             before any norm and rotary embedding: a KV cache's scale begins there.
         report: "batches"; "tokens" that were counted; "inputs", how many have each level; "notes", sentences on what

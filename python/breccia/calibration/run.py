@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from breccia.calibration.inputs import Watch, linear_layers, rows_of, run_batch, shared, watching
+from breccia.calibration.fused import FusedExperts, fused_experts, products_of, untouched
+from breccia.calibration.inputs import Watch, linear_layers, rows_of, run_batch, shared, tied_layers, watching
 from breccia.calibration.levels import LEVELS, Choice, choose, is_expert
 from breccia.calibration.record import Calibration
-from breccia.calibration.sums import Sums
+from breccia.calibration.sums import StackedSums, Sums
 from breccia.checkpoint.arguments import count_of, path_of
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, save_arrays
 from breccia.moments import Moments
@@ -67,22 +68,34 @@ class Record:
         model: any.
         first: layer → the first layer that has the same input.
         options: what was asked for.
+        experts: parameter of fused experts → what it is, of those that were multiplied with something.
+        columns: parameter of fused experts → K.
     """
 
-    def __init__(self, model: torch.nn.Module, first: Mapping[str, str], options: Options) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        first: Mapping[str, str],
+        options: Options,
+        experts: dict[str, FusedExperts],
+        columns: Mapping[str, int],
+    ) -> None:
         self._model, self.first, self._options = model, dict(first), options
-        self.widths = linear_layers(model)
-        inputs = {leader: self.widths[leader] for leader in dict.fromkeys(first.values())}
+        self.experts = {name: experts[name] for name in columns}
+        self.widths = {**linear_layers(model), **columns}
+        inputs = {leader: self.widths[leader] for leader in (*dict.fromkeys(first.values()), *columns)}
+        counts = {name: one.count for name, one in self.experts.items()}
         itemsize = options.dtype.itemsize
-        self.choice: Choice = choose(inputs, options.level, options.memory, options.block, itemsize)
-        self.sums = {
-            name: Sums(columns, self.choice.levels[name], options.block, options.dtype)
-            for name, columns in inputs.items()
-        }
+        self.choice: Choice = choose(inputs, options.level, options.memory, options.block, itemsize, counts)
+        self.sums = {name: Sums(inputs[name], *self._kept(name)) for name in inputs if name not in counts}
+        self.stacks = {name: StackedSums(count, inputs[name], *self._kept(name)) for name, count in counts.items()}
         self.output_amax = {name: 0.0 for name in first if name.rpartition(".")[2] in _CACHED}
         self.batches = self.tokens = 0
         self.seen = hashlib.sha256()  # of the batches
         self._expected = ""
+
+    def _kept(self, name: str) -> tuple[str, int, torch.dtype]:
+        return self.choice.levels[name], self._options.block, self._options.dtype
 
     def skip(self, batch: Any, last: bool) -> None:
         """Pass one batch that the sums have.
@@ -120,7 +133,16 @@ class Record:
             if len(rows := rows_of(y, mask, name)):
                 amax[name] = rows.abs().amax()
 
-        with watching(self._model, list(self.first), seen, after, list(self.output_amax)):
+        def multiplied(name: str, expert: int, rows: torch.Tensor) -> None:
+            if mask is not None:
+                raise ValueError(
+                    f"batches must have no padding where {name} is given rows of tokens that a router chose: which of "
+                    f"them are padding cannot be told; let all texts of a batch have one length"
+                )
+            self.stacks[name].add(expert, rows)
+
+        layers = watching(self._model, list(self.first), seen, after, list(self.output_amax))
+        with layers, products_of(self._model, self.experts, multiplied):
             run_batch(self._model, batch)
         for name, value in amax.items():
             self.output_amax[name] = max(self.output_amax[name], float(value))
@@ -133,11 +155,14 @@ class Record:
         key = hashlib.sha256(json.dumps(said).encode())
         for name in self.first:
             _digest(key, self._model.get_submodule(name).weight[:1])
+        for one in self.experts.values():
+            _digest(key, one.parameter[:, :1])
         return key.hexdigest()
 
     def save(self, path: Path) -> None:
         """Write the sums to a file, which appears when it is complete."""
-        arrays = {f"{name}/{part}": array for name, s in self.sums.items() for part, array in s.arrays().items()}
+        every: dict[str, Sums | StackedSums] = {**self.sums, **self.stacks}
+        arrays = {f"{name}/{part}": array for name, s in every.items() for part, array in s.arrays().items()}
         said = {"batches": self.batches, "tokens": self.tokens, "output_amax": self.output_amax, "key": self._key()}
         said["seen"] = self.seen.hexdigest()
         save_arrays(arrays, path, {"breccia.calibration.state": json.dumps(said)})
@@ -158,6 +183,8 @@ class Record:
                 parts.setdefault(name, {})[part] = file[key]
             for name, sums in self.sums.items():
                 sums.put(parts[name])
+            for name, stack in self.stacks.items():
+                stack.put(parts[name])
         self.batches, self.tokens = said["batches"], said["tokens"]
         self.output_amax, self._expected = said["output_amax"], said["seen"]
 
@@ -200,7 +227,8 @@ def run(model: torch.nn.Module, batches: Iterable[Any], options: Options) -> Cal
     """See `breccia.calibrate`."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    names = list(linear_layers(model))
+    tied = tied_layers(model)
+    names = [name for name in linear_layers(model) if name not in tied]
     if not names:
         raise ValueError(f"model must have a torch.nn.Linear, {type(model).__name__} has none")
     modes = {module: module.training for module in model.modules()}
@@ -210,7 +238,7 @@ def run(model: torch.nn.Module, batches: Iterable[Any], options: Options) -> Cal
     finally:
         for module, training in modes.items():
             module.training = training
-    return _result(record, names)
+    return _result(record, names, tied)
 
 
 def _recorded(model: torch.nn.Module, names: list[str], batches: Iterable[Any], options: Options) -> Record:
@@ -218,7 +246,9 @@ def _recorded(model: torch.nn.Module, names: list[str], batches: Iterable[Any], 
     saved = time.monotonic()
     for number, batch in enumerate(batches):
         if record is None:
-            record = Record(model, shared(model, names, batch), options)
+            experts = fused_experts(model)
+            first, columns = shared(model, names, batch, experts)
+            record = Record(model, first, options, experts, columns)
             if state is not None and os.path.exists(state):
                 record.load(state)
             done = record.batches
@@ -236,17 +266,22 @@ def _recorded(model: torch.nn.Module, names: list[str], batches: Iterable[Any], 
     return record
 
 
-def _result(record: Record, names: list[str]) -> Calibration:
+def _result(record: Record, names: list[str], tied: list[str]) -> Calibration:
     made: dict[str, Moments] = {leader: sums.moments() for leader, sums in record.sums.items()}
-    for leader, moments in made.items():
-        if not np.isfinite(moments.arrays()["amax"]) or not np.isfinite(moments.diag).all():
+    stacks = {name: stack.moments() for name, stack in record.stacks.items()}
+    for leader, moments in (made | stacks).items():
+        if not np.isfinite(moments.arrays()["amax"]).all() or not np.isfinite(moments.diag).all():
             raise ValueError(f"inputs of {leader} must be finite, and their squares in float32, they are not")
+    apart = {f"{name} {i}": m.expert(i) for name, m in stacks.items() for i in range(m.experts or 0)}
     notes = list(record.choice.notes)
     if unused := [name for name in names if name not in record.first]:
         notes.append(f"{len(unused)} layers were not run in the first batch and have no moments: {unused[0]}")
-    if untouched := _fused_experts(record):
-        notes.append(f"{len(untouched)} modules keep experts in one tensor and have no moments: {untouched[0]}")
-    idle = [leader for leader in made if is_expert(leader) and not made[leader].count]
+    if tied:
+        notes.append(f"{len(tied)} layers share an embedding's weight and have no moments: {tied[0]}")
+    if modules := untouched(fused_experts(record._model), set(stacks)):
+        notes.append(f"{len(modules)} modules keep experts in one tensor and have no moments: {modules[0]}")
+    idle = [name for name, m in (made | apart).items() if (name in apart or is_expert(name)) and not m.count]
+    made |= apart
     if idle:
         notes.append(f"{len(idle)} inputs of experts have seen no token, the first: {idle[0]}")
     short = {leader: int(m.count) for leader, m in made.items() if m.count < _ROWS_A_COLUMN * m.columns}
@@ -257,16 +292,7 @@ def _result(record: Record, names: list[str]) -> Calibration:
         warnings.warn(f"more data is needed: {notes[-1]}", stacklevel=4)
     levels = {level: sum(m.level == level for m in made.values()) for level in LEVELS}
     report = {"batches": record.batches, "tokens": record.tokens, "inputs": levels, "notes": notes}
-    by_name = {name: made[record.first[name]] for name in names if name in record.first}
+    by_name = {name: made[record.first[name]] for name in names if name in record.first} | stacks
     if record._options.state is not None:
         record._options.state.unlink(missing_ok=True)
     return Calibration(by_name, record.output_amax, report)
-
-
-def _fused_experts(record: Record) -> list[str]:
-    """Modules whose own parameters are stacks of matrices, one for each expert, which are no linear layers."""
-    return [
-        name
-        for name, module in record._model.named_modules()
-        if any(p.ndim == 3 and "proj" in key for key, p in module.named_parameters(recurse=False))
-    ]

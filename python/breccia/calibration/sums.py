@@ -10,7 +10,7 @@ import torch
 
 from breccia.moments import Moments
 
-__all__ = ["Sums"]
+__all__ = ["StackedSums", "Sums"]
 
 
 class Sums:
@@ -75,3 +75,39 @@ class Sums:
             parts[name].tril_().add_(lower)
         arrays = {name: part.numpy() for name, part in parts.items()}
         return Moments(count=np.asarray(self.count, np.int64), **arrays)
+
+
+class StackedSums:
+    """Those of the experts of one parameter.
+
+    Args:
+        count: E.
+        columns, level, block, dtype: see `Sums`.
+    """
+
+    def __init__(self, count: int, columns: int, level: str, block: int, dtype: torch.dtype) -> None:
+        self.columns = columns
+        self._each = [Sums(columns, level, block, dtype) for _ in range(count)]
+
+    def add(self, expert: int, rows: torch.Tensor) -> None:
+        """Add rows (R, K) that an expert was given."""
+        self._each[expert].add(rows)
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The sums as they are, (E, …) each, for a file of which `put` takes them."""
+        each = [one.arrays() for one in self._each]
+        return {name: np.stack([one[name] for one in each]) for name in each[0]}
+
+    def put(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+        """Go on from the sums of another run.
+
+        Raises:
+            ValueError: they are of other shapes or types.
+        """
+        for number, one in enumerate(self._each):
+            one.put({name: array[number] for name, array in arrays.items()})
+
+    def moments(self) -> Moments:
+        """As `Sums.moments`, of E experts."""
+        each = [one.moments().arrays() for one in self._each]
+        return Moments(**{name: np.stack([one[name] for one in each]) for name in each[0]})

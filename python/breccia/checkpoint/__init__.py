@@ -6,6 +6,8 @@ No model code is run and nothing is unpickled: files are JSON and raw bytes, che
 
 from __future__ import annotations
 
+import sys
+
 from breccia.checkpoint.files.safetensors_file import SafetensorsFile, SafetensorsWriter, save_arrays
 from breccia.checkpoint.judging.complete import complete
 from breccia.checkpoint.judging.doctor import doctor
@@ -13,6 +15,7 @@ from breccia.checkpoint.judging.inspect import inspect
 from breccia.checkpoint.judging.plot import plot
 from breccia.checkpoint.judging.verify import verify
 from breccia.checkpoint.lora.merge import merge_lora
+from breccia.checkpoint.planning.bits import plan_bits
 from breccia.checkpoint.planning.targets import target_names
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing.convert import convert
@@ -30,8 +33,22 @@ __all__ = [
     "inspect",
     "merge_lora",
     "plan",
+    "plan_bits",
     "plot",
     "save_arrays",
     "target_names",
     "verify",
 ]
+
+# Paths of these functions' modules before 0.4, which have the functions' own names.
+_BEFORE = {
+    "complete": complete,
+    "convert": convert,
+    "doctor": doctor,
+    "inspect": inspect,
+    "merge_lora": merge_lora,
+    "plot": plot,
+    "verify": verify,
+}
+for _name, _function in _BEFORE.items():
+    sys.modules.setdefault(f"{__name__}.{_name}", sys.modules[_function.__module__])

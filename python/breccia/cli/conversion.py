@@ -77,12 +77,10 @@ def following(report: Mapping[str, Any], target: Bridge, calibrated: bool) -> li
     """
     lines = []
     if target.calibrated and not calibrated and report["tensors"].get("cast"):
-        lines += wrapped(
-            "rounded to nearest: --imatrix FILE, as breccia calibrate writes one, weighs errors by what a model reads"
-        )
+        lines += wrapped("rounded to nearest: --moments FILE --method gptq, with FILE of breccia calibrate, loses less")
     out = Path(report["destination"])
     program = next(iter(target.opens_in), None)
-    in_one = target.own_files or program == "ComfyUI"  # else programs want a folder with config.json
+    in_one = target.container.whole or program == "ComfyUI"  # else programs want a folder with config.json
     whole = out.is_file() if in_one else (out / "config.json").is_file()
     known = _STARTS.get((program or "").partition(" with ")[0]) if whole else None
     start = known or "breccia verify {source} {out}"

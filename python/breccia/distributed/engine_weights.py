@@ -76,7 +76,7 @@ def refit(
     engine = next((prefix for prefix in _ENGINES if isinstance(target, str) and target.startswith(prefix)), "")
     spelled = f"compressed-tensors:{target.removeprefix(engine)}" if engine else target
     parsed = parse_target(spelled, include=include, exclude=exclude)
-    if parsed.bridge.own_files:
+    if parsed.bridge.container.whole:
         raise ValueError(f"target must be a format of tensors, got {target!r}, which is one of files")
     said = config
     if said is None:
@@ -291,13 +291,15 @@ def _may_be_cut(recipe: ScalingRecipe, target: Target) -> bool:
     """Whether rows may be cast on several ranks; not where one scale is looked for, or rounded, for all of them."""
     if not isinstance(recipe.layout, PerTensor):
         return True
-    return not (choices(recipe).searches or target.bridge.bfloat16_scales or not getattr(recipe, "symmetric", True))
+    return not (
+        choices(recipe).searches or target.bridge.readers.bfloat16_scales or not getattr(recipe, "symmetric", True)
+    )
 
 
 class _NoFile:
     """The file of tensors that are in none."""
 
-    path, metadata = Path("model"), {}  # type: ignore[var-annotated]
+    path, metadata, model = Path("model"), {}, None  # type: ignore[var-annotated]
 
 
 def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from breccia.peers import require
 
-__all__ = ["evaluate", "render"]
+__all__ = ["evaluate", "figures_of", "render"]
 
 
 def evaluate(
@@ -92,7 +92,7 @@ def evaluate(
     return {
         "reference": str(source),
         "checkpoint": str(other),
-        **_figures(loss, theirs),
+        **figures_of(loss, theirs),
         "bytes": sizes,
         "predictions": int(loss.size),
         "rows": len(rows),
@@ -113,7 +113,16 @@ def _bytes(path: Path) -> int:
         checkpoint.close()
 
 
-def _figures(loss: Any, theirs: dict[str, Any]) -> dict[str, Any]:
+def figures_of(loss: Any, theirs: dict[str, Any]) -> dict[str, Any]:
+    """What `evaluate` says of predictions.
+
+    Args:
+        loss: of the reference, in nats, float64 (R, T): a row of T predictions for each row of tokens.
+        theirs: "loss", "kld" and "same" of the checkpoint, of that shape.
+
+    Returns:
+        "perplexity", "kld" and "same_top", as `evaluate` has them.
+    """
     import numpy as np
 
     from breccia.evaluation.figures import with_error

@@ -7,6 +7,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_header import Entry, emptied
 from breccia.gguf.models import model_of
 
-__all__ = ["GgufFile", "GgufWriter", "block_bytes", "block_type"]
+__all__ = ["LEFT_OUT", "GgufFile", "GgufWriter", "block_bytes", "block_type"]
+
+LEFT_OUT = "breccia.left_out"  # metadata: names of the source's tensors that the file has no place for
 
 _MAGIC = b"GGUF"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -213,6 +216,27 @@ class GgufFile:
             if TYPES[kind][1] > 1:
                 second = stored_name(name, "scale")
                 yield found_of(name, kind, self.shapes[name], second if second in self.entries else None)
+
+    @property
+    def left_out(self) -> set[str]:
+        """Names of tensors that a conversion to the file had no place for."""
+        said = self.fields.get(LEFT_OUT, (_ARRAY, ()))[1]
+        return {str(name) for name in said} if isinstance(said, Sequence) else set()
+
+    def described(self) -> list[Found]:
+        """The tensors that are stored in blocks, by the model's own names."""
+        result = []
+        for one in self.blocks():
+            outside = one.name if self.model is None else self.model.outside(one.name)
+            order = None if self.model is None else self.model.row_order(outside, one.shape[0] if one.shape else 0)
+            options = one.options if order is None else {**one.options, "row_order": order}
+            result.append(replace(one, name=outside, options=options))
+        return result
+
+    def span(self, name: str, start: int, stop: int, mapped: bool = True) -> np.ndarray[Any, Any]:
+        """Some of a tensor's bytes, flat."""
+        begin = self.entries[name].start
+        return (self.file.view if mapped else self.file.array)(begin + start, begin + stop)
 
     def raw(self, name: str) -> np.ndarray[Any, Any]:
         """A tensor's bytes, flat."""

@@ -78,7 +78,8 @@ def cast(
     recipe = resolve(recipe)
     if isinstance(x, ScaledTensor):
         raise TypeError("x must be an array of floats, got a ScaledTensor: use requantize(x, recipe)")
-    rounding = rounding.lower() if isinstance(rounding, str) else rounding
+    if rounding != "nearest" and isinstance(rounding, str):
+        rounding = rounding.lower()
     plain = rounding == "nearest" and seed is None and hadamard is None and not square_blocks and amax is None
     if plain and importance is None and isinstance(offset, int) and offset == 0:
         return frameworks.of(x).cast(x, recipe)
@@ -105,15 +106,15 @@ def dequantize(scaled: ScaledTensor, dtype: Any = "float32", out: Any = None) ->
     return frameworks.of(_scaled(scaled, "scaled").data).dequantize(scaled, dtype, out)
 
 
-def matmul(a: Any, b: Any, out_dtype: Any = "default", *, precision: str = "exact") -> Any:
+def matmul(a: Any, b: Any, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:
     """Scaled product ``a @ b`` with NumPy's broadcasting of leading axes.
 
     Args:
         a: ScaledTensor or array of shape ``(..., M, K)``.
         b: ScaledTensor or array of shape ``(..., K, N)``; ``w.T`` for a weight stored ``(N, K)``.
         out_dtype: float32, float64, float16 or bfloat16; None for the dtype of ``a`` (of what it was
-            quantized from, where it is a ScaledTensor). "default" is float32; with torch tensors it is the dtype of
-            the operand that is one, as of ``a @ b``.
+            quantized from, where it is a ScaledTensor). With torch tensors the default, NumPy's float32, stands for
+            the dtype of the operand that is one, as of ``a @ b``; "float32" or ``torch.float32`` asks for that.
         precision: "exact" takes operands as they are: products of codes with codes or bfloat16 numbers
             are exact, others are those of float32. "fast" permits rounding activations to bfloat16,
             an error of up to 2^-8 |a||b| per product; CPU kernels use it.
@@ -136,7 +137,7 @@ def matmul(a: Any, b: Any, out_dtype: Any = "default", *, precision: str = "exac
     return framework.matmul(a, b, _result_dtype(a, b, out_dtype, framework), precision)
 
 
-def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = "default", *, precision: str = "exact") -> Any:
+def linear(x: Any, w: Any, bias: Any = None, out_dtype: Any = np.float32, *, precision: str = "exact") -> Any:
     """``x @ w.T + bias`` for a weight stored as checkpoints do.
 
     Args:
@@ -196,9 +197,7 @@ def _precision(precision: str) -> str:
 
 def _result_dtype(a: Any, b: Any, out_dtype: Any, framework: Any) -> Any:
     """The dtype of a product: as asked for, else that of the activations; of integers float32."""
-    if isinstance(out_dtype, str) and out_dtype == "default":
-        if not getattr(framework, "products_follow", False):
-            return np.float32
+    if out_dtype is np.float32 and getattr(framework, "products_follow", False):
         a = b if isinstance(a, ScaledTensor) else a
         if isinstance(a, ScaledTensor):
             return "float32"

@@ -15,7 +15,7 @@ from breccia.verbs import _result_dtype, matmul
 __all__ = ["grouped_matmul"]
 
 
-def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any = "default") -> Any:
+def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: Any, out_dtype: Any = np.float32) -> Any:
     """Rows ``offsets[e]`` to ``offsets[e + 1]`` of ``x`` times the transpose of the weight of expert e.
 
     Args:

@@ -44,6 +44,9 @@ using Codecs = CodecList<  //
     Float8E5M2,            //
     Float8E4M3FNUZ,        //
     Float8E5M2FNUZ,        //
+    Float8E4M3,            //
+    Float8E3M4,            //
+    Float8E4M3B11FNUZ,     //
     Float6E2M3FN,          //
     Float6E3M2FN,          //
     Float4E2M1FN,          //

@@ -18,8 +18,8 @@ namespace {
 // clang-format on
 }  // namespace
 
-extern constinit const BF16Kernels integer_kernels;
-constinit const BF16Kernels integer_kernels = make_integer_kernels();
+extern constinit const IntegerKernels integer_kernels;
+constinit const IntegerKernels integer_kernels = make_integer_kernels();
 
 }  // namespace breccia::inline v0_4::avx2
 BRECCIA_TARGET_END

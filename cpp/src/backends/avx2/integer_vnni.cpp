@@ -21,8 +21,8 @@ namespace {
 // clang-format on
 }  // namespace
 
-extern constinit const BF16Kernels integer_vnni_kernels;
-constinit const BF16Kernels integer_vnni_kernels = make_integer_kernels();
+extern constinit const IntegerKernels integer_vnni_kernels;
+constinit const IntegerKernels integer_vnni_kernels = make_integer_kernels();
 
 }  // namespace breccia::inline v0_4::avx2
 BRECCIA_TARGET_END

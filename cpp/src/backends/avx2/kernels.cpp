@@ -2,12 +2,12 @@
 //
 // The backend's table, and its kernels but for those that products of codes in place need.
 #include "backends/avx2/target.hpp"
-#include "quantize/compare_kernels.hpp"
+#include "contract/compare_kernels.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
 namespace breccia::inline v0_4::avx2 {
 extern constinit const ImportanceKernels importance_kernels;
-extern constinit const BF16Kernels integer_kernels;
+extern constinit const IntegerKernels integer_kernels;
 extern constinit const CodeKernelsF32 codes_f32_kernels;
 namespace {
 // clang-format off: sorting would break the order
@@ -25,7 +25,8 @@ BRECCIA_INLINE Doubles larger(Doubles a, Doubles b) { return _mm256_max_pd(a, b)
 
 constinit const QuantizeKernels quantize_kernels = make_quantize_kernels();
 constinit const DequantizeKernels dequantize_kernels = make_dequantize_kernels();
-constinit const MatmulKernels matmul_kernels = make_matmul_kernels(&integer_kernels, &codes_f32_kernels);
+constinit const MatmulKernels matmul_kernels =
+    make_matmul_kernels({.integers = &integer_kernels, .codes_f32 = &codes_f32_kernels});
 constinit const CompareKernels compare_kernels = compares::make_compare_kernels();
 }  // namespace
 

@@ -2,7 +2,7 @@
 //
 // The backend's table, and its kernels but for those that products of codes in place need.
 #include "backends/avx512/target.hpp"
-#include "quantize/compare_kernels.hpp"
+#include "contract/compare_kernels.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
 namespace breccia::inline v0_4::avx512 {
@@ -22,7 +22,7 @@ namespace compares {
 
 constinit const QuantizeKernels quantize_kernels = make_quantize_kernels();
 constinit const DequantizeKernels dequantize_kernels = make_dequantize_kernels();
-constinit const MatmulKernels matmul_kernels = make_matmul_kernels(nullptr, &codes_f32_kernels);
+constinit const MatmulKernels matmul_kernels = make_matmul_kernels({.codes_f32 = &codes_f32_kernels});
 constinit const CompareKernels compare_kernels = compares::make_compare_kernels();
 }  // namespace
 

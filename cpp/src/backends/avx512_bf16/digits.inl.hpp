@@ -119,7 +119,7 @@ static bool pack_step(const PackDigits& p, const CodeBytes& of_codes, std::int64
         const F value = f_load(x + k);
         const I most = i_max(lane_magnitudes<Packed>(value), at_least);
         F up_f32x16 = f_set(1.0F), unit_f32x16 = up_f32x16;
-        // Where all are zero or subnormal there is none to go by; the latter leave something behind.
+        // Zeros have no largest number to take a unit from. Numbers below 2^-100 leave a rest at unit 1: refused.
         if (exponent >= -100) digit_units<Packed>(most, up_f32x16, unit_f32x16);
         const F v = f_mul(value, up_f32x16);
         const F rest = f_take_digits<Packed>(v, DigitStep::first, digits, k);

@@ -2,7 +2,7 @@
 //
 // The backend's table, and its kernels but for those that products of codes in place need.
 #include "backends/avx512_bf16/target.hpp"
-#include "quantize/compare_kernels.hpp"
+#include "contract/compare_kernels.hpp"
 
 BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
 namespace breccia::inline v0_4::avx512_bf16 {

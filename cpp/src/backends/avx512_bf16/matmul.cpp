@@ -39,15 +39,20 @@ static consteval BF16Kernels make_bf16_kernels(const ProductKernels& product) {
         if constexpr (has_bf16<C>) return lane_product<C>;
         return nullptr;
     });
+    return kernels;
+}
+
+static consteval IntegerKernels make_integer_kernels() {
+    IntegerKernels kernels;
     kernels.pack_digits = Codecs::map([]<Codec C>() -> bool (*)(const PackDigits&) {
         if constexpr (has_code_bytes<C>) return pack_digits<C>;
         return nullptr;
     });
-    kernels.gemv_integers = Codecs::map([]<Codec C>() -> void (*)(const IntegerGemv&) {
+    kernels.gemv = Codecs::map([]<Codec C>() -> void (*)(const IntegerGemv&) {
         if constexpr (has_code_bytes<C>) return integer_gemv<C>;
         return nullptr;
     });
-    kernels.integer_lanes = Codecs::map([]<Codec C>() -> void (*)(const IntegerLanes&) {
+    kernels.lanes = Codecs::map([]<Codec C>() -> void (*)(const IntegerLanes&) {
         if constexpr (has_code_bytes<C>) return integer_lanes<C>;
         return nullptr;
     });
@@ -59,10 +64,11 @@ constexpr BF16Kernels bf16 = make_bf16_kernels({.gemm = gemm_bf16,
                                                 .tile_rows = 24,
                                                 .panel = {.rows = 192, .activations = 512, .k = panel_k},
                                                 .panel_of_terms = {.rows = 384, .activations = 256, .k = panel_k}});
+constexpr IntegerKernels integers = make_integer_kernels();
 }  // namespace
 
 extern constinit const MatmulKernels matmul_kernels;
-constinit const MatmulKernels matmul_kernels = make_matmul_kernels(&bf16);
+constinit const MatmulKernels matmul_kernels = make_matmul_kernels({.bf16 = &bf16, .integers = &integers});
 
 }  // namespace breccia::inline v0_4::avx512_bf16
 BRECCIA_TARGET_END

@@ -2,7 +2,7 @@
 //
 // The backend's table, and its kernels but for those that products of codes in place need.
 #include "backends/neon/target.hpp"
-#include "quantize/compare_kernels.hpp"
+#include "contract/compare_kernels.hpp"
 
 namespace breccia::inline v0_4::neon {
 extern constinit const ImportanceKernels importance_kernels;
@@ -23,7 +23,7 @@ BRECCIA_INLINE Doubles larger(Doubles a, Doubles b) { return vbslq_f64(vcgtq_f64
 
 constinit const QuantizeKernels quantize_kernels = make_quantize_kernels();
 constinit const DequantizeKernels dequantize_kernels = make_dequantize_kernels();
-constinit const MatmulKernels matmul_kernels = make_matmul_kernels(nullptr, &codes_f32_kernels);
+constinit const MatmulKernels matmul_kernels = make_matmul_kernels({.codes_f32 = &codes_f32_kernels});
 constinit const CompareKernels compare_kernels = compares::make_compare_kernels();
 }  // namespace
 

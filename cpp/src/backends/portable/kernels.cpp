@@ -2,7 +2,7 @@
 //
 // The backend's table, and its kernels but for those that products of codes in place need.
 #include "backends/portable/target.hpp"
-#include "quantize/compare_kernels.hpp"
+#include "contract/compare_kernels.hpp"
 
 namespace breccia::inline v0_4::portable {
 extern constinit const ImportanceKernels importance_kernels;

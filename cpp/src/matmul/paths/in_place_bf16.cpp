@@ -21,7 +21,7 @@ void reorder(const std::uint16_t* from, bool packed, std::uint16_t* to) {
     }
 }
 
-bool all_ordinary(const std::vector<float>& x) {
+bool all_in_range(const std::vector<float>& x) {
     std::uint32_t strange = 0;
     for (const float value : x) strange |= out_of_range(value, -100, 100);
     return strange == 0;
@@ -65,7 +65,7 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
         std::vector<float> buffer(static_cast<std::size_t>(n * (vectors + 1) + 4 * w.grid.grid_cols()));
         float* sums = buffer.data();
         float* line = sums + n * vectors;
-        kernel({.w = code_rows(*product.table.matmul.bf16, w, begin, n, line + n),
+        kernel({.w = code_rows(product.table.matmul.bf16->first_level_cache, w, begin, n, line + n),
                 .x = x.data(),
                 .vectors = vectors,
                 .out = sums});
@@ -81,15 +81,21 @@ void multiply(const Product& product, const ScaledMatrix& w, void (*kernel)(cons
     });
 }
 
-}  // namespace
+GemvKernel kernel_for(const Product& product, const ScaledMatrix& w) {
+    const BF16Kernels* bf16 = product.table.matmul.bf16;
+    return bf16 != nullptr ? bf16->gemv[static_cast<std::size_t>(w.element)] : nullptr;
+}
 
-bool paths::in_place_bf16(const Product& product, const ScaledMatrix& w) {
+std::optional<Entry> suits_in_place_bf16(const Product& product, const ScaledMatrix& w) {
+    if (kernel_for(product, w) == nullptr || !readable_in_place(w)) return {};
+    const bool one_term = product.precision == Precision::fast;
+    return Entry{.terms = one_term ? 1 : product.a.front().bfloat16_terms()};
+}
+
+Refusal by_in_place_bf16(const Product& product, const ScaledMatrix& w, const Limits& limits) {
     const KernelTable& table = product.table;
-    const BF16Kernels* bf16 = table.matmul.bf16;
-    const auto kernel = bf16 != nullptr ? bf16->gemv[static_cast<std::size_t>(w.element)] : nullptr;
     const std::int64_t rows = product.total_rows(), k = product.k;
-    if (kernel == nullptr || rows > product.limits.bf16_rows || !readable_in_place(w)) return false;
-
+    if (!zero_points_are_small(w)) return Refusal::zero_points;
     const std::int64_t padded_k = (k + row_step(w.packed) - 1) / row_step(w.packed) * row_step(w.packed);
     const int most = product.precision == Precision::fast ? 1 : 3;
     std::vector<std::uint16_t> terms(static_cast<std::size_t>(rows * most * padded_k));
@@ -100,17 +106,22 @@ bool paths::in_place_bf16(const Product& product, const ScaledMatrix& w) {
         for (std::int64_t i = 0; i < rows; ++i) {
             std::fill(row.begin(), row.end(), 0.0F);
             product.read(table, i, 1, 0, k, scratch, row.data(), k);
-            if (!all_ordinary(row)) return false;
+            if (!all_in_range(row)) return Refusal::range;
             used = std::max(used, split(table, row, w.packed, most, terms.data() + i * most * padded_k));
         }
     }
     const std::int64_t at_once = max_gemv_vectors / used;
-    if (rows > product.limits.bf16_passes * at_once) return false;
+    if (rows > limits.passes * at_once) return Refusal::passes;
     for (std::int64_t first = 0; first < rows; first += at_once) {
         const Split x{.terms = terms.data() + first * most * padded_k, .stride = padded_k, .most = most, .used = used};
-        multiply(product, w, kernel, x, first, std::min(at_once, rows - first));
+        multiply(product, w, kernel_for(product, w), x, first, std::min(at_once, rows - first));
     }
-    return true;
+    return Refusal::none;
 }
+
+}  // namespace
+
+constinit const Path paths::in_place_bf16 = path_of_codes<suits_in_place_bf16, by_in_place_bf16>(
+    "in_place_bf16", {Refusal::zero_points, Refusal::range, Refusal::passes});
 
 }  // namespace breccia::inline v0_4

@@ -26,15 +26,18 @@ bool arrange(const Product& product, const ScaledMatrix& w, std::int64_t stride,
     return true;
 }
 
-}  // namespace
+std::optional<Entry> suits_in_place_f32(const Product& product, const ScaledMatrix& w) {
+    const CodeKernelsF32* kernels = product.table.matmul.codes_f32;
+    return kernels != nullptr && supports(*kernels, w) ? std::optional<Entry>(Entry{}) : std::nullopt;
+}
 
-bool paths::in_place_f32(const Product& product, const ScaledMatrix& w) {
+Refusal by_in_place_f32(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
     const KernelTable& table = product.table;
     const CodeKernelsF32* kernels = table.matmul.codes_f32;
     const std::int64_t activations = product.total_rows(), stride = (product.k + 63) / 64 * 64;
-    if (kernels == nullptr || !supports(*kernels, w) || activations > product.limits.f32_rows) return false;
+    if (!zero_points_are_small(w)) return Refusal::zero_points;
     std::vector<float> x(static_cast<std::size_t>(activations * stride));
-    if (!arrange(product, w, stride, x.data())) return false;
+    if (!arrange(product, w, stride, x.data())) return Refusal::range;
 
     for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
         constexpr std::int64_t at_once = 8, most = CodeKernelsF32::most_vectors;
@@ -64,7 +67,12 @@ bool paths::in_place_f32(const Product& product, const ScaledMatrix& w) {
             }
         }
     });
-    return true;
+    return Refusal::none;
 }
+
+}  // namespace
+
+constinit const Path paths::in_place_f32 =
+    path_of_codes<suits_in_place_f32, by_in_place_f32>("in_place_f32", {Refusal::zero_points, Refusal::range});
 
 }  // namespace breccia::inline v0_4

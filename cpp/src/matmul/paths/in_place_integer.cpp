@@ -44,7 +44,7 @@ void multiply_prepared(const Product& product, const ScaledMatrix& w, const Lane
                      for (std::int64_t group = begin; group < end; group += at_once) {
                          const std::int64_t groups = std::min(at_once, end - group), row = group * lanes;
                          const std::int64_t stride = blocks.group_bytes(w.lane_scale_type);
-                         product.table.matmul.bf16->integer_lanes[static_cast<std::size_t>(w.element)](
+                         product.table.matmul.integers->lanes[static_cast<std::size_t>(w.element)](
                              {.codes = w.lane_codes + group * group_bytes,
                               .groups = groups,
                               .quads = quads,
@@ -63,23 +63,21 @@ void multiply_prepared(const Product& product, const ScaledMatrix& w, const Lane
                  });
 }
 
-bool worth_it(const Product& product) {
-    return product.total_rows() <= product.limits.integer_rows &&
-           product.a.front().bfloat16_terms() >= product.limits.integer_terms;
+std::optional<Entry> suits_in_place_integer(const Product& product, const ScaledMatrix& w) {
+    const IntegerKernels* kernels = product.table.matmul.integers;
+    const bool has_kernel = kernels != nullptr && kernels->gemv[static_cast<std::size_t>(w.element)] != nullptr;
+    if (!has_kernel || !readable_in_place(w)) return {};
+    return Entry{.terms = product.a.front().bfloat16_terms()};
 }
 
-}  // namespace
-
-bool paths::in_place_integer(const Product& product, const ScaledMatrix& w) {
+Refusal by_in_place_integer(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
     const KernelTable& table = product.table;
-    const BF16Kernels* kernels = table.matmul.bf16;
+    const IntegerKernels* kernels = table.matmul.integers;
     const std::int64_t rows = product.total_rows(), k = product.k, step = row_step(w.packed);
     const auto element = static_cast<std::size_t>(w.element);
-    if (kernels == nullptr || kernels->gemv_integers[element] == nullptr || !worth_it(product) || !readable_in_place(w))
-        return false;
-
+    if (!zero_points_are_small(w)) return Refusal::zero_points;
     const bool prepared =
-        rows == 1 && w.lane_codes != nullptr && w.zero_point == nullptr && kernels->integer_lanes[element] != nullptr;
+        rows == 1 && w.lane_codes != nullptr && w.zero_point == nullptr && kernels->lanes[element] != nullptr;
     const std::optional<LaneBlocks> blocks = prepared ? lane_blocks(w) : std::nullopt;
     const std::int64_t run = blocks ? doublewords_to_a_run(*blocks, w.packed) : 0;
     const std::int64_t steps = (k + step - 1) / step;
@@ -96,11 +94,11 @@ bool paths::in_place_integer(const Product& product, const ScaledMatrix& w) {
                                             .scale_type = w.scale_type,
                                             .run = run,
                                             .out = &x.back().digits}))
-            return false;
+            return Refusal::digits;
     }
     if (blocks) {
         multiply_prepared(product, w, *blocks, run, x.front().digits);
-        return true;
+        return Refusal::none;
     }
     for_rows(w, product.n, [&](std::int64_t begin, std::int64_t end) {
         // So few rows that their codes are in the first-level cache for the next activation.
@@ -111,15 +109,20 @@ bool paths::in_place_integer(const Product& product, const ScaledMatrix& w) {
         for (std::int64_t first = begin; first < end; first += at_once) {
             const std::int64_t n = std::min(at_once, end - first);
             for (std::int64_t i = 0; i < rows; ++i) {
-                kernels->gemv_integers[element]({.w = code_rows(*kernels, w, first, n, scales.data()),
-                                                 .x = &x[static_cast<std::size_t>(i)].digits,
-                                                 .out = line});
+                kernels->gemv[element]({.w = code_rows(kernels->first_level_cache, w, first, n, scales.data()),
+                                        .x = &x[static_cast<std::size_t>(i)].digits,
+                                        .out = line});
                 for (std::int64_t j = 0; j < n; ++j) line[j] = w.with_global(line[j]);
                 product.write(table, i, first, n, line);
             }
         }
     });
-    return true;
+    return Refusal::none;
 }
+
+}  // namespace
+
+constinit const Path paths::in_place_integer = path_of_codes<suits_in_place_integer, by_in_place_integer>(
+    "in_place_integer", {Refusal::zero_points, Refusal::digits});
 
 }  // namespace breccia::inline v0_4

@@ -171,27 +171,39 @@ private:
     Scratch scratch_;
 };
 
-}  // namespace
+// How the kernel is to be called.
+struct LanePlan {
+    LaneBlocks blocks;
+    const ScaledMatrix* coded = nullptr;  // the activations, where they are multiplied without their scales
+    int terms = 1;
+};
 
-bool paths::lanes(const Product& product, const ScaledMatrix& w) {
+std::optional<LanePlan> lane_plan(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* bf16 = product.table.matmul.bf16;
-    if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.element)] == nullptr) return false;
-    const bool prepared = w.lane_codes != nullptr;
-    const std::int64_t rows = product.total_rows();
-    const Thresholds& limits = product.limits;
-    if ((!prepared && rows < limits.lane_rows) || rows > limits.prepared_lane_vectors) return false;
-    std::optional<LaneBlocks> blocks = lane_blocks(w);
-    if (!blocks) return false;
-    const ScaledMatrix* coded = codes_that_suit(product, w.packed, *blocks);
-    const bool one_term = coded != nullptr || product.precision == Precision::fast;
-    const std::int64_t terms = one_term ? 1 : product.a.front().bfloat16_terms();
-    if (rows * terms < limits.lane_bytes && coded == nullptr && !w.packed) return false;
+    if (bf16 == nullptr || bf16->lanes[static_cast<std::size_t>(w.element)] == nullptr) return {};
+    const std::optional<LaneBlocks> blocks = lane_blocks(w);
+    if (!blocks) return {};
+    LanePlan made{.blocks = *blocks};
+    made.coded = codes_that_suit(product, w.packed, made.blocks);
+    const bool one_term = made.coded != nullptr || product.precision == Precision::fast;
+    made.terms = one_term ? 1 : product.a.front().bfloat16_terms();
+    return made;
+}
+
+std::optional<Entry> suits_lanes(const Product& product, const ScaledMatrix& w) {
+    const std::optional<LanePlan> how = lane_plan(product, w);
+    if (!how) return {};
     // Panels take activations that are codes without their scales, as one term, and short blocks' scales into codes.
-    const bool suits_panels =
-        (coded == nullptr && product.a.front().scaled_along_k() != nullptr) || (terms == 1 && blocks->block_quads == 0);
-    const bool float32_panels = terms > limits.panel_terms;  // which decode packed codes more slowly than that
-    const bool often = (prepared && !suits_panels) || (float32_panels && w.packed);
-    if (rows * terms > (often ? limits.prepared_lane_vectors : limits.lane_vectors)) return false;
+    const bool codes_elsewhere = how->coded == nullptr && product.a.front().scaled_along_k() != nullptr;
+    return Entry{.terms = how->terms,
+                 .coded = how->coded != nullptr,
+                 .suits_panels = codes_elsewhere || (how->terms == 1 && how->blocks.block_quads == 0)};
+}
+
+Refusal by_lanes(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
+    if (w.lane_zero_points == nullptr && !zero_points_are_small(w)) return Refusal::zero_points;
+    const LanePlan how = *lane_plan(product, w);  // NOLINT(bugprone-unchecked-optional-access): suits() had one
+    const std::int64_t rows = product.total_rows(), terms = how.terms;
     std::vector<LaneActivations> passes;
     for (std::int64_t first = 0; first < rows; first += passes.back().rows) {
         const std::int64_t count = std::min(group_rows / terms, rows - first);
@@ -201,14 +213,20 @@ bool paths::lanes(const Product& product, const ScaledMatrix& w) {
                           .vectors = kernel_vectors(count * terms),
                           .x = {},
                           .scales = {}});
-        if (!pack(product, coded, w.packed, *bf16, passes.back())) return false;
-        if (coded != nullptr) read_activation_scales(product.table, *coded, block_of(*blocks, w.packed), passes.back());
+        if (!pack(product, how.coded, w.packed, *product.table.matmul.bf16, passes.back())) return Refusal::range;
+        if (how.coded != nullptr)
+            read_activation_scales(product.table, *how.coded, block_of(how.blocks, w.packed), passes.back());
     }
     const std::int64_t group_bytes = quads_of(product.k, w.packed) * 256;
     parallel_for(
         (product.n + group_rows - 1) / group_rows, std::max<std::int64_t>(1, bytes_per_task / group_bytes),
-        [&](std::int64_t begin, std::int64_t end) { LaneGroups(product, w, *blocks).multiply(passes, begin, end); });
-    return true;
+        [&](std::int64_t begin, std::int64_t end) { LaneGroups(product, w, how.blocks).multiply(passes, begin, end); });
+    return Refusal::none;
 }
+
+}  // namespace
+
+constinit const Path paths::lanes =
+    path_of_codes<suits_lanes, by_lanes>("lanes", {Refusal::zero_points, Refusal::range});
 
 }  // namespace breccia::inline v0_4

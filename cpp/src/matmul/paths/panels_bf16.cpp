@@ -25,13 +25,21 @@ bool in_chunks(std::int64_t block, std::int64_t k) {
     return block >= k || panel_k % block == 0 || block % panel_k == 0;
 }
 
-Plan plan_of(const ScaledMatrix& m, std::int64_t k) {
+// Whether scales that are powers of two may go into the codes. What tells before their values are looked at is taken
+// for granted, or left aside.
+enum class Ordinary : std::uint8_t { assume, deny, look };
+
+bool may_scale_codes(const ScaledMatrix& m, Ordinary ordinary) {
+    if (m.scale_type == ScaleType::e4m3 || ordinary == Ordinary::assume) return true;
+    return ordinary == Ordinary::look && powers_of_two_are_ordinary(m);
+}
+
+Plan plan_of(const ScaledMatrix& m, std::int64_t k, Ordinary ordinary) {
     const std::int64_t block = m.grid.block_cols;
     if (block >= k) return {.scaling = Scaling::onto_sums, .block = k};
     const bool e2m1 = m.element == format_of<Float4E2M1FN>;
     const bool exact = (m.scale_type == ScaleType::e4m3 && e2m1) || m.scale_type == ScaleType::e8m0;
-    if (exact && block % 16 == 0 && in_chunks(block, k) && m.zero_point == nullptr &&
-        (m.scale_type == ScaleType::e4m3 || powers_of_two_are_ordinary(m)))
+    if (exact && block % 16 == 0 && in_chunks(block, k) && m.zero_point == nullptr && may_scale_codes(m, ordinary))
         return {.scaling = Scaling::into_codes, .block = k};
     if (block % 32 == 0) return {.scaling = Scaling::onto_sums, .block = block};
     return {};
@@ -122,7 +130,7 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
     out.x = WorkBuffer<std::uint16_t>(s.terms * grid.padded * padded_k);
     out.bytes = s.terms * grid.padded * padded_k * 2;
     if (s.a != nullptr) out.scales = WorkBuffer<float>(grid.padded * s.blocks);
-    std::atomic<bool> ordinary{true};
+    std::atomic<bool> all_in_range{true};
     parallel_for(grid.padded / 16, 1, [&](std::int64_t begin, std::int64_t end) {
         Scratch scratch;
         std::vector<float> group;
@@ -134,7 +142,7 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
                 std::uint16_t* to = out.x.data() + s.terms * chunk.k * grid.padded + 2 * packed_offset(g, pairs);
                 const Packed packed = pack_in_place(s, first + g * 16, rows, chunk, width, to);
                 if (packed.in_place) {
-                    if (!packed.in_range) ordinary = false;
+                    if (!packed.in_range) all_in_range = false;
                     continue;
                 }
                 read_chunk(s, first + g * 16, rows, chunk, scratch, group.data());
@@ -145,14 +153,14 @@ bool pack(const Setup& s, std::int64_t first, const PanelGrid& grid, Activations
                                                    .width = width,
                                                    .terms = s.terms,
                                                    .term_stride = grid.padded * 2 * pairs});
-                if (!in_range) ordinary = false;
+                if (!in_range) all_in_range = false;
             }
             if (s.a != nullptr)
                 read_activation_scales(s, first + g * 16, rows, scratch, out.scales.data() + packed_offset(g, s.blocks),
                                        grid.width(g / 2));
         }
     });
-    return ordinary;
+    return all_in_range;
 }
 
 // So many bytes of activations do not stay in the second-level cache from one panel to the next.
@@ -346,43 +354,60 @@ struct BF16Panels {
     }
 };
 
-}  // namespace
-
-bool paths::panels_bf16(const Product& product, const ScaledMatrix& w) {
-    const KernelTable& table = product.table;
-    const BF16Kernels* bf16 = table.matmul.bf16;
+std::optional<Setup> set_up(const Product& product, const ScaledMatrix& w, Ordinary of_w, Ordinary of_a) {
+    const BF16Kernels* bf16 = product.table.matmul.bf16;
     if (bf16 == nullptr || bf16->decode[static_cast<std::size_t>(w.element)] == nullptr || product.k == 0 ||
-        w.col_stride != 1 || w.packed != is_packed(w.element) || !zero_points_are_small(w))
-        return false;
-    Setup s{.table = table,
+        w.col_stride != 1 || w.packed != is_packed(w.element) || !zero_points_are_bytes(w))
+        return {};
+    Setup s{.table = product.table,
             .bf16 = *bf16,
             .product = product,
             .w = w,
-            .plan = plan_of(w, product.k),
+            .plan = plan_of(w, product.k, of_w),
             .a_plan = {},
             .chunks = {}};
-    if (s.plan.scaling == Scaling::none) return false;
+    if (s.plan.scaling == Scaling::none) return {};
     s.a = product.precision != Precision::fast ? coded_activations(product) : nullptr;
-    if (s.a != nullptr) s.a_plan = plan_of(*s.a, product.k);
+    if (s.a != nullptr) s.a_plan = plan_of(*s.a, product.k, of_a);
     if (s.a_plan.scaling == Scaling::none) s.a = nullptr;
     if (s.a == nullptr && product.precision != Precision::fast) s.terms = product.a.front().bfloat16_terms();
-    if (s.terms > product.limits.panel_terms) return false;
     const auto [fine, coarse] = std::minmax(s.plan.block, (s.a != nullptr ? s.a_plan : s.plan).block);
-    if (coarse < product.k && coarse % fine != 0) return false;
+    if (coarse < product.k && coarse % fine != 0) return {};
     s.block = fine;
-    if (w.zero_point != nullptr && !in_chunks(w.grid.block_cols, product.k)) return false;
+    if (w.zero_point != nullptr && !in_chunks(w.grid.block_cols, product.k)) return {};
     s.blocks = (product.k + s.block - 1) / s.block;
     const PanelShape& most = s.terms > 1 ? bf16->panel_of_terms : bf16->panel;
     // 17 to 32 activations meet so few rows at a time that shorter chunks cost more than they keep in the cache.
     const bool one_panel = product.total_rows() > 16 && product.total_rows() <= panel_width;
     s.chunks = chunks_of(product.k, s.block, one_panel ? panel_k : most.k);
-    if (!decodes_in_chunks(s)) return false;
+    if (!decodes_in_chunks(s)) return {};
+    return s;
+}
+
+// Whatever scales turn out to be: the fewest terms that it may come to.
+std::optional<Entry> suits_panels_bf16(const Product& product, const ScaledMatrix& w) {
+    std::optional<Entry> best;
+    for (const Ordinary of_w : {Ordinary::assume, Ordinary::deny})
+        for (const Ordinary of_a : {Ordinary::assume, Ordinary::deny}) {
+            const std::optional<Setup> s = set_up(product, w, of_w, of_a);
+            if (s && (!best || s->terms < best->terms)) best = Entry{.terms = s->terms, .coded = s->a != nullptr};
+            if (best && best->terms == 1) return best;
+        }
+    return best;
+}
+
+Refusal by_panels_bf16(const Product& product, const ScaledMatrix& w, const Limits& limits) {
+    if (!zero_points_are_small(w)) return Refusal::zero_points;
+    const std::optional<Setup> set = set_up(product, w, Ordinary::look, Ordinary::look);
+    if (!set || set->terms > limits.terms) return Refusal::scales;
+    const Setup& s = *set;
+    const PanelShape& most = s.terms > 1 ? s.bf16.panel_of_terms : s.bf16.panel;
     for (std::int64_t first = 0; first < product.total_rows(); first += most.activations) {
         const PanelGrid grid(std::min(most.activations, product.total_rows() - first));
         const std::int64_t n_at_once = panel_rows(product.n, grid, most.rows);
         Activations activations;
-        if (!pack(s, first, grid, activations)) return false;
-        for_weight_panels(table, product, first, grid, n_at_once, [&] {
+        if (!pack(s, first, grid, activations)) return Refusal::range;
+        for_weight_panels(product.table, product, first, grid, n_at_once, [&] {
             return BF16Panels{.s = s,
                               .scope = KernelScope(s.bf16),
                               .grid = grid,
@@ -394,7 +419,12 @@ bool paths::panels_bf16(const Product& product, const ScaledMatrix& w) {
                               .zero_points = {w.grid, w.zero_point, w.zero_row_stride, w.zero_col_stride}};
         });
     }
-    return true;
+    return Refusal::none;
 }
+
+}  // namespace
+
+constinit const Path paths::panels_bf16 = path_of_codes<suits_panels_bf16, by_panels_bf16>(
+    "panels_bf16", {Refusal::zero_points, Refusal::scales, Refusal::range});
 
 }  // namespace breccia::inline v0_4

@@ -14,7 +14,9 @@ namespace {
 const CodeKernelsF32* decoders(const KernelTable& table, const Rows& w) {
     const CodeKernelsF32* kernels = table.matmul.codes_f32;
     const ScaledMatrix* codes = w.scaled_along_k();
-    return kernels != nullptr && codes != nullptr && supports(*kernels, *codes) ? kernels : nullptr;
+    return kernels != nullptr && codes != nullptr && supports(*kernels, *codes) && zero_points_are_small(*codes)
+               ? kernels
+               : nullptr;
 }
 
 // The part of a weight panel's work that a thread keeps its buffers for.
@@ -80,9 +82,9 @@ private:
     Scratch scratch_;
 };
 
-}  // namespace
+std::optional<Entry> suits_panels_f32(const Product& /*product*/, const Rows& /*w*/) { return Entry{}; }
 
-void paths::panels_f32(const Product& product, const Rows& w) {
+Refusal by_panels_f32(const Product& product, const Rows& w, const Limits& /*limits*/) {
     constexpr std::int64_t rows_at_once = 512;
     const KernelTable& table = product.table;
     for (std::int64_t first = 0; first < product.total_rows(); first += rows_at_once) {
@@ -107,6 +109,12 @@ void paths::panels_f32(const Product& product, const Rows& w) {
         for_weight_panels(table, product, first, grid, at_once,
                           [&] { return F32Panels(product, w, grid, x.data(), at_once); });
     }
+    return Refusal::none;
 }
+
+}  // namespace
+
+constinit const Path paths::panels_f32{
+    .name = "panels_f32", .suits = suits_panels_f32, .multiply = by_panels_f32, .refusals = {}};
 
 }  // namespace breccia::inline v0_4

@@ -6,9 +6,11 @@
 #include "matmul/paths/paths.hpp"
 
 namespace breccia::inline v0_4 {
+namespace {
 
-bool paths::rows_f32(const Product& product, const Rows& w) {
-    if (product.total_rows() > product.limits.dequantized_rows) return false;
+std::optional<Entry> suits_rows_f32(const Product& /*product*/, const Rows& /*w*/) { return Entry{}; }
+
+Refusal by_rows_f32(const Product& product, const Rows& w, const Limits& /*limits*/) {
     const KernelTable& table = product.table;
     const std::int64_t rows = product.total_rows();
     std::vector<float> x(static_cast<std::size_t>(rows * product.k));
@@ -32,7 +34,12 @@ bool paths::rows_f32(const Product& product, const Rows& w) {
             }
         }
     });
-    return true;
+    return Refusal::none;
 }
+
+}  // namespace
+
+constinit const Path paths::rows_f32{
+    .name = "rows_f32", .suits = suits_rows_f32, .multiply = by_rows_f32, .refusals = {}};
 
 }  // namespace breccia::inline v0_4

@@ -47,16 +47,22 @@ std::optional<RowScales> row_scales(const ScaledMatrix& w, std::int64_t k) {
                   .blocks_per_scale = k,
                   .code_block_shift = std::countr_zero(static_cast<std::uint64_t>(own)),
                   .scale_codes = true};
-    if (powers_of_two) return powers_of_two_are_ordinary(w) ? std::optional(how) : std::nullopt;
-    if (w.element != format_of<Float4E2M1FN> || !e4m3_scales_are_ordinary(w)) return {};
+    if (powers_of_two) return how;
+    if (w.element != format_of<Float4E2M1FN>) return {};
     how.up = exp2i(64);
     how.down = exp2i(112 - 64);
     return how;
 }
 
+// Whether scales that go into codes may.
+bool scales_are_ordinary(const ScaledMatrix& w, const RowScales& how) {
+    if (how.code_block_shift == 0) return true;
+    return w.scale_type == ScaleType::e8m0 ? powers_of_two_are_ordinary(w) : e4m3_scales_are_ordinary(w);
+}
+
 // Whether zero points are what a step of a row has one of.
 bool zero_points_suit(const ScaledMatrix& w, const RowScales& how) {
-    return w.zero_point == nullptr || (w.packed && how.code_block_shift == 0 && zero_points_are_small(w));
+    return w.zero_point == nullptr || (w.packed && how.code_block_shift == 0 && zero_points_are_bytes(w));
 }
 
 // Elements of K whose sums take scales together.
@@ -208,41 +214,56 @@ private:
     WorkBuffer<float> sums_, turned_;
 };
 
-}  // namespace
+// How the kernel is to be called.
+struct TilePlan {
+    RowScales scales;
+    const ScaledMatrix* coded = nullptr;  // the activations, where they are multiplied without their scales
+    int terms = 1;
+};
 
-bool paths::tiles(const Product& product, const ScaledMatrix& w) {
+std::optional<TilePlan> tile_plan(const Product& product, const ScaledMatrix& w) {
     const BF16Kernels* bf16 = product.table.matmul.bf16;
-    if (bf16 == nullptr || bf16->tiles[static_cast<std::size_t>(w.element)] == nullptr) return false;
-    if (product.k == 0 || w.col_stride != 1 || w.packed != is_packed(w.element)) return false;
-    const std::int64_t rows = product.total_rows();
-    const Thresholds& limits = product.limits;
-    // Before all scales are looked at.
-    if (rows > limits.tile_passes_of_terms * tile_size ||
-        rows * product.a.front().bfloat16_terms() < limits.tile_vectors)
-        return false;
-    std::optional<RowScales> how = row_scales(w, product.k);
-    if (!how || !zero_points_suit(w, *how)) return false;
-    const ScaledMatrix* coded = codes_that_suit(product, w.packed, *how);
-    const bool one_term = coded != nullptr || product.precision == Precision::fast;
-    const std::int64_t terms = one_term ? 1 : product.a.front().bfloat16_terms();
-    const std::int64_t at_once = tile_size / terms;
-    const bool suits_panels = terms == 1 || product.a.front().scaled_along_k() != nullptr;
-    const std::int64_t passes_at_most = suits_panels ? limits.tile_passes : limits.tile_passes_of_terms;
-    if (rows * terms < limits.tile_vectors || rows > passes_at_most * at_once) return false;
+    if (bf16 == nullptr || bf16->tiles[static_cast<std::size_t>(w.element)] == nullptr) return {};
+    if (product.k == 0 || w.col_stride != 1 || w.packed != is_packed(w.element)) return {};
+    const std::optional<RowScales> scales = row_scales(w, product.k);
+    if (!scales || !zero_points_suit(w, *scales)) return {};
+    TilePlan made{.scales = *scales};
+    made.coded = codes_that_suit(product, w.packed, made.scales);
+    const bool one_term = made.coded != nullptr || product.precision == Precision::fast;
+    made.terms = one_term ? 1 : product.a.front().bfloat16_terms();
+    return made;
+}
+
+std::optional<Entry> suits_tiles(const Product& product, const ScaledMatrix& w) {
+    const std::optional<TilePlan> how = tile_plan(product, w);
+    return how ? std::optional<Entry>({.terms = how->terms, .coded = how->coded != nullptr}) : std::nullopt;
+}
+
+Refusal by_tiles(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
+    const TilePlan how = *tile_plan(product, w);  // NOLINT(bugprone-unchecked-optional-access): suits() had one
+    if (!zero_points_are_small(w)) return Refusal::zero_points;
+    if (!scales_are_ordinary(w, how.scales)) return Refusal::scales;
+    const std::int64_t rows = product.total_rows(), terms = how.terms, at_once = tile_size / terms;
     std::vector<TileActivations> passes;
     for (std::int64_t first = 0; first < rows; first += at_once) {
         const std::int64_t count = std::min(at_once, rows - first);
         passes.push_back(
             {.first = first, .rows = count, .terms = terms, .vectors = count * terms, .x = {}, .scales = {}});
-        if (!pack(product, coded, w.packed, *how, *bf16, passes.back())) return false;
+        if (!pack(product, how.coded, w.packed, how.scales, *product.table.matmul.bf16, passes.back()))
+            return Refusal::range;
     }
-    parallel_for(
-        (product.n + tile_size - 1) / tile_size,
-        std::max<std::int64_t>(1, bytes_per_task / (tile_size * w.row_bytes())),
-        [&](std::int64_t begin, std::int64_t end) {
-            RowsInTiles(product, w, *how).multiply(passes, begin * tile_size, std::min(end * tile_size, product.n));
-        });
-    return true;
+    parallel_for((product.n + tile_size - 1) / tile_size,
+                 std::max<std::int64_t>(1, bytes_per_task / (tile_size * w.row_bytes())),
+                 [&](std::int64_t begin, std::int64_t end) {
+                     RowsInTiles(product, w, how.scales)
+                         .multiply(passes, begin * tile_size, std::min(end * tile_size, product.n));
+                 });
+    return Refusal::none;
 }
+
+}  // namespace
+
+constinit const Path paths::tiles =
+    path_of_codes<suits_tiles, by_tiles>("tiles", {Refusal::zero_points, Refusal::scales, Refusal::range});
 
 }  // namespace breccia::inline v0_4

@@ -29,7 +29,7 @@ from breccia.bridges.common import (
     swizzle,
     unswizzle,
 )
-from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.contract import LIKELY, NAMED, FileFormat, Place, method_of
 from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.written import FP8_INPUTS, NVFP4_INPUTS, InputScale, Written, said_of_inputs
 from breccia.layouts import Layout, PerBlockMN, PerChannel, PerTensor
@@ -308,6 +308,11 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
     return found
 
 
+def claims(context: Mapping[str, Any]) -> int:
+    """Where nothing names a format, this one comes first: it alone tells scales in tiles from those in rows."""
+    return NAMED if method_of(context) == NAME else LIKELY + 1
+
+
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
     prefix, dot, role = name.rpartition(".")
@@ -381,6 +386,7 @@ BRIDGE = FileFormat(
     marks=("scaled_fp8", "*.scaled_fp8"),
     input_scales=True,
     input_scale=input_scale,
+    claims=claims,
     find=find,
     find_all=find_all,
     refine=refine,

@@ -22,7 +22,9 @@ from breccia.bridges.common import (
     get,
     global_scale,
     made,
+    pack_sixes,
     packed_codes,
+    unpack_sixes,
 )
 from breccia.bridges.compressed_tensors import headers as _headers
 from breccia.bridges.compressed_tensors.integers import (
@@ -38,6 +40,7 @@ from breccia.bridges.contract import FileFormat
 from breccia.bridges.fnuz import fnuz_values
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Part, materialize, part, rows_only
+from breccia.bridges.readers import Readers
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
     DelayedScaling,
@@ -113,7 +116,7 @@ def from_compressed_tensors(
         return made(weight, codes(scale, "weight_scale"), MXFP4BlockScaling(), PerBlockMN(1, 32), shape=shape)
     if kind == "mxfp6":
         return made(
-            _unpack6(codes(weight, "weight_packed")),
+            unpack_sixes(codes(weight, "weight_packed")),
             codes(scale, "weight_scale"),
             MXFP6BlockScaling(),
             PerBlockMN(1, 32),
@@ -143,20 +146,6 @@ def _kind(weight: Array, scale: Array, packed: bool) -> str:
     if name in ("uint8", "float8_e8m0fnu"):
         return "mxfp8"
     return "int8" if weight.dtype.name == "int8" else "fp8"
-
-
-def _unpack6(packed: Array) -> Array:
-    b = packed.reshape(*packed.shape[:-1], -1, 3).astype(np.uint32)
-    word = b[..., 0] | b[..., 1] << 8 | b[..., 2] << 16
-    codes6 = np.stack([word >> shift & 0x3F for shift in (0, 6, 12, 18)], axis=-1)
-    return codes6.astype(np.uint8).reshape(*packed.shape[:-1], -1)
-
-
-def _pack6(values: Array) -> Array:
-    c = values.reshape(*values.shape[:-1], -1, 4).astype(np.uint32)
-    word = c[..., 0] | c[..., 1] << 6 | c[..., 2] << 12 | c[..., 3] << 18
-    packed = np.stack([word, word >> 8, word >> 16], axis=-1).astype(np.uint8)
-    return packed.reshape(*values.shape[:-1], -1)
 
 
 def to_compressed_tensors(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Array]:
@@ -195,7 +184,7 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
         data = codes(scaled.data, "data")
         shape = (*data.shape[:-1], data.shape[-1] * 3 // 4)
         return {
-            "weight_packed": Part("U8", shape, lambda: _pack6(data)),
+            "weight_packed": Part("U8", shape, lambda: pack_sixes(data)),
             "weight_scale": part(codes(scale, "scale"), "U8"),
         }
     stored = "F8_E5M2" if recipe.element == "float8_e5m2" else "F8_E4M3"
@@ -251,14 +240,16 @@ BRIDGE = FileFormat(
     extra=EXTRA,
     recipes=RECIPES,
     anchors=("weight_scale",),
-    shared_global_scale=True,
-    bfloat16_scales=True,  # transformers rounds scales to the model's dtype
     input_scales=True,
     output_scales=True,
-    misread_experts={
-        "nvfp4": "transformers leaves out their second scales: read them by vLLM or SGLang",
-        "mxfp8": "transformers does not load them: read them by vLLM or SGLang",
-    },
+    readers=Readers(
+        shared_global_scale=True,
+        bfloat16_scales=True,  # transformers rounds scales to the model's dtype
+        misread_experts={
+            "nvfp4": "transformers leaves out their second scales: read them by vLLM or SGLang",
+            "mxfp8": "transformers does not load them: read them by vLLM or SGLang",
+        },
+    ),
     find=_headers.find,
     refine=_headers.refine,
     row_axis=0,

@@ -60,12 +60,6 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     if weight is None or prefix + "weight_scale_2" in entries:
         return None
     said = context.get("quantization_config") or {}
-    if not packed and said.get("quant_method") == "modelopt":
-        return None
-    if said.get("quant_method") == "quark" and weight.dtype == "U8" and scale.dtype in ("U8", "F8_E8M0"):
-        if "fp6_e3m2" in str(said):
-            return None
-        packed = weight  # Quark packs codes of 4 and 6 bits alike, under the name of others
     check_axes(1, weight)
     _check_formats(said)
     parts = {"weight_packed" if packed else "weight": weight.name, "weight_scale": name}

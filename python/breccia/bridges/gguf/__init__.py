@@ -16,14 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import Array, as_numpy, codes, float32, made, packed_codes, unpack_nibbles
+from breccia.bridges.common import Array, as_numpy, codes, float32, get, made, packed_codes, unpack_nibbles
 from breccia.bridges.common import global_scale as one_global_scale
 from breccia.bridges.contract import FileFormat, Kind, Place, stored_name
+from breccia.bridges.gguf.file_kind import GGUF
 from breccia.bridges.gguf.quantize import QUANTIZE
 from breccia.bridges.gguf.values import VALUES
 from breccia.bridges.integers import offset_codes
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, materialize, rows_or_outside
+from breccia.bridges.readers import Readers
 from breccia.layouts import PerBlockK, PerBlockMN
 from breccia.peers import require
 from breccia.recipes import INT4Scaling, INT8Scaling, MXFP4BlockScaling, NVFP4BlockScaling, ScalingRecipe
@@ -383,7 +385,8 @@ def read_blocks(
     Raises:
         ValueError: the blocks do not fit.
     """
-    blocks = parts["blocks"] if row_order is None else parts["blocks"][np.argsort(row_order)]
+    blocks = get(parts, "blocks", NAME, 1)
+    blocks = blocks if row_order is None else blocks[np.argsort(row_order)]
     if kind in _TENSORS:
         return from_gguf(blocks, kind, parts.get("global_scale"))
     return dequantize_gguf(blocks, kind)
@@ -405,10 +408,12 @@ BRIDGE = FileFormat(
     extra=EXTRA,
     recipes=RECIPES,
     kinds=KINDS,
-    own_files=True,
-    embeddings=True,
-    fused_experts=True,
+    container=GGUF,
     row_axis=0,
+    readers=Readers(
+        embeddings=True,
+        fused_experts=True,
+    ),
     read=read_blocks,
     carries=carries,
     store=store,

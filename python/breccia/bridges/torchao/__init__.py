@@ -11,7 +11,9 @@ from typing import Any
 
 from breccia.bridges.common import in_torch, to_torch
 from breccia.bridges.contract import FileFormat
+from breccia.bridges.file_kinds import Container
 from breccia.bridges.outside import OutsideTensor
+from breccia.bridges.readers import Readers
 from breccia.bridges.torchao import files, reading
 from breccia.bridges.torchao.parts import describe
 from breccia.bridges.torchao.reading import from_parts
@@ -168,8 +170,10 @@ BRIDGE = FileFormat(
     peer=PEER,
     extra=EXTRA,
     recipes=RECIPES,
-    whole_header=True,  # readers take the last shard's header for that of all
-    single_experts=False,  # transformers keeps them in one tensor, which it makes of floats alone
+    container=Container(header_of_all=True),  # readers take the last shard's header for that of all
+    readers=Readers(
+        single_experts=False,  # transformers keeps them in one tensor, which it makes of floats alone
+    ),
     find_all=files.find_all,
     refine=files.refine,
     read=files.load,

@@ -47,6 +47,8 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
         ValueError: the file is not valid; see `parse_header`.
     """
 
+    model: Any = None  # names are the model's own
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path_of(path, "path")
         self.file = InputFile(self.path)
@@ -119,6 +121,30 @@ class SafetensorsFile(Mapping[str, "np.ndarray[Any, Any]"]):
         """
         entry = self.entry(name)
         return self.file.view(entry.start, entry.stop)
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Names of tensors that a conversion to the file had no place for: there are none."""
+        return frozenset()
+
+    def described(self) -> list[Any]:
+        """Logical tensors that the file itself tells of: none, bridges look for them."""
+        return []
+
+    def span(self, name: str, start: int, stop: int, mapped: bool = True) -> np.ndarray[Any, Any]:
+        """Some of a tensor's bytes.
+
+        Args:
+            name: of the tensor.
+            start: the first byte, from the tensor's own.
+            stop: the byte after the last.
+            mapped: whether the result may view the mapped file.
+
+        Returns:
+            uint8, flat.
+        """
+        begin = self.entry(name).start
+        return (self.file.view if mapped else self.file.array)(begin + start, begin + stop)
 
     def release(self, name: str) -> None:
         """Tell the system that a tensor's pages are not needed any more, so that reading a checkpoint

@@ -26,7 +26,6 @@ from breccia.checkpoint.judging.verify import values
 from breccia.checkpoint.reading.logical import AS_NUMBERS, NUMBERS
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.cli.terminal import wrapped
-from breccia.gguf.container import GgufFile
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["complete", "render"]
@@ -101,8 +100,8 @@ def render(report: dict[str, Any]) -> str:
 
 def _architecture(checkpoint: Checkpoint) -> Architecture | str:
     """What the model of config.json consists of, or why that is not known."""
-    if isinstance(checkpoint.files[0], GgufFile):
-        return "GGUF files have names of their own"
+    if checkpoint.container.whole:
+        return f"{checkpoint.container.title} files have names of their own"
     if not checkpoint.config:
         return "there is no config.json"
     return architecture(checkpoint.config, [found.name for found in checkpoint.found])
@@ -199,7 +198,7 @@ def _lost(scaled: ScaledTensor, scales: Any) -> int:
 
 def _missing(checkpoint: Checkpoint) -> list[str]:
     """Names that the other layers, or config.json, say must be there."""
-    if isinstance(checkpoint.files[0], GgufFile):
+    if checkpoint.container.whole:
         return _missing_layers(checkpoint, {f.name for f in checkpoint.found})
     children: dict[str, set[str]] = defaultdict(set)
     for name in checkpoint.entries:

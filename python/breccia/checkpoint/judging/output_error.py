@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from breccia.checkpoint.planning.layer_moments import LayerMoments
 from breccia.cli.errors import one_line
 from breccia.cli.terminal import wrapped
 
 if TYPE_CHECKING:
     from breccia.moments import Moments, MomentsFile
 
-__all__ = ["OutputErrors", "lines_of", "output_error"]
+__all__ = ["OutputErrors", "energy", "lines_of", "output_error"]
 
 _ROWS = 1024  # of a weight that are in memory in double precision
 
@@ -41,25 +42,36 @@ def output_error(reference: Any, tensor: Any, moments: Moments) -> float:
         raise ValueError(f"moments must be of K = {shape[-1]}, got {moments.columns}")
     if moments.experts not in (None, shape[0]) or (moments.experts and len(shape) == 2):
         raise ValueError(f"moments must be of as many experts as {shape} has, got {moments.experts}")
+    return _error(reference, tensor, lambda expert: moments if moments.experts is None else moments.expert(expert or 0))
+
+
+def _error(reference: Any, tensor: Any, of: Callable[[int | None], Moments]) -> float:
+    """The same, with the moments of each expert, or of None."""
     wrong = right = 0.0
-    for expert in range(shape[0] if len(shape) == 3 else 1):
-        own = moments if moments.experts is None else moments.expert(expert)
-        w, v = (reference[expert], tensor[expert]) if len(shape) == 3 else (reference, tensor)
-        for start in range(0, shape[-2], _ROWS):
+    for expert in range(len(reference)) if len(reference.shape) == 3 else (None,):
+        w, v = (reference, tensor) if expert is None else (reference[expert], tensor[expert])
+        for start in range(0, w.shape[0], _ROWS):
             rows = np.asarray(w[start : start + _ROWS], np.float64)
-            wrong += _energy(rows - np.asarray(v[start : start + _ROWS], np.float64), own)
-            right += _energy(rows, own)
+            wrong += energy(rows - np.asarray(v[start : start + _ROWS], np.float64), of(expert))
+            right += energy(rows, of(expert))
     return math.sqrt(max(wrong, 0.0) / right) if right > 0 else math.nan
 
 
-def _energy(rows: np.ndarray[Any, Any], moments: Moments) -> float:
-    """tr RHRᵀ."""
+def energy(rows: np.ndarray[Any, Any], moments: Moments) -> float:
+    """tr RHRᵀ, with products in the rows' type.
+
+    Args:
+        rows: R, float32 or float64 (N, K).
+        moments: of K columns.
+    """
     if moments.full is not None:
-        return float(np.sum((rows @ moments.full.astype(np.float64)) * rows))
-    if moments.block is not None:
+        product = rows @ moments.full.astype(rows.dtype, copy=False)
+    elif moments.block is not None:
         runs = rows.reshape(len(rows), *moments.block.shape[:2]).transpose(1, 0, 2)
-        return float(np.sum((runs @ moments.block.astype(np.float64)) * runs))
-    return float(np.sum(np.square(rows) @ moments.diag.astype(np.float64)))
+        rows, product = runs, runs @ moments.block.astype(rows.dtype, copy=False)
+    else:
+        product = rows * moments.diag.astype(rows.dtype, copy=False)
+    return float(np.sum(product * rows, dtype=np.float64))
 
 
 class OutputErrors:
@@ -79,26 +91,30 @@ class OutputErrors:
         self._file: MomentsFile | None = None
         if not isinstance(moments, Mapping):
             moments = self._file = load_moments(moments)
-        self._moments, self.found = moments, dict[str, float]()
+        self._moments, self._layers = moments, LayerMoments(moments, what="moments")
+        self.found: dict[str, float] = {}
 
-    def add(self, name: str, reference: Any, tensor: Any) -> None:
-        """Measure one tensor, if there are moments of it.
+    def add(self, name: str, shape: Sequence[int], reference: Any, tensor: Any) -> None:
+        """Measure one tensor, if there are moments of it; those of experts in any form, see `LayerMoments`.
 
         Args:
             name: of the weight.
+            shape: of the weight, (N, K) or (E, N, K).
             reference: a function that gives its values.
             tensor: the same for what is judged.
 
         Raises:
             ValueError: its moments are of another shape.
         """
-        layer = name.removesuffix(".weight")
-        if layer not in self._moments:
-            return
-        try:
-            self.found[name] = output_error(reference(), tensor(), self._moments[layer])
-        except ValueError as error:
-            raise ValueError(f"tensor {name!r}: {error}") from None
+        first = 0 if len(shape) == 3 else None
+
+        def of(expert: int | None) -> Moments:
+            found = self._layers.of(name, shape, expert)
+            assert found is not None
+            return found
+
+        if self._layers.of(name, shape, first) is not None:
+            self.found[name] = _error(reference(), tensor(), of)
 
     def of(self, name: str) -> dict[str, float | str]:
         """What a report has of one tensor."""
@@ -111,15 +127,14 @@ class OutputErrors:
         Raises:
             ValueError: no tensor has moments.
         """
-        layers = {name.removesuffix(".weight") for name in self.found}
-        unused = [name for name in self._moments if name not in layers]
+        unused = [name for name in self._moments if name not in self._layers.used]
         if self._file is not None:
             self._file.close()
-        if not layers:
+        if not self.found:
             raise ValueError(f"moments must be of layers that the reference has, got those of {next(iter(unused), '')}")
         errors = [error for error in self.found.values() if math.isfinite(error)]
         mean = sum(errors) / len(errors) if errors else None
-        return {"tensors": len(layers), "mean": mean, "unused": unused}
+        return {"tensors": len(self.found), "mean": mean, "unused": unused}
 
 
 def lines_of(report: dict[str, Any]) -> list[str]:

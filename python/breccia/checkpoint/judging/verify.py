@@ -329,7 +329,7 @@ def _compared(
         reference = merged.add(a, reference, tensor)
     difference = compare(a.name, reference, tensor, bound_db)
     if outputs is not None:
-        outputs.add(a.name, lambda: values(reference), lambda: values(tensor))
+        outputs.add(a.name, a.shape, lambda: values(reference), lambda: values(tensor))
     first.release(a)
     second.release(b)
     return difference

@@ -37,7 +37,6 @@ from breccia.checkpoint.writing.finite import counted
 from breccia.checkpoint.writing.losses import Loss
 from breccia.checkpoint.writing.repack import repack
 from breccia.checkpoint.writing.work import Work
-from breccia.gguf.container import GgufFile
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["merge_lora"]
@@ -88,8 +87,11 @@ def merge_lora(
 
 def _target(checkpoint: Checkpoint) -> Target:
     """The base's own format."""
-    if isinstance(checkpoint.files[0], GgufFile):
-        raise ValueError(f"base must be of safetensors files, {checkpoint.path} is GGUF: merge before converting to it")
+    if checkpoint.container.whole:
+        title = checkpoint.container.title
+        raise ValueError(
+            f"base must be of safetensors files, {checkpoint.path} is {title}: merge before converting to it"
+        )
     formats = sorted({found.format for found in checkpoint.found} - {"plain"})
     if not formats:
         return Target("merge-lora", exclude=("*",))
@@ -170,7 +172,7 @@ class _Merge(Job):
     def _share(self) -> tuple[list[Choice], list[str]]:
         """Parts that share a global scale, where one of them changes."""
         choices = list(self.choices)
-        if self.target.bridge.shared_global_scale:
+        if self.target.bridge.readers.shared_global_scale:
             for members in shared_scales.fused(choices):
                 if any(choices[i].action == "merge" for i in members):
                     group = _Group(self, [choices[i].found for i in members])

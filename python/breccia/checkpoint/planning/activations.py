@@ -91,7 +91,7 @@ class Activations:
         weight, (module, _, role) = self._layers[name], name.rpartition(".")
         if weight.recipe is None or not is_float(self._scales[name]):
             return None
-        if not self.target.bridge.pre_scales and f"{module}.pre_quant_scale" in self.checkpoint.entries:
+        if not self.target.bridge.readers.pre_scales and f"{module}.pre_quant_scale" in self.checkpoint.entries:
             return None  # of inputs that were multiplied first, which the weight will be instead
         said = bridges.bridge(weight.format).input_scale(weight.recipe, self.checkpoint.quantization)
         return said if said is not None and role in (said.role, *said.other_roles) else None

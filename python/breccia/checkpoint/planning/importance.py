@@ -4,23 +4,23 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from breccia.bridges.parts import Found
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
+from breccia.checkpoint.planning.layer_moments import LayerMoments
+from breccia.checkpoint.reading.models import is_one_expert
 from breccia.gguf.imatrix import read_imatrix
 from breccia.gguf.models import ModelMap
-from breccia.moments import Moments, load_moments
+from breccia.moments import Moments, MomentsFile, load_moments
 
 __all__ = ["Importance"]
 
 Array = Any
-_EXPERT = re.compile(r"(?P<block>.*)\.experts\.(?P<number>\d+)\.(?P<kind>gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
-_PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 class Importance:
@@ -29,23 +29,46 @@ class Importance:
     Args:
         path: the file.
         names: the model's names as GGUF spells them, if they are known; files of moments have the model's own.
+        argument: as which the file was given, for messages.
 
     Raises:
-        ValueError: the file is not valid.
+        ValueError: the file is not valid, or no file of moments where ``argument`` is "moments".
     """
 
-    def __init__(self, path: str | os.PathLike[str], names: ModelMap | None) -> None:
-        self.path = path_of(path, "imatrix")
-        self.names = names
+    def __init__(self, path: str | os.PathLike[str], names: ModelMap | None, argument: str = "imatrix") -> None:
+        self.path = path_of(path, argument)
         self._stamp = disk.stamp_of(self.path.stat())
         with open(self.path, "rb") as file:
             start = file.read(9)
         own = start[8:] == b"{"
-        self._moments: Mapping[str, Moments] = load_moments(self.path) if own else read_imatrix(self.path)
+        if not own and argument == "moments":
+            read_imatrix(self.path)
+            raise ValueError(
+                f"moments must be a file that calibrate wrote, {self.path} is an importance matrix: imatrix"
+            )
+        moments: Mapping[str, Moments] = load_moments(self.path) if own else read_imatrix(self.path)
+        self._file = moments if isinstance(moments, MomentsFile) else None
+        self._layers = LayerMoments(moments, names)
 
     def __repr__(self) -> str:
         """What tells one file from another."""
         return f"Importance({str(self.path.resolve())!r}, {self._stamp})"
+
+    @property
+    def portable(self) -> list[Any]:
+        """What tells one file from another on every machine that sees it: name, size and time."""
+        _, size, changed, _ = self._stamp
+        return [self.path.name, size, changed]
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError where the file is not what was opened."""
+        if disk.stamp_of(self.path.stat()) != self._stamp:
+            raise ValueError(f"{self.path}: must not change while it is read, it did")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
 
     def of(self, name: str, shape: Sequence[int]) -> Array | None:
         """The importance of a tensor's columns.
@@ -60,42 +83,59 @@ class Importance:
         Raises:
             ValueError: the file has that of another number of columns.
         """
-        expert = _EXPERT.fullmatch(name)
-        found = self._find(name)
-        if found is None and expert is not None:
-            kind = _PROJECTIONS.get(expert["kind"], expert["kind"])
-            found = self._find(f"{expert['block']}.switch_mlp.{kind}.weight")
-            return None if found is None else self._of_expert(found, name, int(expert["number"]), shape[-1])
+        found = self._layers.diagonals(name, shape)
         if found is None:
             return None
-        diag = found.diag
-        if len(shape) == 3 and diag.size == shape[0] * shape[2]:
-            diag = diag.reshape(shape[0], shape[2])
-        if diag.shape != tuple(shape[-1:]) and diag.shape != (*shape[:-2], shape[-1]):
-            raise ValueError(f"{self.path}: importance of {name} must have {shape[-1]} columns, it has {diag.shape}")
-        return _means(diag, found.count)
+        if found.experts is not None:
+            return _means(found)
+        if not is_one_expert(name):
+            return np.asarray(found.diag, np.float32)
+        if (np.isfinite(found.diag) & (found.diag > 0)).any():
+            return _means(found)
+        pool = self._layers.pool(name, shape)  # for one that the text never chose
+        return None if pool is None else _means(pool)
 
-    def _find(self, name: str) -> Moments | None:
-        inside = None if self.names is None else self.names.inside(name)
-        for known in (name, name.removesuffix(".weight"), inside):
-            if known is not None and known in self._moments:
-                return self._moments[known]
-        return None
+    def of_found(self, found: Found) -> Array | None:
+        """As `of`, by what a tensor is called or is a half of.
 
-    def _of_expert(self, found: Moments, name: str, number: int, columns: int) -> Array:
-        if found.diag.size % columns or number >= found.diag.size // columns:
-            raise ValueError(
-                f"{self.path}: importance of {name} must have {columns} columns, it has {found.diag.shape}"
-            )
-        diag = found.diag.reshape(-1, columns)
-        own = _means(diag, found.count)[number]
-        if (np.isfinite(own) & (own > 0)).any():
-            return own
-        return diag.mean(0, dtype=np.float64).astype(np.float32)  # one that the text never chose: that of all
+        Args:
+            found: one of a checkpoint's tensors.
+        """
+        return next((h for name in _names(found) if (h := self.of(name, found.shape)) is not None), None)
+
+    def moments(self, found: Found, expert: int | None = None) -> Moments | None:
+        """The moments of a matrix's input as they were measured.
+
+        Args:
+            found: one of a checkpoint's tensors.
+            expert: which of its experts, where it has some.
+
+        Returns:
+            Those of K columns; None where the file has none.
+        """
+        each = (self._layers.of(name, found.shape, expert) for name in _names(found))
+        return next((one for one in each if one is not None), None)
+
+    def pool(self, found: Found) -> Moments | None:
+        """The sum of those of all experts of a tensor's layer; None where it is no expert's.
+
+        Args:
+            found: one of a checkpoint's tensors.
+        """
+        each = (self._layers.pool(name, found.shape) for name in _names(found))
+        return next((one for one in each if one is not None), None)
+
+    def release(self) -> None:
+        """Tell the system that what was read of a file of moments is not needed any more."""
+        if self._file is not None:
+            self._file.release()
 
 
-def _means(diag: Array, count: Array) -> Array:
+def _names(found: Found) -> list[str]:
+    whole = found.options.get("whole")
+    return [found.name] if whole is None else [found.name, whole.name]
+
+
+def _means(moments: Moments) -> Array:
     """Of experts means, for sums of one that is chosen often say nothing of one that is chosen rarely."""
-    if diag.ndim == 1 or np.ndim(count) == 0:
-        return np.asarray(diag, np.float32)
-    return (diag / np.maximum(count, 1)[..., None]).astype(np.float32)
+    return (moments.diag / np.maximum(moments.count, 1)[..., None]).astype(np.float32)

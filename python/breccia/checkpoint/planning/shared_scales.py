@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from breccia.checkpoint.writing.repack import cut
 from breccia.recipes import NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["Shared", "cast_shared", "fused", "share", "unlike"]
+__all__ = ["Cast", "Shared", "amax_of", "cast_shared", "fused", "fused_layer", "share", "unlike"]
 
 # The parts of the layers that vLLM and SGLang fuse.
 _FUSED = [
@@ -37,6 +38,7 @@ _FUSED = [
     )
 ]
 _ROWS = 1024  # at a time
+Cast = Callable[[Any, ScalingRecipe], ScaledTensor]
 
 
 class Shared:
@@ -50,11 +52,12 @@ class Shared:
     def amax(self, checkpoint: Checkpoint) -> np.float32:
         with self._lock:
             if self._amax is None:
-                self._amax = max((_amax(checkpoint.load(part)) for part in self.parts), default=np.float32(0))
+                self._amax = max((amax_of(checkpoint.load(part)) for part in self.parts), default=np.float32(0))
             return self._amax
 
 
-def _amax(values: Any) -> np.float32:
+def amax_of(values: Any) -> np.float32:
+    """The largest magnitude of a matrix, but for what is not finite."""
     values = values.dequantize() if isinstance(values, OutsideTensor) else values
     largest = np.float32(0)
     for start in range(0, values.shape[0], _ROWS):
@@ -71,7 +74,7 @@ def _floats(values: Any, start: int, stop: int) -> Any:
 
 def share(choices: list[Choice], target: Target, checkpoint: Checkpoint) -> tuple[list[Choice], list[str]]:
     """The same choices, those of a fused layer's parts with what they share; and what cannot be shared."""
-    if not target.bridge.shared_global_scale:
+    if not target.bridge.readers.shared_global_scale:
         return choices, []
     result, apart = list(choices), []
     for members in fused(choices):
@@ -100,7 +103,7 @@ def fused(choices: list[Choice]) -> list[list[int]]:
 
 def unlike(choices: list[Choice], target: Target) -> list[str]:
     """The first weights of layers that servers make of several, of which not all have one recipe."""
-    if not target.bridge.shared_global_scale:
+    if not target.bridge.readers.shared_global_scale:
         return []
     first: dict[tuple[int, str], Choice] = {}
     found: dict[str, None] = {}
@@ -125,6 +128,15 @@ def _are_equal(parts: list[Choice], checkpoint: Checkpoint) -> bool:
     return len(names) == len(parts) and len(numbers) < 2
 
 
+def fused_layer(name: str) -> tuple[int, str] | None:
+    """What the parts of a layer that servers fuse have in common, and nothing else has; None for any other name.
+
+    Args:
+        name: of a weight.
+    """
+    return _layer(name)
+
+
 def _layer(name: str) -> tuple[int, str] | None:
     for i, pattern in enumerate(_FUSED):
         match = pattern.fullmatch(name)
@@ -143,7 +155,7 @@ def _may_choose(choice: Choice) -> bool:
     return choice.action == "cast" or (choice.action == "requantize" and wide)
 
 
-def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32, importance: Any = None) -> ScaledTensor:
+def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32, cast: Cast = verbs.cast) -> ScaledTensor:
     """Quantize as if the largest magnitude were ``amax``: with one more row, which holds it and is left out."""
     if isinstance(values, OutsideTensor):
         values = values.dequantize()
@@ -156,4 +168,4 @@ def cast_shared(values: Any, recipe: ScalingRecipe, amax: np.float32, importance
     more = np.zeros((rows + 1, columns), values.dtype if fits else np.float32)
     more[:rows] = values
     more[rows, 0] = amax
-    return cut(verbs.cast(more, recipe, importance=importance), 0, rows)
+    return cut(cast(more, recipe), 0, rows)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from breccia import bridges, recipe_names, recipes
 from breccia.bridges.contract import Bridge, Kind, Place
@@ -31,6 +31,7 @@ __all__ = [
     "LEFT",
     "QUANTIZED",
     "Choice",
+    "Feedback",
     "Target",
     "has_one_level",
     "largest_group",
@@ -86,6 +87,13 @@ NO_KIND = "none"  # stands for a float type where a rule asks for high precision
 LEFT = "left as it is"  # how a note begins on a tensor that has no place in the target
 
 
+class Feedback(NamedTuple):
+    """GPTQ: see `breccia.gptq`."""
+
+    order: str
+    damp: float
+
+
 @dataclass(frozen=True)
 class Target:
     """What to write: a float dtype, or a bridge's format with a recipe.
@@ -98,7 +106,8 @@ class Target:
     format has that no recipe makes. ``with_inputs`` takes its place for modules with a scale of their activations.
     ``group_size`` is the one that was asked for. ``importance`` is that of columns. ``asked`` is what a scheme asks
     of layers, see `of`; ``named`` says that it means a tensor by itself. ``source`` is the source's own scheme.
-    ``together`` has a module for each of those that are written as one, by the name of this one.
+    ``together`` has a module for each of those that are written as one, by the name of this one. ``feedback`` is
+    given where weights are rounded by GPTQ.
     """
 
     spelled: str
@@ -118,6 +127,7 @@ class Target:
     model: Mapping[str, Any] = field(default_factory=dict)
     group_size: int | str | None = None
     importance: Importance | None = None
+    feedback: Feedback | None = None
     asked: Asked | None = None
     named: bool = False
     source: ModelScheme | None = field(default=None, repr=False)
@@ -255,8 +265,6 @@ def parse_target(
         names = recipe_names.suggestion(spelled, target_names())
         every = "" if names.endswith("?") else " ('breccia convert --to list' has all)"
         raise ValueError(f"--to must be a recipe or a format, got {spelled!r}: {names}{every}")
-    if bridge.own_files and name not in bridges.modules():
-        raise ValueError(f"--to must be a format of safetensors files or GGUF, {name!r} has files of its own kind")
     if keys and keys[0] in bridge.kinds:
         return _of_kind(spelled, bridge, keys, options, patterns)
     if keys and keys[0] not in bridge.recipes:
@@ -330,7 +338,11 @@ def wanted(found: Found, target: Target) -> bool:
 def _recipe(found: Found, target: Target) -> ScalingRecipe | None:
     """What to quantize to: NVFP4 in one level where the model's program would not apply the second."""
     recipe = target.recipe or target.default
-    if target.recipe is None and target.bridge.one_level and isinstance(found.recipe, recipes.NVFP4BlockScaling):
+    if (
+        target.recipe is None
+        and target.bridge.readers.one_level
+        and isinstance(found.recipe, recipes.NVFP4BlockScaling)
+    ):
         recipe = found.recipe
     if target.with_inputs is not None and found.name.removesuffix(".weight") in target.inputs:
         recipe = target.with_inputs
@@ -350,7 +362,7 @@ def _of_largest_groups(recipe: ScalingRecipe | None, columns: int) -> ScalingRec
 
 def has_one_level(found: Found, target: Target) -> bool:
     """Whether a program applies no second scale to a tensor: in whole models, or to all experts in one."""
-    if target.bridge.one_level:
+    if target.bridge.readers.one_level:
         return True
     return target.names is not None and (len(found.shape) > 2 or not target.names.second_scales)
 
@@ -464,17 +476,17 @@ def _without_a_place(found: Found, target: Target) -> str:
     """Why no program loads a quantized tensor from the format though the bytes have a form in it; "" where one does."""
     bridge = target.bridge
     if is_turned(found.name, found.shape, target.model):
-        if len(found.shape) == 2 and not bridge.turned_weights:
+        if len(found.shape) == 2 and not bridge.readers.turned_weights:
             return f"weights with inputs before outputs have no form in {target.format} that a program loads"
-        if len(found.shape) == 3 and not bridge.fused_experts:
+        if len(found.shape) == 3 and not bridge.readers.fused_experts:
             return f"experts of a layer in one tensor have no form in {target.format} that a program loads"
     if found.format != "plain" and not bridge.takes(found.name, found.shape):
         return f"{target.format} has no place for it"
     if why := bridge.why_not(found.name):
         return why
-    if found.format != "plain" and is_embedding(found.name) and not bridge.embeddings:
+    if found.format != "plain" and is_embedding(found.name) and not bridge.readers.embeddings:
         return f"embeddings have no form in {target.format} that a program loads"
-    if is_one_expert(found.name) and not bridge.single_experts:
+    if is_one_expert(found.name) and not bridge.readers.single_experts:
         return f"experts in tensors of their own have no form in {target.format} that a program loads"
     return ""
 
@@ -494,7 +506,7 @@ def _turns(found: Found, target: Target) -> bool:
 def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> Choice:
     """Values as the model's float checkpoints keep them."""
     # A kind of file without config.json, which would say it, has outputs first.
-    turned = is_turned(found.name, found.shape, target.model) and not target.bridge.own_files
+    turned = is_turned(found.name, found.shape, target.model) and not target.bridge.container.whole
     shape = found.shape
     shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
     return Choice(found, "float", {name: (dtype, shape)}, turned=turned, **more)
@@ -510,7 +522,7 @@ def _copy(found: Found, target: Target) -> Choice:
         return Choice(found, "float", {target.spell(found.name): ("F32", found.shape)})
     name = target.spell(found.name)
     metadata = target.bridge.plain_metadata(name)
-    if found.options.get("turned") and target.bridge.own_files:
+    if found.options.get("turned") and target.bridge.container.whole:
         return Choice(found, "float", {name: (found.dtype, found.shape)})
     shape = (*found.shape[:-2], found.shape[-1], found.shape[-2]) if found.options.get("turned") else found.shape
     return Choice(found, "copy", {name: (found.dtype, shape)}, metadata=metadata)

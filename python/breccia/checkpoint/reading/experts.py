@@ -34,11 +34,11 @@ def gathered(found: list[Found], target: Target) -> list[Found]:
     Raises:
         ValueError: some of a layer stay apart, for which GGUF has no name.
     """
-    names, bridge = target.names, target.bridge
+    names, readers = target.names, target.bridge.readers
     if names is None:
-        apart = bridge.gates_apart and target.model.get("model_type") == "gpt_oss"
+        apart = readers.gates_apart and target.model.get("model_type") == "gpt_oss"
         found = halves(found, ExpertsApart()) if apart else found
-        return together(found) if bridge.experts_together else found
+        return together(found) if readers.experts_together else found
     found = together(halves(found, names)) if names.experts or names.has_cuts else found
     alone = next((one.name for one in found if names.apart(one.name)), None)
     if alone is not None:

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from breccia import bridges
-from breccia.bridges.contract import Bridge
+from breccia.bridges.contract import NAMED, NO, Bridge, registered
+from breccia.bridges.file_kinds import WeightFile
 from breccia.bridges.parts import Found
-from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
-from breccia.checkpoint.reading.logical import blocks_of
+from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.reading.naming import NAMELESS, naming
-from breccia.gguf.container import GgufFile
 from breccia.layouts import PerTensor
 
 __all__ = ["Finder", "check_shape", "stored_bytes"]
@@ -46,6 +46,12 @@ def check_shape(found: Found, entries: Mapping[str, Entry]) -> None:
         raise ValueError(f"shape must be that of {nbytes} stored bytes, got {found.shape}")
 
 
+def _claim(bridge: Bridge, context: Mapping[str, Any]) -> int:
+    """What a bridge claims; of two that config.json names the one that was registered is asked first."""
+    claim = bridge.claims(context)
+    return claim + (claim >= NAMED and registered.get(bridge.name) is bridge)
+
+
 class Finder:
     """Asks the bridges for the tensors of a checkpoint.
 
@@ -61,33 +67,35 @@ class Finder:
 
     def __init__(self, entries: Mapping[str, Entry], context: Mapping[str, Any]) -> None:
         self.entries, self._context = entries, context
-        method = (context.get("quantization_config") or {}).get("quant_method")
-        self._bridges = sorted(bridges.registry().values(), key=lambda bridge: bridge.name != method)
+        self._bridges = list(bridges.registry().values())
+        claims = sorted(((_claim(one, context), one) for one in self._bridges), key=lambda claim: -claim[0])
+        # Those that claim as much: what config.json names comes first, and what it names is read so or not at all.
+        self._ranks = [
+            (claim, [one for _, one in some if one.anchors])
+            for claim, some in itertools.groupby(claims, key=lambda claim: claim[0])
+            if claim > NO
+        ]
         self.found: list[Found] = []
         self.taken: set[str] = set()
         self.troubles: dict[str, str] = {}
 
-    def find(self, files: Sequence[SafetensorsFile | GgufFile]) -> None:
+    def find(self, files: Sequence[WeightFile]) -> None:
         """Find all tensors of the files.
 
         Raises:
             ValueError: a header's metadata is a format's and does not fit.
         """
         for file in files:
-            if isinstance(file, GgufFile):
-                for one in blocks_of(file):
-                    self._take(one)
-            elif file.metadata:
+            for one in file.described():
+                self._take(one)
+            if file.metadata:
                 self._of_metadata(file)
-        finders = [bridge for bridge in self._bridges if bridge.anchors]
-        anchors = tuple({anchor for bridge in finders for anchor in bridge.anchors})
+        anchors = tuple({anchor for _, rank in self._ranks for bridge in rank for anchor in bridge.anchors})
         for name in self.entries:
-            if name.endswith(anchors):
-                for bridge in finders:
-                    if name not in self.taken and name.endswith(bridge.anchors):
-                        self._of_name(bridge, name)
+            if name.endswith(anchors) and name not in self.taken:
+                self._of_name(name)
 
-    def _of_metadata(self, file: SafetensorsFile) -> None:
+    def _of_metadata(self, file: WeightFile) -> None:
         for bridge in self._bridges:
             with naming(file.path, NAMELESS):
                 every = bridge.find_all(self.entries, file.metadata)
@@ -96,16 +104,30 @@ class Finder:
                     check_shape(one, self.entries)
                 self._take(one)
 
-    def _of_name(self, bridge: Bridge, name: str) -> None:
+    def _of_name(self, name: str) -> None:
+        """Look for the tensor that a stored one belongs to among those that claim most, then among the others."""
+        for claim, rank in self._ranks:
+            every = [self._asked(bridge, name) for bridge in rank if name.endswith(bridge.anchors)]
+            found = [one for one in every if one is not None]
+            if len(found) > 1:
+                kinds = " and ".join(f"{one.format}'s {one.kind}" for one in found)
+                self.troubles[name] = f"looks quantized, like {kinds}: config.json must name the method"
+                return
+            if found:
+                self._take(found[0])
+                return
+            if claim >= NAMED and name in self.troubles:
+                return
+
+    def _asked(self, bridge: Bridge, name: str) -> Found | None:
         try:
             one = bridge.find(name, self.entries, self._context)
             if one is not None:
                 check_shape(one, self.entries)
         except ValueError as error:
-            self.troubles[name] = f"looks quantized but does not fit: {error}"
-            return
-        if one is not None:
-            self._take(one)
+            self.troubles.setdefault(name, f"looks quantized but does not fit: {error}")
+            return None
+        return one
 
     def _take(self, found: Found) -> None:
         """Add a tensor, unless one of its parts belongs to a tensor found before."""

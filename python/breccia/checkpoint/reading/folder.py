@@ -11,11 +11,10 @@ from typing import Any
 
 from breccia import bridges
 from breccia.bridges.checks import shown
+from breccia.bridges.file_kinds import WeightFile
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.input_file import read_bounded
-from breccia.checkpoint.files.safetensors_file import SafetensorsFile
-from breccia.gguf.container import GgufFile
 
 __all__ = ["MAX_JSON", "MAX_SHARDS", "Folder", "config_files", "read_json"]
 
@@ -142,7 +141,7 @@ class Folder:
                 raise ValueError(f"{index}: files must be of tensors, {name!r} is not")
         return sorted(names)
 
-    def check_index(self, home: Mapping[str, SafetensorsFile | GgufFile]) -> None:
+    def check_index(self, home: Mapping[str, WeightFile]) -> None:
         """Whether each tensor is in the file that the index says.
 
         Args:

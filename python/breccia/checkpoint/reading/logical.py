@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
 from breccia.bridges.common import FP8_DTYPES
+from breccia.bridges.file_kinds import WeightFile
 from breccia.bridges.parts import Found
-from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
+from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.reading.experts import MAX_EXPERTS, apart
 from breccia.checkpoint.reading.halves import ExpertsApart, Names, wholes
 from breccia.checkpoint.reading.models import is_stored_turned, models_name, turns
-from breccia.gguf.container import GgufFile
 
-__all__ = ["AS_NUMBERS", "NUMBERS", "Batch", "Logical", "Plain", "Said", "blocks_of", "casts", "in_order", "spelled"]
+__all__ = ["AS_NUMBERS", "NUMBERS", "Batch", "Logical", "Plain", "Said", "casts", "in_order", "spelled"]
 
 
 NUMBERS = "numbers"  # the option of FP8 tensors that are numbers, with no scale: their format
@@ -59,7 +59,7 @@ class Plain:
     def __init__(
         self,
         entries: Mapping[str, Entry],
-        home: Mapping[str, SafetensorsFile | GgufFile],
+        home: Mapping[str, WeightFile],
         config: Mapping[str, Any],
         troubles: Mapping[str, str],
     ) -> None:
@@ -67,7 +67,8 @@ class Plain:
         self.cast: frozenset[str] = frozenset()  # names of FP8 tensors that are the numbers themselves
         self._alike: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[str, ...]]] = {}  # kind and findings
         self._turns = turns(config)
-        self.names_stay = GgufFile not in set(map(type, home.values()))  # every tensor has the name it is stored under
+        files = {id(file): file for file in home.values()}.values()
+        self.names_stay = all(file.model is None for file in files)  # every tensor has the name it is stored under
 
     def __call__(self, entry: Entry) -> Found:
         name, kind, shape, findings, options = self._of(entry)
@@ -101,9 +102,9 @@ class Plain:
         if name in self.cast:
             options = {NUMBERS: FP8_DTYPES[entry.dtype]}
             findings = (AS_NUMBERS,) if len(shape) > 1 else ()
-        if isinstance(home, GgufFile):
+        if home.model is not None:
             outside, options = spelled(name, home, shape)
-            if home.model is not None and outside != name and home.model.offset(outside):
+            if outside != name and home.model.offset(outside):
                 options = {**options, "offset": home.model.offset(outside)}
         if self._turns and is_stored_turned(name, shape, self.config):
             shape, options = (*shape[:-2], shape[-1], shape[-2]), {**options, "turned": True}
@@ -205,9 +206,9 @@ def in_order(found: Iterable[Found], taken: set[str], plain: Plain) -> Logical:
 
 def _of_halves(items: list[Found | Entry], plain: Plain) -> list[Found | Entry]:
     """Tensors that a file keeps as two, put together; others as they are."""
-    home = next(iter(plain.home.values()), None)  # a GGUF file is a checkpoint of its own
-    if isinstance(home, GgufFile):
-        names: Names | None = home.model if home.model is not None and home.model.has_cuts else None
+    home = next(iter(plain.home.values()), None)  # a file that spells names is a checkpoint of its own
+    if home is not None and home.model is not None:
+        names: Names | None = home.model if home.model.has_cuts else None
     else:
         known = plain.config.get("model_type") == "gpt_oss" and any(ExpertsApart().whole(item.name) for item in items)
         names = ExpertsApart() if known else None
@@ -221,22 +222,11 @@ def _named(found: Found) -> Found:
     return found if name == found.name else replace(found, name=name)
 
 
-def spelled(name: str, home: SafetensorsFile | GgufFile, shape: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
-    """The model's own name of a stored tensor, and the order of its rows where GGUF has another."""
-    if not isinstance(home, GgufFile) or home.model is None:
-        return name, {}
+def spelled(name: str, home: WeightFile, shape: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
+    """The model's own name of a stored tensor, and the order of its rows where the file has another."""
     outside = home.model.outside(name)
     order = home.model.row_order(outside, shape[0] if shape else 0)
     return outside, {} if order is None else {"row_order": order}
-
-
-def blocks_of(file: GgufFile) -> list[Found]:
-    """The tensors of a GGUF file that are stored in blocks, by the model's own names."""
-    result = []
-    for one in file.blocks():
-        name, options = spelled(one.name, file, one.shape)
-        result.append(replace(one, name=name, options={**one.options, **options}))
-    return result
 
 
 def casts(entries: Mapping[str, Entry]) -> frozenset[str]:

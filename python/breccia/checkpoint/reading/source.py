@@ -8,7 +8,7 @@ import contextlib
 import functools
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,26 +17,25 @@ import numpy as np
 
 from breccia import bridges
 from breccia.bridges.common import float32, fp8_values
+from breccia.bridges.file_kinds import SAFETENSORS, Container, WeightFile
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.checkpoint.files.dtypes import typed
-from breccia.checkpoint.files.safetensors_file import Entry, SafetensorsFile
+from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.reading.experts import stack
 from breccia.checkpoint.reading.finding import Finder, check_shape, stored_bytes
 from breccia.checkpoint.reading.folder import Folder
 from breccia.checkpoint.reading.logical import NUMBERS, Logical, Plain, casts, in_order
 from breccia.checkpoint.reading.naming import NAMELESS, naming
-from breccia.gguf.container import GgufFile
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import ModelScheme, of_checkpoint
 
 __all__ = ["Checkpoint", "assemble"]
 
-LEFT_OUT = "breccia.left_out"  # GGUF metadata: names of the source's tensors that GGUF has no place for
 UNMARKED = ("comfyui", "modelopt")  # whose block scales have one shape and two orders
 MADE = frozenset({"members", "expert", "offset", "cut"})  # options of tensors that have no stored one's bytes
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -55,6 +54,7 @@ class Checkpoint:
     Attributes:
         path: what was opened.
         files: its weight files, in order.
+        container: the kind of file that they are.
         entries: stored tensors by name.
         config: config.json, empty where there is none.
         found: logical tensors, in the order of the files.
@@ -66,13 +66,15 @@ class Checkpoint:
         FileNotFoundError: there is no such file.
     """
 
+    container: Container = SAFETENSORS
+
     def __init__(self, path: str | os.PathLike[str], *, mapped: bool = True, unmarked: str | None = None) -> None:
         if unmarked not in (None, *UNMARKED):
             raise ValueError(f"unmarked must be one of {', '.join(UNMARKED)}, or None, got {unmarked!r}")
         self.path, self.mapped, self.unmarked = path_of(path, "path"), mapped, unmarked
-        self.files: list[SafetensorsFile | GgufFile] = []
+        self.files: list[WeightFile] = []
         self.entries: dict[str, Entry] = {}
-        self.home: dict[str, SafetensorsFile | GgufFile] = {}
+        self.home: dict[str, WeightFile] = {}
         self.sums: Sums | None = None
         try:
             with without_collection():
@@ -85,7 +87,8 @@ class Checkpoint:
         self.folder = Folder(self.path)
         self.config, self.index, self.stamps = self.folder.config, self.folder.index, self.folder.stamps
         for path in self.folder.paths:
-            self.files.append(_open(path))
+            self.container = _container(path)
+            self.files.append(self.container.open(path))
         for file in self.files:
             self.stamps[file.path] = file.file.stamp
             if len(self.files) == 1:  # one mapping of all names is enough
@@ -149,7 +152,11 @@ class Checkpoint:
 
     def _find(self) -> Logical:
         said = self.quantization
-        context = {"quantization_config": said, "quantization": self.config.get("quantization")}
+        context = {
+            "quantization_config": said,
+            "quantization": self.config.get("quantization"),
+            "config": self.config,
+        }
         finder = Finder(self.entries, context)
         finder.find(self.files)
         plain = Plain(self.entries, self.home, self.config, finder.troubles)
@@ -191,8 +198,7 @@ class Checkpoint:
         Returns:
             uint8, flat.
         """
-        file, begin = self.home[name].file, self.entries[name].start
-        found = (file.view if self.mapped else file.array)(begin + start, begin + stop)
+        found = self.home[name].span(name, start, stop, self.mapped)
         if self.sums is not None:
             self.sums.add(name, start, found)
         return found
@@ -299,9 +305,8 @@ class Checkpoint:
 
     @property
     def left_out(self) -> set[str]:
-        """Tensors that a conversion to GGUF had no place for."""
-        said = [f.fields[LEFT_OUT][1] for f in self.files if isinstance(f, GgufFile) and LEFT_OUT in f.fields]
-        return {str(name) for names in said if isinstance(names, Sequence) for name in names}
+        """Tensors that a conversion to these files had no place for."""
+        return {name for file in self.files for name in file.left_out}
 
     def refined(self, found: Found) -> Found:
         """What only small tensors tell, such as whether zero points are all the same, looked at.
@@ -364,10 +369,11 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _open(path: Path) -> SafetensorsFile | GgufFile:
+def _container(path: Path) -> Container:
+    """The kind that a file is of."""
     with disk.open_regular(path) as fd, disk.reading(path):
-        gguf_magic = os.pread(fd, 4, 0) == b"GGUF"
-    return GgufFile(path) if gguf_magic or path.suffix == ".gguf" else SafetensorsFile(path)
+        start = os.pread(fd, 16, 0)
+    return next((one for one in bridges.containers() if one.holds(path, start)), SAFETENSORS)
 
 
 def is_float(found: Found) -> bool:

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from breccia import bridges
+from breccia.bridges.file_kinds import Output
 from breccia.bridges.parts import Found
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.planned_file import PlannedWriter
-from breccia.checkpoint.files.safetensors_file import SafetensorsWriter
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.activations import Activations
 from breccia.checkpoint.planning.asked import Asked, asked_of
 from breccia.checkpoint.planning.identity import beside, identity_of
-from breccia.checkpoint.planning.importance import Importance
 from breccia.checkpoint.planning.name_patterns import check_effects, check_names
 from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.planning.shared_scales import share, unlike
@@ -55,11 +54,8 @@ from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing import outputs
 from breccia.checkpoint.writing.execute import execute
 from breccia.checkpoint.writing.losses import Loss, errors, lost
+from breccia.checkpoint.writing.rounding import Rounding, rounding_notes
 from breccia.checkpoint.writing.work import Done, Work, check_replaceable, partial_of
-from breccia.gguf import folder as gguf_folder
-from breccia.gguf.container import GgufFile, GgufWriter, block_type
-from breccia.gguf.models import ModelMap
-from breccia.gguf.rope import ROPE_TENSORS
 from breccia.schemes.value import ModelScheme, Rule
 
 __all__ = ["Job", "check_destination", "convert", "nbytes_of_choice", "with_scheme"]
@@ -82,6 +78,10 @@ def convert(
     kv: str | None = None,
     activations: str | None = None,
     amax: str | os.PathLike[str] | None = None,
+    moments: str | os.PathLike[str] | None = None,
+    method: str = "nearest",
+    order: str | None = None,
+    damp: float | None = None,
     progress: bool = False,
     threads: int | None = None,
     force: bool = False,
@@ -111,6 +111,11 @@ def convert(
         activations: inputs of layers of which no rule says it: "dynamic", "static", "local" or "none".
         amax: a file of moments that `breccia.calibrate` wrote, whose amax gives the static scales of inputs that the
             source has not.
+        moments: a file that `breccia.calibrate` wrote: its diagonals are such an importance.
+        method: "nearest", or "gptq", which rounds by ``moments`` what has some; see `breccia.gptq`. One layer's weight
+            is then in memory a few times in float32, and its moments of K columns three times at most.
+        order: of "gptq": "act" (the default), columns by falling diagonal of the moments, or "natural".
+        damp: of "gptq": what is added to the diagonal, in its mean; 0.05 by default.
         progress: draw a line on a terminal.
         threads: how many to use (default: one per core).
         force: replace a file or a checkpoint's directory at ``destination``, when the new one is complete and not
@@ -122,12 +127,13 @@ def convert(
             of each tensor, and no figures of what is lost.
 
     Returns:
-        What was done, of JSON types.
+        What was done, of JSON types. "output_errors" has of each tensor that GPTQ rounded its "output_error", that of
+        rounding to "nearest" without data, "level" of the moments and "damp"; see `breccia.checkpoint.verify`.
 
     Raises:
-        ValueError: the source is not valid, the target unknown, the destination inside of the source or the source
-            itself, a pattern matches no tensor, there is a note where it is ``strict``, or another program changes the
-            source, or what is made, meanwhile.
+        ValueError: the source is not valid, the target unknown, an option does not go with others, the destination
+            inside of the source or the source itself, a pattern matches no tensor, there is a note where it is
+            ``strict``, or another program changes the source, or what is made, meanwhile.
         FileExistsError: the destination is there, and ``force`` is not given.
         BlockingIOError: another conversion to the destination is at work.
         ImportError: a GGUF file is to become a directory, and transformers is not installed.
@@ -135,21 +141,21 @@ def convert(
     """
     target = parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
     target = with_scheme(target, asked_of(scheme, rules, kv, activations, amax))
+    rounding = Rounding(imatrix, moments, method, order, damp)
     place = path_of(destination, "destination")
     source = path_of(source, "source")
     folder = names_folder(destination)
-    if not source.exists():
-        raise absent(source)
     if not dry_run:
         check_destination(place, source, force=force)
     checkpoint = Checkpoint(source, mapped=False, unmarked=unmarked)
     try:
-        if imatrix is not None:
-            target = dataclasses.replace(target, importance=Importance(imatrix, outputs.gguf_model(checkpoint)[0]))
+        target = rounding.on(target, checkpoint)
         force, progress = force and not dry_run, progress and not dry_run
         job = Job(checkpoint, place, target, progress, threads, force, folder, strict, checksums)
         return job.plan() if dry_run else job.run()
     finally:
+        if target.importance is not None:
+            target.importance.close()
         checkpoint.close()
 
 
@@ -180,6 +186,7 @@ def check_destination(destination: Path, *sources: str | os.PathLike[str], force
     Raises:
         ValueError: it is inside of a source, or would replace one.
         FileExistsError: it is there.
+        FileNotFoundError: it is there, and a source is not.
     """
     place = destination.resolve()
     for source in map(Path, sources):
@@ -191,6 +198,8 @@ def check_destination(destination: Path, *sources: str | os.PathLike[str], force
         if same or place in source.resolve().parents:
             raise ValueError(f"destination must not replace the source {source}, got {destination}")
     if not force and os.path.lexists(destination) and not os.path.lexists(partial_of(destination)):
+        if missing := [source for source in map(Path, sources) if not source.exists()]:
+            raise absent(missing[0])  # which is the first thing to know
         hint = "" if force is None else ": --force replaces it"
         raise FileExistsError(f"destination must not be there, {destination} is{hint}")
 
@@ -212,13 +221,12 @@ class Job:
     ) -> None:
         self.strict, self.checksums = strict, checksums
         self.checkpoint, self.destination, self.force = checkpoint, destination, force
-        if folder and target.bridge.own_files:
+        if folder and target.bridge.container.whole:
             raise ValueError(f"destination must be a file for {target.spelled}, got {destination}/")
-        self.into_directory = (checkpoint.path.is_dir() or folder) and not target.bridge.own_files
-        source = checkpoint.files[0]
-        self.from_gguf = isinstance(source, GgufFile)
-        if folder and isinstance(source, GgufFile):
-            checkpoint.config = gguf_folder.config_of(source)
+        self.into_directory = (checkpoint.path.is_dir() or folder) and not target.bridge.container.whole
+        self.from_whole = checkpoint.container.whole
+        if folder and self.from_whole:
+            checkpoint.config = checkpoint.container.config_of(checkpoint.files[0])
         found = list(checkpoint.found)
         check_all_is_read(checkpoint, found)
         check_names(found, target)
@@ -226,10 +234,11 @@ class Job:
         self.left_out: list[str] = []
         self.losses: dict[str, Loss] = {}
         self.not_finite: dict[str, int] = {}
+        self.rounded: dict[str, dict[str, Any]] = {}
         self._quantized = {one.name for one in found if one.format != "plain"}
         formats = {one.format for one in found} - {"plain"}
         self._marks = [mark for name in sorted(formats) for mark in bridges.bridge(name).marks]
-        self._folds = not target.bridge.pre_scales
+        self._folds = not target.bridge.readers.pre_scales
         self.activations = Activations(checkpoint, found, target)
         self.target = self._settled(target)
         to_convert = self._to_convert(found)
@@ -249,10 +258,10 @@ class Job:
         self.notes += self._note_group_size()
         self.notes += self._note_levels()
         self.notes += self._note_experts()
-        self.notes += self._note_importance()
-        if self.from_gguf and not self.into_directory and not target.bridge.own_files:
-            text = f"there is no config.json: {destination}/ instead makes a directory that has one"
-            self.notes.append(Remark(text))
+        self.notes += rounding_notes(self.target, self.choices)
+        if checkpoint.container is not target.bridge.container and not target.bridge.container.whole:
+            lost = checkpoint.container.left_behind(destination, self.into_directory)
+            self.notes += [Remark(lost)] if lost else []
         self._check_names()
         self.files = self._files()
         total = sum(nbytes_of_choice(c) for c in self.choices)
@@ -264,11 +273,10 @@ class Job:
     def _settled(self, target: Target) -> Target:
         """The target with what the source says."""
         checkpoint = self.checkpoint
-        if target.bridge.own_files:
-            factors = {name for name in checkpoint.entries if name.endswith(".pre_quant_scale")}
-            names, reason = outputs.gguf_model(checkpoint, self.activations.names | factors)
-            target = dataclasses.replace(target, names=names)
-            self._note_model(names, reason)
+        factors = {name for name in checkpoint.entries if name.endswith(".pre_quant_scale")}
+        names, self.left_out, notes = target.bridge.container.names(checkpoint, self.activations.names | factors)
+        target = dataclasses.replace(target, names=names)
+        self.notes += notes
         alone, inputs = bool(self._quantized), self.activations.inputs
         source = checkpoint.scheme_or_none if alone else None
         return dataclasses.replace(target, left_alone=alone, model=checkpoint.config, inputs=inputs, source=source)
@@ -381,25 +389,19 @@ class Job:
 
     def _companions(self, work: Work) -> None:
         outputs.write_companions(self.checkpoint, work.out, self.target, self.choices, dict(self.files))
-        if self.from_gguf:
-            trouble = gguf_folder.write_tokenizer(self.checkpoint.path, work.out)
+        if self.from_whole:
+            trouble = self.checkpoint.container.write_companions(self.checkpoint.path, work.out)
             self.notes += [trouble] if trouble else []
 
     def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers, losses: dict[str, Loss]) -> int:
         """Write a tensor, and add what it lost; how many of its numbers are infinite or NaN."""
-        return execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add, losses)
-
-    def _note_model(self, names: ModelMap | None, reason: str) -> None:
-        if names is None:
-            self.notes.append(f"tensors keep their names, by which no program loads a model from GGUF: {reason}")
-            return
-        self.left_out = [found.name for found in self.checkpoint.found if names.left_out(found.name)]
-        self.notes += [f"{name}: left out: GGUF has no place for it" for name in self.left_out]
+        lists = (losses, self.rounded)
+        return execute(self.checkpoint, choice, self.target, writer, workers, self.progress.add, *lists)
 
     def _note_levels(self) -> list[str]:
         names = self.target.names
         nvfp4 = [c.found for c in self.choices if getattr(c.recipe, "name", "") == "nvfp4"]
-        if (why := self.target.bridge.one_level) and any("global_scale" in found.parts for found in nvfp4):
+        if (why := self.target.bridge.readers.one_level) and any("global_scale" in found.parts for found in nvfp4):
             return [f"NVFP4 has one level: {why}"]
         if names is None or not any(has_one_level(found, self.target) for found in nvfp4):
             return []
@@ -407,34 +409,14 @@ class Job:
 
     def _note_experts(self) -> list[str]:
         """What programs do wrong with experts, and others, that are written."""
-        said = self.target.bridge.misread_experts
+        said = self.target.bridge.readers.misread_experts
         names = {c.recipe.name for c in self.choices if c.recipe is not None and is_one_expert(c.found.name)}
         notes: list[str] = [Remark(f"experts in {name}: {said[name]}") for name in sorted(names & said.keys())]
         wrong: dict[str, list[str]] = {}
         for choice in self.choices:
-            if choice.recipe and (text := self.target.bridge.misread(choice.found.shape, choice.recipe)):
+            if choice.recipe and (text := self.target.bridge.readers.misread(choice.found.shape, choice.recipe)):
                 wrong.setdefault(text, []).append(choice.found.name)
         return notes + [f"{_some(names)}: {text}" for text, names in wrong.items()]
-
-    def _note_importance(self) -> list[str]:
-        """Tensors that are quantized without the importance that was given."""
-        importance = self.target.importance
-        if importance is None:
-            return []
-        casts = [c.found for c in self.choices if c.action in ("cast", "encode")]
-        others = [c.found for c in self.choices if c.action == "requantize"]
-        missing = [found.name for found in casts if importance.of(found.name, found.shape) is None]
-        notes = []
-        if missing:
-            notes.append(
-                f"{len(missing)} of {len(casts)} tensors are quantized without importance, of which {importance.path} "
-                f"has none for them; the first is {missing[0]}"
-            )
-        if others:
-            notes.append(f"{len(others)} tensors are requantized from other codes, in which importance has no part")
-        if not casts and not others:
-            notes.append("importance has no part in what is written: no tensor is quantized anew")
-        return notes
 
     def _kept(self) -> dict[str, Any] | None:
         """The weights that stay as they were beside quantized ones: their bytes, and the largest of them."""
@@ -453,7 +435,7 @@ class Job:
             return True
         if any(fnmatchcase(name, mark) for mark in self._marks):
             return True
-        if name in ROPE_TENSORS and self.from_gguf and self.into_directory:
+        if self.into_directory and name in self.checkpoint.container.said_by_config:
             return True  # config.json says what the factors say
         weight = name.rpartition(".")[0] + ".weight"
         if name.endswith(".pre_quant_scale") and self._folds:
@@ -475,7 +457,7 @@ class Job:
 
     def _files(self) -> list[tuple[str, list[Choice]]]:
         """Output files and what goes into each: as the source's, where it has several."""
-        if not self.checkpoint.path.is_dir() or self.target.bridge.own_files:
+        if not self.checkpoint.path.is_dir() or self.target.bridge.container.whole:
             return [("model.safetensors" if self.into_directory else self.destination.name, self.choices)]
         by_file: dict[str, list[Choice]] = {f.path.name: [] for f in self.checkpoint.files}
         for choice in self.choices:
@@ -498,12 +480,18 @@ class Job:
                 if self.into_directory:
                     with work.noting():
                         self._companions(work)
-                self.checkpoint.check_unchanged()
+                self._check_unchanged()
                 self._check_beside(others)
                 self._check_strict()
             self.notes += work.finish()
         self.progress.finish()
         return self._report(time.monotonic() - begin)
+
+    def _check_unchanged(self) -> None:
+        """Whether the source and the data are what they were when they were opened."""
+        self.checkpoint.check_unchanged()
+        if self.target.importance is not None:
+            self.target.importance.check_unchanged()
 
     def _check_beside(self, before: dict[Path, disk.Stamp]) -> None:
         """Whether what lies beside the weights, and is copied, is as it was."""
@@ -517,7 +505,8 @@ class Job:
             f"{name}: {count} {'element is' if count == 1 else 'elements are'} not finite"
             for name, count in self.not_finite.items()
         ]
-        return [*self.notes, *finite, *(f"{c.found.name}: {c.note}" for c in self.choices if c.note)]
+        told = [f"{name}: {said['note']}" for name, said in self.rounded.items() if "note" in said]
+        return [*self.notes, *finite, *told, *(f"{c.found.name}: {c.note}" for c in self.choices if c.note)]
 
     def _check_strict(self) -> None:
         notes = [one for one in self._all_notes() if not isinstance(one, Remark)] if self.strict else []
@@ -566,6 +555,7 @@ class Job:
         """Take note of a tensor of an output file that is on disk."""
         self.not_finite |= done.not_finite
         self.losses |= done.losses
+        self.rounded |= done.rounded
 
     def _fill(self, writer: PlannedWriter, name: str, choices: list[Choice], work: Work, workers: Workers) -> None:
         """Write tensors, and say now and then which are on disk."""
@@ -585,7 +575,8 @@ class Job:
             with naming(self.checkpoint.path, choice.found.name):
                 bad = self._execute(choice, writer, workers, losses)
             counts = {choice.found.name: bad} if bad else {}
-            pending[name_of] = Done(_taken(self.checkpoint.sums), _taken(writer.sums), counts, losses)
+            rounded = {name: self.rounded[name] for name in (choice.found.name,) if name in self.rounded}
+            pending[name_of] = Done(_taken(self.checkpoint.sums), _taken(writer.sums), counts, losses, rounded)
             self._keep(name, pending[name_of])
             written += nbytes_of_choice(choice)
             if written >= _SYNC_EVERY:
@@ -601,41 +592,20 @@ class Job:
         return not self.checksums or all(writer.has(output, done.wrote) for output in choice.outputs)
 
     def _writer(self, path: Path, choices: list[Choice]) -> PlannedWriter:
-        plan = {name: spec for choice in choices for name, spec in choice.outputs.items()}
-        bridge = self.target.bridge
-        if bridge.own_files:
-            return self._gguf_writer(path, choices, plan)
-        metadata = {"format": "pt"}
-        told = self.choices if bridge.whole_header else choices
+        bridge, metadata = self.target.bridge, dict[str, str]()
+        told = self.choices if bridge.container.header_of_all else choices
         for choice in told:
             metadata |= choice.metadata
         metadata |= bridge.header([c.found.name for c in told], outputs.modules_of(told), self.target.inputs)
-        if not self.into_directory:
+        if not self.into_directory and not bridge.container.whole:
             said = outputs.quantization_config(self.checkpoint, self.target, self.choices)
             if said:
                 metadata["quantization_config"] = json.dumps(said)
-        return SafetensorsWriter(path, plan, metadata, resume=True)
-
-    def _gguf_writer(
-        self, path: Path, choices: list[Choice], plan: dict[str, tuple[str, tuple[int, ...]]]
-    ) -> PlannedWriter:
-        names = self.target.names
-        kinds = {n: (block_type(d), s) for n, (d, s) in plan.items()}
-        fields, trouble = outputs.gguf_fields(self.checkpoint, names, self.left_out, kinds)
-        if trouble and trouble not in self.notes:
-            self.notes.append(trouble)
-        orders, offsets = {}, {}
-        for choice in choices:
-            rows = choice.found.shape[0] if choice.found.shape else 0
-            order = None if names is None else names.row_order(choice.found.name, rows)
-            if order is not None:
-                orders[self.target.spell(choice.found.name)] = order
-            if names is not None and names.offset(choice.found.name):
-                ((name, (kind, _)),) = choice.outputs.items()
-                if kind != "F32":
-                    raise ValueError(f"tensor {choice.found.name!r} must be of 16 or 32 bits, it is {kind}")
-                offsets[name] = names.offset(choice.found.name)
-        return GgufWriter(path, kinds, fields, row_orders=orders, offsets=offsets, resume=True)
+        tensors = [(choice.found, choice.outputs) for choice in choices]
+        output = Output(self.checkpoint, tensors, metadata, self.target.names, self.left_out)
+        writer, notes = bridge.container.writer(path, output)
+        self.notes += [note for note in notes if note not in self.notes]
+        return writer
 
     def _report(self, seconds: float) -> dict[str, Any]:
         actions: dict[str, int] = {}
@@ -654,6 +624,7 @@ class Job:
             "requantized": lost(self.losses),
             "errors": errors(self.losses),
             "not_finite": self.not_finite,
+            "output_errors": self.rounded,
             "notes": self._all_notes(),
         }
 

@@ -18,13 +18,15 @@ from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.files.planned_file import PlannedWriter
-from breccia.checkpoint.planning.shared_scales import cast_shared
+from breccia.checkpoint.planning.shared_scales import Cast, cast_shared
 from breccia.checkpoint.planning.targets import Choice, Target
 from breccia.checkpoint.reading.source import MADE, Checkpoint
 from breccia.checkpoint.workers import PIECE, Workers
+from breccia.checkpoint.writing.feedback import rounded as feedback
+from breccia.checkpoint.writing.feedback import why_nearest
 from breccia.checkpoint.writing.finite import counted, in_piece
 from breccia.checkpoint.writing.losses import Loss, summed
-from breccia.checkpoint.writing.repack import cut, repack
+from breccia.checkpoint.writing.repack import cut, matrix_of, repack
 from breccia.comparison import Comparison, compare
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRecipe
@@ -49,8 +51,10 @@ def execute(
     workers: Workers,
     done: Done,
     losses: dict[str, Loss] | None = None,
+    rounded: dict[str, dict[str, Any]] | None = None,
 ) -> int:
-    """Write one tensor, and add to ``losses`` how far new codes are from what was read, by its name.
+    """Write one tensor, and add by its name how far new codes are from what was read to ``losses``, and what became of
+    it where GPTQ rounded it to ``rounded``.
 
     Returns:
         How many of its numbers are infinite or NaN; of codes that are kept as they are none is counted.
@@ -109,31 +113,52 @@ def execute(
             assert isinstance(loaded, (ScaledTensor, OutsideTensor))
             repack(loaded, choice, target, writer, workers, done)
         case "requantize":
-            assert choice.recipe is not None
             scaled = checkpoint.load(found)
             assert isinstance(scaled, ScaledTensor)
-            if choice.shared is not None:
-                made = cast_shared(scaled, choice.recipe, choice.shared.amax(checkpoint))
-            else:
-                made = verbs.requantize(scaled, choice.recipe)
+            made = _quantized(checkpoint, choice, target, scaled, rounded)
             bad.append(counted(scaled, workers))
             repack(made, choice, target, writer, workers, done)
             if losses is not None:
                 losses[found.name] = summed([compare(scaled, made)], again=True)
         case "cast":
-            assert choice.recipe is not None
             values = _values(checkpoint, found)
-            importance = _importance(target, found)
             bad.append(counted(values, workers))
-            if choice.shared is not None:
-                made = cast_shared(values, choice.recipe, choice.shared.amax(checkpoint), importance)
-            else:
-                made = cast_for(target, values, choice.recipe, importance=importance)
+            made = _quantized(checkpoint, choice, target, values, rounded)
             repack(made, choice, target, writer, workers, done)
             if losses is not None:
                 losses[found.name] = summed([compare(values, made)])
     checkpoint.release(found)
     return sum(bad)
+
+
+def _quantized(
+    checkpoint: Checkpoint, choice: Choice, target: Target, values: Any, rounded: dict[str, dict[str, Any]] | None
+) -> ScaledTensor:
+    """A tensor in its new recipe: by GPTQ, by importance, or without data."""
+    recipe, found = choice.recipe, choice.found
+    assert recipe is not None
+    amax = None if choice.shared is None else choice.shared.amax(checkpoint)
+    if target.feedback is not None and not why_nearest(choice, target):
+        made, said = feedback(choice, target, values, amax, functools.partial(_cast, target))
+        if rounded is not None:
+            rounded[found.name] = said
+    elif choice.action == "requantize" and amax is None:
+        made = verbs.requantize(values, recipe)
+    else:
+        importance = None if choice.action == "requantize" else _importance(target, found)
+        made = _cast(target, values, recipe, amax, importance=importance)
+    if target.importance is not None:
+        target.importance.release()
+    return made
+
+
+def _cast(
+    target: Target, values: Any, recipe: ScalingRecipe, amax: Any, cast: Cast | None = None, importance: Any = None
+) -> ScaledTensor:
+    """Quantize with the global scale of an amax, if there is one; by ``cast``, or else to nearest by importance."""
+    if amax is None:
+        return cast_for(target, values, recipe, cast, importance=importance)
+    return cast_shared(values, recipe, amax, cast or functools.partial(verbs.cast, importance=importance))
 
 
 def _values(checkpoint: Checkpoint, found: Found) -> Any:
@@ -154,33 +179,45 @@ def _counting(read: Read, dtype: str, bad: list[int]) -> Read:
 
 
 def _importance(target: Target, found: Found) -> Array | None:
-    return None if target.importance is None else target.importance.of(found.name, found.shape)
+    return None if target.importance is None else target.importance.of_found(found)
 
 
-def cast_for(target: Target, values: Any, recipe: ScalingRecipe, **options: Any) -> ScaledTensor:
+def cast_for(
+    target: Target, values: Any, recipe: ScalingRecipe, cast: Cast | None = None, **options: Any
+) -> ScaledTensor:
     """Quantize, with scales that bfloat16 can hold where the format's readers round them to it; ``options`` are those
-    of `breccia.cast`."""
+    of `breccia.cast`, in whose place ``cast`` quantizes a matrix if it is given."""
     if isinstance(values, OutsideTensor):
         values = values.dequantize()
     elif isinstance(values, ScaledTensor):
         values = verbs.dequantize(values)
     elif values.dtype == np.uint16:
         values = float32(values)
-    if not (isinstance(recipe, Float8CurrentScaling) and target.bridge.bfloat16_scales):
-        return verbs.cast(values, recipe, **options)
+    if not (isinstance(recipe, Float8CurrentScaling) and target.bridge.readers.bfloat16_scales):
+        return verbs.cast(values, recipe, **options) if cast is None else cast(values, recipe)
     shape = values.shape
+    if cast is not None:
+        rows = 1 if recipe.granularity == "row" else shape[0]
+        return _of_block(cast(values, _block(recipe, rows, shape[1])), recipe, shape)
     rows = values if recipe.granularity == "row" else values.reshape(1, -1)
     importance = options.get("importance")
     if importance is not None and recipe.granularity != "row":
         options["importance"] = np.broadcast_to(importance[..., None, :], shape).reshape(-1)
-    # One block per row: the scale is rounded first and codes are made with it.
-    block = Float8BlockScaling(
+    return _of_block(verbs.cast(rows, _block(recipe, 1, rows.shape[-1]), **options), recipe, shape)
+
+
+def _block(recipe: Float8CurrentScaling, rows: int, columns: int) -> Float8BlockScaling:
+    """One block per row, or for all of them: the scale is rounded first and codes are made with it."""
+    return Float8BlockScaling(
         fp8_format=recipe.fp8_format,
-        block_k=rows.shape[-1],
+        block_k=columns,
+        block_m=rows,
         scale_format="bf16",
         scale_search=recipe.scale_search,
     )
-    made = verbs.cast(rows, block, **options)
+
+
+def _of_block(made: ScaledTensor, recipe: Float8CurrentScaling, shape: tuple[int, ...]) -> ScaledTensor:
     scale = made.scale.float() if hasattr(made.scale, "float") else float32(made.scale)  # torch's, or NumPy's
     if recipe.granularity == "row":
         return ScaledTensor(made.data, scale, recipe, PerChannel())
@@ -301,7 +338,7 @@ def _turned_floats(values: Any, name: str, dtype: str, writer: PlannedWriter, wo
     alone = len(values.shape) == 2
 
     def turn(index: int, _: Array) -> None:
-        one = values if alone else _matrix(values, (index,)) if isinstance(values, ScaledTensor) else values[index]
+        one = values if alone else matrix_of(values, (index,))
         one = verbs.dequantize(one) if isinstance(one, ScaledTensor) else one
         piece = np.ascontiguousarray(_as_dtype(np.swapaxes(one, -1, -2), dtype))
         writer.write(name, piece, index * piece.nbytes)
@@ -336,30 +373,8 @@ def _pieces(scaled: ScaledTensor, size: int) -> Iterator[tuple[int, ScaledTensor
     tile = scaled.layout.block_m if isinstance(scaled.layout, PerBlockMN) else 1
     step = max(PIECE // (shape[-1] * size) // tile * tile, tile)
     for index in np.ndindex(*shape[:-2]):
-        one = _matrix(scaled, index)
+        one = matrix_of(scaled, index)
         flat = int(np.ravel_multi_index(index, shape[:-2])) if index else 0
         for row in range(0, shape[-2], step):
             stop = min(row + step, shape[-2])
             yield flat * matrix + row * shape[-1], cut(one, row, stop)
-
-
-def _matrix(scaled: ScaledTensor, index: tuple[int, ...]) -> ScaledTensor:
-    """One of a batch."""
-    if not index:
-        return scaled
-
-    def at(array: Any) -> Any:
-        return array if array is None or isinstance(scaled.layout, PerTensor) else array[index]
-
-    second = scaled.global_scale
-    if second is not None and second.size > 1:
-        second = second[index]
-    return ScaledTensor(
-        scaled.data[index],
-        at(scaled.scale),
-        scaled.recipe,
-        scaled.layout,
-        at(scaled.zero_point),
-        global_scale=second,
-        shape=scaled.shape[-2:],
-    )

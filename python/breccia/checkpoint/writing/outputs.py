@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Container, Iterable
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from breccia import bridges
 from breccia.bridges.parts import Found
 from breccia.bridges.written import Written
 from breccia.checkpoint.files import disk
@@ -17,31 +18,25 @@ from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.files.input_file import read_bounded
 from breccia.checkpoint.planning.asked import grouped
 from breccia.checkpoint.planning.targets import Choice, Target
-from breccia.checkpoint.reading.folder import MAX_JSON, config_files, read_json
+from breccia.checkpoint.reading.folder import MAX_JSON, config_files
 from breccia.checkpoint.reading.models import other_names, tied_heads
-from breccia.checkpoint.reading.source import LEFT_OUT, Checkpoint
-from breccia.gguf.container import GgufFile, block_bytes
-from breccia.gguf.models import ModelMap, model_map
-from breccia.gguf.parameters import hyperparameters
-from breccia.gguf.rope import rope_tensors
-from breccia.gguf.sentencepiece import sentencepiece_fields
-from breccia.gguf.tokenizer import chat_fields, tokenizer_fields
-from breccia.gguf.types import ARRAY, STRING, UINT32, Fields
+from breccia.checkpoint.reading.source import Checkpoint
 from breccia.recipes import ScalingRecipe
 from breccia.schemes import UNSAID, Activations, ModelScheme, differences
 from breccia.schemes.dialects import Said, scheme_of
 from breccia.schemes.matching import Match
 
-__all__ = ["gguf_fields", "gguf_model", "made_anew", "modules_of", "stored_bytes", "write_companions"]
+__all__ = ["made_anew", "modules_of", "stored_bytes", "write_companions"]
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
 
 
 def stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of an output; ``dtype`` is safetensors' name or GGUF's block type."""
+    """Bytes of an output; ``dtype`` is safetensors' name or a type of another container."""
     if dtype in DTYPES:
         return nbytes_of(dtype, shape)
-    return block_bytes(dtype, shape)
+    block, nbytes = next(one.types[dtype] for one in bridges.containers() if dtype in one.types)
+    return -(-math.prod(shape) // block) * nbytes
 
 
 def write_companions(
@@ -156,7 +151,7 @@ def changed_meaning(checkpoint: Checkpoint, target: Target, choices: list[Choice
     except ValueError as error:
         return [f"what the source says of activations and KV cache is not carried over: {error}"]
     recipes = modules_of(choices)
-    config: dict[str, Any] = {} if target.bridge.own_files else _config(checkpoint, target, choices)[0]
+    config: dict[str, Any] = {} if target.bridge.container.whole else _config(checkpoint, target, choices)[0]
     said = config.get("quantization_config") or config.get("quantization") or {}
     after = scheme_of(Said(said, config, dict(recipes), {}, checkpoint.array))
     opaque = [key for key in _opaque(source) if recipes and key not in said]
@@ -220,85 +215,10 @@ def _write(path: Path, value: dict[str, Any]) -> None:
     disk.write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def gguf_model(checkpoint: Checkpoint, left_out: Container[str] = ()) -> tuple[ModelMap | None, str]:
-    """How GGUF spells a checkpoint's model, of which some tensors are not written; None and the reason where it is not
-    known here."""
-    first = checkpoint.files[0]
-    if isinstance(first, GgufFile):
-        return first.model, ""
-    return model_map(checkpoint.config, [f.name for f in checkpoint.found if f.name not in left_out])
-
-
 def made_anew(checkpoint: Checkpoint, target: Target) -> list[Choice]:
-    """Tensors that GGUF has beside those of the source: how frequencies of RoPE are divided."""
-    if target.names is None or isinstance(checkpoint.files[0], GgufFile):
-        return []
+    """Tensors that the target's files have beside those of the source."""
     made = []
-    for name, factors in rope_tensors(checkpoint.config).items():
-        found = Found(name, "plain", "f32", {}, factors.shape, dtype="F32")
-        made.append(Choice(found, "make", {name: ("F32", factors.shape)}, values=tuple(factors.tolist())))
+    for name, values in target.bridge.container.made_anew(checkpoint, target.names).items():
+        found = Found(name, "plain", "f32", {}, values.shape, dtype="F32")
+        made.append(Choice(found, "make", {name: ("F32", values.shape)}, values=tuple(values.tolist())))
     return made
-
-
-# llama.cpp's numbers for what most matrices of a file are (its ftype).
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
-_FILE_TYPES |= {"Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18}
-
-
-def gguf_fields(
-    checkpoint: Checkpoint, names: ModelMap | None, left_out: list[str], kinds: dict[str, tuple[str, tuple[int, ...]]]
-) -> tuple[dict[str, tuple[int, Any]], str]:
-    """Metadata of a GGUF file whose tensors have these types and shapes, and what is missing from it: the source's own,
-    or what config.json, the tokenizer's files and the pooling of a sentence model say."""
-    first = checkpoint.files[0]
-    if isinstance(first, GgufFile):
-        anew = ("general.alignment", "general.file_type")
-        return {key: value for key, value in first.fields.items() if key not in anew} | _file_type(kinds), ""
-    fields, trouble = _model_fields(checkpoint, names, left_out)
-    return fields | _file_type(kinds), trouble
-
-
-def _file_type(kinds: dict[str, tuple[str, tuple[int, ...]]]) -> Fields:
-    most = Counter(kind for kind, shape in kinds.values() if len(shape) > 1).most_common(1)
-    return {"general.file_type": (UINT32, _FILE_TYPES[most[0][0]])} if most and most[0][0] in _FILE_TYPES else {}
-
-
-def _model_fields(checkpoint: Checkpoint, names: ModelMap | None, left_out: list[str]) -> tuple[Fields, str]:
-    fields: Fields = {
-        "general.architecture": (STRING, names.architecture if names else str(checkpoint.config.get("model_type", ""))),
-        "general.name": (STRING, checkpoint.path.stem),
-        "general.quantized_by": (STRING, "breccia"),
-        "general.quantization_version": (UINT32, 2),
-    }
-    if left_out:
-        fields[LEFT_OUT] = (ARRAY, left_out)
-    if names is None:
-        return fields, ""
-    fields |= hyperparameters(checkpoint.config, names.architecture)
-    pooling = checkpoint.path / "1_Pooling" / "config.json"
-    if names.architecture == "bert" and pooling.is_file():
-        said = read_json(pooling)
-        for number, key in ((1, "pooling_mode_mean_tokens"), (2, "pooling_mode_cls_token")):
-            if said.get(key) is True:
-                fields["bert.pooling_type"] = (UINT32, number)
-    more, trouble = _tokenizer(checkpoint)
-    return fields | more, trouble
-
-
-def _tokenizer(checkpoint: Checkpoint) -> tuple[Fields, str]:
-    """What the tokenizer's files say, and what is missing from them."""
-    folder = checkpoint.path
-    said = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    fields, trouble = Fields(), "there is no tokenizer.json: the file has no tokenizer"
-    tokenizer = read_json(folder / "tokenizer.json") if (folder / "tokenizer.json").is_file() else {}
-    if tokenizer:
-        fields, trouble = tokenizer_fields(tokenizer, checkpoint.config, said)
-    if trouble and (folder / "tokenizer.model").is_file():
-        raw = read_bounded(folder / "tokenizer.model", MAX_JSON)[0]
-        fields, trouble = sentencepiece_fields(raw, tokenizer, checkpoint.config, said)
-    if trouble and not tokenizer:
-        return {}, trouble
-    template = said.get("chat_template")
-    if (folder / "chat_template.jinja").is_file():
-        template = read_bounded(folder / "chat_template.jinja", MAX_JSON)[0].decode("utf-8")
-    return fields | chat_fields(template), trouble

@@ -29,9 +29,9 @@ def again(place: Path) -> str:
     return f"remove {place} and run the part"
 
 
-def write(folder: Path, kept: dict[str, Done] | None) -> None:
-    """Write what is known of the files of a part; None where nothing is."""
-    text = json.dumps(None if kept is None else {name: done.said() for name, done in kept.items()}).encode()
+def write(folder: Path, kept: dict[str, Done], summed: bool) -> None:
+    """Write what is known of the files of a part, and whether that has checksums."""
+    text = json.dumps([summed, {name: done.said() for name, done in kept.items()}]).encode()
     disk.write_file(folder / _NAME, b"%08x" % zlib.crc32(text) + text)
 
 
@@ -45,10 +45,10 @@ def read(place: Path, wanted: bool) -> dict[str, Done]:
     raw = read_bounded(path, _MOST)[0] if path.is_file() else b""
     if raw[:8] != b"%08x" % zlib.crc32(raw[8:]):
         raise ValueError(f"{path} must be as its part wrote it, it is not: {again(place)}")
-    said = json.loads(raw[8:])  # what this package wrote
-    if said is None and wanted:
+    summed, said = json.loads(raw[8:])  # what this package wrote
+    if wanted and not summed:
         raise ValueError(f"{place} must have checksums, it was made without: {again(place)}, or leave them out here")
-    return {name: Done.of(text) for name, text in (said or {}).items()}
+    return {name: Done.of(text) for name, text in said.items()}
 
 
 def check_source(checkpoint: Checkpoint, parts: OfParts, threads: int) -> None:

@@ -11,6 +11,7 @@ together.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -35,6 +36,7 @@ from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing import part_sums
 from breccia.checkpoint.writing.convert import Job, check_destination, names_folder, nbytes_of_choice, with_scheme
+from breccia.checkpoint.writing.rounding import Rounding
 from breccia.checkpoint.writing.work import Done, Work
 from breccia.schemes.value import ModelScheme, Rule
 
@@ -69,6 +71,7 @@ class Piece:
     exclude: tuple[str, ...]
     scale_search: str | None
     group_size: int | str | None
+    rounding: Rounding
     part: int
     parts: int
     tensors: int
@@ -101,16 +104,8 @@ class Piece:
             OSError: the disk is full or the like; nothing of this part is left behind.
         """
         target = _target(self.to, self.include, self.exclude, self.scale_search, self.group_size, self.asked)
-        with _opened(
-            self.source,
-            self.destination,
-            target,
-            self.parts,
-            progress,
-            threads,
-            checksums=checksums,
-            unmarked=self.unmarked,
-        ) as job:
+        where = (self.source, self.destination, target, self.rounding, self.parts)
+        with _opened(*where, progress, threads, checksums=checksums, unmarked=self.unmarked) as job:
             if job.identity != self.identity:
                 raise ValueError(f"source {self.source} must be as it was planned for, it is another now: plan again")
             return job.convert_part(self.part)
@@ -126,6 +121,11 @@ def plan(
     exclude: Sequence[str] = (),
     scale_search: str | None = None,
     group_size: int | str | None = None,
+    imatrix: str | os.PathLike[str] | None = None,
+    moments: str | os.PathLike[str] | None = None,
+    method: str = "nearest",
+    order: str | None = None,
+    damp: float | None = None,
     unmarked: str | None = None,
     scheme: ModelScheme | str | os.PathLike[str] | None = None,
     rules: Sequence[str | Rule] = (),
@@ -144,6 +144,7 @@ def plan(
         exclude: as for `convert`.
         scale_search: as for `convert`.
         group_size: as for `convert`.
+        imatrix, moments, method, order, damp: as for `convert`.
         unmarked: as for `convert`.
         scheme: as for `convert`.
         rules: as for `convert`.
@@ -160,7 +161,8 @@ def plan(
     """
     asked = asked_of(scheme, rules, kv, activations, amax)
     target = _target(to, include, exclude, scale_search, group_size, asked)
-    with _opened(source, destination, target, parts, False, 1, unmarked=unmarked) as job:
+    rounding = Rounding(imatrix, moments, method, order, damp)
+    with _opened(source, destination, target, rounding, parts, False, 1, unmarked=unmarked) as job:
         return [
             Piece(
                 source=os.fspath(source),
@@ -170,6 +172,7 @@ def plan(
                 exclude=tuple(exclude),
                 scale_search=scale_search,
                 group_size=group_size,
+                rounding=rounding,
                 part=part,
                 parts=parts,
                 tensors=len(job.shares[part - 1]),
@@ -193,6 +196,11 @@ def finish(
     exclude: Sequence[str] = (),
     scale_search: str | None = None,
     group_size: int | str | None = None,
+    imatrix: str | os.PathLike[str] | None = None,
+    moments: str | os.PathLike[str] | None = None,
+    method: str = "nearest",
+    order: str | None = None,
+    damp: float | None = None,
     progress: bool = False,
     strict: bool = False,
     checksums: bool = True,
@@ -217,6 +225,7 @@ def finish(
         exclude: as it was for the parts.
         scale_search: as it was for the parts.
         group_size: as it was for the parts.
+        imatrix, moments, method, order, damp: as they were for the parts.
         progress: draw a line on a terminal.
         strict: as for `convert`.
         checksums: read the source and the parts again, and compare them with the parts' checksums.
@@ -237,7 +246,8 @@ def finish(
     asked = asked_of(scheme, rules, kv, activations, amax)
     target = _target(to, include, exclude, scale_search, group_size, asked)
     count = _count(path_of(destination, "destination")) if parts is None else parts
-    with _opened(source, destination, target, count, progress, None, strict, checksums, unmarked) as job:
+    rounding = Rounding(imatrix, moments, method, order, damp)
+    with _opened(source, destination, target, rounding, count, progress, None, strict, checksums, unmarked) as job:
         return job.finish()
 
 
@@ -276,6 +286,7 @@ def _opened(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     target: Target,
+    rounding: Rounding,
     parts: int,
     show: bool,
     threads: int | None,
@@ -294,8 +305,11 @@ def _opened(
         raise FileExistsError(f"{error}: it is complete, and {parts_of(place)} is not needed any more") from None
     checkpoint = Checkpoint(source, mapped=False, unmarked=unmarked)
     try:
+        target = rounding.on(target, checkpoint)
         yield _Parts(checkpoint, destination, target, parts, show, threads, strict, checksums)
     finally:
+        if target.importance is not None:
+            target.importance.close()
         checkpoint.close()
 
 
@@ -339,7 +353,9 @@ class _Parts(Job):
 
     def _parts_identity(self) -> str:
         """Without paths and numbers of inodes: machines may see the source in different places."""
-        said: list[Any] = [__version__, spelled(self.target), self.checkpoint.config, self.parts, self.destination.name]
+        target, data = dataclasses.replace(self.target, importance=None), self.target.importance
+        said: list[Any] = [__version__, spelled(target), self.checkpoint.config, self.parts, self.destination.name]
+        said.append(None if data is None else data.portable)
         said += [self.into_directory, self.checkpoint.unmarked]
         said += [[path.name, size, mtime] for path, (_, size, mtime, _) in self.checkpoint.stamps.items()]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
@@ -393,15 +409,15 @@ class _Parts(Job):
             if not work.finished:
                 self.checkpoint.sums = Sums() if self.checksums else None
                 self._write_files(files, work)
-                self.checkpoint.check_unchanged()
+                self._check_unchanged()
                 with work.noting():
-                    part_sums.write(work.out, self.kept if self.checksums else None)
+                    part_sums.write(work.out, self.kept, self.checksums)
                     disk.write_file(work.out / _MARK, self.identity.encode())
             work.finish()
 
     def _keep(self, file: str, done: Done) -> None:
         super()._keep(file, done)
-        self.kept.setdefault(file, Done(Sums(), Sums(), {}, {})).add(done)
+        self.kept.setdefault(file, Done(Sums(), Sums(), {}, {}, {})).add(done)
 
     def finish(self) -> dict[str, Any]:
         """See `finish`."""

@@ -23,7 +23,7 @@ from breccia.checkpoint.workers import Workers
 from breccia.layouts import PerBlockMN, PerTensor
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["cut", "repack"]
+__all__ = ["cut", "matrix_of", "repack"]
 
 _PIECE = 2 << 20  # bytes of codes at a time
 _STEP = 128  # rows: whole bytes, words and tiles of every format
@@ -136,4 +136,28 @@ def cut(scaled: ScaledTensor, start: int, stop: int) -> ScaledTensor:
         along(scaled.zero_point),
         global_scale=second,
         shape=(stop - start, *scaled.shape[1:]),
+    )
+
+
+def matrix_of(scaled: Any, index: tuple[int, ...]) -> Any:
+    """One of a batch of matrices, quantized or plain."""
+    if not index:
+        return scaled
+    if not isinstance(scaled, ScaledTensor):
+        return scaled[index]
+
+    def at(array: Any) -> Any:
+        return array if array is None or isinstance(scaled.layout, PerTensor) else array[index]
+
+    second = scaled.global_scale
+    if second is not None and second.size > 1:
+        second = second[index]
+    return ScaledTensor(
+        scaled.data[index],
+        at(scaled.scale),
+        scaled.recipe,
+        scaled.layout,
+        at(scaled.zero_point),
+        global_scale=second,
+        shape=scaled.shape[-2:],
     )

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.locks import Lock, lock
@@ -28,21 +28,24 @@ class Done(NamedTuple):
         wrote: checksums of what was written, by the names in the output.
         not_finite: how many numbers are infinite or NaN, by logical names, where any are.
         losses: how far new codes are from what was read, by logical names.
+        rounded: what became of those that were rounded by GPTQ, by logical names: see `feedback.rounded`.
     """
 
     read: Sums
     wrote: Sums
     not_finite: dict[str, int]
     losses: dict[str, Loss]
+    rounded: dict[str, dict[str, Any]]
 
     def said(self) -> str:
         """In words that `of` takes."""
-        return json.dumps([self.read.said(), self.wrote.said(), self.not_finite, self.losses])
+        return json.dumps([self.read.said(), self.wrote.said(), self.not_finite, self.losses, self.rounded])
 
     @classmethod
     def of(cls, text: str) -> Done:
-        read, wrote, not_finite, losses = json.loads(text)
-        return cls(Sums(read), Sums(wrote), not_finite, {name: Loss(*one) for name, one in losses.items()})
+        read, wrote, not_finite, losses, rounded = json.loads(text)
+        lost = {name: Loss(*one) for name, one in losses.items()}
+        return cls(Sums(read), Sums(wrote), not_finite, lost, rounded)
 
     def add(self, other: Done) -> None:
         """Take in what is known of others.
@@ -54,6 +57,7 @@ class Done(NamedTuple):
         self.wrote.merge(other.wrote)
         self.not_finite.update(other.not_finite)
         self.losses.update(other.losses)
+        self.rounded.update(other.rounded)
 
 
 def partial_of(destination: Path) -> Path:

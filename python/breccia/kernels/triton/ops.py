@@ -198,6 +198,11 @@ def dequantize_operand(op: recipes.Operand, dtype: torch.dtype, apply_global: bo
     return values.reshape(op.shape)
 
 
+def source_of(op: recipes.Operand) -> Source | None:
+    """An operand as one matrix, None where the scales of its matrices keep it from being one."""
+    return None if _per_matrix_scales(op) else _flat(op)
+
+
 def _matrices(op: recipes.Operand) -> tuple[int, int, int]:
     """How many, and their rows and columns."""
     shape = op.shape

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from typing import Any
@@ -13,6 +14,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 HW = not INTERPRETED  # instructions of a GPU; the interpreter computes their bits instead
 # The instructions for FP8, of capability 8.9 and later. Without a GPU, code is compiled for one that has them.
 FP8 = HW and (not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9))
+
+
+@functools.cache
+def overlaps(device: torch.device) -> bool:
+    """Whether a kernel there may begin before the one before it has ended (`launch_pdl`)."""
+    return HW and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def out_dtype_of_scale(rule: str, scale_dtype: torch.dtype) -> torch.dtype:

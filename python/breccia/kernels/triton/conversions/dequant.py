@@ -9,11 +9,12 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from breccia.kernels.triton.device.codecs import decode_element, decode_scale
 from breccia.kernels.triton.device.elements import form_of
 from breccia.kernels.triton.device.words import takes_packed
-from breccia.kernels.triton.runtime import launch
+from breccia.kernels.triton.runtime import launch, overlaps
 
 
 @triton.jit
@@ -100,7 +101,12 @@ def dequantize_kernel(
     FORM: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    """EARLY: the kernel may begin before the one before it has ended, and lets the next one do so."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     pid = tl.program_id(0)
     m0 = (pid // k_tiles) * BM
     k0 = (pid % k_tiles) * BK
@@ -142,6 +148,7 @@ def dequantize(
     # A few rows, as of activations, take less time in many small programs.
     bm = (4096 if rows * cols > 1 << 20 else 512) // bk
     k_tiles = triton.cdiv(cols, bk)
+    early = overlaps(codes.device)
     launch(
         dequantize_kernel,
         (k_tiles * triton.cdiv(rows, bm),),
@@ -160,6 +167,8 @@ def dequantize(
         FORM=form_of(fmt, sfmt, block, packed, zero_point, global_scale),
         BM=bm,
         BK=bk,
+        EARLY=early,
         num_warps=4,
+        **({"launch_pdl": True} if early else {}),
     )
     return out

@@ -149,13 +149,15 @@ def rows_layout():
 
 @gluon.jit
 def load_scales(
-    s_ptr, rows, base, k, slices, N, s_row, KIND: gl.constexpr, SN: gl.constexpr, ROUND: gl.constexpr,
+    s_ptr, rows, base, k, slices, N, s_row, s_col, KIND: gl.constexpr, SN: gl.constexpr, ROUND: gl.constexpr,
     NATURAL: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     """Scales of slice k: per row and thread a pair of E4M3 (nvfp4), one E8M0 (mxfp4) or one a unit (mxfp8); one number
     per row (int4, block), with ROUND for each thread, else in the order of the tensor cores' rows; nothing (whole).
-    NATURAL: words of four one-byte scales, a row's for all of its threads."""
+    NATURAL: words of four one-byte scales, a row's for all of its threads. s_col: the stride along K of block."""
     k = gl.minimum(k, slices - 1)
+    if KIND == "block":
+        k = k * s_col
     if KIND == "whole":
         return k
     elif NATURAL and (KIND == "mxfp4" or KIND == "mxfp8"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,9 +104,13 @@ def _row(fmt: str) -> Element | None:
 
 
 def _rows() -> Iterator[tuple[str, Element]]:
+    taken: set[str] = set()
     for fmt in formats.names():
         row = _row(fmt)
         if row is not None:
+            # float8_e4m3 is no float8_e4m3fn: the short name is that of the first in the registry.
+            row = replace(row, name=fmt) if row.name in taken else row
+            taken.add(row.name)
             yield fmt, row
 
 

@@ -98,6 +98,18 @@ def dense_tile(m: int, n: int, k: int, element: str, block: bool, sms: int = 132
     return replace(LARGE["precise" if element == "int8" else "fast"], group=16 if k <= 4096 else 8)
 
 
+def experts_tile(activations: int, experts: int, fine: bool = False) -> Tile:
+    """Configuration for FP8 activations of experts by block-scaled weights, by how many each has on average; fine:
+    every row of the weights has scales of its own, which leaves no registers for two slices of K at a time. Measured on
+    an H100, with as many activations for each expert and with very different numbers of them."""
+    each = -(-activations // experts)
+    if each <= 64:
+        return Tile(False, 64, 128, 1, 1, 6, pairs=not fine)
+    if each <= 384 or fine:
+        return Tile(False, 128, 128, 2, 1, 4 if each <= 160 else 5, pairs=not fine)
+    return LARGE["block"]
+
+
 def large(k: int, mode: str) -> Tile:
     """Bands twice as high read less of the columns' operand; with long rows they no longer fit the L2 cache."""
     return replace(LARGE[mode], group=16) if mode != "fast" and k <= 4096 else LARGE[mode]

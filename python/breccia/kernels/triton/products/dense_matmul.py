@@ -14,7 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from breccia.kernels.triton.products.add_parts import add_parts
 from breccia.kernels.triton.products.code_sums import code_sums
-from breccia.kernels.triton.products.configs import Tile, dense_tile, fp8_tile
+from breccia.kernels.triton.products.configs import Tile, dense_tile, experts_tile, fp8_tile
 from breccia.kernels.triton.products.hopper_dense import dense_kernel
 from breccia.kernels.triton.products.turn_scales import scales_along_rows
 from breccia.kernels.triton.runtime import constant, launch
@@ -91,33 +91,83 @@ def dense_matmul(
     if tile.swap:
         rows, cols, zeros = b, a, [b_zero, a_zero]
         sides.reverse()
-    totals = [
+    totals: list[torch.Tensor | None] = [
         None if zeros[1] is None else code_sums(rows, zeros[0]),
         None if zeros[0] is None else code_sums(cols),
     ]
-    tma_store = _stores_by_tma(made, tile)
-    row_tiles, col_tiles = triton.cdiv(rows.shape[0], tile.rows), triton.cdiv(cols.shape[0], tile.cols)
+    _launch(rows, cols, sides, made, tile, fast, epilogue, added, zeros, totals)
+    if tile.parts > 1:
+        add_parts(made, bias, out)
+    return out
+
+
+def experts_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    offsets: torch.Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    """FP8 a (T, K) times expert e's b (E, N, K)[e] transposed, for rows offsets[e] to offsets[e + 1].
+
+    a_scale is (T, K/128), b_scale (E, N, K/128) or (E, N/128, K/128), float32; K is a multiple of 16, b contiguous.
+    """
+    t, (experts, n) = a.shape[0], b.shape[:2]
+    out = torch.empty((t, n), dtype=out_dtype, device=a.device)
+    if t == 0 or n == 0:
+        return out
+    tile = experts_tile(t, experts, len(b_scale[0]) == n) if tile is None else tile
+    a, b, b_scale = k_major(a), b.flatten(0, 1), b_scale.flatten(0, 1)
+    along = scales_along_rows(a_scale)  # an expert's begin anywhere, and TMA reads from multiples of 16 bytes
+    sides = [_Side(along, 3, along.stride(0)), _block_scales(b_scale, len(b), True)]
+    _launch(a, b, sides, out, tile, False, 0, offsets=offsets, experts=experts)
+    return out
+
+
+def _launch(
+    rows: torch.Tensor,
+    cols: torch.Tensor,
+    sides: list[_Side],
+    made: torch.Tensor,
+    tile: Tile,
+    fast: bool,
+    epilogue: int,
+    added: torch.Tensor | None = None,
+    zeros: list[torch.Tensor | None] | None = None,
+    totals: list[torch.Tensor | None] | None = None,
+    offsets: torch.Tensor | None = None,
+    experts: int = 0,
+) -> None:
+    """The kernel: `rows` and `cols` are its sides, `made` (M, N) or a part of K each (parts, M, N)."""
+    zeros, totals = zeros or [None, None], totals or [None, None]
+    size, device, sms = rows.element_size(), rows.device.index, sm_count(rows.device.index)
+    (m, n), tma_store = made.shape[-2:], _stores_by_tma(made, tile)
+    r, c = (n, m) if tile.swap else (m, n)
+    row_tiles, col_tiles = triton.cdiv(r, tile.rows), triton.cdiv(c, tile.cols)
+    tiles = (row_tiles + experts) * col_tiles * tile.parts  # at most: an expert's last tile may be a part of one
     launch(
         dense_kernel,
-        (min(sms, row_tiles * col_tiles * tile.parts),),
-        a,
+        (min(sms, tiles),),
+        rows,
         descriptor(rows, [tile.rows, 128 // size], CODES[size]),
         descriptor(cols, [tile.cols, 128 // size], CODES[size]),
-        *_scale_descriptors(sides, tile, rows.device.index),
+        *_scale_descriptors(sides, tile, device),
         _out_descriptor(made, tile, tma_store),
         made,
         sides[0].scale,
         sides[1].scale,
-        *(sides[0].scale if part is None else part for part in (*zeros, *totals, added)),
-        rows.shape[0],
-        cols.shape[0],
+        *(sides[0].scale if part is None else part for part in (*zeros, *totals, added, offsets)),
+        r,
+        c,
         made.stride(-2),
         m * n,
         sides[0].stride,
         sides[1].stride,
         row_tiles,
         col_tiles,
-        triton.cdiv(k * size, 128),
+        triton.cdiv(rows.shape[1] * size, 128),
         ROW_SCALE=sides[0].kind,
         COL_SCALE=sides[1].kind,
         ROW_ZERO=zeros[0] is not None,
@@ -134,18 +184,17 @@ def dense_matmul(
         GROUP=tile.group,
         PARTS=tile.parts,
         PAIRS=tile.pairs and not fast,
+        EXPERTS=experts,
+        EP=triton.next_power_of_2(experts + 1),
         num_warps=4,
         maxnreg=tile.maxnreg,
         launch_pdl=True,
     )
-    if tile.parts > 1:
-        add_parts(made, bias, out)
-    return out
 
 
 class _Side(NamedTuple):
     """The scales of one operand: `kind` 0 where the end of the kernel multiplies by them, 1 where a scale is one for
-    128 rows, 2 where there is one per row and they are copied with the codes, from `along`."""
+    128 rows, 2 where there is one per row and they are copied with the codes, from `along`, 3 where `scale` is that."""
 
     scale: torch.Tensor
     kind: int = 0

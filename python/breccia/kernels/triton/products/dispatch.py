@@ -63,7 +63,8 @@ def grouped_matmul(x: Any, w_stack: ScaledTensor, offsets: torch.Tensor, out_dty
         op = recipes.operand(x)
         fp8 = op.element in FP8 and w.element in FP8 and op.block == (1, 128) and w.block[1] == 128
         if fp8 and op.sfmt == w.sfmt == "float":
-            product.fp8 = Fp8(op.codes.view(FP8[op.element]), w.codes, op.scale.float(), w.scale, True)
+            codes = w.codes.view(FP8[w.element])
+            product.fp8 = Fp8(op.codes.view(FP8[op.element]), codes, op.scale.float(), w.scale, True)
         else:
             rows = dequantize(x, "bfloat16")
     if product.fp8 is None:

@@ -15,15 +15,15 @@ without scales along K they are always FAST, and lose nothing.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from breccia.kernels.triton.products.hopper_dense_product import Product, wait_for_kernel_before
+from breccia.kernels.triton.products.hopper_dense_ending import load_ending, store_tile
+from breccia.kernels.triton.products.hopper_dense_product import Product, count_tiles, wait_for_kernel_before
 
 SCALED_K = gl.constexpr(128)  # elements of K to a scale
 
@@ -62,21 +62,25 @@ def producer(p):
     SCALES: gl.constexpr = (BM if p.ROW_SCALE == 2 else 0) + (p.col_scale_bufs.shape[2] if p.COL_SCALE == 2 else 0)
     stage = 0
     phase = 1
+    expert, before, first, last = p.first_expert()
     for tile in range(gl.program_id(0), p.tiles(), gl.num_programs(0)):
-        m, n, part = p.place(tile)
+        expert, before, first, last = p.next_expert(tile, expert, before, first, last)
+        m, n, part = p.place(tile, before, last - first)
         m, n = wait_for_kernel_before(m, n)
-        begin, end = p.slices(part)
+        row, col = p.corner(m, n, first)
+        col += expert * p.C if p.EXPERTS > 0 else 0  # in the weights of all
+        begin, end = p.slices(part, expert)
         for k in range(begin, end):
             mbarrier.wait(p.free.index(stage), phase)
             bar = p.ready.index(stage)
             block = k // (SCALED_K // BLOCK_K)
             mbarrier.expect(bar, (BM + BN) * 128 + 4 * SCALES)
-            tma.async_copy_global_to_shared(p.row_desc, [m * BM, k * BLOCK_K], bar, p.row_bufs.index(stage))
-            tma.async_copy_global_to_shared(p.col_desc, [n * BN, k * BLOCK_K], bar, p.col_bufs.index(stage))
+            tma.async_copy_global_to_shared(p.row_desc, [row, k * BLOCK_K], bar, p.row_bufs.index(stage))
+            tma.async_copy_global_to_shared(p.col_desc, [col, k * BLOCK_K], bar, p.col_bufs.index(stage))
             if p.ROW_SCALE == 2:
-                tma.async_copy_global_to_shared(p.row_scale_desc, [block, m * BM], bar, p.row_scale_bufs.index(stage))
+                tma.async_copy_global_to_shared(p.row_scale_desc, [block, row], bar, p.row_scale_bufs.index(stage))
             if p.COL_SCALE == 2:
-                tma.async_copy_global_to_shared(p.col_scale_desc, [block, n * BN], bar, p.col_scale_bufs.index(stage))
+                tma.async_copy_global_to_shared(p.col_scale_desc, [block, col], bar, p.col_scale_bufs.index(stage))
             stage += 1
             if stage == p.STAGES:
                 stage = 0
@@ -95,9 +99,9 @@ def load_scale(bufs, stage, START: gl.constexpr, LENGTH: gl.constexpr, layout: g
 def add_slice(p, acc, raw, row_scale, col_scale):
     """acc + raw * scales."""
     raw = raw.to(gl.float32)
-    if p.ROW_SCALE == 2 and p.COL_SCALE == 2:
+    if p.ROW_SCALE >= 2 and p.COL_SCALE == 2:
         return fma(raw * gl.expand_dims(col_scale, 0), gl.expand_dims(row_scale, 1), acc)
-    elif p.ROW_SCALE == 2:
+    elif p.ROW_SCALE >= 2:
         return fma(raw, gl.expand_dims(row_scale * col_scale, 1), acc)
     elif p.COL_SCALE == 2:
         return fma(raw, gl.expand_dims(col_scale * row_scale, 0), acc)
@@ -105,77 +109,6 @@ def add_slice(p, acc, raw, row_scale, col_scale):
         return fma(raw, gl.full(acc.type.shape, 1.0, gl.float32, acc.type.layout) * (row_scale * col_scale), acc)
     else:
         return fma(raw, gl.full(acc.type.shape, 1.0, gl.float32, acc.type.layout), acc)
-
-
-@gluon.jit
-def load_ending(p, row0, col0, layout: gl.constexpr):
-    """What the sums of a tile are multiplied by and what is added, asked for before the first product: (scales of the
-    rows of wave 0, of wave 1, of columns, bias). What runs along columns lies spread over all threads until the end;
-    each would have to keep a quarter of it in the layout of the sums."""
-    BN: gl.constexpr = layout.instr_shape[1]
-    rows = row0 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-    cols = col0 + gl.arange(0, BN, layout=gl.BlockedLayout([max(1, BN // 128)], [32], [4], [0]))
-    first = 1.0
-    second = 1.0
-    along = 1.0
-    bias = 0.0
-    if p.EPILOGUE == 1:
-        first = gl.load(p.row_scale_ptr) * gl.load(p.col_scale_ptr)
-        second = first
-    elif p.EPILOGUE == 2:
-        row_at = p.row_scale_ptr + rows * p.row_scale_stride  # 0 where one scale is for all
-        first = gl.load(row_at, mask=rows < p.R, other=0.0)
-        second = first
-        if p.WAVES == 2:
-            second = gl.load(row_at + 64 * p.row_scale_stride, mask=rows + 64 < p.R, other=0.0)
-        along = gl.load(p.col_scale_ptr + cols * p.col_scale_stride, mask=cols < p.C, other=0.0)
-    if p.BIAS and not p.SWAP:
-        bias = gl.load(p.bias_ptr + cols, mask=cols < p.C, other=0.0).to(gl.float32)
-    return first, second, along, bias
-
-
-@gluon.jit
-def store_tile(p, acc, row0, col0, part, out_buf, row_scale, col_scale, bias):
-    """Zero points, scales per tensor (EPILOGUE 1) or per row and column (2), bias along the output's columns, then the
-    store."""
-    layout: gl.constexpr = acc.type.layout
-    rows = row0 + gl.arange(0, acc.type.shape[0], layout=gl.SliceLayout(1, layout))
-    cols = col0 + gl.arange(0, acc.type.shape[1], layout=gl.SliceLayout(0, layout))
-    # (r - z) (c - y) adds up to r c - z c - y (r - z): `total` is the sum of c, or of r - z.
-    first = part == 0  # of the parts of K, which are added
-    if p.ROW_ZERO:
-        zero = gl.load(p.row_zero_ptr + rows, mask=(rows < p.R) & first, other=0).to(gl.int32)
-        total = gl.load(p.col_total_ptr + cols, mask=cols < p.C, other=0)
-        acc -= gl.expand_dims(zero, 1) * gl.expand_dims(total, 0)
-    if p.COL_ZERO:
-        zero = gl.load(p.col_zero_ptr + cols, mask=(cols < p.C) & first, other=0).to(gl.int32)
-        total = gl.load(p.row_total_ptr + rows, mask=rows < p.R, other=0)
-        acc -= gl.expand_dims(total, 1) * gl.expand_dims(zero, 0)
-    acc = acc.to(gl.float32)
-    if p.EPILOGUE == 1:
-        acc = acc * row_scale
-    elif p.EPILOGUE == 2:
-        col_scale = gl.convert_layout(col_scale, gl.SliceLayout(0, layout))
-        acc = acc * gl.expand_dims(row_scale, 1) * gl.expand_dims(col_scale, 0)
-    if p.BIAS:
-        if p.SWAP:
-            acc += gl.expand_dims(gl.load(p.bias_ptr + rows, mask=rows < p.R, other=0.0).to(gl.float32), 1)
-        else:
-            acc += gl.expand_dims(gl.convert_layout(bias, gl.SliceLayout(0, layout)), 0)
-    if p.TMA_STORE:
-        tma.store_wait(p.OUT_BUFS - 1)  # for the last store from this buffer
-        out_buf.store(acc.to(p.out_desc.dtype))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(p.out_desc, [row0, col0], out_buf)
-    else:
-        inside = gl.expand_dims(rows < p.R, 1) & gl.expand_dims(cols < p.C, 0)
-        if p.SWAP:
-            at = gl.expand_dims(cols.to(gl.int64) * p.out_stride, 0) + gl.expand_dims(rows, 1)
-        else:
-            at = gl.expand_dims(rows.to(gl.int64) * p.out_stride, 1) + gl.expand_dims(cols, 0)
-        if p.PARTS > 1:
-            at += gl.cast(part, gl.int64) * p.part_stride
-        gl.store(p.out_ptr + at, acc.to(p.out_ptr.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
@@ -197,6 +130,17 @@ def slice_scales(p, stage, row_scale, col_scale, BASE: gl.constexpr, layout: gl.
 
 
 @gluon.jit
+def fetch(at, block, stride, KIND: gl.constexpr):
+    """The scales of a block of K that come from global memory, those of kinds 1 and 3."""
+    if KIND == 1:
+        return gl.load(at + block)
+    elif KIND == 3:
+        return gl.load(at + block * stride)
+    else:
+        return 1.0
+
+
+@gluon.jit
 def after(stage, phase, STAGES: gl.constexpr):
     """The stage after this one and its phase."""
     wraps = (stage + 1 == STAGES).to(gl.int32)
@@ -209,20 +153,21 @@ def add_pairs(
 ):  # fmt: skip
     """Sums slices begin, begin + 1, ... while two are left: one is multiplied while the other is added. `acc` and
     `zero` are zero. Returns (sum, stage, phase, first slice not added)."""
-    last = end - 1
+    last = end - 1 if p.EXPERTS == 0 else gl.maximum(end - 1, 0)  # there may be none
     PER: gl.constexpr = SCALED_K // p.row_bufs.shape[2]
-    row0 = gl.load(row_scale_at + begin // PER) if p.ROW_SCALE == 1 else 1.0
-    row1 = gl.load(row_scale_at + gl.minimum(begin + 1, last) // PER) if p.ROW_SCALE == 1 else 1.0
-    col0 = gl.load(col_scale_at + begin // PER) if p.COL_SCALE == 1 else 1.0
-    col1 = gl.load(col_scale_at + gl.minimum(begin + 1, last) // PER) if p.COL_SCALE == 1 else 1.0
+    RS: gl.constexpr = p.ROW_SCALE
+    CS: gl.constexpr = p.COL_SCALE
+    row0 = fetch(row_scale_at, begin // PER, p.row_scale_stride, RS)
+    row1 = fetch(row_scale_at, gl.minimum(begin + 1, last) // PER, p.row_scale_stride, RS)
+    col0 = fetch(col_scale_at, begin // PER, 0, CS)
+    col1 = fetch(col_scale_at, gl.minimum(begin + 1, last) // PER, 0, CS)
     for k in range(begin, last, 2):
         row_now0, row_now1, col_now0, col_now1 = row0, row1, col0, col1
-        if p.ROW_SCALE == 1:  # fetched a pair ahead of their use
-            row0 = gl.load(row_scale_at + gl.minimum(k + 2, last) // PER)
-            row1 = gl.load(row_scale_at + gl.minimum(k + 3, last) // PER)
-        if p.COL_SCALE == 1:
-            col0 = gl.load(col_scale_at + gl.minimum(k + 2, last) // PER)
-            col1 = gl.load(col_scale_at + gl.minimum(k + 3, last) // PER)
+        # Fetched a pair ahead of their use.
+        row0 = fetch(row_scale_at, gl.minimum(k + 2, last) // PER, p.row_scale_stride, RS)
+        row1 = fetch(row_scale_at, gl.minimum(k + 3, last) // PER, p.row_scale_stride, RS)
+        col0 = fetch(col_scale_at, gl.minimum(k + 2, last) // PER, 0, CS)
+        col1 = fetch(col_scale_at, gl.minimum(k + 3, last) // PER, 0, CS)
         stage1, phase1 = after(stage, phase, p.STAGES)
         mbarrier.wait(p.ready.index(stage), phase)
         raw0 = multiply_slice(p, stage, BASE, zero)
@@ -242,7 +187,6 @@ def add_pairs(
 
 @gluon.jit
 def consumer(p, WHICH: gl.constexpr):
-    BM: gl.constexpr = p.row_bufs.shape[1]
     BN: gl.constexpr = p.col_bufs.shape[1]
     BASE: gl.constexpr = WHICH * p.WAVES * 64
     PER: gl.constexpr = SCALED_K // p.row_bufs.shape[2]  # slices to a scale
@@ -251,32 +195,46 @@ def consumer(p, WHICH: gl.constexpr):
     col_layout: gl.constexpr = gl.SliceLayout(0, layout)
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
+    expert, before, first, last = p.first_expert()
     for tile in range(gl.program_id(0), p.tiles(), gl.num_programs(0)):
-        m, n, part = p.place(tile)
+        expert, before, first, last = p.next_expert(tile, expert, before, first, last)
+        m, n, part = p.place(tile, before, last - first)
         # For scales and bias, and for whoever still reads what `out` was before.
         m, n = wait_for_kernel_before(m, n)
-        begin, end = p.slices(part)
-        scales0, scales1, scales_along, bias = load_ending(p, m * BM + BASE, n * BN, layout)
+        row, col = p.corner(m, n, first)
+        begin, end = p.slices(part, expert)
+        scales0, scales1, scales_along, bias = load_ending(p, row + BASE, col, layout)
         zero = gl.zeros([64, BN], sums_type(p.row_desc.dtype), layout)
         acc0 = gl.zeros([64, BN], sums_type(p.row_desc.dtype) if p.FAST else gl.float32, layout)
         acc1 = acc0
         # A scale that is one number for the tile is fetched one slice ahead of its use.
-        row_scale_at = p.row_scale_ptr + gl.minimum(m * BM + BASE, p.R - 1) // 128 * p.row_scale_stride
-        col_scale_at = p.col_scale_ptr + (n * BN // 128) * p.col_scale_stride
+        second_at = p.row_scale_ptr
+        if p.ROW_SCALE == 3:
+            rows = row + BASE + gl.arange(0, 64, layout=row_layout)
+            row_scale_at = p.row_scale_ptr + gl.minimum(rows, p.R - 1)
+            second_at = p.row_scale_ptr + gl.minimum(rows + 64, p.R - 1)
+        else:
+            row_scale_at = p.row_scale_ptr + gl.minimum(row + BASE, p.R - 1) // 128 * p.row_scale_stride
+        col_scale_at = p.col_scale_ptr + p.scale_row(col, p.C, expert) * p.col_scale_stride
         if p.PAIRS:
             acc0, stage, phase, begin = add_pairs(
                 p, acc0, zero, stage, phase, begin, end, row_scale_at, col_scale_at, BASE, layout
             )
-        row_next = gl.load(row_scale_at + begin // PER, mask=begin < end, other=1.0) if p.ROW_SCALE == 1 else 1.0
-        col_next = gl.load(col_scale_at + begin // PER, mask=begin < end, other=1.0) if p.COL_SCALE == 1 else 1.0
+        some = gl.minimum(begin, gl.maximum(end - 1, 0)) // PER
+        row_next = fetch(row_scale_at, some, p.row_scale_stride, p.ROW_SCALE)
+        col_next = fetch(col_scale_at, some, 0, p.COL_SCALE)
+        second_next = row_next
+        if p.WAVES == 2 and p.ROW_SCALE == 3:
+            second_next = gl.load(second_at + some * p.row_scale_stride)
         for k in range(begin, end):
             row_scale = row_next
             col_scale = col_next
             ahead = gl.minimum(k + 1, end - 1) // PER
-            if p.ROW_SCALE == 1:
-                row_next = gl.load(row_scale_at + ahead)
-            if p.COL_SCALE == 1:
-                col_next = gl.load(col_scale_at + ahead)
+            second = second_next
+            row_next = fetch(row_scale_at, ahead, p.row_scale_stride, p.ROW_SCALE)
+            col_next = fetch(col_scale_at, ahead, 0, p.COL_SCALE)
+            if p.WAVES == 2 and p.ROW_SCALE == 3:
+                second_next = gl.load(second_at + ahead * p.row_scale_stride)
             mbarrier.wait(p.ready.index(stage), phase)
             if p.FAST:
                 rows = p.row_bufs.index(stage)
@@ -302,6 +260,8 @@ def consumer(p, WHICH: gl.constexpr):
                     raw = multiply_slice(p, stage, BASE + 64, zero)
                     if p.ROW_SCALE == 2:
                         row_scale = load_scale(p.row_scale_bufs, stage, BASE + 64, 64, row_layout)
+                    if p.ROW_SCALE == 3:
+                        row_scale = second
                     raw = warpgroup_mma_wait(0, deps=[raw])
                     mbarrier.arrive(p.free.index(stage))
                     acc1 = add_slice(p, acc1, raw, row_scale, col_scale)
@@ -317,11 +277,14 @@ def consumer(p, WHICH: gl.constexpr):
             else:
                 acc0 = warpgroup_mma_wait(0, deps=[acc0])
             mbarrier.arrive(p.free.index(previous(stage, p.STAGES)))
+        row_end = last if p.EXPERTS > 0 else p.R
+        row += BASE
+        whole = row + p.WAVES * 64 <= row_end  # of both waves, so that they take their buffers in turn
         out_buf = p.out_bufs.index(WHICH * p.OUT_BUFS)
-        store_tile(p, acc0, m * BM + BASE, n * BN, part, out_buf, scales0, scales_along, bias)
+        store_tile(p, acc0, row, col, row_end, whole, part, out_buf, scales0, scales_along, bias)
         if p.WAVES == 2:
             out_buf = p.out_bufs.index(WHICH * p.OUT_BUFS + p.OUT_BUFS - 1)
-            store_tile(p, acc1, m * BM + BASE + 64, n * BN, part, out_buf, scales1, scales_along, bias)
+            store_tile(p, acc1, row + 64, col, row_end, whole, part, out_buf, scales1, scales_along, bias)
     if p.TMA_STORE:
         tma.store_wait(0)
 
@@ -329,11 +292,12 @@ def consumer(p, WHICH: gl.constexpr):
 @gluon.jit
 def dense_kernel(
     row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr, row_zero_ptr,
-    col_zero_ptr, row_total_ptr, col_total_ptr, bias_ptr, R, C, out_stride, part_stride, row_scale_stride,
+    col_zero_ptr, row_total_ptr, col_total_ptr, bias_ptr, offset_ptr, R, C, out_stride, part_stride, row_scale_stride,
     col_scale_stride, row_tiles, col_tiles, k_tiles, ROW_SCALE: gl.constexpr, COL_SCALE: gl.constexpr,
     ROW_ZERO: gl.constexpr, COL_ZERO: gl.constexpr, FAST: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr,
     SWAP: gl.constexpr, TMA_STORE: gl.constexpr, CONSUMERS: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr,
-    OUT_BUFS: gl.constexpr, GROUP: gl.constexpr, PARTS: gl.constexpr, PAIRS: gl.constexpr,
+    OUT_BUFS: gl.constexpr, GROUP: gl.constexpr, PARTS: gl.constexpr, PAIRS: gl.constexpr, EXPERTS: gl.constexpr,
+    EP: gl.constexpr,
 ):  # fmt: skip
     gdc_launch_dependents()
     BM: gl.constexpr = row_desc.block_type.shape[0]
@@ -356,14 +320,19 @@ def dense_kernel(
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(free.index(i), count=CONSUMERS)
+    all_tiles = gl.to_tensor(0)
+    if EXPERTS > 0:
+        gdc_wait()  # for the offsets
+        gl.static_assert(not SWAP and PARTS == 1)
+        all_tiles = count_tiles(offset_ptr, gl.to_tensor(R), col_tiles, BM, EXPERTS, EP)
     p = Product(  # integers that are one come as constants
         row_desc, col_desc, row_scale_desc, col_scale_desc, out_desc, out_ptr, row_scale_ptr, col_scale_ptr,
-        row_zero_ptr, col_zero_ptr, row_total_ptr, col_total_ptr, bias_ptr, row_bufs, col_bufs, row_scale_bufs,
-        col_scale_bufs, out_bufs, ready, free, gl.to_tensor(R), gl.to_tensor(C),
+        row_zero_ptr, col_zero_ptr, row_total_ptr, col_total_ptr, bias_ptr, offset_ptr, row_bufs, col_bufs,
+        row_scale_bufs, col_scale_bufs, out_bufs, ready, free, gl.to_tensor(R), gl.to_tensor(C),
         gl.to_tensor(out_stride), gl.to_tensor(part_stride), gl.to_tensor(row_scale_stride),
         gl.to_tensor(col_scale_stride), gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(k_tiles),
-        ROW_SCALE, COL_SCALE, ROW_ZERO, COL_ZERO, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES, OUT_BUFS,
-        GROUP, PARTS, PAIRS,
+        all_tiles, ROW_SCALE, COL_SCALE, ROW_ZERO, COL_ZERO, FAST, EPILOGUE, BIAS, SWAP, TMA_STORE, WAVES, STAGES,
+        OUT_BUFS, GROUP, PARTS, PAIRS, EXPERTS,
     )  # fmt: skip
     if CONSUMERS == 2:
         gl.warp_specialize([(consumer, (p, 0)), (consumer, (p, 1)), (producer, (p,))], [4, 1], [240, 24])

@@ -71,6 +71,7 @@ class Product:
     N: gl.tensor
     M: gl.tensor
     s_row: gl.tensor
+    s_col: gl.tensor
     s_expert: gl.tensor
     out_stride: gl.tensor
     row_tiles: gl.tensor
@@ -100,9 +101,9 @@ class Product:
     @gluon.constexpr_function
     def __init__(
         self, x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs,
-        x_here, x_ready, x_free, w_here, w_ready, w_free, N, M, s_row, s_expert, out_stride, row_tiles,
-        col_tiles, slices, fours, KIND, FMT, SN, ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES,
-        X_UNITS, W_STAGES, GROUP, TMA_STORE,
+        x_here, x_ready, x_free, w_here, w_ready, w_free, N, M, s_row, s_col, s_expert, out_stride,
+        row_tiles, col_tiles, slices, fours, KIND, FMT, SN, ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS,
+        X_STAGES, X_UNITS, W_STAGES, GROUP, TMA_STORE,
     ):  # fmt: skip
         self.x_desc, self.w_desc, self.out_desc = x_desc, w_desc, out_desc
         self.s_ptr, self.g_ptr, self.bias_ptr, self.out_ptr = s_ptr, g_ptr, bias_ptr, out_ptr
@@ -111,7 +112,7 @@ class Product:
         self.x_here, self.x_ready, self.x_free = x_here, x_ready, x_free
         self.w_here, self.w_ready, self.w_free = w_here, w_ready, w_free
         self.N, self.M, self.out_stride = N, M, out_stride
-        self.s_row, self.s_expert = s_row, s_expert
+        self.s_row, self.s_col, self.s_expert = s_row, s_col, s_expert
         self.row_tiles, self.col_tiles = row_tiles, col_tiles
         self.slices, self.fours = slices, fours
         self.KIND, self.FMT, self.SN, self.ROUND = (gl.constexpr(v) for v in (KIND, FMT, SN, ROUND))
@@ -381,8 +382,8 @@ def start_barriers(p):
 
 @gluon.jit
 def weights_kernel(
-    x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, N, M, s_row, s_expert, out_stride, row_tiles,
-    col_tiles, slices, fours, KIND: gl.constexpr, FMT: gl.constexpr, SN: gl.constexpr, ROUND: gl.constexpr,
+    x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, N, M, s_row, s_col, s_expert, out_stride,
+    row_tiles, col_tiles, slices, fours, KIND: gl.constexpr, FMT: gl.constexpr, SN: gl.constexpr, ROUND: gl.constexpr,
     GLOBAL: gl.constexpr, BIAS: gl.constexpr, EXPERTS: gl.constexpr, SPLIT: gl.constexpr, ORDER: gl.constexpr,
     CONSUMERS: gl.constexpr, X_STAGES: gl.constexpr, X_UNITS: gl.constexpr, W_STAGES: gl.constexpr,
     GROUP: gl.constexpr, TMA_STORE: gl.constexpr,
@@ -402,9 +403,10 @@ def weights_kernel(
         x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, x_bufs, w_bufs, red_bufs,
         barriers(X_STAGES), barriers(X_STAGES), barriers(X_STAGES), barriers(W_STAGES), barriers(W_STAGES),
         barriers(W_STAGES),
-        gl.to_tensor(N), gl.to_tensor(M), gl.to_tensor(s_row), gl.to_tensor(s_expert), gl.to_tensor(out_stride),
-        gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(slices), gl.to_tensor(fours), KIND, FMT, SN,
-        ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS, W_STAGES, GROUP, TMA_STORE,
+        gl.to_tensor(N), gl.to_tensor(M), gl.to_tensor(s_row), gl.to_tensor(s_col), gl.to_tensor(s_expert),
+        gl.to_tensor(out_stride), gl.to_tensor(row_tiles), gl.to_tensor(col_tiles), gl.to_tensor(slices),
+        gl.to_tensor(fours), KIND, FMT, SN, ROUND, GLOBAL, BIAS, EXPERTS, SPLIT, ORDER, CONSUMERS, X_STAGES, X_UNITS,
+        W_STAGES, GROUP, TMA_STORE,
     )  # fmt: skip
     start_barriers(p)
     if ORDER != "":

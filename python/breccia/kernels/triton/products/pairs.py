@@ -14,11 +14,12 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.conversions.dequant import dequantize as dequantize_2d
 from breccia.kernels.triton.ops import dequantize_operand
-from breccia.kernels.triton.runtime import constant, launch
+from breccia.kernels.triton.runtime import constant, launch, overlaps
 
 # By the block of a float scale (rows, elements of K), which `dense_matmul` takes.
 _SCALES = {(0, 0): "whole", (1, 0): "whole", (1, 128): "block", (128, 128): "block"}
@@ -98,12 +99,16 @@ def rows_by_weight(x: recipes.Operand, w: recipes.Operand) -> tuple[torch.Tensor
 def multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The product of two float32 numbers on a device: a launch, which plans repeat."""
     out = torch.empty(1, dtype=torch.float32, device=a.device)
-    launch(multiply_kernel, (1,), a, a, b, out, num_warps=1)
+    early = overlaps(a.device)
+    launch(multiply_kernel, (1,), a, a, b, out, EARLY=early, num_warps=1, **({"launch_pdl": True} if early else {}))
     return out
 
 
 @triton.jit
-def multiply_kernel(a_ptr, b_ptr, out_ptr):
+def multiply_kernel(a_ptr, b_ptr, out_ptr, EARLY: tl.constexpr):
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     tl.store(out_ptr, tl.load(a_ptr) * tl.load(b_ptr))
 
 

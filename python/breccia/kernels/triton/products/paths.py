@@ -14,7 +14,7 @@ import torch
 
 from breccia.kernels.triton import recipes
 from breccia.kernels.triton.device.elements import ELEMENTS
-from breccia.kernels.triton.ops import dequantize, dequantize_operand
+from breccia.kernels.triton.ops import dequantize, dequantize_operand, source_of
 from breccia.kernels.triton.products import blackwell, configs, gemm, pairs
 from breccia.scaled_tensor import ScaledTensor
 
@@ -253,6 +253,26 @@ def _run_grouped(p: Product) -> torch.Tensor:
     )
 
 
+def _takes_experts(p: Product) -> bool:
+    """FP8 by FP8 with scales that the kernel finds, in rows that TMA can address."""
+    if p.fp8 is None or p.offsets is None or p.w is None:
+        return False
+    f, (e, n, k) = p.fp8, p.w.shape
+    scaled = f.w_scale.ndim == 3 and f.w_scale.shape[1] == (n if p.w.block[0] == 1 else -(-n // 128))
+    one_e4m3 = torch.float8_e4m3fn in (f.x.dtype, f.w.dtype)
+    aligned = f.w.is_contiguous() and f.w.data_ptr() % 16 == 0 and k % 16 == 0 and k > 0
+    return scaled and p.w.block[0] in (1, 128) and one_e4m3 and aligned and e * n < 2**31
+
+
+def _run_experts(p: Product) -> torch.Tensor:
+    from breccia.kernels.triton.products.dense_matmul import experts_matmul
+
+    f = p.fp8
+    assert f is not None
+    assert p.offsets is not None
+    return experts_matmul(f.x, f.w, f.x_scale, f.w_scale, p.offsets, p.dtype)
+
+
 def _exact_in_bf16(x: Any) -> bool:
     if not isinstance(x, ScaledTensor):
         return bool(x.dtype == torch.bfloat16)
@@ -354,6 +374,33 @@ def _run_dense(
     return dense_matmul(x, w, xs, ws, p.dtype, p.bias, blocks)
 
 
+def _takes_decoded_in_order(p: Product) -> bool:
+    """More rows than the product itself orders, and no more than let it turn the weights instead."""
+    if not _takes_rows_by_weight(p):
+        return False
+    from breccia.kernels.triton.products.weights_matmul import kind_of, takes_weight
+
+    x, w = _pair(p)
+    rows, (n, k) = _rows_of(p), w.shape
+    kind = kind_of(w.element, w.sfmt, Product(p.dtype, w=w).scaled[1])
+    fused = configs.weight_only(rows, n, k, w.element) == "fused" and w.zero_point is None
+    if kind is None or not fused or not takes_weight(w.codes, k, kind) or x.codes.stride(-1) != 1:
+        return False
+    return configs.weight_tile(rows, n, kind).order == "" and source_of(x) is not None
+
+
+def _run_decoded_in_order(p: Product) -> torch.Tensor:
+    from breccia.kernels.triton.products.weights_matmul import kind_of, weights_matmul
+
+    x, w = _pair(p)
+    source, (scale, block) = source_of(x), Product(p.dtype, w=w).scaled
+    kind = kind_of(w.element, w.sfmt, block)
+    assert source is not None
+    assert kind is not None
+    tile = configs.weight_tile(_rows_of(p), w.shape[0], kind)
+    return weights_matmul(source, w.codes, scale, kind, w.element, block, p.dtype, w.global_scale, p.bias, tile=tile)
+
+
 def _takes_rows_by_weight(p: Product) -> bool:
     return p.pair is not None and (p.dtype != torch.float32 or pairs.is_exact(p.pair[0]))
 
@@ -411,6 +458,14 @@ PATHS = [
         f"bf16 × {_CODES}, FP8, INT8 or MXFP8",
         lambda p: p.offsets is not None and p.kind is not None,
         _run_fused,
+        hopper=True,
+    ),
+    Path(
+        "Gluon, TMA and wgmma",
+        GROUPED,
+        "FP8 × FP8 with scales per 1 × 128 (weights: also 128 × 128), K a multiple of 16",
+        _takes_experts,
+        _run_experts,
         hopper=True,
     ),
     Path(
@@ -488,6 +543,14 @@ PATHS = [
         "the last",
         _takes_halves,
         _run_halves,
+        hopper=True,
+    ),
+    Path(
+        "the left side decodes into the order of the right one's codes, which decode on their way to wgmma",
+        PAIR,
+        f"16-bit results of any × {_CODES}, FP8, INT8 or MXFP8, from 17 or 33 to some 256 rows",
+        _takes_decoded_in_order,
+        _run_decoded_in_order,
         hopper=True,
     ),
     Path(

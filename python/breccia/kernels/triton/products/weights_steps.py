@@ -24,7 +24,7 @@ def take_words(p, WHICH: gl.constexpr, it, more):
 
 @gluon.jit
 def scales(p, rows, base, k, mma: gl.constexpr):
-    return load_scales(p.s_ptr, rows, base, k, p.slices, p.N, p.s_row, p.KIND, p.SN, p.ROUND, p.NATURAL, mma)
+    return load_scales(p.s_ptr, rows, base, k, p.slices, p.N, p.s_row, p.s_col, p.KIND, p.SN, p.ROUND, p.NATURAL, mma)
 
 
 @gluon.jit

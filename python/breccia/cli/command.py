@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from breccia._version import __version__
-from breccia.cli import conversion, text_commands
+from breccia.cli import conversion, plan_bits, text_commands
 from breccia.cli.arguments import Parser, count, json_last, part
 from breccia.cli.errors import Terminated, said, terminable
+from breccia.cli.rounding import add_rounding, rounding_lines, rounding_options
 from breccia.cli.terminal import after, plain_characters, streams, wrapped
 
 __all__ = ["main"]
@@ -78,6 +79,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "breccia convert model/ model-nvfp4/ --to compressed-tensors:nvfp4",
         "breccia convert model.safetensors small.safetensors --to fp8 --exclude '*.0.*'",
         "breccia convert model/ out/ --to modelopt --set '*.experts.*=nvfp4' --kv fp8",
+        "breccia convert model/ out/ --to nvfp4 --moments m.safetensors --method gptq",
     )
     convert.add_argument("source", metavar="IN", nargs="?", help="safetensors file, directory of shards, or GGUF file")
     convert.add_argument("destination", metavar="OUT", nargs="?", help="file or directory to make; OUT/ is a directory")
@@ -96,9 +98,6 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     convert.add_argument(
         "--group-size", "--block-size", type=_group_size, metavar="N|auto", help="elements per scale of INT4"
     )
-    convert.add_argument(
-        "--imatrix", metavar="FILE", help="what errors of columns count: llama.cpp's imatrix, or moments"
-    )
     convert.add_argument("--scheme", metavar="FILE", help="rules of layers, a TOML file: docs/schemes.md has the form")
     convert.add_argument(
         "--set",
@@ -112,6 +111,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "--activations", choices=["dynamic", "static", "none"], help="inputs of layers of which no rule says it"
     )
     convert.add_argument("--amax", metavar="FILE", help="moments of calibrate, for static scales of inputs")
+    add_rounding(convert)
     convert.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
     convert.add_argument("--force", action="store_true", help=_FORCE)
     pieces = convert.add_mutually_exclusive_group()
@@ -192,6 +192,14 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "breccia calibrate model/ --text a.txt --memory 8GiB --out m.safetensors",
     )
     text_commands.add_calibrate(calibrate)
+    planned = _command(
+        commands,
+        "plan-bits",
+        _plan_bits,
+        "choose a format for each layer, by moments, at so many bits a weight",
+        "breccia plan-bits model/ --moments moments.safetensors --bits 4.8 --out plan.toml",
+    )
+    plan_bits.add_plan_bits(planned)
     evaluate = _command(
         commands,
         "evaluate",
@@ -323,6 +331,7 @@ def _convert(args: argparse.Namespace) -> int:
     options = {key: getattr(args, key) for key in ("include", "exclude", "scale_search", "group_size", "unmarked")}
     asked = {"scheme": args.scheme, "kv": args.kv, "activations": args.activations, "amax": args.amax}
     options |= {"rules": args.set, **asked}
+    options |= rounding_options(args)
     if args.dry_run:
         return _dry_run(args, options)
     if "," in args.to:
@@ -334,18 +343,17 @@ def _convert(args: argparse.Namespace) -> int:
         raise ValueError("--strict must be left out with --part: --finish refuses what would be noted")
     if args.force and (args.part or args.finish):
         raise ValueError("--force must be left out with --part and --finish: remove OUT before")
-    if args.imatrix and (args.part or args.finish):
-        raise ValueError("--imatrix must be left out with --part and --finish")
     if args.part:
         return _convert_part(args, options, progress)
     options |= {"strict": args.strict, "checksums": not args.no_checksums}
     if args.finish:
         report = finish(args.source, args.destination, args.to, progress=progress, **options)
     else:
-        options |= {"threads": args.threads, "force": args.force, "imatrix": args.imatrix}
+        options |= {"threads": args.threads, "force": args.force}
         report = convert(args.source, args.destination, args.to, progress=progress, **options)
     lines = [*_notes(report), *conversion.cost(report), *_lost(report["requantized"]), *_kept(args, report)]
-    lines += conversion.following(report, parse_target(args.to).bridge, bool(args.imatrix))
+    lines += rounding_lines(report["output_errors"])
+    lines += conversion.following(report, parse_target(args.to).bridge, bool(args.imatrix or args.moments))
     _print(args, report, "\n".join(lines))
     return 0
 
@@ -371,7 +379,7 @@ def _dry_run(args: argparse.Namespace, options: dict[str, Any]) -> int:
         raise ValueError("IN must be given, except with --to list")
     if args.part or args.finish:
         raise ValueError("--part and --finish must be left out with --dry-run")
-    options |= {"strict": args.strict, "imatrix": args.imatrix, "dry_run": True}
+    options |= {"strict": args.strict, "dry_run": True}
     destination = args.destination or "OUT"
     names = [name.strip() for name in args.to.split(",") if name.strip()]
     if len(names) == 1:
@@ -479,6 +487,12 @@ def _verify(args: argparse.Namespace) -> int:
 def _calibrate(args: argparse.Namespace) -> int:
     report, done = text_commands.calibrate(args)
     _print(args, report, "\n".join([*_notes(report), *done]))
+    return 0
+
+
+def _plan_bits(args: argparse.Namespace) -> int:
+    report, lines = plan_bits.plan_bits(args)
+    _print(args, report, "\n".join(lines))
     return 0
 
 

@@ -9,12 +9,12 @@
 
 #include <array>
 
-#include "matmul/kernel_interface/codes_f32.hpp"
-#include "matmul/kernel_interface/in_place.hpp"
-#include "matmul/kernel_interface/integer.hpp"
-#include "matmul/kernel_interface/lanes.hpp"
-#include "matmul/kernel_interface/panels.hpp"
-#include "matmul/kernel_interface/tiles.hpp"
+#include "contract/kernel_interface/codes_f32.hpp"
+#include "contract/kernel_interface/in_place.hpp"
+#include "contract/kernel_interface/integer.hpp"
+#include "contract/kernel_interface/lanes.hpp"
+#include "contract/kernel_interface/panels.hpp"
+#include "contract/kernel_interface/tiles.hpp"
 
 namespace breccia::inline v0_4 {
 
@@ -33,7 +33,7 @@ struct ProductKernels {
     GemvKernel gemv_e4m3 = nullptr;
 };
 
-/// Kernels of bfloat16 and integer dot products. The entry of a format that a kernel does not decode is null.
+/// Kernels of bfloat16 dot products. The entry of a format that a kernel does not decode is null.
 struct BF16Kernels : ProductKernels {
     /// These round to nearest. They return whether every number is zero or within [2^-100, 2^100].
     bool (*pack)(const PackRows&) = nullptr;
@@ -44,19 +44,25 @@ struct BF16Kernels : ProductKernels {
     std::array<void (*)(const DecodeBF16&), Codecs::size> decode{};
     std::array<GemvKernel, Codecs::size> gemv{};
     std::array<void (*)(const LaneProduct&), Codecs::size> lanes{};
+};
+
+/// Kernels of integer dot products. The entry of a format whose codes are no small integers is null.
+struct IntegerKernels {
+    std::int64_t first_level_cache = 32 * 1024;  ///< as in ProductKernels
     std::array<bool (*)(const PackDigits&), Codecs::size> pack_digits{};
-    std::array<void (*)(const IntegerGemv&), Codecs::size> gemv_integers{};
-    std::array<void (*)(const IntegerLanes&), Codecs::size> integer_lanes{};
+    std::array<void (*)(const IntegerGemv&), Codecs::size> gemv{};
+    std::array<void (*)(const IntegerLanes&), Codecs::size> lanes{};
 };
 
 struct MatmulKernels {
-    void (*pack)(const PackRows&);
-    void (*gemm)(const GemmF32&);
+    void (*pack)(const PackRows&) = nullptr;
+    void (*gemm)(const GemmF32&) = nullptr;
     /// out[j * out_stride + i] = in[i * in_stride + j] for i < 16, j < 16.
-    void (*transpose)(const float* in, std::int64_t in_stride, float* out, std::int64_t out_stride);
-    float (*dot)(const float* a, const float* b, std::int64_t n);
-    const BF16Kernels* bf16;          ///< null where the backend has none
-    const CodeKernelsF32* codes_f32;  ///< likewise
+    void (*transpose)(const float* in, std::int64_t in_stride, float* out, std::int64_t out_stride) = nullptr;
+    float (*dot)(const float* a, const float* b, std::int64_t n) = nullptr;
+    const BF16Kernels* bf16 = nullptr;          ///< null where the backend has none
+    const IntegerKernels* integers = nullptr;   ///< likewise
+    const CodeKernelsF32* codes_f32 = nullptr;  ///< likewise
 };
 
 }  // namespace breccia::inline v0_4

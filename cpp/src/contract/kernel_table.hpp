@@ -9,10 +9,10 @@
 #include <array>
 
 #include "breccia/recipe.hpp"
-#include "matmul/kernel_interface.hpp"
-#include "quantize/compare_kernels.hpp"
-#include "quantize/importance_kernels.hpp"
-#include "quantize/random.hpp"
+#include "contract/compare_kernels.hpp"
+#include "contract/importance_kernels.hpp"
+#include "contract/kernel_interface.hpp"
+#include "contract/random.hpp"
 
 namespace breccia::inline v0_4 {
 

@@ -8,7 +8,7 @@
 //     packed: element k of a step is in lane k / 8
 #pragma once
 
-#include "matmul/kernel_interface/in_place.hpp"
+#include "contract/kernel_interface/in_place.hpp"
 
 namespace breccia::inline v0_4 {
 

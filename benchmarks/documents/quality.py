@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and the picture of what 4 bits lose, by how weights are rounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from documents.drawing import GRID, NOTE, axes, svg
+from documents.markdown import load, measured, table
+
+LANGUAGE, SENTENCES = "SmolLM2-135M", "MiniLM-L6"
+NOT_HELPING = ("AWQ", "Hadamard")
+# How a method is drawn: what its name begins with, its colour and its name in the picture.
+KINDS = [
+    ("nearest, amax", "#9a9a9a", "nearest, amax"),
+    ("nearest, mse", "#1f5f8b", "nearest, mse"),
+    ("nearest, importance", "#c0562f", "importance, imatrix"),
+    ("imatrix", "#c0562f", ""),
+    ("GPTQ, natural", "#b9a13c", "GPTQ, natural order, amax"),
+    ("GPTQ", "#2d8a57", "GPTQ"),
+    ("HQQ", "#1f5f8b", ""),
+    ("nearest", "#9a9a9a", ""),
+]
+SHAPES = {"NVFP4": "o", "MXFP4": "s", "INT4": "^", "GGUF": "D"}
+
+
+def _rows(model: str) -> list[dict[str, Any]]:
+    return [row for row in load("quality")["rows"] if row["model"] == model]
+
+
+def _format(row: dict[str, Any]) -> str:
+    """Without the size of its groups, which differs between the models."""
+    first, *rest = row["format"].split(", ")
+    return ", ".join([first, *(part for part in rest if not part.isdigit())])
+
+
+def _pairs() -> list[tuple[dict[str, Any] | None, dict[str, Any] | None]]:
+    """The rows of both models by format, method and program; the language model's first."""
+
+    def key(row: dict[str, Any]) -> tuple[str, str, str]:
+        return _format(row), row["method"], row["program"]
+
+    language, sentences = ({key(row): row for row in _rows(name)} for name in (LANGUAGE, SENTENCES))
+    keys = dict.fromkeys([*language, *sentences])
+    order = list(dict.fromkeys(k[0] for k in keys))
+
+    def rank(k: tuple[str, str, str]) -> tuple[int, bool, float]:
+        value = language[k]["kld"]["mean"]["value"] if k in language else sentences[k]["output_error"]
+        return order.index(k[0]), k not in language, value
+
+    return [(language.get(k), sentences.get(k)) for k in sorted(keys, key=rank)]
+
+
+def _cells(language: dict[str, Any] | None, sentences: dict[str, Any] | None) -> list[str]:
+    left = ["", "", "", "", ""]
+    if language:
+        kld = language["kld"]
+        left = [
+            f"{100 * language['output_error']:.2f}",
+            f"{kld['mean']['value']:.4f} ± {kld['mean']['error']:.4f}",
+            f"{kld['median']['value']:.4f}",
+            f"{kld['p99']['value']:.2f}",
+            f"{100 * language['same_top']['value']:.1f}",
+        ]
+    right = (
+        [f"{100 * sentences['output_error']:.2f}", f"{1e3 * sentences['cosine_loss']:.1f}"] if sentences else ["", ""]
+    )
+    return [*left, *right]
+
+
+HEAD = [
+    "output error, %",
+    "KLD mean",
+    "median",
+    "99 %",
+    "same top token, %",
+    "MiniLM: output error, %",
+    "1 − cosine, 10⁻³",
+]
+
+
+def _line(language: dict[str, Any] | None, sentences: dict[str, Any] | None) -> list[str]:
+    row = language or sentences
+    assert row is not None
+    names = [_format(row), row["method"], row["program"]]
+    return [*names, f"{row['bits']:.2f}", *_cells(language, sentences)]
+
+
+def ways() -> str:
+    """Every format and way to round but those that do not help."""
+    lines = [
+        _line(language, sentences)
+        for language, sentences in _pairs()
+        if not ((language or sentences) or {"method": ""})["method"].startswith(NOT_HELPING)
+    ]
+    head = ["format", "rounding", "by", "bits", *HEAD]
+    return table(head, lines, "lllrrrrrrrr") + measured("quality")
+
+
+def not_helping() -> str:
+    """What does not help, beside what it is done to."""
+    found = _pairs()
+    lines = []
+    for language, sentences in found:
+        row = language or sentences
+        assert row is not None
+        plain = {"mse": "nearest, mse", "GPTQ": "GPTQ"}
+        done = {_format(r) for pair in found for r in pair if r and r["method"].startswith(NOT_HELPING)}
+        mine = row["program"] == "breccia" and _format(row) in done
+        if mine and (row["method"].startswith(NOT_HELPING) or row["method"] in plain.values()):
+            names = [_format(row), row["method"]]
+            lines.append([*names, *_cells(language, sentences)])
+    return table(["format", "rounding", *HEAD], lines, "llrrrrrrr")
+
+
+def targets() -> str:
+    """Ratios of errors on the texts to judge with, and what they were to be."""
+    wanted = {
+        "importance / mse": ("nearest, importance", "nearest, mse", (0.88, 0.99, 0.90, 0.92)),
+        "GPTQ / mse": ("GPTQ", "nearest, mse", (0.62, 0.60, 0.58, 0.60)),
+        "GPTQ / GPTQ in natural order": ("GPTQ", "GPTQ, natural order, amax", (0.88, 0.92, 0.85, 0.93)),
+    }
+    found = {(_format(r), r["method"]): r for r in _rows(SENTENCES) if r["program"] == "breccia"}
+    formats = list(dict.fromkeys(kind for kind, _ in found))
+    lines = []
+    for name, (above, below, most) in wanted.items():
+        cells = []
+        for kind, limit in zip(formats, most, strict=True):
+            ratio = found[kind, above]["output_error"] / found[kind, below]["output_error"]
+            cells.append(f"{ratio:.3f} ({'' if round(ratio, 3) <= limit else 'not '}≤ {limit:.2f})")
+        lines.append([name, *cells])
+    means = {k: row["layers_output_error"] for k, row in found.items()}
+    own = [f"{means[kind, 'nearest, importance'] / means[kind, 'nearest, mse']:.3f}" for kind in formats]
+    lines.append(["importance / mse, means of the layers' own errors", *own])
+    nvfp4 = {r["method"]: r for r in _rows(LANGUAGE) if r["format"] == "NVFP4" and r["program"] == "breccia"}
+    plain = nvfp4["nearest, mse"]["kld"]["mean"]["value"]
+    most = {"nearest, importance": 0.5, "GPTQ": 0.27}
+    said = [
+        f"{way} {nvfp4[way]['kld']['mean']['value'] / plain:.3f} of mse's (≤ {limit})" for way, limit in most.items()
+    ]
+    top = f"same top token under GPTQ {100 * nvfp4['GPTQ']['same_top']['value']:.1f} % (≥ 83)"
+    text = f"\n\nSmolLM2 in NVFP4: KLD by {said[0].removeprefix('nearest, ')}, by {said[1]};\n{top}."
+    if about := load("quality").get("models", {}).get(LANGUAGE):
+        text += f" Its perplexity on that text is\n{about['perplexity']:.2f}, as it comes {about['on its grid']:.2f}."
+    return table(["MiniLM, output errors", *formats], lines, "lrrrr") + text
+
+
+def bits_and_kld() -> str:
+    """The picture: bits of a weight against KLD, filled where it is ours."""
+    title = "SmolLM2-135M: what bits buy, by how weights are rounded"
+    note = "filled: breccia; hollow: other programs, given the same text. Circle NVFP4, square MXFP4, triangle INT4,"
+    plot = axes(600, 400, title, (56, 52, 580, 352), f"{note} diamond GGUF")
+    plot.set_yscale("log")
+    plot.set_xlabel("bits per weight, all scales included", color=NOTE)
+    plot.set_ylabel("mean KLD, nats", color=NOTE)
+    plot.grid(color=GRID, which="both")
+    named = set()
+    for row in _rows(LANGUAGE):
+        if row["method"].startswith((*NOT_HELPING, "GPTQ, damping")):
+            continue
+        _, colour, name = next(kind for kind in KINDS if row["method"].startswith(kind[0]))
+        shape = next(s for start, s in SHAPES.items() if row["format"].startswith(start))
+        own = row["program"] == "breccia"
+        at = row["bits"], row["kld"]["mean"]["value"]
+        label = name if own and name not in named else None
+        named.add(name)
+        face = colour if own else "none"
+        plot.plot(*at, shape, color=colour, markerfacecolor=face, markersize=7, label=label, linestyle="none")
+        if (
+            (own and row["method"] == "GPTQ")
+            or row["format"].startswith("GGUF Q4_K")
+            or (row["format"].startswith(("GGUF Q4_1", "GGUF IQ4")) and row["method"] == "imatrix")
+        ):
+            label = _format(row).removeprefix("GGUF ").replace("symmetric", "sym.")
+            left = label in ("MXFP4", "INT4, sym.")
+            place = {"ha": "right" if left else "left", "fontsize": 8, "color": NOTE}
+            plot.annotate(label, at, (-7 if left else 7, -3), textcoords="offset points", **place)
+    plot.set_xlim(4.05, max(row["bits"] for row in _rows(LANGUAGE)) + 0.2)
+    plot.legend(frameon=False, fontsize=8, loc="upper right")
+    plot.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5], ["0.02", "0.05", "0.1", "0.2", "0.5"])
+    plot.minorticks_off()
+    return svg(plot.figure)

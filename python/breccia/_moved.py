@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules under the paths that they had before 0.4: importing one warns, and gives the module of today."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+# What the reference named, below `breccia`. `checkpoint` names its functions' modules itself.
+MOVED = {
+    "cast_options": "verbs.cast_options",
+    "checkpoint.parts": "checkpoint.writing.parts",
+    "checkpoint.source": "checkpoint.reading.source",
+    "checkpoint.targets": "checkpoint.planning.targets",
+    "distributed.loading": "distributed.checkpoints.loading",
+    "distributed.reader": "distributed.checkpoints.reader",
+    "distributed.refitting": "distributed.engine_weights",
+    "error_feedback": "calibration.error_feedback",
+    "files": "io",
+    "grouped": "verbs.grouped",
+    "low_rank": "verbs.low_rank",
+    "pieces": "value.joining",
+    "prepared": "verbs.prepared",
+}
+
+
+class _Old:
+    """Finds and loads what stands in `MOVED`."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        package, _, old = name.partition(".")
+        return ModuleSpec(name, _Old) if package == "breccia" and old in MOVED else None  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> ModuleType:
+        new = f"breccia.{MOVED[spec.name.partition('.')[2]]}"
+        warnings.warn(f"{spec.name} is {new}; the old path goes in 0.6", DeprecationWarning, stacklevel=2)
+        return importlib.import_module(new)
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """It has run under its own name."""
+
+
+def install() -> None:
+    """Look here for modules that are nowhere else."""
+    if _Old not in sys.meta_path:
+        sys.meta_path.append(_Old)

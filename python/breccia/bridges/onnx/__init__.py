@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX models whose weights are codes: initializers behind DequantizeLinear, by tensor, by row, or in blocks of a row.
+
+NVFP4 has two such nodes in a row, of which the first makes the scales. What lies in blocks along another axis is read
+as its values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges.common import STORED_SCALES, Array, as_numpy, codes, get, global_scale, pack_nibbles, packed_codes
+from breccia.bridges.contract import FileFormat, Place
+from breccia.bridges.integers import integer_zero_point
+from breccia.bridges.onnx.model_file import NAME, ONNX
+from breccia.bridges.onnx.nodes import Node
+from breccia.bridges.parts import Part, part, rows_only
+from breccia.bridges.readers import Readers
+from breccia.layouts import PerChannel, PerTensor
+from breccia.recipes import (
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    INT4Scaling,
+    INT8Scaling,
+    MXFP4BlockScaling,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    ScalingRecipe,
+)
+from breccia.scaled_tensor import ScaledTensor
+
+PEER = "onnx"
+EXTRA = "onnx"
+RECIPES: dict[str, ScalingRecipe] = {
+    "int4": INT4Scaling(),
+    "int4-asym": INT4Scaling(signed=False, symmetric=False),
+    "int8": INT8Scaling(),
+    "fp8": Float8CurrentScaling(granularity="row"),
+    "fp8-tensor": Float8CurrentScaling(),
+    "fp8-block": Float8BlockScaling(),
+    "mxfp4": MXFP4BlockScaling(),
+    "mxfp8": MXFP8BlockScaling(),
+    "nvfp4": NVFP4BlockScaling(),
+}
+_ROLES = {"codes": "quantized", "scale": "scale", "zero_point": "zero_point", "global_scale": "scale_scale"}
+
+__all__: list[str] = []
+
+
+def read(parts: Mapping[str, Any], *, node: Node) -> ScaledTensor | Array:
+    """A tensor of a file: ``codes``, ``scale``, and perhaps ``zero_point`` and ``global_scale``.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    zero, second = parts.get("zero_point"), parts.get("global_scale")
+    return node.tensor(get(parts, "codes", NAME), get(parts, "scale", NAME), zero, second)
+
+
+@rows_only
+def _inputs(scaled: ScaledTensor) -> dict[str, Part]:
+    """The node's inputs by role; a part's dtype is ONNX's where two elements share a byte.
+
+    Raises:
+        ValueError: the format has no place for such a tensor.
+    """
+    recipe, scale = scaled.recipe, as_numpy(scaled.scale, "scale")
+    if not carries(recipe):
+        raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
+    if isinstance(recipe, (INT4Scaling, MXFP4BlockScaling, NVFP4BlockScaling)):
+        if scaled.shape[-1] % 2:
+            raise ValueError(f"scaled must have an even number of columns for {NAME}, got shape {scaled.shape}")
+        element = "FLOAT4E2M1"
+        if isinstance(recipe, INT4Scaling):
+            element = "INT4" if recipe.signed else "UINT4"
+        data = Part(element, scaled.shape, lambda: packed_codes(scaled))
+    else:
+        kind = {"int8": "I8", "float8_e5m2": "F8_E5M2"}.get(recipe.element, "F8_E4M3")
+        data = part(codes(scaled.data, "data"), kind)
+    result = {"codes": data}
+    if isinstance(recipe, (MXFP4BlockScaling, MXFP8BlockScaling)) or getattr(recipe, "scale_format", "") == "e8m0":
+        return {**result, "scale": part(codes(scale, "scale"), "F8_E8M0")}
+    if isinstance(recipe, NVFP4BlockScaling):
+        return {**result, "scale": part(codes(scale, "scale"), "F8_E4M3"), "global_scale": _second(scaled)}
+    if isinstance(scaled.layout, PerTensor):
+        scale = scale.reshape(())
+    elif isinstance(scaled.layout, PerChannel):  # along an axis of a matrix, in blocks as long as a row in batches
+        scale = scale.reshape(scaled.shape[:1] if scaled.ndim == 2 else (*scaled.shape[:-1], 1))
+    result["scale"] = part(scale, STORED_SCALES[scale.dtype.name])
+    if not getattr(recipe, "symmetric", True):
+        result["zero_point"] = _zero_point(scaled, scale.shape)
+    return result
+
+
+def _second(scaled: ScaledTensor) -> Part:
+    second = global_scale(scaled, "multiplier")
+    if second is not None and second.size != 1:
+        raise ValueError(f"global_scale must be one number for {NAME}, got shape {second.shape}")
+    return Part("F32", (), lambda: np.asarray(1 if second is None else second, np.float32).reshape(()))
+
+
+def _zero_point(scaled: ScaledTensor, shape: tuple[int, ...]) -> Part:
+    if isinstance(scaled.recipe, INT8Scaling):
+        zero = as_numpy(scaled.zero_point, "zero_point")
+        if zero.dtype != np.int8:
+            raise ValueError(f"zero_point must be int8 for {NAME}, got {zero.dtype}")
+        return part(zero.reshape(shape), "I8")
+    if shape[-1] % 2:  # two rows share a byte
+        if shape[0] % 2:
+            raise ValueError(f"scaled must have an even number of rows or of groups for {NAME}, got {shape}")
+        shape = (shape[0] // 2, *shape[1:-1], shape[-1] * 2)
+
+    def make() -> Array:
+        zero = integer_zero_point(scaled)
+        assert zero is not None
+        if zero.size and zero.max() > 15:
+            raise ValueError(f"zero_point must be from 0 to 15, got {zero.max()}")
+        return pack_nibbles(zero.reshape(shape))
+
+    return Part("UINT4", shape, make)
+
+
+def store(name: str, scaled: ScaledTensor, place: Place) -> tuple[dict[str, Part], dict[str, str]]:
+    """Initializers by name, and what the container makes nodes of."""
+    parts = _inputs(scaled)
+    named = {role: f"{name}_{_ROLES[role]}" for role in parts}
+    shape = scaled.shape
+    blocks = len(parts["scale"].shape) == len(shape) and len(shape) > 1
+    size = -(-shape[-1] // parts["scale"].shape[-1]) if blocks else 0
+    size = getattr(scaled.layout, "block_k", 0) or size if blocks else 0
+    said = {"parts": named, "axis": len(shape) - 1 if blocks else 0, "block_size": size}
+    if "zero_point" in parts:
+        said["dims"] = {named["zero_point"]: parts["scale"].shape}  # of which the part's rows may be two together
+    return {named[role]: one for role, one in parts.items()}, {name: json.dumps(said)}
+
+
+def carries(recipe: ScalingRecipe) -> bool:
+    """Whether the format holds a recipe's bytes as they are."""
+    if isinstance(recipe, INT4Scaling):
+        return recipe.signed == recipe.symmetric
+    if isinstance(recipe, Float8BlockScaling):
+        return recipe.block_m == 1
+    known = (DelayedScaling, Float8CurrentScaling, INT8Scaling, MXFP4BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling)
+    return isinstance(recipe, known)
+
+
+BRIDGE = FileFormat(
+    name=NAME,
+    opens_in=("onnx's evaluator",),
+    peer=PEER,
+    extra=EXTRA,
+    recipes=RECIPES,
+    container=ONNX,
+    readers=Readers(embeddings=True, fused_experts=True),
+    read=read,
+    keeps=lambda found: True,
+    carries=carries,
+    store=store,
+)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``breccia plan-bits``: its arguments, and what it says."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from breccia.cli.errors import one_line
+from breccia.cli.terminal import after, wrapped
+
+__all__ = ["add_plan_bits", "plan_bits"]
+
+
+def add_plan_bits(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
+    parser.add_argument("source", metavar="MODEL", help="safetensors file, directory of shards, or GGUF file")
+    parser.add_argument("--moments", metavar="FILE", required=True, help="moments of MODEL, of calibrate")
+    parser.add_argument("--bits", type=float, metavar="B", required=True, help="most bits a weight, on average")
+    parser.add_argument(
+        "--formats",
+        default="nvfp4,fp8,bf16",
+        metavar="NAMES",
+        help="recipes to choose among, and bf16 for layers that stay as they are (default: %(default)s)",
+    )
+    parser.add_argument("--include", action="append", default=[], metavar="PATTERN", help="plan only these names")
+    parser.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="leave these names alone")
+    parser.add_argument("--out", metavar="FILE", help="scheme to write in TOML (default: it is printed)")
+    parser.add_argument("--force", action="store_true", help="replace FILE")
+    parser.add_argument("--quiet", action="store_true", help="draw no progress bar")
+
+
+def plan_bits(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Run it: its report, and the lines that it prints."""
+    from breccia.checkpoint import plan_bits as run
+    from breccia.checkpoint.files import disk
+    from breccia.checkpoint.planning.bits import to_toml
+
+    out = None if args.out is None else Path(args.out)
+    if out is not None and out.exists() and not args.force:
+        raise FileExistsError(f"{out} is there: --force replaces it")
+    if out is not None and not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent} must be a folder: the scheme is to be written there")
+    formats = [name.strip() for name in args.formats.split(",") if name.strip()]
+    options = {"include": args.include, "exclude": args.exclude, "progress": not args.quiet and not args.json}
+    report = run(args.source, args.moments, args.bits, formats, **options)
+    lines = list(_summary(report))
+    if out is None:
+        return report, [*(f"# {line}" for line in lines), "", to_toml(report).rstrip()]
+    disk.write_file(out, to_toml(report).encode())
+    return report, [*lines, *after(f"{out}:", f"{len(report['groups'])} groups of layers")]
+
+
+def _summary(report: Mapping[str, Any]) -> list[str]:
+    weights = sum(group["weights"] for group in report["groups"])
+    lines = [line for note in report["notes"] for line in wrapped(f"! {one_line(note)}")]
+    for name in report["rules"]:
+        some = [group for group in report["groups"] if group["format"] == name]
+        share = sum(group["weights"] for group in some) / weights
+        lines.append(f"{name:<16} {len(some):>5} groups, {share:.1%} of the weights that are planned")
+    lines.append(f"{report['bits']:.3f} bits a planned weight, {report['bits_of_all']:.3f} a weight of the model")
+    others = "".join(f"; {name} alone {error:.4g}" for name, error in report["errors"].items())
+    return [*lines, *wrapped(f"summed output error {report['error']:.4g}{others}")]

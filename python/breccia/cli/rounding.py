@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``breccia convert`` takes of how weights are rounded, and what it says of it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+__all__ = ["add_rounding", "rounding_lines", "rounding_options"]
+
+_OPTIONS = ("imatrix", "moments", "method", "order", "damp")
+
+
+def add_rounding(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
+    parser.add_argument(
+        "--imatrix", metavar="FILE", help="what errors of columns count: llama.cpp's imatrix, or moments"
+    )
+    parser.add_argument("--moments", metavar="FILE", help="moments, of calibrate: their diagonals are an importance")
+    parser.add_argument(
+        "--method",
+        choices=["nearest", "gptq"],
+        default="nearest",
+        help="gptq makes good in later columns what rounding one loses, by --moments (default: %(default)s)",
+    )
+    parser.add_argument("--order", choices=["act", "natural"], help="of gptq: columns by activity (default: act)")
+    parser.add_argument("--damp", type=float, metavar="SHARE", help="of gptq: added to the diagonal (default: 0.05)")
+
+
+def rounding_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that `convert`, `plan` and `finish` take."""
+    return {option: getattr(args, option) for option in _OPTIONS}
+
+
+def rounding_lines(errors: dict[str, dict[str, Any]]) -> list[str]:
+    """What is said of a report's "output_errors" on a terminal: the mean, that of nearest, and the worst."""
+    known = {name: said for name, said in errors.items() if said["output_error"] is not None}
+    if not errors:
+        return []
+    if not known:
+        return [f"gptq: {len(errors)} tensors"]
+    mean, nearest = (sum(said[key] for said in known.values()) / len(known) for key in ("output_error", "nearest"))
+    worst = max(known, key=lambda name: known[name]["output_error"])
+    return [
+        f"gptq: output error {mean:.2%} on average of {len(errors)} tensors, to nearest without data {nearest:.2%}",
+        f"  the largest, {known[worst]['output_error']:.2%}: {worst}",
+    ]

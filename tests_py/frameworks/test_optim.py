@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizer states as codes: what they lose, how they are kept, and that training does not notice."""
+
+import copy
+import io
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+import breccia  # noqa: E402
+from breccia.optim import AdamW, ExpandedTensor, expand  # noqa: E402
+
+STATES = ("fp8", "int8", "mxfp8")
+GROUPS = (breccia.Float8BlockScaling(block_k=128), breccia.INT8Scaling(group_size=128))
+VOCABULARY, LENGTH, WIDTH = 64, 16, 128
+
+
+class Transformer(torch.nn.Module):
+    """Two blocks over tokens, about 450,000 parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = torch.nn.Embedding(VOCABULARY, WIDTH)
+        self.places = torch.nn.Parameter(torch.randn(LENGTH, WIDTH) * 0.02)
+        block = torch.nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        self.blocks = torch.nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens):
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        return self.head(self.blocks(self.tokens(tokens) + self.places, mask=mask, is_causal=True))
+
+
+def text(rows, seed):
+    """Rows of a Markov chain: the loss does not go to zero, where ratios would say little."""
+    chance = np.random.default_rng(0).dirichlet(np.full(VOCABULARY, 0.1), VOCABULARY).cumsum(1)
+    draw = np.random.default_rng(seed)
+    tokens = np.zeros((rows, LENGTH + 1), dtype=np.int64)
+    tokens[:, 0] = draw.integers(VOCABULARY, size=rows)
+    for place in range(LENGTH):
+        found = (draw.random(rows)[:, None] > chance[tokens[:, place]]).sum(1)
+        tokens[:, place + 1] = found.clip(max=VOCABULARY - 1)
+    return torch.from_numpy(tokens)
+
+
+def loss_of(model, tokens):
+    scores = model(tokens[:, :-1])
+    return torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def train(make, steps=120):
+    torch.manual_seed(0)
+    model = Transformer()
+    optimizer = make(model.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, text(32, 1 + step)).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return float(loss_of(model, text(512, 0))), optimizer
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """The loss that torch's AdamW reaches, and its optimizer, whose moments are those of a model in training."""
+    return train(lambda parameters: torch.optim.AdamW(parameters, lr=2e-3))
+
+
+@pytest.fixture
+def matrix():
+    return torch.randn(6, 384, generator=torch.Generator().manual_seed(0)) ** 3
+
+
+def root_mean(x):
+    return float(x.double().square().mean().sqrt())
+
+
+@pytest.mark.parametrize("recipe", GROUPS, ids=lambda recipe: recipe.name)
+def test_an_expanded_group_fills_the_range_of_its_format(recipe, matrix):
+    value = expand(matrix, recipe)
+    codes = breccia.dequantize(value.codes) / value.codes.scale.repeat_interleave(128, 1)
+    about = breccia.formats.finfo(recipe.element)
+    sizes = codes.abs().reshape(6, 3, 128)
+    assert torch.allclose(sizes.amax(-1), torch.tensor(about.max))
+    least = torch.where(sizes > 0, sizes, torch.inf).amin(-1)
+    assert torch.allclose(least, torch.tensor(about.smallest), rtol=1e-5)
+    assert torch.equal(value.dequantize().sign(), matrix.sign())
+    assert value.exponents.dtype == torch.float16 and value.exponents.shape == value.codes.scale.shape
+
+
+@pytest.mark.parametrize("recipe", GROUPS, ids=lambda recipe: recipe.name)
+def test_a_value_is_the_root_of_its_code(recipe, matrix):
+    """In float64, from the definition."""
+    value = expand(matrix, recipe)
+    scale, k = (x.double().repeat_interleave(128, 1) for x in (value.codes.scale, value.exponents))
+    top = scale * breccia.formats.finfo(recipe.element).max
+    wide = breccia.dequantize(value.codes, torch.float64)
+    wanted = wide.sign() * top * (wide.abs() / top) ** (1 / k)
+    assert torch.allclose(value.dequantize().double(), wanted, rtol=1e-5, atol=0)
+    # and codes are nearest to the powers: half a step of E4M3's normal numbers is 2^-4 of a value, before the root
+    if recipe.name.startswith("fp8"):
+        normal = wide.abs() > 2.0**-6 * scale
+        error = (wanted - matrix).abs() / matrix.abs() * k
+        assert float(error[normal].max()) < 2.0**-4 * 1.1
+
+
+@pytest.mark.parametrize("recipe", GROUPS, ids=lambda recipe: recipe.name)
+def test_groups_that_have_no_range(recipe):
+    x = torch.zeros(5, 128)
+    x[1] = -3.0
+    x[2, :2] = torch.tensor([torch.inf, 1.0])
+    x[3, :2] = torch.tensor([torch.nan, 1.0])
+    x[4, :3] = torch.tensor([3e38, 1e-45, -1e-38])
+    value = expand(x, recipe)
+    assert value.exponents[:4].flatten().tolist() == [1, 256, 1, 1]
+    assert 0 < value.exponents[4] < 1
+    found = value.dequantize()
+    assert torch.equal(found[0], x[0]) and torch.allclose(found[1], x[1], rtol=1e-6)
+    plain = breccia.dequantize(breccia.cast(x[2:4], recipe))
+    torch.testing.assert_close(found[2:4], plain, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found[4].sign(), x[4].sign())  # what is small is not zero
+
+
+def test_what_cannot_be_expanded():
+    x = torch.ones(2, 128)
+    for recipe in (breccia.MXFP8BlockScaling(), breccia.Float8CurrentScaling()):
+        with pytest.raises(TypeError, match="recipe must be Float8BlockScaling or INT8Scaling, got"):
+            expand(x, recipe)
+    for recipe in (
+        breccia.Float8BlockScaling(block_m=128),
+        breccia.Float8BlockScaling(scale_format="e8m0"),
+        breccia.INT8Scaling(),
+        breccia.INT8Scaling(group_size=32, symmetric=False),
+    ):
+        with pytest.raises(ValueError, match="recipe must have groups of one row with scales in float32"):
+            expand(x, recipe)
+    with pytest.raises(ValueError, match=r"x must be a matrix whose rows are of groups of 128, got shape \(4,\)"):
+        expand(torch.ones(4))
+    with pytest.raises(TypeError, match=r"x must be a float tensor, got torch.int64"):
+        expand(torch.ones(4, 4, dtype=torch.int64))
+
+
+def test_the_second_moment_loses_half_of_what_fp8_loses(exact):
+    """Of a transformer in training: v, and 1 / (sqrt(v) + eps), which the update has."""
+    _, optimizer = exact
+    plain, expanded = [], []
+    for state in optimizer.state.values():
+        v = state["exp_avg_sq"]
+        if v.numel() < 4096:
+            continue
+        rows = v.reshape(-1, 128)
+        recipe = breccia.Float8BlockScaling(block_k=128)
+        seen = rows > 0
+        for found, errors in (
+            (breccia.dequantize(breccia.cast(rows, recipe)), plain),
+            (expand(rows, recipe).dequantize(), expanded),
+        ):
+            relative = ((found - rows) / rows)[seen]
+            update = (((rows.sqrt() + 1e-8) / (found.sqrt() + 1e-8)) - 1)[seen]
+            errors.append((root_mean(relative), root_mean(update), root_mean(found - rows)))
+    assert len(plain) == len(expanded) > 8
+    for kind, (a, b) in enumerate(zip(np.mean(expanded, 0), np.mean(plain, 0), strict=True)):
+        print("error of", ("v", "the update", "v, absolute")[kind], a, b)
+        assert a <= b / 2
+
+
+@pytest.mark.parametrize("states", STATES)
+def test_the_loss_is_that_of_float32_states(states, exact):
+    wanted, _ = exact
+    loss, optimizer = train(lambda parameters: AdamW(parameters, lr=2e-3, states=states))
+    print(states, loss, wanted)
+    assert wanted < 0.8 * np.log(VOCABULARY)  # it learned
+    assert abs(loss / wanted - 1) < 0.005
+    large = {p for p in optimizer.state if p.numel() >= 4096}
+    assert len(large) > 8
+    stored = sum(x.nbytes for p in large for x in parts_of(optimizer, p))
+    assert stored <= 2.1 * sum(p.numel() for p in large)
+
+
+def parts_of(optimizer, p):
+    number = next(i for i, other in enumerate(optimizer.param_groups[0]["params"]) if other is p)
+    return [x for name, x in optimizer.state_dict()["state"][number].items() if name != "step"]
+
+
+def small(states, dtype=torch.float32, shapes=((70, 100), (33,), (4, 2048))):
+    torch.manual_seed(1)
+    parameters = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+    return parameters, AdamW(parameters, lr=1e-2, states=states)
+
+
+def steps(parameters, optimizer, count, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        for p in parameters:
+            p.grad = torch.randn(p.shape, generator=draw).to(p.dtype)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("states", STATES)
+def test_a_step_before_anything_is_rounded_is_that_of_torch(states):
+    parameters, optimizer = small(states)
+    others = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    peer = torch.optim.AdamW(others, lr=1e-2)
+    steps(parameters, optimizer, 1)
+    steps(others, peer, 1)
+    for p, other in zip(parameters, others, strict=True):
+        assert torch.allclose(p, other, rtol=1e-6, atol=1e-7)
+    steps(parameters, optimizer, 9)  # and the one whose states are not codes goes on so
+    steps(others, peer, 9)
+    assert torch.allclose(parameters[1], others[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("states", STATES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(states, dtype):
+    parameters, optimizer = small(states, dtype)
+    steps(parameters, optimizer, 3)
+    file = io.BytesIO()
+    torch.save({"optimizer": optimizer.state_dict(), "parameters": parameters}, file)
+    steps(parameters, optimizer, 3, seed=5)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    again, other = small(states, dtype)
+    for p, value in zip(again, saved["parameters"], strict=True):
+        p.data.copy_(value.data)
+    other.load_state_dict(saved["optimizer"])
+    steps(again, other, 3, seed=5)
+    for p, value in zip(again, parameters, strict=True):
+        assert torch.equal(p, value)
+    before, after = optimizer.state_dict(), other.state_dict()
+    assert before["param_groups"] == after["param_groups"]
+    for number, state in before["state"].items():
+        assert state.keys() == after["state"][number].keys()
+        for name, part in state.items():
+            loaded = after["state"][number][name]
+            assert part.dtype == loaded.dtype and torch.equal(
+                *(x.reshape(-1).view(torch.uint8) for x in (part, loaded))
+            )
+
+
+def test_states_are_values_that_files_keep(tmp_path):
+    parameters, optimizer = small("fp8")
+    steps(parameters, optimizer, 2)
+    value = optimizer.state[parameters[0]]["exp_avg_sq"]
+    assert isinstance(value, ExpandedTensor) and value.shape == (55, 128)
+    breccia.save({"v": value.codes, "v.exponents": value.exponents}, tmp_path / "v.safetensors")
+    loaded = breccia.load(tmp_path / "v.safetensors", "torch")
+    again = ExpandedTensor(loaded["v"], loaded["v.exponents"])
+    assert torch.equal(again.dequantize(), value.dequantize())
+    assert torch.equal(copy.deepcopy(value).dequantize(), value.dequantize())
+    assert value.nbytes == 55 * (128 + 6)
+
+
+def test_a_state_of_something_else_is_refused():
+    parameters, optimizer = small("fp8")
+    steps(parameters, optimizer, 1)
+    saved = optimizer.state_dict()
+    with pytest.raises(ValueError, match=r"state 0 must be of mxfp8 for 7000 numbers, with exp_avg, exp_avg.scale"):
+        small("mxfp8")[1].load_state_dict({**saved, "param_groups": small("mxfp8")[1].state_dict()["param_groups"]})
+    with pytest.raises(ValueError, match=r"state 0 must be of fp8 for 8000 numbers"):
+        small("fp8", shapes=((80, 100), (33,), (4, 2048)))[1].load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"different number of parameter groups|size of optimizer's group"):
+        small("fp8", shapes=((70, 100),))[1].load_state_dict(saved)
+
+
+def test_options_are_checked():
+    p = torch.nn.Parameter(torch.ones(4))
+    with pytest.raises(ValueError, match="states must be one of fp8, int8, mxfp8, got 'fp4'"):
+        AdamW([p], states="fp4")
+    with pytest.raises(ValueError, match=r"lr must be at least 0 and less than inf, got -1"):
+        AdamW([p], lr=-1)
+    with pytest.raises(ValueError, match=r"betas\[1\] must be at least 0 and less than 1, got 1"):
+        AdamW([p], betas=(0.9, 1))
+    with pytest.raises(TypeError, match=r"parameters must be of a float dtype, got torch.complex64"):
+        AdamW([torch.nn.Parameter(torch.ones(4, dtype=torch.complex64))])
+    optimizer = AdamW([{"params": [p], "states": "int8"}, {"params": [torch.nn.Parameter(torch.ones(4))]}])
+    assert [group["states"] for group in optimizer.param_groups] == ["int8", "fp8"]
+
+
+def test_no_number_is_divided_by_a_second_moment_that_was_rounded_to_zero():
+    """One large gradient beside small ones, then none: what is left of the small first moments stays small."""
+    for states in STATES:
+        p = torch.nn.Parameter(torch.zeros(32, 128))
+        optimizer = AdamW([p], lr=1.0, weight_decay=0.0, eps=1e-30, states=states)
+        for step in range(4):
+            p.grad = torch.zeros_like(p)
+            if step == 0:
+                p.grad[:] = 10.0 ** -torch.arange(128.0).div(8).floor()
+            optimizer.step()
+        assert float(p.detach().abs().max()) < 40, states
+
+
+def test_distributed_tensors_have_the_moments_of_their_shard():
+    """One rank: the steps are those of the tensor that the shard is."""
+    distributed = pytest.importorskip("torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        parameters, optimizer = small("fp8")
+        shards = [torch.nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in parameters]
+        other = AdamW(shards, lr=1e-2, states="fp8")
+        steps(parameters, optimizer, 3)
+        draw = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            for p in shards:
+                p.grad = distribute_tensor(torch.randn(p.shape, generator=draw), mesh, [Shard(0)])
+            other.step()
+        for p, shard in zip(parameters, shards, strict=True):
+            assert torch.equal(p, shard.to_local())
+        assert isinstance(other.state_dict()["state"][0]["exp_avg"], torch.Tensor)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("states", STATES)
+def test_second_moments_follow_gradients_that_become_small(states):
+    """A step changes them by a thousandth of themselves, less than a code; they must not stand still."""
+    draw = torch.Generator().manual_seed(0)
+    p = torch.nn.Parameter(torch.zeros(32, 128))
+    peer = torch.nn.Parameter(torch.zeros(32, 128))
+    optimizers = AdamW([p], states=states), torch.optim.AdamW([peer])
+    for step in range(800):
+        p.grad = peer.grad = torch.randn(32, 128, generator=draw) * (1 if step < 100 else 0.01)
+        for optimizer in optimizers:
+            optimizer.step()
+    state, wanted = optimizers[0].state[p], optimizers[1].state[peer]["exp_avg_sq"].mean()
+    root = state.get("exp_avg_sq_root")
+    found = state["exp_avg_sq"].dequantize() if root is None else root.dequantize().square()
+    assert wanted < 0.06  # from 0.095
+    assert abs(found.mean() / wanted - 1) < 0.15
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+def test_torchs_distributed_checkpoints_keep_states(tmp_path):
+    """One process; a run that goes on from the folder has the bits of one that was not stopped."""
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    def made():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 64))
+        return model, AdamW(model.parameters(), states="fp8")
+
+    def train_on(model, optimizer, seeds):
+        for seed in seeds:
+            optimizer.zero_grad()
+            model(torch.randn(8, 128, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+            optimizer.step()
+
+    model, optimizer = made()
+    train_on(model, optimizer, range(3))
+    checkpoint.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=tmp_path)
+    again, other = made()
+    again.load_state_dict(model.state_dict())
+    loaded = {"optimizer": get_optimizer_state_dict(again, other)}
+    checkpoint.load(loaded, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(again, other, loaded["optimizer"])
+    train_on(model, optimizer, range(3, 6))
+    train_on(again, other, range(3, 6))
+    for p, value in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(p, value)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths of modules before 0.4 lead to the modules of today."""
+
+import importlib
+import subprocess
+import sys
+
+import breccia
+import pytest
+from breccia._moved import MOVED
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_path_warns_and_is_the_module(old):
+    if old.startswith("distributed"):
+        pytest.importorskip("torch")
+    sys.modules.pop(f"breccia.{old}", None)
+    with pytest.warns(
+        DeprecationWarning, match=rf"^breccia\.{old} is breccia\.{MOVED[old]}; the old path goes in 0\.6$"
+    ):
+        module = importlib.import_module(f"breccia.{old}")
+    assert module is importlib.import_module(f"breccia.{MOVED[old]}")
+    assert module.__name__ == f"breccia.{MOVED[old]}"
+
+
+@pytest.mark.parametrize("name", ["complete", "convert", "doctor", "inspect", "merge_lora", "plot", "verify"])
+def test_functions_hide_the_modules_that_had_their_names(name):
+    module = importlib.import_module(f"breccia.checkpoint.{name}")
+    assert getattr(breccia.checkpoint, name) is getattr(module, name)
+
+
+def test_the_command_is_a_function():
+    code = "import breccia.checkpoint.convert as b; from breccia.cli import main; assert callable(b); main(['-h'])"
+    run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("usage: breccia")
+
+
+def test_what_never_was_is_not_found():
+    with pytest.raises(ModuleNotFoundError, match=r"breccia\.nothing"):
+        importlib.import_module("breccia.nothing")
