@@ -30,7 +30,7 @@ def test_documented_modules_are_there_after_the_import():
 
 def test_dir_lists_what_is_public_and_nothing_else():
     code = "import breccia; print(*(n for n in dir(breccia) if n not in breccia.__all__))"
-    named = "bridges calibration checkpoint diffusers distributed dlpack evaluation nn open peft "
+    named = "bridges calibration checkpoint diffusers distributed dlpack evaluation nn open optim peft "
     named += "schemes sglang sharding transformers vllm"
     assert run(code).split() == named.split()
 
@@ -76,8 +76,8 @@ def test_what_lacks_a_peer_says_which():
     code = (
         BARE
         + """
-lacking = {"diffusers": "diffusers", "distributed": "torch", "nn": "torch", "peft": "peft", "sharding": "jax",
-           "transformers": "transformers"}
+lacking = {"diffusers": "diffusers", "distributed": "torch", "nn": "torch", "optim": "torch", "peft": "peft",
+           "sharding": "jax", "transformers": "transformers"}
 for name, peer in lacking.items():
     try:
         getattr(breccia, name)
