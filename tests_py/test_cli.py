@@ -310,8 +310,8 @@ def test_json_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) -
         (["convert", "a", "b", "--to", "fp8", "--scale-search", "msee"], "'msee' is unknown, did you mean mse?"),
         (
             ["bake"],
-            "'bake' is unknown, known are convert, merge-lora, inspect, verify, calibrate, evaluate, plot, doctor, "
-            "demo",
+            "'bake' is unknown, known are convert, merge-lora, inspect, verify, calibrate, plan-bits, evaluate, plot, "
+            "doctor, demo",
         ),
     ],
 )

@@ -45,7 +45,7 @@ class OnnxFile:
         from breccia.checkpoint.files.input_file import InputFile
         from breccia.checkpoint.files.safetensors_header import Entry
 
-        onnx = require("onnx", NAME)
+        onnx = require("onnx", "onnx")
         self.path, self.file = path, InputFile(path)
         try:
             self.proto = onnx.load_model_from_string(self.file.read(0, self.file.size))
@@ -196,7 +196,7 @@ class _Onnx(Container):
         return "the graph of the ONNX model is left out: its tensors alone are converted"
 
     def writer(self, path: Path, output: Output) -> tuple[PlannedWriter, list[str]]:
-        require("onnx", NAME)
+        require("onnx", "onnx")
         return _writer(path, output), []
 
 
