@@ -17,6 +17,7 @@ if not torch.distributed.is_available():
     pytest.skip("torch is built without torch.distributed", allow_module_level=True)
 import torch.distributed as dist  # noqa: E402
 from breccia import distributed  # noqa: E402
+from breccia.distributed.gather import agreement, in_place  # noqa: E402
 
 SHAPES = [(256, 256), (390, 256), (3, 256)]  # even; ragged; fewer rows than ranks
 
@@ -94,8 +95,8 @@ def repeats(rank, world):
         for seed in range(3):
             x = tensor(shape, seed)
             part = distributed.cast(dealt.cut(x, rank), recipe, plan=dealt)
-            assert (distributed.in_place.known(part, 0, dealt, None) is not None) == bool(seed), recipe
-            assert distributed.agreement.has_one_scale(part, None) == crosses(recipe, dim), recipe
+            assert (in_place.known(part, 0, dealt, None) is not None) == bool(seed), recipe
+            assert agreement.has_one_scale(part, None) == crosses(recipe, dim), recipe
             assert digest(distributed.all_gather(part, plan=dealt)) == digest(breccia.cast(x, recipe)), (recipe, seed)
         if crosses(recipe, dim):
             together += 1

@@ -151,7 +151,7 @@ MESSAGES = {
     ),
     "GPTQ of FP8": (
         lambda: bridges.to_gptq(breccia.cast(X, "fp8")),
-        f"scaled must be INT4Scaling, got {FP8}",
+        f"scaled must be INT4Scaling, or INT8Scaling with its columns in order, got {FP8}",
     ),
     "MLX of columns": (
         lambda: bridges.to_mlx(OUTSIDE),

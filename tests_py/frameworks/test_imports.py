@@ -30,7 +30,7 @@ def test_documented_modules_are_there_after_the_import():
 
 def test_dir_lists_what_is_public_and_nothing_else():
     code = "import breccia; print(*(n for n in dir(breccia) if n not in breccia.__all__))"
-    named = "bridges calibration checkpoint diffusers distributed dlpack evaluation nn open optim peft "
+    named = "ModelScheme bridges calibration checkpoint diffusers distributed dlpack evaluation nn open optim peft "
     named += "schemes sglang sharding transformers vllm"
     assert run(code).split() == named.split()
 

@@ -19,7 +19,6 @@ import numpy as np
 from breccia import verbs
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found
-from breccia.checkpoint.judging import traps
 from breccia.checkpoint.judging.architecture import Architecture, architecture
 from breccia.checkpoint.judging.plot import scales_of
 from breccia.checkpoint.judging.verify import values
@@ -27,6 +26,7 @@ from breccia.checkpoint.reading.logical import AS_NUMBERS, NUMBERS
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.cli.terminal import wrapped
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes import traps
 
 __all__ = ["complete", "render"]
 

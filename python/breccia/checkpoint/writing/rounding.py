@@ -51,7 +51,7 @@ class Rounding:
             raise ValueError("moments must be left out where imatrix is given: their diagonal is an importance too")
         if self.method not in _METHODS:
             raise ValueError(f"method must be 'nearest' or 'gptq', got {self.method!r}")
-        if self.method == "gptq":
+        if self.method != "nearest":
             self._check_feedback()
             return
         for option in ("order", "damp"):
@@ -86,7 +86,7 @@ class Rounding:
             return target
         importance = Importance(path, model_names(checkpoint)[0], argument)
         feedback = None
-        if self.method == "gptq":
+        if self.method != "nearest":
             feedback = Feedback(self.order or "act", 0.05 if self.damp is None else float(self.damp))
         return dataclasses.replace(target, importance=importance, feedback=feedback)
 

@@ -71,7 +71,7 @@ def bytes_of_part(tensor: ScaledTensor, part: str, shape: tuple[int, ...], place
 
 
 def _as_torch(array: Any, name: str) -> Any:
-    raw = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    raw = torch.from_numpy(np.require(array, requirements=("C", "W")).reshape(-1).view(np.uint8))
     return raw.view(stored_dtype(name)).reshape(array.shape)
 
 

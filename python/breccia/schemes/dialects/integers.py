@@ -30,10 +30,10 @@ def scheme(said: Said) -> ModelScheme:
 def integers(bits: Any, size: Any, symmetric: bool, what: str) -> ScalingRecipe | str:
     """A recipe of so many bits; a format's name where none makes it. A group of -1 is a whole row."""
     bits = number(bits, f"{what}: bits")
-    if bits == 4 and isinstance(size, int) and size > 0:
+    if bits == 4 and type(size) is int and size > 0:
         return INT4Scaling(group_size=size, symmetric=symmetric, signed=False)
     if bits == 8:
-        group = size if isinstance(size, int) and size > 0 else None
+        group = size if type(size) is int and size > 0 else None
         return INT8Scaling(group_size=group, symmetric=symmetric)
     return f"INT{bits} g{size}"
 

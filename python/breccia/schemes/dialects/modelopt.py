@@ -99,7 +99,7 @@ def _meaning(algorithm: str, part: Mapping[str, Any], said: Said) -> tuple[Any, 
         raise ValueError(f"modelopt: quant_algo must be one of {', '.join(_ALGORITHMS)}, got {algorithm[:80]!r}")
     weights, inputs, factor = _ALGORITHMS[algorithm]
     size = part.get("group_size")
-    if isinstance(weights, INT4Scaling) and isinstance(size, int):
+    if isinstance(weights, INT4Scaling) and type(size) is int:
         weights = INT4Scaling(group_size=size)
     rank = part.get("lora_rank") if algorithm == "NVFP4_SVD" else None
     stored = any(name.endswith(".pre_quant_scale") for name in said.entries)

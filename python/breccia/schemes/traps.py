@@ -5,10 +5,12 @@ there, which they take for any number, and declarations that one of them refuses
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from breccia.checkpoint.reading.source import Checkpoint
 from breccia.schemes.value import Activations, KVCache, ModelScheme
+
+if TYPE_CHECKING:
+    from breccia.checkpoint.reading.source import Checkpoint
 
 __all__ = ["readers", "scales"]
 
