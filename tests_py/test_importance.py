@@ -305,3 +305,24 @@ def test_frameworks_give_the_same_bytes(framework, name):
         mx = pytest.importorskip("mlx.core")
         made = breccia.cast(mx.array(x), recipe, importance=mx.array(h))
     assert parts(made.to("numpy")) == wanted
+
+
+@pytest.mark.parametrize("values", [[3 * 2**-9], [4.5 * 2**-9, 1.5 * 2**-9], [2**-11], [7 * 2**-9, 3.5 * 2**-9]])
+def test_the_smallest_scales_are_searched(values):
+    """E4M3 has numbers below 2^-5 of which no half is one; and where amax's scale is zero, others may be better."""
+    recipe = breccia.NVFP4BlockScaling(two_level=False)
+    for rows in (1, 16):  # blocks by themselves, and side by side
+        x = np.zeros((rows, 256), np.float32)
+        x[:, : len(values)] = values
+        by_importance = breccia.cast(x, recipe, importance=np.ones(256, np.float32))
+        found = weighted_error(x, by_importance, np.ones(256)).max()
+        scaled = [
+            brute_scale(x[0, :16], breccia.formats.decode(np.uint8(code), "float8_e4m3fn")) for code in range(127)
+        ]
+        assert found == pytest.approx(min(scaled), rel=1e-5, abs=1e-30)
+
+
+def brute_scale(x, scale):
+    """The error of a block under a scale."""
+    grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6]) * float(scale)
+    return np.sum(np.min((np.abs(x.astype(np.float64))[:, None] - grid) ** 2, axis=1))

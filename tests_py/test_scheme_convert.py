@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from breccia.bridges import to_compressed_tensors
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, save_arrays
-from breccia.cli.command import main
+from breccia.checkpoint.planning.asked import Amax
+from breccia.cli import main
+from breccia.moments import Moments, save_moments
 from breccia.schemes import Activations, KVCache, Match, ModelScheme, Rule
 from checkpoints import weight
 from scheme_models import ATTENTION, EXPERTS, MODULES, OTHERS, K, N, write_model, write_moments
@@ -205,7 +207,7 @@ def test_gguf_types_by_rule(model, tmp_path):
         ({"rules": ["*=nvfp4,input=local"]}, "must be inputs="),
         ({"rules": ["*=nvfp4,inputs=some"]}, "inputs must be one of"),
         ({"activations": "some"}, "activations must be one of"),
-        ({"kv": "fp4"}, "kv_cache must be one of"),
+        ({"kv": "fp4"}, "kv must be one of"),
         ({"rules": ["*=q4_k"]}, "must be a recipe or a type of compressed-tensors"),
     ],
 )
@@ -354,3 +356,55 @@ def test_outputs_stay_in_their_own_format(model, moments, tmp_path):
     notes = convert(tmp_path / "a", tmp_path / "c", "int8")["notes"]
     assert any(note.startswith("outputs of 4 layers: INT8 static") for note in notes)
     assert any("(output_scale) are left out" in note for note in notes)
+
+
+def test_options_are_for_the_recipes_of_rules(model, tmp_path):
+    """They turn nothing on that no rule names, and reach the recipes that have them."""
+    convert(model, tmp_path / "a", "compressed-tensors", rules=["*.self_attn.*=nvfp4"], scale_search="mse")
+    found = {one.name: one for one in Checkpoint(tmp_path / "a").found}
+    assert found[f"{ATTENTION[0]}.weight"].format == "compressed-tensors"
+    assert found[f"{EXPERTS[0]}.weight"].format == "plain"
+    wanted = breccia.cast(dict(SafetensorsFile(model / "model.safetensors").items())[f"{ATTENTION[0]}.weight"], "nvfp4")
+    assert breccia.load(tmp_path / "a")[f"{ATTENTION[0]}.weight"].scale.tolist() != wanted.scale.tolist()
+    rules = ["*.self_attn.*=int4", "*.experts.*=int8"]
+    convert(model, tmp_path / "b", "compressed-tensors", rules=rules, group_size="auto")
+    loaded = breccia.load(tmp_path / "b")
+    assert loaded[f"{ATTENTION[0]}.weight"].recipe.group_size in (32, 64, 128)
+    assert loaded[f"{EXPERTS[0]}.weight"].recipe.group_size is None
+
+
+def test_what_of_a_scheme_is_not_written_is_said(model, tmp_path):
+    rule = Rule((Match("all"),), breccia.Float8CurrentScaling(), None, FP8_OUT, True, 8)
+    notes = convert(model, tmp_path / "out", "compressed-tensors", scheme=ModelScheme((rule,)), dry_run=True)["notes"]
+    assert [name for name in ("outputs", "input_factor", "low_rank") for note in notes if note.startswith(name)] == [
+        "outputs",
+        "input_factor",
+        "low_rank",
+    ]
+
+
+FP8_OUT = Activations("float8_e4m3fn", "tensor", "dynamic")
+
+
+def test_amax_is_for_static_scales(model, moments, tmp_path):
+    for options in ({"activations": "dynamic"}, {"kv": "fp8"}, {"rules": ["*=nvfp4"]}):
+        with pytest.raises(ValueError, match="amax must be left out where no static scales"):
+            convert(model, tmp_path / "out", "modelopt", amax=moments, **options)
+
+
+def test_amax_of_experts_in_one_parameter(tmp_path):
+    amax = np.array([2.0, 0.0, 3.0], np.float32)
+    file = tmp_path / "m.safetensors"
+    prefix = "model.layers.0.mlp.experts."
+    one = Moments(np.ones((3, 8), np.float32), np.ones(3, np.int64), amax=amax)
+    save_moments({f"{prefix}gate_up_proj": one}, file)
+    found = Amax(file)
+    assert [found.of(f"{prefix}{i}.gate_proj") for i in range(3)] == [2.0, 3.0, 3.0]
+    assert found.of(f"{prefix}0.down_proj") is None
+
+
+@pytest.mark.parametrize("said", ['kv_cache = ["fp8"]', "[[rule]]\nmatch = 5\nweights = 'nvfp4'"])
+def test_a_file_of_another_form_is_named(said, model, tmp_path):
+    (tmp_path / "s.toml").write_text(said)
+    with pytest.raises(ValueError, match=r"s\.toml: "):
+        convert(model, tmp_path / "out", "modelopt", scheme=tmp_path / "s.toml")

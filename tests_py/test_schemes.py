@@ -149,7 +149,7 @@ def test_formats_of_integers():
     scheme = read(gptq | {"dynamic": {r"+:.*\.v_proj": {"bits": 8}, r"-:.*\.down_proj": {}}})
     assert scheme.rule("l.v_proj").weights == breccia.INT8Scaling(group_size=128)
     assert scheme.rule("l.down_proj").weights is None
-    assert scheme.rule("l.q_proj").weights == breccia.INT4Scaling(signed=False)
+    assert scheme.rule("l.q_proj").weights == breccia.INT4Scaling()
     assert scheme.rule("l.q_proj").inputs is None
     left = {"modules_to_not_convert": ["gate"]}
     awq = read({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, **left})

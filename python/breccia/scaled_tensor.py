@@ -429,7 +429,7 @@ def _parts(scaled: ScaledTensor) -> tuple[Any, Any, Any, Any]:
 
 
 def _unpickle(*stored: Any) -> ScaledTensor:
-    # Four arrays as `plain.to_pickle` has them, then what they mean.
+    # Four arrays as `pickling.to_pickle` has them, then what they mean.
     recipe, layout, shape, original_dtype = stored[4:]
     data, scale, zero_point, global_scale = pickling.from_pickle(stored[:4], layout)
     meant = {"shape": tuple(shape), "original_dtype": original_dtype}

@@ -189,6 +189,8 @@ static void products(void) {
     ready.transposed = 1;
     CHECK(breccia_matmul(&activations, &ready, &other, NULL) == BRECCIA_OK);
     CHECK(memcmp(y, z, sizeof y) == 0);
+    ready.transposed = 0;
+    CHECK(breccia_cast(&ready, &more, NULL) == BRECCIA_TYPE_ERROR); /* it is no matrix of numbers */
     breccia_weight_free(prepared);
     breccia_weight_free(NULL);
     CHECK(breccia_prepare(&weight, &prepared) == BRECCIA_VALUE_ERROR && prepared == NULL);
@@ -368,6 +370,7 @@ static void threads(void) {
     CHECK(breccia_set_threads(2) == BRECCIA_OK && breccia_threads() == 2);
     CHECK(breccia_set_threads(0) == BRECCIA_VALUE_ERROR && breccia_threads() == 2);
     CHECK(breccia_set_threads(before) == BRECCIA_OK);
+    CHECK(breccia_shutdown() == BRECCIA_OK && breccia_threads() == before);
 }
 
 static void refusals(void) {

@@ -188,6 +188,9 @@ BRECCIA_C_API void breccia_weight_free(breccia_weight *prepared);
 /** Threads that a call may use, its own included; results do not depend on it. At first BRECCIA_NUM_THREADS of the
  * environment, or as many as the process may run on. */
 BRECCIA_C_API breccia_status breccia_set_threads(int32_t count);
+/** Ends the threads that calls have left waiting, for a program that unloads the library; the next call starts them
+ * again. No other call may be at work. */
+BRECCIA_C_API breccia_status breccia_shutdown(void);
 /** How many that are; 0 where BRECCIA_NUM_THREADS is no count, which breccia_last_message() then says. */
 BRECCIA_C_API int32_t breccia_threads(void);
 

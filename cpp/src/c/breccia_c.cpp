@@ -137,6 +137,8 @@ Array borrow(const void* memory, ElementType type, const Shape& shape, const std
 template <class Matrix>
 Array numbers(const Matrix& matrix, const std::string& name) {
     if (matrix.recipe != nullptr) throw_type(name + " must be of numbers, got a quantized matrix");
+    if constexpr (std::is_same_v<Matrix, breccia_matrix>)
+        if (matrix.prepared != nullptr) throw_type(name + " must be of numbers, got a prepared weight");
     if (matrix.dtype < 0 || matrix.dtype >= dtype_count)
         throw_type(name + ".dtype must be a BRECCIA_ type of numbers, got " + std::to_string(matrix.dtype));
     Array array = borrow(matrix.data, static_cast<DType>(matrix.dtype), shape_of(matrix, name), name + ".data");
@@ -315,8 +317,8 @@ breccia_status breccia_cast(const breccia_matrix* x, const breccia_output* out, 
     return guarded([&] {
         const breccia_matrix from = breccia::as_stored(x, "x");
         const breccia_output to = breccia::taken(out, "out");
-        breccia::check_same_shape(from, "x", to);
         const breccia::Array numbers = breccia::numbers(from, "x");
+        breccia::check_same_shape(from, "x", to);
         const breccia::Recipe& recipe = breccia::recipe_of(to, "out");
         breccia::cast_into(numbers, recipe, breccia::parts(to, breccia::plan_cast(numbers.shape, recipe), "out"),
                            breccia::cast_options(options));
@@ -393,6 +395,10 @@ breccia_status breccia_prepare(const breccia_matrix* w, breccia_weight** prepare
 }
 
 void breccia_weight_free(breccia_weight* prepared) { delete prepared; }
+
+breccia_status breccia_shutdown(void) {
+    return guarded([] { breccia::shutdown(); });
+}
 
 breccia_status breccia_set_threads(int32_t count) {
     return guarded([&] { breccia::set_num_threads(count); });

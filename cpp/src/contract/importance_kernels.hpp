@@ -26,6 +26,7 @@ struct CodedScales {
     std::array<float, 256> decoded;      ///< the global scale included
     std::array<std::uint8_t, 256> last;  ///< the last code whose scale is below twice that of this one
     int lowest = 0, highest = 0;         ///< the codes a search may choose
+    bool from_zero = false;              ///< whether one begins at the lowest where amax's code, 0, scales all to zero
 };
 
 /// Consecutive blocks of one row, each with weights of its own.

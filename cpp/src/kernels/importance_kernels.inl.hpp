@@ -106,6 +106,7 @@ static void coded_scales(const ScaleParams& p, CodedScales& scales) {
     const bool powers = p.type == ScaleType::e8m0;
     scales.lowest = powers ? 1 : (p.rule == ScaleRule::nvfp4_torchao ? 8 : 1);
     scales.highest = powers ? 254 : std::int32_t{Float8E4M3FN::max_code};
+    scales.from_zero = !powers && scales.lowest == 1;
     for (int code = scales.lowest; code <= scales.highest; ++code) {
         const auto i = static_cast<std::size_t>(code);
         if (powers) {
@@ -120,6 +121,8 @@ static void coded_scales(const ScaleParams& p, CodedScales& scales) {
     for (int code = scales.lowest; code <= scales.highest; ++code) {
         int last = code;
         while (!powers && last < scales.highest && e4m3_value(last + 1) < 2 * e4m3_value(code)) ++last;
+        // Codes up to 15 stand for n · 2^-9, of which odd n have no half that is a code.
+        if (!powers && code < 8) last = std::max(last, std::min(15, scales.highest));
         scales.last[static_cast<std::size_t>(code)] = static_cast<std::uint8_t>(last);
     }
 }
@@ -191,7 +194,8 @@ static void search_block(const WeightedBlocks& b, std::int64_t i, const CodeGrid
         amax_i32x16 = i_max(amax_i32x16, i_and(as_bits(x_f32x16), i_set(0x7FFF'FFFF)));
     });
     const std::int32_t amax_bits = i_max_lane(amax_i32x16);
-    const int own = code;
+    const bool lost = code == 0 && scales.from_zero;
+    const int own = lost ? scales.lowest : code;
     if (amax_bits == 0 || amax_bits >= 0x7F80'0000 || own < scales.lowest || own > scales.highest) return;
     const int exponent = (amax_bits >> 23) - 127, last = last_code(scales, own, as_float(amax_bits), g.largest);
     const float unit = exp2i(exponent < -126 ? 126 : (exponent > 126 ? -126 : -exponent));
@@ -202,6 +206,12 @@ static void search_block(const WeightedBlocks& b, std::int64_t i, const CodeGrid
         best = best_code<2>(x, weights, b.block, grid, scales, own, last, unit);
     else
         best = best_code<0>(x, weights, b.block, grid, scales, own, last, unit);
+    if (lost) {
+        const auto i_best = static_cast<std::size_t>(best);
+        const float factor = scales.factor[i_best], decoded = scales.decoded[i_best];
+        const float error = coded_error<0, false>(x, weights, b.block, grid, factor, decoded, unit).error;
+        if (!(error < coded_error<0, false>(x, weights, b.block, grid, 0.0F, 0.0F, unit).error)) return;
+    }
     code = static_cast<std::uint8_t>(best);
 }
 

@@ -26,7 +26,8 @@ enum class Weights : std::uint8_t {
 };
 
 /// A term is one of the bfloat16 numbers that add up to an activation: one for bfloat16, two for float16, three for
-/// others; codes multiplied without their scales are one term, and so is all that Precision::fast rounds.
+/// others; codes multiplied without their scales are one term, and so is all that Precision::fast rounds, but for
+/// in_place_integer, where the type of the activations alone counts.
 enum class Activations : std::uint8_t {
     any,
     codes,             ///< multiplied without their scales

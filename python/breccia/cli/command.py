@@ -24,7 +24,6 @@ from breccia.cli.terminal import after, plain_characters, streams, wrapped
 __all__ = ["main"]
 
 _NOTES = 12  # that a screen shows
-_GO_ON = ("convert", "merge-lora", "calibrate")
 _FORCE = "replace OUT when the new one is complete, and not before; never IN"
 
 
@@ -108,7 +107,9 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     )
     convert.add_argument("--kv", metavar="WORD", help="the KV cache: fp8 or none")
     convert.add_argument(
-        "--activations", choices=["dynamic", "static", "none"], help="inputs of layers of which no rule says it"
+        "--activations",
+        choices=["dynamic", "static", "local", "none"],
+        help="inputs of layers of which no rule says it",
     )
     convert.add_argument("--amax", metavar="FILE", help="moments of calibrate, for static scales of inputs")
     add_rounding(convert)
@@ -448,6 +449,8 @@ def _inspect(args: argparse.Namespace) -> int:
     from breccia.checkpoint.reading.source import without_collection
     from breccia.io import scheme as breccia_scheme
 
+    if args.toml and args.json:
+        raise ValueError("--json must be left out with --toml")
     if args.toml:
         print(breccia_scheme(args.path).to_toml(), end="")
         return 0

@@ -42,6 +42,6 @@ def rounding_lines(errors: dict[str, dict[str, Any]]) -> list[str]:
     mean, nearest = (sum(said[key] for said in known.values()) / len(known) for key in ("output_error", "nearest"))
     worst = max(known, key=lambda name: known[name]["output_error"])
     return [
-        f"gptq: output error {mean:.2%} on average of {len(errors)} tensors, to nearest without data {nearest:.2%}",
+        f"gptq: output error {mean:.2%} on average of {len(known)} tensors, to nearest without data {nearest:.2%}",
         f"  the largest, {known[worst]['output_error']:.2%}: {worst}",
     ]

@@ -94,9 +94,9 @@ def streams() -> Iterator[None]:
 def plain_characters() -> None:
     """Print ``x`` for ``×`` and the like, and ``?`` for the rest, where standard output cannot encode them."""
     if hasattr(sys.stdout, "reconfigure"):
-        codecs.register_error("breccia.value.pickling", _plain)
+        codecs.register_error("breccia.plain", _plain)
         with contextlib.suppress(OSError, ValueError):
-            sys.stdout.reconfigure(errors="breccia.value.pickling")
+            sys.stdout.reconfigure(errors="breccia.plain")
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:

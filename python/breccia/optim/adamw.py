@@ -187,7 +187,8 @@ def _rows(count: int) -> tuple[int, int]:
 def _matrix(x: torch.Tensor) -> torch.Tensor:
     """The numbers of a tensor in rows, zeros after the last."""
     rows, width = _rows(x.numel())
-    return torch.nn.functional.pad(x.flatten(), (0, rows * width - x.numel())).reshape(rows, width)
+    flat, rest = x.flatten(), rows * width - x.numel()
+    return (torch.nn.functional.pad(flat, (0, rest)) if rest else flat).reshape(rows, width)
 
 
 def _runs(values: torch.Tensor) -> list[slice]:

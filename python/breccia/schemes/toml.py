@@ -155,11 +155,12 @@ def _changed(value: Any) -> dict[str, Any]:
     return {one.name: item for one, item in every if one.default is MISSING or item != one.default}
 
 
-def cache_of(said: Any) -> KVCache | Unsaid | None:
+def cache_of(said: Any, argument: str = "kv_cache") -> KVCache | Unsaid | None:
     """The KV cache as it is written: "fp8", "int8", "none", "unsaid", or a table of its fields.
 
     Args:
         said: text or table.
+        argument: what messages call it.
 
     Returns:
         What `ModelScheme.kv_cache` has.
@@ -171,11 +172,11 @@ def cache_of(said: Any) -> KVCache | Unsaid | None:
         try:
             return KVCache(**said)
         except TypeError as error:
-            raise ValueError(f"kv_cache must be a table with the fields of KVCache: {error}") from None
+            raise ValueError(f"{argument} must be a table with the fields of KVCache: {error}") from None
     if said in ("none", "unsaid"):
         return None if said == "none" else UNSAID
-    if said not in _CACHES:
-        raise ValueError(f"kv_cache must be one of {', '.join(_CACHES)}, none, unsaid, or a table, got {said!r}")
+    if not isinstance(said, str) or said not in _CACHES:
+        raise ValueError(f"{argument} must be one of {', '.join(_CACHES)}, none, unsaid, or a table, got {said!r}")
     return _CACHES[said]
 
 
@@ -213,7 +214,7 @@ def rule_of(said: Mapping[str, Any], number: int = 1) -> Rule:
             bool(said.get("input_factor", False)),
             said.get("low_rank"),
         )
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"rule {number} ({str(said['match'])[:60]}): {error}") from None
 
 

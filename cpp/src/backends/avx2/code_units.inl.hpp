@@ -4,13 +4,14 @@
 // numbers without delay: a code's fields are moved to float16's, and what the exponents' biases differ by is left to
 // the scale. Of AVX-512, too: a vector of float16 numbers is 256 bits.
 
-/// Formats whose exponents and fractions fit float16's; 4-bit codes are looked up.
+/// Formats whose exponents and fractions fit float16's, infinities too, which have its largest exponent alone; 4-bit
+/// codes are looked up.
 template <class C>
 inline constexpr bool through_halves = [] {
     if constexpr (C::bits == 4)
         return false;
     else if constexpr (C::family == CodecFamily::minifloat)
-        return C::exponent_bits < 5 || C::specials == Specials::ieee;
+        return C::specials == Specials::ieee ? C::exponent_bits == 5 : C::exponent_bits < 5;
     else
         return false;
 }();

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Difference", "compare", "diagnose", "verify"]
 
-_SAMPLE = 512  # rows and columns looked at for a diagnosis
 _GAIN = 6.0  # decibels by which undoing a mistake must improve on leaving it
 
 

@@ -26,7 +26,11 @@ from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule, Unsaid
 
 __all__ = ["Amax", "Asked", "asked_of", "fitted", "grouped"]
 
-_EXPERT = re.compile(r"(.*\.experts\.)\d+(\..*)")
+_EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
+# Parameters of transformers 5 that have the matrices of all experts, by the names of single ones.
+_IN_ONE = dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up_proj") | dict.fromkeys(
+    ("down_proj", "w2"), "down_proj"
+)
 # Fields of a recipe that say how a format stores scales, which a scheme leaves to the format.
 _FORMS = ("global_scale_form", "scale_dtype", "scale_format")
 
@@ -45,20 +49,28 @@ class Amax:
         self.path = path_of(path, "amax")
         self._stamp = disk.stamp_of(self.path.stat())
         with load_moments(self.path) as file:
-            every = {name: one.amax for name, one in file.items() if one.amax is not None}
-            self._amax = {name: float(np.max(amax, initial=0)) for name, amax in every.items()}
+            every = {name: np.array(one.amax) for name, one in file.items() if one.amax is not None}
+        self._amax = {name: float(np.max(amax, initial=0)) for name, amax in every.items()}
+        self._stacks = {name: amax for name, amax in every.items() if amax.ndim == 1}
         self._experts: dict[tuple[str, str], float] = {}
         for name, amax in self._amax.items():
             if match := _EXPERT.fullmatch(name):
-                key = match[1], match[2]
+                key = match[1], match[3]
                 self._experts[key] = max(amax, self._experts.get(key, 0.0))
 
     def __repr__(self) -> str:
         """What tells one file from another."""
         return f"Amax({str(self.path.resolve())!r}, {self._stamp})"
 
+    @property
+    def portable(self) -> list[Any]:
+        """What tells one file from another on every machine that sees it: name, size and time."""
+        _, size, changed, _ = self._stamp
+        return [self.path.name, size, changed]
+
     def of(self, module: str) -> float | None:
-        """The largest magnitude of a layer's inputs; that of all experts for one that the text never chose.
+        """The largest magnitude of a layer's inputs, of the layer or of the parameter that all experts share; that of
+        all experts for one that the text never chose.
 
         Args:
             module: its name in the checkpoint.
@@ -68,8 +80,15 @@ class Amax:
         """
         amax = self._amax.get(module, 0.0)
         if amax == 0 and (match := _EXPERT.fullmatch(module)):
-            amax = self._experts.get((match[1], match[2]), 0.0)
+            amax = self._experts.get((match[1], match[3]), 0.0) or self._of_stack(match)
         return amax if 0 < amax < float("inf") else None
+
+    def _of_stack(self, match: re.Match[str]) -> float:
+        name = match[1] + _IN_ONE.get(match[3].removeprefix("."), "")
+        stack, number = self._stacks.get(name), int(match[2])
+        if stack is None:
+            return 0.0
+        return float(stack[number]) if number < stack.size and stack[number] > 0 else self._amax[name]
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,6 +164,18 @@ class Asked:
         inputs = UNSAID if rule is None else rule.inputs
         word = inputs.when if isinstance(inputs, Activations) else "none" if inputs is None else self.activations
         return word and ("static" if word in ("static", "local") else "other")
+
+    def not_written(self) -> list[str]:
+        """Notes on what a scheme says that no format is written with."""
+        said = {
+            "outputs": any(rule.outputs not in (None, UNSAID) for rule in self.scheme.rules),
+            "input_factor": any(rule.input_factor for rule in self.scheme.rules),
+            "low_rank": any(rule.low_rank for rule in self.scheme.rules),
+        }
+        notes = [f"{name} of the scheme's rules: not written" for name, there in said.items() if there]
+        if self.scheme.scales:
+            notes.append("scales of the scheme: not written, those of a file of moments are (--amax FILE)")
+        return notes
 
     def unmatched(self, names: Iterable[str]) -> list[Match]:
         """Patterns that match none of some weights.
@@ -224,8 +255,11 @@ def asked_of(
         raise TypeError(f"rules must be a list, as ['*.mlp.*=nvfp4'], got {rules!r}")
     base = ModelScheme(()) if scheme is None else _scheme(scheme)
     first = tuple(one if isinstance(one, Rule) else _of_line(one) for one in rules)
-    cache = base.kv_cache if kv is None else cache_of(kv)
+    cache = base.kv_cache if kv is None else cache_of(kv, "kv")
     made = dataclasses.replace(base, rules=(*first, *base.rules), kv_cache=cache)
+    inputs = [rule.inputs.when for rule in made.rules if isinstance(rule.inputs, Activations)]
+    if amax is not None and not {"static", "local"} & {activations, *inputs}:
+        raise ValueError("amax must be left out where no static scales of inputs are asked for")
     return Asked(made, activations or "", None if amax is None else Amax(amax))
 
 
@@ -235,7 +269,7 @@ def _scheme(given: ModelScheme | str | os.PathLike[str]) -> ModelScheme:
     path = path_of(given, "scheme")
     try:
         return ModelScheme.from_toml(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 

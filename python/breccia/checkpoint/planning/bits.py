@@ -171,7 +171,8 @@ def _targets(formats: Sequence[str], include: Sequence[str], exclude: Sequence[s
         raise TypeError(f"formats must be a list of recipes and float dtypes, got {formats!r}")
     if not formats:
         raise ValueError("formats must have at least one, got none")
-    targets = {name: parse_target(name, include=include, exclude=exclude) for name in dict.fromkeys(formats)}
+    names = dict.fromkeys(name.strip().lower() for name in formats)
+    targets = {name: parse_target(name, include=include, exclude=exclude) for name in names}
     if others := [name for name, target in targets.items() if not target.float_dtype and target.recipe is None]:
         raise ValueError(f"formats must be recipes or float dtypes, got {others[0]!r}: a scheme names no bridge")
     if all(target.float_dtype for target in targets.values()):

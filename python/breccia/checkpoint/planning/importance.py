@@ -133,7 +133,9 @@ class Importance:
 
 def _names(found: Found) -> list[str]:
     whole = found.options.get("whole")
-    return [found.name] if whole is None else [found.name, whole.name]
+    if whole is None or whole.shape[-1:] != found.shape[-1:]:  # GGUF turns one of the two
+        return [found.name]
+    return [found.name, whole.name]
 
 
 def _means(moments: Moments) -> Array:

@@ -19,7 +19,6 @@ __all__ = ["LayerMoments", "experts_of", "smoothed"]
 _ONE = re.compile(r"(?P<block>.*)\.experts\.(?P<number>\d+)\.(?P<kind>gate_proj|up_proj|down_proj|w1|w2|w3)(\.weight)?")
 _ALL = re.compile(r"(?P<block>.*)\.(switch_mlp|experts)\.(?P<kind>gate_proj|up_proj|down_proj|gate_up_proj)(\.weight)?")
 _KINDS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-_SHORT = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 _BORROWED = 0.25  # rows a column that an expert takes from the mean of all
 
 

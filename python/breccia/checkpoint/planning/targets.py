@@ -107,7 +107,8 @@ class Target:
     ``group_size`` is the one that was asked for. ``importance`` is that of columns. ``asked`` is what a scheme asks
     of layers, see `of`; ``named`` says that it means a tensor by itself. ``source`` is the source's own scheme.
     ``together`` has a module for each of those that are written as one, by the name of this one. ``feedback`` is
-    given where weights are rounded by GPTQ.
+    given where weights are rounded by GPTQ. ``bare`` says that the format was named without a recipe, ``options`` are
+    for recipes of rules.
     """
 
     spelled: str
@@ -130,6 +131,8 @@ class Target:
     feedback: Feedback | None = None
     asked: Asked | None = None
     named: bool = False
+    bare: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
     source: ModelScheme | None = field(default=None, repr=False)
     together: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -145,11 +148,13 @@ class Target:
         rules = ((name, self.asked.rule(name)) for name in names_of(found))  # those of all experts in one, too
         name, rule = next(((name, rule) for name, rule in rules if rule is not None), (found.name, None))
         if rule is None or rule.weights is UNSAID:
-            alone = bool(self.asked.scheme.rules) and self.recipe is None and not self.kind
-            return dataclasses.replace(self, default=None) if alone and found.format == "plain" else self
+            alone = bool(self.asked.scheme.rules) and self.bare and found.format == "plain"
+            return dataclasses.replace(self, recipe=None, with_inputs=None, default=None) if alone else self
         own = dataclasses.replace(self, with_inputs=None, left_alone=False, named=self.asked.names(name))
         if isinstance(rule.weights, ScalingRecipe):
-            return dataclasses.replace(own, kind="", recipe=fitted(rule.weights, self.bridge))
+            recipe = _with(fitted(rule.weights, self.bridge), self.options, known_alone=True)
+            size = self.group_size if isinstance(recipe, recipes.INT4Scaling) else None
+            return dataclasses.replace(own, kind="", recipe=recipe, group_size=size)
         if rule.weights is None:
             return dataclasses.replace(own, kind=NO_KIND)
         kind = str(rule.weights).lower()
@@ -235,8 +240,10 @@ def parse_target(
     group_size: int | str | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
+    by_rules: bool = False,
 ) -> Target:
-    """A target as the command line spells it: ``bf16``, ``nvfp4:mse``, ``modelopt`` or ``modelopt:fp8``.
+    """A target as the command line spells it: ``bf16``, ``nvfp4:mse``, ``modelopt`` or ``modelopt:fp8``. Where rules
+    say what layers become, options are for their recipes, as far as these have them.
 
     Raises:
         TypeError: it is no string, or patterns are no list of strings.
@@ -273,8 +280,9 @@ def parse_target(
     default = next(iter(bridge.recipes.values()), recipes.NVFP4BlockScaling())
     asked = [table.get(keys[0]) if keys else None for table in (bridge.recipes, bridge.recipes_with_inputs)]
     if not keys and any(v is not None for v in options.values()):
-        asked[0] = default
+        asked[0] = default if not by_rules else None
     recipe, with_inputs = (one and _optional(one, keys, options, name) for one in asked)
+    patterns |= {"bare": not keys, "options": options if by_rules else {}}
     return Target(spelled, format=name, recipe=recipe, with_inputs=with_inputs, default=default, **patterns)
 
 
@@ -296,11 +304,13 @@ def _of_kind(
     return Target(spelled, format=bridge.name, recipe=kind.otherwise, kind=keys[0], **patterns)
 
 
-def _with(recipe: ScalingRecipe, options: Mapping[str, Any]) -> ScalingRecipe:
+def _with(recipe: ScalingRecipe, options: Mapping[str, Any], known_alone: bool = False) -> ScalingRecipe:
     given = {k: v for k, v in options.items() if v is not None}
     if isinstance(size := given.get("group_size"), str) and size != AUTO:
         raise ValueError(f"--group-size must be a number or '{AUTO}', got {size!r}")
     known = {f.name for f in dataclasses.fields(recipe)}
+    if known_alone:
+        given = {name: value for name, value in given.items() if name in known and getattr(recipe, name) is not None}
     for name in given:
         if name not in known:
             raise ValueError(f"--{name.replace('_', '-')} must be left out: {type(recipe).__name__} has no {name}")

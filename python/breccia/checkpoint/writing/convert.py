@@ -58,7 +58,7 @@ from breccia.checkpoint.writing.rounding import Rounding, rounding_notes
 from breccia.checkpoint.writing.work import Done, Work, check_replaceable, partial_of
 from breccia.schemes.value import ModelScheme, Rule
 
-__all__ = ["Job", "check_destination", "convert", "nbytes_of_choice", "with_scheme"]
+__all__ = ["Job", "check_destination", "convert", "nbytes_of_choice", "target_of"]
 
 _SYNC_EVERY = 256 << 20  # bytes between two entries of the journal
 
@@ -139,8 +139,8 @@ def convert(
         ImportError: a GGUF file is to become a directory, and transformers is not installed.
         OSError: the disk is full or the like; nothing is left behind.
     """
-    target = parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
-    target = with_scheme(target, asked_of(scheme, rules, kv, activations, amax))
+    options = {"scale_search": scale_search, "group_size": group_size, "include": include, "exclude": exclude}
+    target = target_of(to, asked_of(scheme, rules, kv, activations, amax), **options)
     rounding = Rounding(imatrix, moments, method, order, damp)
     place = path_of(destination, "destination")
     source = path_of(source, "source")
@@ -159,14 +159,21 @@ def convert(
         checkpoint.close()
 
 
-def with_scheme(target: Target, asked: Asked | None) -> Target:
+def target_of(to: str, asked: Asked | None, **options: Any) -> Target:
     """A target with what a scheme asks.
 
+    Args:
+        to: as `convert` has it.
+        asked: by a scheme or its like; None: nothing.
+        options: of `parse_target`.
+
     Raises:
-        ValueError: the target is no format of quantized layers.
+        TypeError, ValueError: the target is unknown, or no format of quantized layers.
     """
+    target = parse_target(to, by_rules=asked is not None and bool(asked.scheme.rules), **options)
     if asked is not None and target.float_dtype:
-        raise ValueError(f"a scheme must be left out with --to {target.spelled}: it has no quantized layers")
+        said = "scheme, rules (--set), kv and activations"
+        raise ValueError(f"{said} must be left out with --to {target.spelled}, which has no quantized layers")
     return dataclasses.replace(target, asked=asked)
 
 
@@ -364,6 +371,7 @@ class Job:
         for module, recipe in outputs.modules_of(self.choices).items():
             self.target.asked.inputs(module, recipe)  # may refuse
         notes = [f"patterns of the scheme match no layer: {_some(unmatched)}"] if unmatched else []
+        notes += self.target.asked.not_written()
         apart = unlike(self.choices, self.target)
         if apart:
             said = "parts of a layer that servers fuse have different recipes, which vLLM and SGLang refuse"

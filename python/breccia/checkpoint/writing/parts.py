@@ -31,11 +31,11 @@ from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.asked import Asked, asked_of
 from breccia.checkpoint.planning.identity import spelled
 from breccia.checkpoint.planning.shares import shares
-from breccia.checkpoint.planning.targets import Choice, Target, parse_target
+from breccia.checkpoint.planning.targets import Choice, Target
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing import part_sums
-from breccia.checkpoint.writing.convert import Job, check_destination, names_folder, nbytes_of_choice, with_scheme
+from breccia.checkpoint.writing.convert import Job, check_destination, names_folder, nbytes_of_choice, target_of
 from breccia.checkpoint.writing.rounding import Rounding
 from breccia.checkpoint.writing.work import Done, Work
 from breccia.schemes.value import ModelScheme, Rule
@@ -264,8 +264,8 @@ def _target(
     group_size: int | str | None,
     asked: Asked | None,
 ) -> Target:
-    target = parse_target(to, scale_search=scale_search, group_size=group_size, include=include, exclude=exclude)
-    return with_scheme(target, asked)
+    options = {"scale_search": scale_search, "group_size": group_size, "include": include, "exclude": exclude}
+    return target_of(to, asked, **options)
 
 
 def _count(destination: Path) -> int:
@@ -353,9 +353,14 @@ class _Parts(Job):
 
     def _parts_identity(self) -> str:
         """Without paths and numbers of inodes: machines may see the source in different places."""
-        target, data = dataclasses.replace(self.target, importance=None), self.target.importance
+        asked = self.target.asked
+        data: list[Any] = [self.target.importance]
+        if asked is not None:
+            data.append(asked.amax)
+            asked = dataclasses.replace(asked, amax=None)
+        target = dataclasses.replace(self.target, importance=None, asked=asked)
         said: list[Any] = [__version__, spelled(target), self.checkpoint.config, self.parts, self.destination.name]
-        said.append(None if data is None else data.portable)
+        said += [None if file is None else file.portable for file in data]
         said += [self.into_directory, self.checkpoint.unmarked]
         said += [[path.name, size, mtime] for path, (_, size, mtime, _) in self.checkpoint.stamps.items()]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()

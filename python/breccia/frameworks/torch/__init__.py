@@ -11,7 +11,7 @@ import torch
 
 from breccia import _core
 from breccia._inputs import check_float32
-from breccia.frameworks.torch import gradients, launches, operators, trees  # noqa: F401 (gradients of these) # noqa: F401 (defines torch.ops.breccia)
+from breccia.frameworks.torch import gradients, launches, operators, trees  # noqa: F401 (torch.ops.breccia)
 from breccia.frameworks.torch.functions import call as called  # noqa: F401 (torch's functions of ScaledTensors)
 from breccia.frameworks.torch.meta import flatten, recipe_key
 from breccia.frameworks.torch.tensors import (

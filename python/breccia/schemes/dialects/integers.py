@@ -31,7 +31,7 @@ def integers(bits: Any, size: Any, symmetric: bool, what: str) -> ScalingRecipe 
     """A recipe of so many bits; a format's name where none makes it. A group of -1 is a whole row."""
     bits = number(bits, f"{what}: bits")
     if bits == 4 and type(size) is int and size > 0:
-        return INT4Scaling(group_size=size, symmetric=symmetric, signed=False)
+        return INT4Scaling(group_size=size, symmetric=symmetric, signed=symmetric)
     if bits == 8:
         group = size if type(size) is int and size > 0 else None
         return INT8Scaling(group_size=group, symmetric=symmetric)
