@@ -149,8 +149,7 @@ std::string text_of(const Span& span, const std::string& unit) {
 }
 
 std::string count_of(const Rule& rule) {
-    constexpr Span all;
-    const auto is_all = [&](const Span& span) { return span.from == all.from && span.to == all.to; };
+    const auto is_all = [](const Span& span) { return span.from == Span{}.from && span.to == Span{}.to; };
     if (is_all(rule.rows)) return is_all(rule.vectors) ? "any number" : text_of(rule.vectors, "term");
     return text_of(rule.rows, "row") + (is_all(rule.vectors) ? "" : ", " + text_of(rule.vectors, "term"));
 }

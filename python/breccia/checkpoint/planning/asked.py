@@ -257,8 +257,7 @@ def asked_of(
     first = tuple(one if isinstance(one, Rule) else _of_line(one) for one in rules)
     cache = base.kv_cache if kv is None else cache_of(kv, "kv")
     made = dataclasses.replace(base, rules=(*first, *base.rules), kv_cache=cache)
-    inputs = [rule.inputs.when for rule in made.rules if isinstance(rule.inputs, Activations)]
-    if amax is not None and not {"static", "local"} & {activations, *inputs}:
+    if amax is not None and not made.rules and activations not in ("static", "local"):
         raise ValueError("amax must be left out where no static scales of inputs are asked for")
     return Asked(made, activations or "", None if amax is None else Amax(amax))
 
