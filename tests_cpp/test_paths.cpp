@@ -199,6 +199,24 @@ TEST(MatmulRules, EveryBackendHasATable) {
     }
 }
 
+// A path that refused is not tried again, so its rules stand together; and the last one takes anything.
+TEST(MatmulRules, StandInOrder) {
+    for (const RuleTable& table : rule_tables()) {
+        std::set<const Path*> done;
+        const Path* before = nullptr;
+        for (const Rule& rule : table.rules) {
+            const bool again = rule.path != before && !done.insert(rule.path).second;
+            EXPECT_FALSE(again) << table.backend;
+            before = rule.path;
+        }
+        const Rule& last = table.rules.back();
+        EXPECT_TRUE(last.path == &paths::panels_f32 && last.weights == Weights::any &&
+                    last.activations == Activations::any && last.rows.holds(1) && last.rows.to == Limits::any &&
+                    last.vectors.to == Limits::any)
+            << table.backend;
+    }
+}
+
 TEST(MatmulRules, AnUnknownPathIsNamed) {
     std::vector<float> x(4);
     const Array a = array_of(x, {2, 2}), c = Array::allocate(DType::float32, {2, 2});

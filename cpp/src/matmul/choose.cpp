@@ -69,17 +69,6 @@ constexpr RuleTable tables[] = {
     {"avx512_bf16", of_avx512_bf16}, {"amx", of_amx},   {"neon", of_neon},
 };
 
-// A path that refused is not tried again, so its rules stand together; and the last one takes anything.
-constexpr bool in_order(std::span<const Rule> rules) {
-    for (std::size_t i = 0; i < rules.size(); ++i)
-        for (std::size_t j = i + 2; j < rules.size(); ++j)
-            if (rules[i].path == rules[j].path && rules[j - 1].path != rules[j].path) return false;
-    const Rule& last = rules.back();
-    return last.path == &paths::panels_f32 && last.weights == Weights::any && last.activations == Activations::any &&
-           last.rows.holds(1) && last.rows.to == Limits::any && last.vectors.to == Limits::any;
-}
-static_assert(std::ranges::all_of(tables, [](const RuleTable& table) { return in_order(table.rules); }));
-
 bool holds(Weights weights, const Rows& w) {
     const ScaledMatrix* codes = w.scaled_along_k();
     const bool packed = codes != nullptr && codes->packed;
