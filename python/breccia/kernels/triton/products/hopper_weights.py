@@ -382,10 +382,10 @@ def start_barriers(p):
 
 @gluon.jit
 def weights_kernel(
-    x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, N, M, s_row, s_col, s_expert, out_stride,
-    row_tiles, col_tiles, slices, fours, KIND: gl.constexpr, FMT: gl.constexpr, SN: gl.constexpr, ROUND: gl.constexpr,
-    GLOBAL: gl.constexpr, BIAS: gl.constexpr, EXPERTS: gl.constexpr, SPLIT: gl.constexpr, ORDER: gl.constexpr,
-    CONSUMERS: gl.constexpr, X_STAGES: gl.constexpr, X_UNITS: gl.constexpr, W_STAGES: gl.constexpr,
+    x_desc, w_desc, out_desc, s_ptr, g_ptr, bias_ptr, out_ptr, table_ptr, N, M, s_row, s_expert, out_stride,
+    row_tiles, col_tiles, slices, fours, s_col, KIND: gl.constexpr, FMT: gl.constexpr, SN: gl.constexpr,
+    ROUND: gl.constexpr, GLOBAL: gl.constexpr, BIAS: gl.constexpr, EXPERTS: gl.constexpr, SPLIT: gl.constexpr,
+    ORDER: gl.constexpr, CONSUMERS: gl.constexpr, X_STAGES: gl.constexpr, X_UNITS: gl.constexpr, W_STAGES: gl.constexpr,
     GROUP: gl.constexpr, TMA_STORE: gl.constexpr,
 ):  # fmt: skip
     """out (M, N) = x (M, K) · w (N, K)^T, or by w[expert] for the rows that `table_ptr` gives each expert."""
