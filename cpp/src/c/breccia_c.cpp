@@ -3,6 +3,7 @@
 // The C functions of breccia.h over the public C++ verbs: pointers become arrays, exceptions a status and a message.
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -180,7 +181,7 @@ Array codes_of(const Array& scales, ScaleType type, const std::string& name) {
     decode(made, format, decoded);
     for (std::size_t i = 0; i < count; ++i) {
         const float given = scales.as<const float>()[i];
-        if (given == decoded[i] || (given != given && decoded[i] != decoded[i])) continue;
+        if (given == decoded[i] || (std::isnan(given) && std::isnan(decoded[i]))) continue;
         throw_value(name + " must be values of " + std::string(info(format).name) + ", got " + std::to_string(given) +
                     " for scale " + std::to_string(i));
     }
