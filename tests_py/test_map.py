@@ -73,7 +73,7 @@ def test_the_verbs_are_the_same_in_every_language():
     assert set(re.findall(r"^BRECCIA_API void (\w+)_into\(", cpp, re.M)) == more
     assert set(re.findall(r"^BRECCIA_API (?:ScaledTensor|Array) (\w+)\(", cpp, re.M)) == more
     c = set(re.findall(r"^BRECCIA_C_API breccia_status breccia_(\w+)\(", (include / "breccia.h").read_text(), re.M))
-    assert c - {"recipe_new", "part_sizes", "prepare", "set_threads"} == more
+    assert c - {"recipe_new", "part_sizes", "prepare", "set_threads", "shutdown"} == more
 
 
 @needs_documents
