@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from breccia import verbs
-from breccia.bridges.common import packed_codes
+from breccia.bridges.common import packed_codes, to_torch
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.dtypes import DTYPES, stored_name
@@ -60,7 +60,7 @@ def floats_of(found: Found, tensor: Any, turned: bool, place: list[slice], into:
 def bytes_of_part(tensor: ScaledTensor, part: str, shape: tuple[int, ...], place: list[slice], into: Any) -> None:
     """The bytes of ``tensor``'s part; ``shape`` is that of all of the part's bytes, () for one number."""
     if part == "data" and finfo(tensor.recipe.element).bits == 4:
-        array = torch.from_numpy(_writable(packed_codes(tensor)))
+        array = to_torch(packed_codes(tensor))
     else:
         array = getattr(tensor.to("torch"), part)
     if not shape:
@@ -71,13 +71,8 @@ def bytes_of_part(tensor: ScaledTensor, part: str, shape: tuple[int, ...], place
 
 
 def _as_torch(array: Any, name: str) -> Any:
-    raw = torch.from_numpy(_writable(array).reshape(-1).view(np.uint8))
+    raw = to_torch(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return raw.view(stored_dtype(name)).reshape(array.shape)
-
-
-def _writable(array: Any) -> Any:
-    """An array that torch takes without a warning: what is read only, as of a mapped file, is copied."""
-    return np.require(array, requirements=("C", "W"))
 
 
 def _narrowed(tensor: ScaledTensor, place: list[slice]) -> tuple[ScaledTensor, list[slice]]:
