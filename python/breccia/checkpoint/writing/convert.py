@@ -139,8 +139,8 @@ def convert(
         ImportError: a GGUF file is to become a directory, and transformers is not installed.
         OSError: the disk is full or the like; nothing is left behind.
     """
-    options = {"scale_search": scale_search, "group_size": group_size, "include": include, "exclude": exclude}
-    target = target_of(to, asked_of(scheme, rules, kv, activations, amax), **options)
+    asked = asked_of(scheme, rules, kv, activations, amax)
+    target = target_of(to, include, exclude, scale_search, group_size, asked)
     rounding = Rounding(imatrix, moments, method, order, damp)
     place = path_of(destination, "destination")
     source = path_of(source, "source")
@@ -159,18 +159,35 @@ def convert(
         checkpoint.close()
 
 
-def target_of(to: str, asked: Asked | None, **options: Any) -> Target:
+def target_of(
+    to: str,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    scale_search: str | None,
+    group_size: int | str | None,
+    asked: Asked | None,
+) -> Target:
     """A target with what a scheme asks.
 
     Args:
-        to: as `convert` has it.
+        to: as `convert` has it, like those that follow.
+        include: patterns of names to quantize.
+        exclude: patterns of names to leave alone.
+        scale_search: how scales are chosen.
+        group_size: of INT4.
         asked: by a scheme or its like; None: nothing.
-        options: of `parse_target`.
 
     Raises:
         TypeError, ValueError: the target is unknown, or no format of quantized layers.
     """
-    target = parse_target(to, by_rules=asked is not None and bool(asked.scheme.rules), **options)
+    target = parse_target(
+        to,
+        scale_search=scale_search,
+        group_size=group_size,
+        include=include,
+        exclude=exclude,
+        by_rules=asked is not None and bool(asked.scheme.rules),
+    )
     if asked is not None and target.float_dtype:
         said = "scheme, rules (--set), kv and activations"
         raise ValueError(f"{said} must be left out with --to {target.spelled}, which has no quantized layers")

@@ -103,7 +103,7 @@ class Piece:
             BlockingIOError: another process is at work on this part.
             OSError: the disk is full or the like; nothing of this part is left behind.
         """
-        target = _target(self.to, self.include, self.exclude, self.scale_search, self.group_size, self.asked)
+        target = target_of(self.to, self.include, self.exclude, self.scale_search, self.group_size, self.asked)
         where = (self.source, self.destination, target, self.rounding, self.parts)
         with _opened(*where, progress, threads, checksums=checksums, unmarked=self.unmarked) as job:
             if job.identity != self.identity:
@@ -160,7 +160,7 @@ def plan(
         FileExistsError: the destination is there.
     """
     asked = asked_of(scheme, rules, kv, activations, amax)
-    target = _target(to, include, exclude, scale_search, group_size, asked)
+    target = target_of(to, include, exclude, scale_search, group_size, asked)
     rounding = Rounding(imatrix, moments, method, order, damp)
     with _opened(source, destination, target, rounding, parts, False, 1, unmarked=unmarked) as job:
         return [
@@ -244,7 +244,7 @@ def finish(
         FileExistsError: the destination is there.
     """
     asked = asked_of(scheme, rules, kv, activations, amax)
-    target = _target(to, include, exclude, scale_search, group_size, asked)
+    target = target_of(to, include, exclude, scale_search, group_size, asked)
     count = _count(path_of(destination, "destination")) if parts is None else parts
     rounding = Rounding(imatrix, moments, method, order, damp)
     with _opened(source, destination, target, rounding, count, progress, None, strict, checksums, unmarked) as job:
@@ -254,18 +254,6 @@ def finish(
 def parts_of(destination: Path) -> Path:
     """Where the parts of an output are made."""
     return destination.with_name(f".{destination.name}.parts")
-
-
-def _target(
-    to: str,
-    include: Sequence[str],
-    exclude: Sequence[str],
-    scale_search: str | None,
-    group_size: int | str | None,
-    asked: Asked | None,
-) -> Target:
-    options = {"scale_search": scale_search, "group_size": group_size, "include": include, "exclude": exclude}
-    return target_of(to, asked, **options)
 
 
 def _count(destination: Path) -> int:
