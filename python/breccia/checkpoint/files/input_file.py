@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
 
-__all__ = ["InputFile", "read_bounded"]
+__all__ = ["DataFile", "InputFile", "read_bounded"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 _MOST = 1 << 30  # bytes of one call
@@ -132,3 +133,31 @@ def read_bounded(path: Path, most: int) -> tuple[bytes, disk.Stamp]:
         return file.read(0, file.size), file.stamp
     finally:
         file.close()
+
+
+class DataFile:
+    """A file beside the source by which a conversion chooses: what tells one from another.
+
+    Args:
+        path: the file.
+        argument: as which it was given, for messages.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], argument: str) -> None:
+        self.path = path_of(path, argument)
+        self._stamp = disk.stamp_of(self.path.stat())
+
+    def __repr__(self) -> str:
+        """What tells one file from another."""
+        return f"{type(self).__name__}({str(self.path.resolve())!r}, {self._stamp})"
+
+    @property
+    def portable(self) -> list[Any]:
+        """What tells one file from another on every machine that sees it: name, size and time."""
+        _, size, changed, _ = self._stamp
+        return [self.path.name, size, changed]
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError where the file is not what was opened."""
+        if disk.stamp_of(self.path.stat()) != self._stamp:
+            raise ValueError(f"{self.path}: must not change while it is read, it did")

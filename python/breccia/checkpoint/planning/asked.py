@@ -16,7 +16,7 @@ import numpy as np
 from breccia.bridges.contract import Bridge
 from breccia.bridges.written import same_grid
 from breccia.checkpoint.arguments import path_of
-from breccia.checkpoint.files import disk
+from breccia.checkpoint.files.input_file import DataFile
 from breccia.moments import load_moments
 from breccia.recipes import ScalingRecipe
 from breccia.schemes.inputs import WORDS, inputs_for
@@ -35,7 +35,7 @@ _IN_ONE = dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up_proj") | 
 _FORMS = ("global_scale_form", "scale_dtype", "scale_format")
 
 
-class Amax:
+class Amax(DataFile):
     """The largest magnitudes of layers' inputs, of a file that `breccia.moments.save_moments` wrote.
 
     Args:
@@ -46,8 +46,7 @@ class Amax:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = path_of(path, "amax")
-        self._stamp = disk.stamp_of(self.path.stat())
+        super().__init__(path, "amax")
         with load_moments(self.path) as file:
             every = {name: np.array(one.amax) for name, one in file.items() if one.amax is not None}
         self._amax = {name: float(np.max(amax, initial=0)) for name, amax in every.items()}
@@ -57,16 +56,6 @@ class Amax:
             if match := _EXPERT.fullmatch(name):
                 key = match[1], match[3]
                 self._experts[key] = max(amax, self._experts.get(key, 0.0))
-
-    def __repr__(self) -> str:
-        """What tells one file from another."""
-        return f"Amax({str(self.path.resolve())!r}, {self._stamp})"
-
-    @property
-    def portable(self) -> list[Any]:
-        """What tells one file from another on every machine that sees it: name, size and time."""
-        _, size, changed, _ = self._stamp
-        return [self.path.name, size, changed]
 
     def of(self, module: str) -> float | None:
         """The largest magnitude of a layer's inputs, of the layer or of the parameter that all experts share; that of

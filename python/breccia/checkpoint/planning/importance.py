@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from breccia.bridges.parts import Found
-from breccia.checkpoint.arguments import path_of
-from breccia.checkpoint.files import disk
+from breccia.checkpoint.files.input_file import DataFile
 from breccia.checkpoint.planning.layer_moments import LayerMoments
 from breccia.checkpoint.reading.models import is_one_expert
 from breccia.gguf.imatrix import read_imatrix
@@ -23,7 +22,7 @@ __all__ = ["Importance"]
 Array = Any
 
 
-class Importance:
+class Importance(DataFile):
     """An importance matrix of llama.cpp (GGUF or .dat), or a file that `breccia.moments.save_moments` wrote.
 
     Args:
@@ -36,8 +35,7 @@ class Importance:
     """
 
     def __init__(self, path: str | os.PathLike[str], names: ModelMap | None, argument: str = "imatrix") -> None:
-        self.path = path_of(path, argument)
-        self._stamp = disk.stamp_of(self.path.stat())
+        super().__init__(path, argument)
         with open(self.path, "rb") as file:
             start = file.read(9)
         own = start[8:] == b"{"
@@ -49,21 +47,6 @@ class Importance:
         moments: Mapping[str, Moments] = load_moments(self.path) if own else read_imatrix(self.path)
         self._file = moments if isinstance(moments, MomentsFile) else None
         self._layers = LayerMoments(moments, names)
-
-    def __repr__(self) -> str:
-        """What tells one file from another."""
-        return f"Importance({str(self.path.resolve())!r}, {self._stamp})"
-
-    @property
-    def portable(self) -> list[Any]:
-        """What tells one file from another on every machine that sees it: name, size and time."""
-        _, size, changed, _ = self._stamp
-        return [self.path.name, size, changed]
-
-    def check_unchanged(self) -> None:
-        """Raise ValueError where the file is not what was opened."""
-        if disk.stamp_of(self.path.stat()) != self._stamp:
-            raise ValueError(f"{self.path}: must not change while it is read, it did")
 
     def close(self) -> None:
         """Let go of the file."""
