@@ -396,6 +396,16 @@ def data_of(operand: Any) -> Any:
     return operand.data if isinstance(operand, ScaledTensor) else operand
 
 
+def as_array_is(scaled: ScaledTensor, array: Any) -> ScaledTensor:
+    """A tensor of NumPy's, in the framework and on the device of an array."""
+    name = frameworks.of(array).__name__.rpartition(".")[2]  # type: ignore[attr-defined]
+    if name == "numpy":
+        return scaled
+    moved = scaled.to(name)
+    device = getattr(array, "device", None) if name in ("torch", "jax") else None
+    return moved if device is None or str(device) == "cpu" else moved.to(device)
+
+
 def check_inner(a: Any, b: Any) -> None:
     """Refuse an array times a weight as it is stored, (N, K), and not turned: other messages know shapes alone.
 

@@ -13,7 +13,7 @@ from breccia.frameworks import numpy
 from breccia.moments import Moments
 from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe, _spec
-from breccia.scaled_tensor import ScaledTensor
+from breccia.scaled_tensor import ScaledTensor, as_array_is
 
 __all__ = ["GptqReport", "gptq", "gptq_reported"]
 
@@ -92,17 +92,7 @@ def gptq_reported(
     level, matrix = _matrix(moments)
     made, damped, dead, nearest = _core.gptq(_host(w, "w"), matrix, _spec(recipe), order == "act", float(damp))
     scaled = numpy.tensor_of(made, recipe, _dtype_name(w))
-    return _like(scaled, w), GptqReport(level, damped, dead, nearest)
-
-
-def _like(scaled: ScaledTensor, w: Any) -> ScaledTensor:
-    """The tensor in the framework and on the device of w."""
-    name = frameworks.of(w).__name__.rpartition(".")[2]  # type: ignore[attr-defined]
-    if name == "numpy":
-        return scaled
-    moved = scaled.to(name)
-    device = getattr(w, "device", None) if name in ("torch", "jax") else None
-    return moved if device is None or str(device) == "cpu" else moved.to(device)
+    return as_array_is(scaled, w), GptqReport(level, damped, dead, nearest)
 
 
 def _dtype_name(array: Any) -> str:

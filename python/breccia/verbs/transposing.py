@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from breccia import formats, frameworks
+from breccia import formats
 from breccia.recipes import Float8BlockScaling, MXFP6BlockScaling, MXFP8BlockScaling
-from breccia.scaled_tensor import ScaledTensor, from_buffer
+from breccia.scaled_tensor import ScaledTensor, as_array_is, from_buffer
 
 __all__ = ["Transposed", "transpose"]
 
@@ -81,7 +81,7 @@ def transpose(scaled: ScaledTensor) -> Transposed:
         original_dtype=here.original_dtype,
     )
     how = changed[down, codes]
-    return Transposed(_like(made, scaled), int(np.count_nonzero(how)), int(np.count_nonzero(how == 2)))
+    return Transposed(as_array_is(made, scaled.data), int(np.count_nonzero(how)), int(np.count_nonzero(how == 2)))
 
 
 def _group(scaled: Any) -> int:
@@ -113,12 +113,3 @@ def _shifts(element: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     found = formats.decode(table, element)
     other = np.isfinite(values) & (found != exact)
     return table, other.astype(np.uint8) + (other & (found == 0))
-
-
-def _like(made: ScaledTensor, scaled: ScaledTensor) -> ScaledTensor:
-    """In the framework and on the device of another."""
-    if isinstance(scaled.data, np.ndarray):
-        return made
-    framework: Any = frameworks.of(scaled.data)  # a module of the folder of frameworks
-    moved = made.to(framework.__name__.rpartition(".")[2])
-    return moved.to(scaled.device) if hasattr(scaled.data, "device") else moved
