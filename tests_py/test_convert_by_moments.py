@@ -18,21 +18,8 @@ from breccia.cli import main
 from breccia.gguf.container import GgufFile
 from breccia.moments import Moments, save_moments
 from fault_runner import tree
+from tiny_models import LAYER_OF_LLAMA
 
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 32,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
 LAYER = "model.layers.0."
 SHAPES = {
     f"{LAYER}self_attn.q_proj": (256, 256),
@@ -90,7 +77,7 @@ def of_shapes(shapes, level="full"):
 def llama(tmp_path_factory):
     """A folder with model/ and full.safetensors, and the model's arrays."""
     folder = tmp_path_factory.mktemp("llama")
-    arrays = model(folder / "model", SHAPES, CONFIG)
+    arrays = model(folder / "model", SHAPES, LAYER_OF_LLAMA)
     known = of_shapes(SHAPES)
     save_moments(known, folder / "full.safetensors")
     return folder, arrays, known
@@ -301,7 +288,7 @@ def test_every_tensor_that_falls_back_is_named_with_the_reason(llama, tmp_path):
     assert not known_only["notes"]
 
 
-MOE = CONFIG | {
+MOE = LAYER_OF_LLAMA | {
     "model_type": "qwen3_moe",
     "architectures": ["Qwen3MoeForCausalLM"],
     "num_experts": 4,

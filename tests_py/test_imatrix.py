@@ -14,6 +14,7 @@ from breccia.checkpoint.planning.importance import Importance
 from breccia.gguf.container import GgufFile, GgufWriter
 from breccia.gguf.imatrix import read_imatrix
 from breccia.moments import Moments, save_moments
+from tiny_models import LAYER_OF_LLAMA
 
 Q, UP, EXPERTS = "blk.0.attn_q.weight", "blk.0.ffn_up.weight", "blk.1.ffn_gate_exps.weight"
 
@@ -79,20 +80,6 @@ def test_files_that_are_not_valid(tmp_path):
         read_imatrix(path)
 
 
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 32,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
 LAYER = "model.layers.0."
 MATRICES = {
     f"{LAYER}self_attn.q_proj.weight": ("blk.0.attn_q.weight", (256, 256)),
@@ -119,7 +106,7 @@ def model(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     save_arrays(arrays, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(LAYER_OF_LLAMA))
     return folder, arrays
 
 
@@ -204,7 +191,7 @@ def test_what_has_no_importance_is_said(tmp_path, model):
 def test_experts_of_each_form(tmp_path):
     from breccia.gguf.models import model_map
 
-    config = CONFIG | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = LAYER_OF_LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     names, reason = model_map(config, [])
     assert names is not None, reason
     experts, counts = sums(256, 1, 4), [8, 0, 2, 4]

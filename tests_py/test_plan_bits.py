@@ -11,7 +11,8 @@ from breccia.checkpoint import plan_bits, save_arrays
 from breccia.checkpoint.planning.bits import Group, Option, spread, to_toml
 from breccia.cli import main
 from breccia.moments import Moments, save_moments
-from test_convert_by_moments import CONFIG, EXPERTS, LAYER, MOE, SHAPES, model, of_experts, of_shapes, spelled
+from test_convert_by_moments import EXPERTS, LAYER, MOE, SHAPES, model, of_experts, of_shapes, spelled
+from tiny_models import LAYER_OF_LLAMA
 
 tomllib = pytest.importorskip("tomllib")
 
@@ -61,7 +62,7 @@ def test_options_that_cost_more_and_lose_more_are_not_taken():
 
 @pytest.fixture
 def llama(tmp_path):
-    arrays = model(tmp_path / "model", SHAPES, CONFIG)
+    arrays = model(tmp_path / "model", SHAPES, LAYER_OF_LLAMA)
     known = of_shapes(SHAPES)
     save_moments(known, tmp_path / "m.safetensors")
     return tmp_path, arrays, known

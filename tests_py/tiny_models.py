@@ -23,6 +23,21 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+# A config.json of one layer, for weights that a test makes itself.
+LAYER_OF_LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 32,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 # name → transformers' class, and what its config has beside the sizes.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
