@@ -78,7 +78,7 @@ debian_packages() {
 }
 
 # What the tests compare with, beside frameworks.
-oracles=(ml_dtypes gfloat safetensors matplotlib)
+oracles=(ml_dtypes gfloat safetensors matplotlib onnx)
 
 # bare_python FOLDER PACKAGE...: a Python at FOLDER with NumPy, what runs tests, and these packages at their pinned
 # versions. It has no framework, and its bin no compiler.
@@ -87,6 +87,6 @@ bare_python() {
     shift
     names=$(IFS='|' && echo "numpy|pytest|pytest-xdist|hypothesis${1:+|$*}")
     python -m venv --clear "$folder"
-    grep -E "^($names)==" .ci/requirements-test.txt >"$folder/requirements.txt"
+    grep -hE "^($names)==" .ci/requirements-{test,peers}.txt >"$folder/requirements.txt"
     "$folder/bin/pip" install --quiet --only-binary :all: -r "$folder/requirements.txt"
 }
