@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <map>
+
 #include "support.hpp"
 #include "tensor/matrix_view.hpp"
 
@@ -33,14 +35,15 @@ TEST(Cast, EveryRecipeStaysWithinItsStep) {
         // A block's error is at most half its coarsest step; four times that covers saturation by the search.
         const FormatInfo& f = info(recipe.element);
         const float step = f.family == CodecFamily::integer ? 1.0F / f.max : std::ldexp(1.0F, -f.mantissa_bits);
+        std::map<std::pair<std::int64_t, std::int64_t>, float> amax_of;
         for (std::int64_t r = 0; r < rows; ++r)
             for (std::int64_t c = 0; c < cols; ++c) {
-                float amax = 0;
-                const std::int64_t r0 = r / grid.block_rows * grid.block_rows,
-                                   c0 = c / grid.block_cols * grid.block_cols;
-                for (std::int64_t i = r0; i < std::min(r0 + grid.block_rows, rows); ++i)
-                    for (std::int64_t j = c0; j < c0 + grid.block_cols; ++j)
-                        amax = std::max(amax, std::abs(x[static_cast<std::size_t>(i * cols + j)]));
+                float& amax = amax_of[{r / grid.block_rows, c / grid.block_cols}];
+                amax = std::max(amax, std::abs(x[static_cast<std::size_t>(r * cols + c)]));
+            }
+        for (std::int64_t r = 0; r < rows; ++r)
+            for (std::int64_t c = 0; c < cols; ++c) {
+                float amax = amax_of[{r / grid.block_rows, c / grid.block_cols}];
                 // A two-level scale of a tiny block beside a huge one is zero.
                 if (recipe.two_level || recipe.rule == ScaleRule::nvfp4_te) amax = std::max(amax, 1e2F);
                 const auto i = static_cast<std::size_t>(r * cols + c);
