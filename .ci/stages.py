@@ -37,6 +37,8 @@ class Stage:
         protects: what would go unseen without it.
         paths: what the paths begin with that it answers for; its own script is always one of them.
         in_turn: whether it has a turn where no path of its is touched; else it runs with `--all` alone.
+        holds: the name of a stage that is part of this one, and not run beside it.
+        whole: what the command is given with `--all`, where it runs a part of its cases without.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Stage:
     protects: str
     paths: tuple[str, ...] = ()
     in_turn: bool = True
+    holds: str = ""
+    whole: str = ""
 
     def answers_for(self, path: str) -> bool:
         return path in (self.command.split()[0], ".ci/common.sh") or path.startswith(self.paths)
@@ -56,6 +60,12 @@ STAGES = (
         "the build with warnings as errors, C++ tests on this CPU, the wheel made of the source archive, Python tests "
         "with every peer, a real model, symbols and instructions of the objects, style and types",
         ALWAYS,
+    ),
+    Stage(
+        "clang-tidy",
+        ".ci/lint --tidy",
+        "what a compiler lets pass: copies, narrowing, uninitialized members",
+        ("cpp/", ".clang-tidy"),
     ),
     Stage("documentation", ".ci/docs", "links, and a comment for every public declaration", ALWAYS),
     Stage(
@@ -140,6 +150,7 @@ STAGES = (
         ".ci/run_sanitizers --every-backend",
         "memory and undefined behaviour in the vector kernels that this CPU runs",
         (*KERNELS, "cpp/src/matmul/", "tests_cpp/test_guard_pages.cpp"),
+        holds="sanitizers",
     ),
     Stage(
         "thread sanitizer",
@@ -152,6 +163,7 @@ STAGES = (
         ".ci/run_emulated",
         "backends that this CPU may lack, in plain code",
         (*KERNELS, "cpp/src/matmul/", "tests_cpp/emulated/"),
+        whole="--whole",
     ),
     Stage(
         "x86-64 without AVX",
@@ -164,6 +176,7 @@ STAGES = (
         ".ci/run_aarch64",
         "the NEON backend, and the bytes of every operation on 64-bit Arm",
         (*KERNELS, "cpp/src/runtime/", "cpp/src/matmul/"),
+        whole="--whole",
     ),
     Stage(
         "figures",
@@ -219,14 +232,17 @@ def chosen(touched: list[str] | None, count: int) -> list[tuple[Stage, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every stage")
-    if parser.parse_args().all:
+    whole = parser.parse_args().all
+    if whole:
         plan = [(stage, "all of them") for stage in STAGES]
     else:
         before = base()
         touched = git("diff", "--name-only", before).splitlines() if before else None
         plan = chosen(touched, int(git("rev-list", "--count", "HEAD") or 0))
+    held = {stage.holds for stage, _ in plan}
     for stage, reason in plan:
-        print(stage.name, stage.command, reason, sep="\t")
+        if stage.name not in held:
+            print(stage.name, f"{stage.command} {stage.whole if whole else ''}".strip(), reason, sep="\t")
     return 0
 
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
@@ -48,6 +49,20 @@ inline std::vector<Recipe> all_recipes() {
     add("INT8Scaling", {{"group_size", std::int64_t{64}}, {"symmetric", false}});
     return recipes;
 }
+
+/// Which of a test's many cases run: all, or about one of N where the environment has BRECCIA_TESTS_ONE_OF=N, as scripts
+/// set it that run the tests in emulation. Drawn, the same ones each time, so that no loop's length is in step with N.
+class Sample {
+public:
+    [[nodiscard]] bool takes() { return random_() % one_of() == 0; }
+
+private:
+    static std::mt19937::result_type one_of() {
+        const char* n = std::getenv("BRECCIA_TESTS_ONE_OF");
+        return n == nullptr ? 1 : static_cast<std::mt19937::result_type>(std::max(std::atoi(n), 1));
+    }
+    std::mt19937 random_;
+};
 
 inline std::string describe(const Recipe& r) {
     return std::string(r.name) + "/" + std::string(info(r.element).name) + "/rule" +

@@ -105,9 +105,11 @@ TEST(Backends, RequantizedBytesEqualPortable) {
         };
         if (std::ranges::none_of(sources, alike)) sources.push_back(recipe);
     }
+    Sample cases;
     for (const Recipe& from : sources) {
         const ScaledTensor source = portable_cast(array, from);
         for (const Recipe& to : all_recipes()) {
+            if (!cases.takes()) continue;
             SCOPED_TRACE(describe(from) + " to " + describe(to));
             const ScaledTensor expected = [&] {
                 const BackendScope scope("portable");

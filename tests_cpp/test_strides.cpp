@@ -80,10 +80,12 @@ TEST_P(Strides, OfOneElementInAnOperand) {
 }
 
 TEST_P(Strides, OfOneElementInAProduct) {
+    Sample cases;
     for (const Shape& shape : shapes)
         for_each_tensor(shape, [&](const Array&, const ScaledTensor& w) {
             const std::int64_t n = shape[shape.size() - 2], k = shape.back();
             for (const std::int64_t m : {1, 2, 40}) {
+                if (!cases.takes()) continue;
                 std::vector<float> values = heavy_tailed(m, k, 2, 1);
                 const Array x = array_of(values, {m, k});
                 Shape result = shape;

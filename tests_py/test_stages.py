@@ -69,6 +69,26 @@ def commit(folder: Path, name: str, when: int) -> str:
     return run.stdout.strip()
 
 
+def planned(capsys: Any, monkeypatch: Any, *arguments: str) -> dict[str, str]:
+    monkeypatch.setattr("sys.argv", ["stages.py", *arguments])
+    monkeypatch.setattr(stages, "base", lambda: "")
+    assert stages.main() == 0
+    return dict(line.split("\t")[:2] for line in capsys.readouterr().out.splitlines())
+
+
+def test_what_another_stage_holds_is_not_run_beside_it(capsys: Any, monkeypatch: Any) -> None:
+    plan = planned(capsys, monkeypatch)
+    assert "sanitizers" not in plan
+    assert plan["sanitizers, every backend"] == ".ci/run_sanitizers --every-backend"
+    assert {stage.holds for stage in stages.STAGES} <= {stage.name for stage in stages.STAGES} | {""}
+
+
+def test_all_of_them_run_every_case(capsys: Any, monkeypatch: Any) -> None:
+    whole = {stage.name: f"{stage.command} {stage.whole}" for stage in stages.STAGES if stage.whole}
+    assert whole.items() <= planned(capsys, monkeypatch, "--all").items()
+    assert not set(whole.values()) & set(planned(capsys, monkeypatch).values())
+
+
 def test_the_change_begins_a_day_and_thirty_commits_ago(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(stages, "ROOT", tmp_path)
     monkeypatch.delenv("CI_BASE", raising=False)
