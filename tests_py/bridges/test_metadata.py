@@ -189,12 +189,15 @@ CONVENTIONS = {
 }
 
 
-def check(good: Path, bad: Path, conventions: Collection[str] = ()) -> None:
+def check(good: Path, bad: Path, part: str, turn: int, conventions: Collection[str] = ()) -> None:
+    """Some of the changes, one of every four, or the whole; which ones, depends on the turn."""
     wanted, file, count = values(good), File(good), 0
     assert wanted
     bad.mkdir()
     wrong = []
-    for what in file.bad(bad):
+    for i, what in enumerate(file.bad(bad)):
+        if part == "some" and (i + i // 4 + turn) % 4:
+            continue
         count += 1
         try:
             got = values(bad) if what not in conventions else {}
@@ -210,18 +213,23 @@ def check(good: Path, bad: Path, conventions: Collection[str] = ()) -> None:
             same = name in wanted and array.shape == wanted[name].shape
             if not (same and np.array_equal(array, wanted[name], equal_nan=True)):
                 wrong.append(f"{what}: other values")
-    assert count > 20
+    assert i > 20 and count >= i // 4
     assert not wrong, "\n" + "\n".join(wrong[:60]) + f"\n{len(wrong)} of {count}"
 
 
-@pytest.mark.parametrize("target", list(targets()))
-def test_odd_metadata_is_refused_or_read_right(target: str, tmp_path: Path) -> None:
-    check(written(tmp_path, target), tmp_path / "bad", CONVENTIONS.get(target, ()))
+PART = pytest.mark.parametrize("part", ["some", pytest.param("whole", marks=pytest.mark.slow)])
 
 
-@pytest.mark.parametrize("name", READ_ONLY)
-def test_odd_metadata_of_formats_that_are_read_only(name: str, tmp_path: Path) -> None:
-    check(read_only(tmp_path, name), tmp_path / "bad")
+@PART
+@pytest.mark.parametrize(("turn", "target"), list(enumerate(targets())))
+def test_odd_metadata_is_refused_or_read_right(turn: int, target: str, part: str, tmp_path: Path) -> None:
+    check(written(tmp_path, target), tmp_path / "bad", part, turn, CONVENTIONS.get(target, ()))
+
+
+@PART
+@pytest.mark.parametrize(("turn", "name"), list(enumerate(READ_ONLY)))
+def test_odd_metadata_of_formats_that_are_read_only(turn: int, name: str, part: str, tmp_path: Path) -> None:
+    check(read_only(tmp_path, name), tmp_path / "bad", part, turn)
 
 
 def test_every_format_of_safetensors_files_is_tried() -> None:
