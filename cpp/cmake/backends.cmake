@@ -10,6 +10,36 @@ else()
   set(known)
 endif()
 
+# Units of which a backend is compiled: sources of cpp/src/backends, besides those of its own folder.
+set(units_of_portable kernels importance)
+set(units_of_avx2 kernels importance codes_f32 integer)
+set(units_of_avx512 ${units_of_avx2})
+set(units_of_avx512_bf16 kernels importance)
+set(units_of_amx)
+set(units_of_neon ${units_of_avx2})
+
+# Compiles the units of a backend into breccia. They find the backend's target.hpp and vec.hpp, its name, and, as
+# BRECCIA_UNIT_…, which units it has. None is joined with others (CMAKE_UNITY_BUILD): they define the same names, and the
+# longest do not gain from it.
+function(breccia_add_backend backend)
+  file(GLOB own CONFIGURE_DEPENDS cpp/src/backends/${backend}/*.cpp)
+  list(TRANSFORM units_of_${backend} REPLACE "(.+)" "cpp/src/backends/\\1.cpp" OUTPUT_VARIABLE shared)
+  add_library(breccia_${backend} OBJECT ${own} ${shared})
+  foreach(unit IN LISTS own shared)
+    get_filename_component(name ${unit} NAME_WE)
+    string(TOUPPER BRECCIA_UNIT_${name} has_unit)
+    target_compile_definitions(breccia_${backend} PRIVATE ${has_unit})
+  endforeach()
+  target_compile_definitions(breccia_${backend} PRIVATE BRECCIA_CPU=${backend}
+                                                        $<TARGET_PROPERTY:breccia,COMPILE_DEFINITIONS>)
+  target_include_directories(breccia_${backend} PRIVATE cpp/src/backends/${backend} cpp/src cpp/include)
+  target_compile_features(breccia_${backend} PRIVATE cxx_std_20)
+  set_target_properties(breccia_${backend} PROPERTIES UNITY_BUILD OFF CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden
+                                                      VISIBILITY_INLINES_HIDDEN ON)
+  target_link_libraries(breccia_${backend} PRIVATE breccia_options)
+  target_sources(breccia PRIVATE $<TARGET_OBJECTS:breccia_${backend}>)
+endfunction()
+
 # The backend that the dispatch would choose here, by the instruction sets that the compiler finds.
 function(breccia_native_backend result)
   set(needs_avx2 AVX2 FMA F16C)

@@ -9,12 +9,12 @@ endif()
 
 # Other sources are compiled as without emulation, so that a compiler cache has them.
 set_source_files_properties(cpp/src/runtime/dispatch.cpp PROPERTIES COMPILE_DEFINITIONS BRECCIA_EMULATE_AVX512)
-set(emulated_units ${units_of_avx512} ${units_of_avx512_bf16} ${units_of_amx})
-list(APPEND emulated_units ${PROJECT_SOURCE_DIR}/cpp/src/backends/avx2/integer_vnni.cpp)
-foreach(unit IN LISTS emulated_units)
-  set_source_files_properties(${unit} PROPERTIES
-    COMPILE_DEFINITIONS BRECCIA_EMULATED_BACKEND
-    # -I goes before the compiler's own headers; SIMDe, as a system's header, is spared our warnings. It adds signed
-    # lanes that wrap.
-    COMPILE_OPTIONS "-O1;-fwrapv;-Wno-ignored-attributes;-I${CMAKE_CURRENT_LIST_DIR};-idirafter;${SIMDE_INCLUDE_DIR}")
+# -I goes before the compiler's own headers; SIMDe, as a system's header, is spared our warnings. It adds signed lanes
+# that wrap.
+set(emulation "-O1;-fwrapv;-Wno-ignored-attributes;-I${CMAKE_CURRENT_LIST_DIR};-idirafter;${SIMDE_INCLUDE_DIR}")
+foreach(backend IN ITEMS avx512 avx512_bf16 amx)
+  target_compile_definitions(breccia_${backend} PRIVATE BRECCIA_EMULATED_BACKEND)
+  target_compile_options(breccia_${backend} PRIVATE ${emulation})
 endforeach()
+set_source_files_properties(cpp/src/backends/avx2/integer_vnni.cpp PROPERTIES
+  COMPILE_DEFINITIONS BRECCIA_EMULATED_BACKEND COMPILE_OPTIONS "${emulation}")

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What compares: sums over pairs of numbers in float64, in eight lanes. A backend defines before it Doubles, a
-// vector of doubles, and for such vectors multiply_add(a, b, c) = a b + c, rounded once or twice, and
-// larger(a, b) = a > b ? a : b.
+// What compares: sums over pairs of numbers in float64, in eight lanes, over the Doubles of vec.hpp.
 //
 // Every backend gives the same sums: it adds the same numbers in the same order, and the product of two floats is exact
 // in float64, so that rounding it apart from the sum changes nothing.
@@ -49,10 +47,10 @@ struct LaneSums {
         other = product_add(y, y, other);
         dot = product_add(x, y, dot);
         noise += square;
-        worst = larger(std::is_same_v<T, float> ? square : magnitude(error), worst);
+        worst = d_larger(std::is_same_v<T, float> ? square : magnitude(error), worst);
     }
     BRECCIA_INLINE_MEMBER static Doubles product_add(Doubles a, Doubles b, Doubles c) {
-        if constexpr (std::is_same_v<T, float>) return multiply_add(a, b, c);
+        if constexpr (std::is_same_v<T, float>) return d_multiply_add(a, b, c);
         return a * b + c;
     }
     BRECCIA_INLINE_MEMBER void store(ErrorLanes& s, std::int64_t first) const {

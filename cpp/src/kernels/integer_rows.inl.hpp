@@ -4,6 +4,11 @@
 // along the rows, which kernel takes which scales, and the table. Included after the backend's NibbleSums, its put_lane
 // and the few operations on Eight elements.
 
+/// The unit, as a biased exponent, that makes integers below 2^23 - 2^16 of numbers whose largest has these bits.
+BRECCIA_INLINE int unit_exponent_of(std::int32_t most) {
+    return (most >> 23) - ((most & 0x7F'FFFF) < 0x7E'0000 ? 22 : 21);
+}
+
 /// See pack_step of avx512_bf16/digits.inl.hpp, whose digits these are; here a lane is Eight.
 static bool pack_nibble_step(const PackDigits& p, const NibbleBytes& of_codes, std::int64_t s, std::int32_t largest) {
     constexpr int lanes_of_step = 16;

@@ -48,6 +48,7 @@ extern constinit const KernelTable kernels;
 #ifdef BRECCIA_AVX2
 namespace avx2 {
 extern constinit const KernelTable kernels;
+extern constinit const IntegerKernels integer_kernels;
 extern constinit const IntegerKernels integer_vnni_kernels;
 }  // namespace avx2
 #endif
@@ -225,7 +226,7 @@ const KernelTable* amx_kernels() {
 #ifdef BRECCIA_AVX2
 // avx2, with products of integers by the instructions for them (AVX-VNNI) where the processor has those.
 const KernelTable* avx2_kernels() {
-    const IntegerKernels* integers = features().avx_vnni ? &avx2::integer_vnni_kernels : avx2::kernels.matmul.integers;
+    const IntegerKernels* integers = features().avx_vnni ? &avx2::integer_vnni_kernels : &avx2::integer_kernels;
     static const Variant variant("avx2", avx2::kernels, with_integers(avx2::kernels, integers));
     return &variant.table;
 }
@@ -234,7 +235,7 @@ const KernelTable* avx2_kernels() {
 #ifdef BRECCIA_AVX512
 // avx512, with products of integers by the instructions for them (VNNI) or by AVX2's.
 const KernelTable* avx512_kernels() {
-    const IntegerKernels* integers = features().avx512_vnni ? &avx512::integer_kernels : avx2::kernels.matmul.integers;
+    const IntegerKernels* integers = features().avx512_vnni ? &avx512::integer_kernels : &avx2::integer_kernels;
     static const Variant variant("avx512", avx512::kernels, with_integers(avx512::kernels, integers));
     return &variant.table;
 }

@@ -1,24 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products in matrix tiles, and of one activation in integers (Sapphire Rapids and later). All other kernels are those
+// Products in matrix tiles, and of one activation in integers. All other kernels are those
 // of avx512_bf16.
-#include <immintrin.h>
+#include "target.hpp"
 
-#include "backends/begin.hpp"
-#include "backends/region.hpp"
-
-#define BRECCIA_VBMI
-
-BRECCIA_TARGET_BEGIN(
-    "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx512fp16,gfni,avx2,fma,f16c,bmi2,amx-tile,amx-bf16")
+BRECCIA_CPU_BEGIN
 namespace breccia::inline v0_4::amx {
 namespace {
 // clang-format off: sorting would break the order
-#include "kernels/decode_table.inl.hpp"
-#include "backends/avx512/vec.hpp"
+#include "kernels/vocabulary.inl.hpp"
 #include "backends/avx512_bf16/decode.inl.hpp"
 #include "backends/avx512_bf16/row_scales.inl.hpp"
-#include "backends/avx512_bf16/vec.hpp"
 #include "backends/avx512_bf16/gemv.inl.hpp"
 #include "backends/amx/affine_gemv.inl.hpp"
 #include "backends/amx/gemm.inl.hpp"
@@ -41,4 +33,4 @@ constinit const ProductKernels matmul_kernels{.gemm = gemm_amx,
                                               .gemv_e4m3 = gemv_e4m3};
 
 }  // namespace breccia::inline v0_4::amx
-BRECCIA_TARGET_END
+BRECCIA_CPU_END

@@ -310,3 +310,10 @@ inline constexpr int single_vector_rows = 2;
 /// Weight rows of a matmul tile one vector wide.
 inline constexpr int gemm_rows = 6;
 inline constexpr std::int64_t wide_gemm_k = 128;
+inline constexpr std::int64_t codes_f32_tile_rows = 12;  // see CodeKernelsF32::tile_rows
+
+using Doubles = __m256d;
+BRECCIA_INLINE Doubles d_multiply_add(Doubles a, Doubles b, Doubles c) { return _mm256_fmadd_pd(a, b, c); }
+BRECCIA_INLINE Doubles d_larger(Doubles a, Doubles b) { return _mm256_max_pd(a, b); }
+
+#include "kernels/transpose.inl.hpp"

@@ -353,3 +353,10 @@ inline constexpr int single_vector_rows = 4;
 /// Weight rows of a matmul tile one vector wide.
 inline constexpr int gemm_rows = 24;
 inline constexpr std::int64_t wide_gemm_k = 256;
+inline constexpr std::int64_t codes_f32_tile_rows = 24;  // see CodeKernelsF32::tile_rows
+
+using Doubles = __m512d;
+BRECCIA_INLINE Doubles d_multiply_add(Doubles a, Doubles b, Doubles c) { return _mm512_fmadd_pd(a, b, c); }
+BRECCIA_INLINE Doubles d_larger(Doubles a, Doubles b) { return _mm512_max_pd(a, b); }
+
+#include "backends/avx512/transpose.inl.hpp"

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backends/avx512_bf16/target.hpp"
+#include "target.hpp"
 
-BRECCIA_TARGET_BEGIN(BRECCIA_TARGET)
+BRECCIA_CPU_BEGIN
 namespace breccia::inline v0_4::avx512_bf16 {
 namespace {
 // clang-format off: sorting would break the order
-#include "backends/avx512_bf16/vocabulary.inl.hpp"
+#include "kernels/vocabulary.inl.hpp"
 #include "kernels/matmul_kernels.inl.hpp"
-
-#include "backends/avx512_bf16/vec.hpp"
 #include "backends/avx512_bf16/transpose.inl.hpp"
 #include "backends/avx512_bf16/decode.inl.hpp"
 #include "backends/avx512_bf16/gemm.inl.hpp"
@@ -71,4 +69,4 @@ extern constinit const MatmulKernels matmul_kernels;
 constinit const MatmulKernels matmul_kernels = make_matmul_kernels({.bf16 = &bf16, .integers = &integers});
 
 }  // namespace breccia::inline v0_4::avx512_bf16
-BRECCIA_TARGET_END
+BRECCIA_CPU_END

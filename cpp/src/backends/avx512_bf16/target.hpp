@@ -5,8 +5,7 @@
 
 #include <immintrin.h>
 
-#include "backends/begin.hpp"
-#include "backends/region.hpp"
-
 #define BRECCIA_VBMI
 #define BRECCIA_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx512vnni,avx2,fma,f16c,bmi2"
+
+#include "backends/begin.hpp"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What AVX512_BF16 adds to the vocabulary.
+// The vector vocabulary of avx512, and what AVX512_BF16 adds to it.
+
+#include "backends/avx512/vec.hpp"
 
 /// sum[i] + a[2 i] b[2 i] + a[2 i + 1] b[2 i + 1]: the products are exact, subnormal operands and results are zeros.
 BRECCIA_INLINE F f_dot_pairs(F sum, I a, I b) {

@@ -289,3 +289,10 @@ inline constexpr int single_vector_rows = 4;
 /// cycles need; six rows would leave too few for two vectors of activations.
 inline constexpr int gemm_rows = 4;
 inline constexpr std::int64_t wide_gemm_k = 256;
+inline constexpr std::int64_t codes_f32_tile_rows = 24;  // see CodeKernelsF32::tile_rows
+
+using Doubles = float64x2_t;
+BRECCIA_INLINE Doubles d_multiply_add(Doubles a, Doubles b, Doubles c) { return vfmaq_f64(c, a, b); }
+BRECCIA_INLINE Doubles d_larger(Doubles a, Doubles b) { return vbslq_f64(vcgtq_f64(a, b), a, b); }
+
+#include "kernels/transpose.inl.hpp"

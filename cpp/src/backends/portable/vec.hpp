@@ -278,3 +278,10 @@ BRECCIA_INLINE void i_store_words(std::uint16_t* p, I x) {
 /// Weight rows of a matmul tile one vector wide.
 inline constexpr int gemm_rows = 2;
 inline constexpr std::int64_t wide_gemm_k = 256;
+
+/// Of sums in float64. multiply_add is a b + c, rounded once or twice.
+using Doubles = double __attribute__((vector_size(16)));
+BRECCIA_INLINE Doubles d_multiply_add(Doubles a, Doubles b, Doubles c) { return a * b + c; }
+BRECCIA_INLINE Doubles d_larger(Doubles a, Doubles b) { return a > b ? a : b; }
+
+#include "kernels/transpose.inl.hpp"
