@@ -157,6 +157,34 @@ TEST(Arrays, AsNamesBothTypes) {
 template <class Typed>
 void expect_row(std::string_view name, const Typed& typed, const Fields& fields = {}) {
     EXPECT_EQ(Recipe(typed), make_recipe(name, fields)) << name;
+    EXPECT_EQ(Recipe(typed).name, make_recipe(name, fields).name);
+}
+
+// Each field that a recipe asks something with makes a difference: only its name makes none.
+TEST(Recipes, AreEqualWhateverTheirNames) {
+    for (const Recipe& recipe : all_recipes()) {
+        const auto changed = [&](auto change) {
+            Recipe other = recipe;
+            change(other);
+            return other != recipe;
+        };
+        EXPECT_FALSE(changed([](Recipe& r) { r.name = "another"; }));
+        EXPECT_TRUE(changed([](Recipe& r) { r.element = format_of<Float8E8M0FNU>; }));
+        EXPECT_TRUE(changed([](Recipe& r) { r.scale = ScaleType::float64; }));
+        EXPECT_TRUE(changed([](Recipe& r) { r.layout.block_n += 1; }));
+        EXPECT_TRUE(changed([](Recipe& r) { r.rule = ScaleRule{static_cast<std::uint8_t>(r.rule == ScaleRule{})}; }));
+        EXPECT_TRUE(changed(
+            [](Recipe& r) { r.search = r.search == ScaleSearch::amax ? ScaleSearch::mse : ScaleSearch::amax; }));
+        EXPECT_TRUE(changed([](Recipe& r) { r.two_level = !r.two_level; }));
+        EXPECT_TRUE(changed([](Recipe& r) { r.global_divides = !r.global_divides; }));
+        EXPECT_TRUE(changed([](Recipe& r) { r.ragged = !r.ragged; }));
+        EXPECT_TRUE(changed([](Recipe& r) { r.margin += 1; }));
+    }
+    // A tensor that is requantized has the name that was asked for, also where its recipe asks for the same.
+    std::vector<float> x(64, 1.5F);
+    const ScaledTensor delayed = cast(Array::borrow(x, {2, 32}), recipes::delayed{});
+    ASSERT_EQ(delayed.recipe(), Recipe(recipes::current{}));
+    EXPECT_EQ(requantize(delayed, recipes::current{}).recipe().name, "Float8CurrentScaling");
 }
 
 TEST(TypedRecipes, HaveTheDefaultsOfTheirRows) {

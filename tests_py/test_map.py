@@ -4,6 +4,7 @@
 import re
 from pathlib import Path
 
+import breccia._core
 import breccia.verbs
 from archive import needs_documents
 
@@ -56,6 +57,20 @@ def test_no_include_runs_up():
         seen |= {(folder, other) for other in includes}
         assert set(includes) <= may_include[folder], path
     assert {("runtime", "contract"), ("tensor", "runtime"), ("matmul", "tensor"), ("backends", "kernels")} <= seen
+
+
+def test_kernels_stand_under_the_backends_that_choose_them():
+    """The table of products names a place for each kernel that a backend's rules name, and for no other."""
+    table = MAP.split("| kernel | ")[1].split("\n\n")[0].splitlines()
+    columns = [cell.strip().split(", ") for cell in table[0].split("|")[:2]]
+    written = set()
+    for row in table[2:]:
+        kernels, *places = row.split("|")[1:-1]
+        for name in re.findall(r"\*(\w+)\*", kernels):
+            written |= {(name, i) for i, place in enumerate(places) if place.strip()}
+    rules = breccia._core.matmul_rules()
+    assert written == {(kernel, i) for backend, *_, kernel, _ in rules for i in (0, 1) if backend in columns[i]}
+    assert {backend for backend, *_ in rules} == {backend for column in columns for backend in column}
 
 
 @needs_documents

@@ -4,6 +4,8 @@
 // catalogue.hpp.
 #pragma once
 
+#include <tuple>
+
 #include "breccia/layout.hpp"
 
 namespace breccia::inline v0_4 {
@@ -55,8 +57,14 @@ struct Recipe {
     /// Whether tensors have a zero point for each scale.
     [[nodiscard]] bool has_zero_point() const { return rule == ScaleRule::asymmetric; }
 
-    /// With the same fields, the name included.
-    friend bool operator==(const Recipe&, const Recipe&) = default;
+    /// Whether they ask for the same, whatever their names.
+    friend bool operator==(const Recipe& a, const Recipe& b) {
+        const auto asked = [](const Recipe& r) {
+            return std::tie(r.element, r.scale, r.layout, r.rule, r.search, r.two_level, r.global_divides, r.ragged,
+                            r.margin);
+        };
+        return asked(a) == asked(b);
+    }
 };
 
 /// Throws Error unless a cast can follow it: a rule that makes scales of that type for codes of that format, blocks

@@ -98,7 +98,7 @@ std::byte* copy_elements(const Array& from, std::size_t axis, const std::byte* a
 }
 
 bool changes_nothing(const ScaledTensor& scaled, const Recipe& recipe) {
-    return recipe == scaled.recipe() && recipe.layout == scaled.layout();
+    return recipe == scaled.recipe() && recipe.name == scaled.recipe().name && recipe.layout == scaled.layout();
 }
 
 // Whether the parts are what the plan asks for: then they are copied.
