@@ -21,6 +21,9 @@ public:
     Error(Kind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
     /// Which of the two mistakes it is.
     [[nodiscard]] Kind kind() const noexcept { return kind_; }
+    /// The message. Not inline: the class's type information stands beside it, once for all libraries of a program,
+    /// which some C++ runtimes (libc++) need to catch an Error of another library.
+    [[nodiscard]] const char* what() const noexcept override;
 
 private:
     Kind kind_;

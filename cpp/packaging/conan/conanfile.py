@@ -4,7 +4,7 @@
 from pathlib import Path
 
 from conan import ConanFile
-from conan.tools.build import check_min_cppstd
+from conan.tools.build import check_min_cppstd, stdcpp_library
 from conan.tools.cmake import CMake, CMakeDeps, CMakeToolchain, cmake_layout
 from conan.tools.files import copy, load
 
@@ -60,3 +60,5 @@ class BrecciaConan(ConanFile):
         self.cpp_info.set_property("pkg_config_name", "breccia")
         if self.settings.os in ("Linux", "FreeBSD"):
             self.cpp_info.system_libs = ["pthread", "m"]
+        if runtime := stdcpp_library(self):  # a program in C, linked as such, does not bring it
+            self.cpp_info.system_libs.append(runtime)

@@ -20,6 +20,8 @@ std::string_view version() {
         BRECCIA_VERSION_PATCH);
 }
 
+const char* Error::what() const noexcept { return std::runtime_error::what(); }
+
 void set_spelling(Spelling spelling) { in_force = spelling; }
 
 Spelling spelling() { return in_force; }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that links the package, built and run."""
+"""Programs in C++ and C that link the package, built and run."""
 
 import os
 
@@ -25,5 +25,6 @@ class Consumer(ConanFile):
 
     def test(self):
         if can_run(self):
-            # "./consumer": a Path would lose the dot, and with it the program.
-            self.run(os.path.join(self.cpp.build.bindir, "consumer"), env="conanrun")
+            for program in ("consumer", "c_consumer"):
+                # "./consumer": a Path would lose the dot, and with it the program.
+                self.run(os.path.join(self.cpp.build.bindir, program), env="conanrun")
