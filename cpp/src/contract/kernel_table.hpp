@@ -22,6 +22,9 @@ struct BlockStats {
     bool has_nan = false;
     bool has_infinity = false;
     float min = 0, max = 0;  ///< of the finite values and zero; only where the rule needs them
+
+    /// Whether the errors of one scale may be smaller than those of another.
+    [[nodiscard]] bool searchable() const { return !has_nan && !has_infinity && amax_bits != 0; }
 };
 
 /// How one block is encoded and decoded.

@@ -6,7 +6,7 @@ using GroupScale = LaneScale<SixteenLanes>;
 
 // Whether all amaxes are such (2^-40 to 2^40; for float16 scales 2^-9 to 2^15) that the rules need none of what they do
 // for other ones, and squared errors stay in range in any unit.
-BRECCIA_INLINE bool ordinary(I amax_bits, ScaleType type) {
+BRECCIA_INLINE bool moderate(I amax_bits, ScaleType type) {
     const int low = type == ScaleType::float16 ? -9 : -40, high = type == ScaleType::float16 ? 15 : 40;
     const I below = i_set((low + 127) << 23), above = i_set((high + 127) << 23);
     return i_none(i_less(amax_bits, below)) && i_none(i_less(above, amax_bits));

@@ -7,7 +7,7 @@
 struct OneLane {
     using Float = float;
     using Int = std::int32_t;
-    static constexpr bool ordinary = false;  ///< whether all amaxes are known to be, see ordinary()
+    static constexpr bool moderate = false;  ///< whether all amaxes are known to be, see moderate()
     BRECCIA_INLINE Float set(float x) { return x; }
     BRECCIA_INLINE Int set(std::int32_t x) { return x; }
 };
@@ -15,7 +15,7 @@ struct OneLane {
 struct SixteenLanes {
     using Float = F;
     using Int = I;
-    static constexpr bool ordinary = true;
+    static constexpr bool moderate = true;
     BRECCIA_INLINE Float set(float x) { return f_set(x); }
     BRECCIA_INLINE Int set(std::int32_t x) { return i_set(x); }
 };

@@ -180,7 +180,7 @@ static std::int32_t block_amax(const float* x, std::int64_t blocks, std::int64_t
 struct GroupFactors {
     alignas(64) std::int32_t amax_bits[lanes];
     alignas(64) float factor[lanes];
-    bool ordinary, saturate;
+    bool moderate, saturate;
 };
 
 // Up to 16 blocks of a row.
@@ -196,12 +196,12 @@ BRECCIA_OUT_OF_LINE void measure_group(const QuantizeRow& row, Group g, GroupFac
 
 using SearchGroup = GroupScale (*)(const float* x, std::int64_t block, I amax_bits, const ScaleParams& p);
 
-// Scales of a group, whose amax_bits are known; nothing is written if they are not ordinary.
+// Scales of a group, whose amax_bits are known; nothing is written if they are not moderate.
 BRECCIA_OUT_OF_LINE void choose_group(const QuantizeRow& row, Group g, const ScaleFormat& format, SearchGroup search,
                                       GroupFactors& group) {
     const I amax_bits = i_load(group.amax_bits);
-    group.ordinary = ordinary(amax_bits, row.params.type);
-    if (!group.ordinary) return;
+    group.moderate = moderate(amax_bits, row.params.type);
+    if (!group.moderate) return;
     const GroupScale s = row.params.search == ScaleSearch::amax
                              ? scale_of_amax<SixteenLanes>(amax_bits, row.params, format, 0)
                              : search(row.x + g.first * row.block, row.block, amax_bits, row.params);
@@ -259,7 +259,7 @@ static std::int64_t quantize_groups(const QuantizeRow& row) {
         each([&](Group g, GroupFactors& f)
                  BRECCIA_INLINE_LAMBDA { choose_group(row, g, scale_format<C>, search_group<C>, f); });
         each([&](Group g, GroupFactors& f) BRECCIA_INLINE_LAMBDA {
-            if (!f.ordinary)
+            if (!f.moderate)
                 for (std::int64_t b = g.first; b < g.first + g.count; ++b) quantize_block<C>(row, b);
             else
                 encode_scaled<C>(row, g, f);

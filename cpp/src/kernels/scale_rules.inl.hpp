@@ -2,7 +2,7 @@
 //
 // The scale rules: from the amax of a block to its stored scale and the factor its codes are made with. Each rule is
 // written once, over a lane type L: OneLane for a block at a time and any amax, SixteenLanes for groups of blocks whose
-// amaxes are ordinary. Oracles and their arithmetic: docs/numerics.md.
+// amaxes are moderate. Oracles and their arithmetic: docs/numerics.md.
 //
 // No switch over ScaleRule has a default, and CMake makes a missing case an error: a new rule is decided everywhere.
 
@@ -92,7 +92,7 @@ BRECCIA_INLINE L::Int mx_code(typename L::Int amax_bits, ScaleRule rule, const S
             // As PTX cvt.rp.satfinite.ue8m0x2.f32: 2^-127 and less give 0.
             const auto ratio = as_bits(f_div(as_float(amax_bits), L::set(format.max)));
             auto code = i_shr<23>(i_add(ratio, almost_one));
-            if constexpr (!L::ordinary)
+            if constexpr (!L::moderate)
                 code = i_select(i_less(L::set(0x0040'0000), ratio), i_min(code, L::set(254)), L::set(0));
             return code;
         }
@@ -106,7 +106,7 @@ BRECCIA_INLINE L::Int mx_code(typename L::Int amax_bits, ScaleRule rule, const S
         case ScaleRule::asymmetric: return L::set(0);  // no powers of two
     }
     auto code = i_sub(i_shr<23>(bits), L::set(format.max_exponent));
-    if constexpr (!L::ordinary) code = i_min(i_max(code, L::set(0)), L::set(254));
+    if constexpr (!L::moderate) code = i_min(i_max(code, L::set(0)), L::set(254));
     return code;
 }
 
@@ -114,7 +114,7 @@ BRECCIA_INLINE L::Int mx_code(typename L::Int amax_bits, ScaleRule rule, const S
 template <class L>
 BRECCIA_INLINE L::Float power_of_two(typename L::Int code) {
     const auto power = as_float(i_shl<23>(code));
-    if constexpr (L::ordinary)
+    if constexpr (L::moderate)
         return power;
     else
         return f_select(i_less(code, L::set(1)), L::set(exp2i(-127)), power);
@@ -125,12 +125,12 @@ BRECCIA_INLINE LaneScale<L> mx_scale(typename L::Int amax_bits, const ScaleParam
                                      int candidate) {
     const auto own = mx_code<L>(amax_bits, p.rule, format);
     auto code = i_add(own, L::set(e8m0_offsets[candidate]));
-    if constexpr (!L::ordinary)
+    if constexpr (!L::moderate)
         code = i_select(i_less(code, L::set(1)), own, i_select(i_less(L::set(254), code), own, code));
     LaneScale<L> s{code, power_of_two<L>(i_sub(L::set(254), code)), power_of_two<L>(code)};
     // At code 0 the oracles part from 2^127: torchao and TransformerEngine multiply by 1 where they round up, and
     // torchao divides by 2^-126 in its other modes.
-    if constexpr (!L::ordinary) {
+    if constexpr (!L::moderate) {
         const float at_zero = p.rule == ScaleRule::mx_rceil ? 1.0F : exp2i(126);
         s.factor = f_select(i_less(code, L::set(1)), L::set(at_zero), s.factor);
     }
@@ -176,7 +176,7 @@ BRECCIA_INLINE LaneScale<L> nvfp4_scale(typename L::Int amax_bits, const ScalePa
 template <class T, class L>
 BRECCIA_INLINE LaneScale<L> stored_as_half(typename L::Float scale, std::int32_t largest) {
     auto bits = half_bits<T>(scale);
-    if constexpr (!L::ordinary) bits = i_max(i_min(bits, L::set(largest)), L::set(1));
+    if constexpr (!L::moderate) bits = i_max(i_min(bits, L::set(largest)), L::set(1));
     const auto decoded = half_value<T>(bits);
     return {bits, decoded, decoded};
 }
@@ -184,7 +184,7 @@ BRECCIA_INLINE LaneScale<L> stored_as_half(typename L::Float scale, std::int32_t
 // A positive scale rounded to its type, kept finite and above zero.
 template <class L>
 BRECCIA_INLINE LaneScale<L> stored_as(typename L::Float scale, ScaleType type) {
-    if constexpr (!L::ordinary) scale = f_min(scale, L::set(f32_max));
+    if constexpr (!L::moderate) scale = f_min(scale, L::set(f32_max));
     switch (type) {
         case ScaleType::float16: return stored_as_half<Float16, L>(scale, 0x7BFF);
         case ScaleType::bfloat16: return stored_as_half<BFloat16, L>(scale, 0x7F7F);
@@ -194,7 +194,7 @@ BRECCIA_INLINE LaneScale<L> stored_as(typename L::Float scale, ScaleType type) {
         case ScaleType::e4m3: break;
     }
     auto bits = as_bits(scale);
-    if constexpr (!L::ordinary) bits = i_max(bits, L::set(1));
+    if constexpr (!L::moderate) bits = i_max(bits, L::set(1));
     return {bits, as_float(bits), as_float(bits)};
 }
 
@@ -208,7 +208,7 @@ BRECCIA_INLINE LaneScale<L> minus(const LaneScale<L>& s, ScaleType type) {
 // The scale of a block of zeros is 1; of other blocks it is x.
 template <class L>
 BRECCIA_INLINE L::Float one_of_zero(typename L::Int amax_bits, typename L::Float x) {
-    if constexpr (L::ordinary)
+    if constexpr (L::moderate)
         return x;
     else
         return f_select(i_less(amax_bits, L::set(1)), L::set(1.0F), x);

@@ -18,7 +18,7 @@ struct LaneTerms {
 };
 
 /// read(k, count, x): elements [k, k + count) of every row, to rows of x panel_k apart. False where a number is neither
-/// zero nor of ordinary size.
+/// zero nor within [2^-100, 2^100].
 template <class Read>
 bool pack_terms(const BF16Kernels& bf16, const LaneTerms& to, std::int64_t k_end, Read read) {
     std::vector<float> chunk(static_cast<std::size_t>(to.rows * panel_k));

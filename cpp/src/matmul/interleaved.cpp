@@ -63,7 +63,7 @@ bool is_special(const std::uint8_t* codes, std::int64_t n) {
 std::optional<Array> find_special(const BF16Kernels& bf16, const ScaledTensor& w, const Shape& batch) {
     const ScaledMatrix first = scaled_matrix(w, batch, 0);
     const std::int64_t span = span_of(first);
-    if (bf16.gemv_e4m3 == nullptr || first.element != format_of<Float8E4M3FN> || span > longest_span_of_ordinary ||
+    if (bf16.gemv_e4m3 == nullptr || first.element != format_of<Float8E4M3FN> || span > longest_span_of_finite ||
         !readable_in_place(first))
         return {};
     const std::int64_t spans = (first.grid.cols + span - 1) / span;

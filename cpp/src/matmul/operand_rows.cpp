@@ -92,11 +92,11 @@ bool zero_points_are_small(const ScaledMatrix& m) {
     return bytes_within(m.grid, m.zero_point, m.zero_row_stride, m.zero_col_stride, 0, low, 15);
 }
 
-bool powers_of_two_are_ordinary(const ScaledMatrix& m) {
+bool powers_of_two_keep_normal(const ScaledMatrix& m) {
     return bytes_within(m.grid, m.scale, m.scale_row_stride, m.scale_col_stride, -127, -60, 60);
 }
 
-bool e4m3_scales_are_ordinary(const ScaledMatrix& m) {
+bool e4m3_scales_are_positive(const ScaledMatrix& m) {
     return bytes_within(m.grid, m.scale, m.scale_row_stride, m.scale_col_stride, 0, 0, 0x7E);
 }
 

@@ -58,10 +58,10 @@ inline void read_zero_points(const ScaledMatrix& m, std::int64_t row, std::uint8
     for (std::int64_t b = 0; b < blocks; ++b) out[b * stride] = static_cast<std::uint8_t>(from[b * step]);
 }
 
-/// Whether E8M0 scales are all within 2^-60 ... 2^60, where their products with codes are ordinary bfloat16 numbers.
-bool powers_of_two_are_ordinary(const ScaledMatrix& m);
+/// Whether E8M0 scales are all within 2^-60 ... 2^60, where their products with codes are normal bfloat16 numbers.
+bool powers_of_two_keep_normal(const ScaledMatrix& m);
 
-/// Whether no E4M3 scale is negative or NaN.
-bool e4m3_scales_are_ordinary(const ScaledMatrix& m);
+/// Whether every E4M3 scale is a positive number or zero.
+bool e4m3_scales_are_positive(const ScaledMatrix& m);
 
 }  // namespace breccia::inline v0_4

@@ -103,7 +103,7 @@ BlockScale WeightedSearch::of_code(std::uint8_t code) const {
 
 BlockScale WeightedSearch::choose(std::span<const float> x, const float* weights, const BlockStats& stats) const {
     const BlockScale own = format_.choose_scale(stats, params_, 0);
-    if (!ordinary(stats)) return own;
+    if (!stats.searchable()) return own;
     const auto n = static_cast<std::int64_t>(x.size());
     if (coded()) {
         auto code = static_cast<std::uint8_t>(own.stored);

@@ -53,7 +53,7 @@ public:
     template <class Error>
     BlockScale best_candidate(const BlockStats& stats, Error error) const {
         BlockScale best = format_.choose_scale(stats, params_, 0);
-        if (!ordinary(stats)) return best;
+        if (!stats.searchable()) return best;
         auto best_error = error(best);
         for (int candidate = 1; candidate < format_.candidates(params_); ++candidate) {
             const BlockScale other = format_.choose_scale(stats, params_, candidate);
@@ -65,10 +65,6 @@ public:
 
     [[nodiscard]] float error(const float* x, const float* weights, std::int64_t n, const BlockScale& s) const {
         return kernels_.importance.error(x, weights, n, grid_, s);
-    }
-
-    static bool ordinary(const BlockStats& stats) {
-        return !stats.has_nan && !stats.has_infinity && stats.amax_bits != 0;
     }
 
 private:

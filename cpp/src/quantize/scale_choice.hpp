@@ -49,8 +49,7 @@ public:
     template <class Error>
     BlockScale best(const BlockStats& stats, Error error) const {
         BlockScale best = format_.choose_scale(stats, params_, 0);
-        const bool ordinary = !stats.has_nan && !stats.has_infinity && stats.amax_bits != 0;
-        if (params_.search != ScaleSearch::mse || !ordinary) return best;
+        if (params_.search != ScaleSearch::mse || !stats.searchable()) return best;
         auto best_error = error(best);
         for (int candidate = 1; candidate < format_.candidates(params_); ++candidate) {
             const BlockScale other = format_.choose_scale(stats, params_, candidate);

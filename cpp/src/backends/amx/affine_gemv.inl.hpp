@@ -44,7 +44,7 @@ struct AffineE4M3 {
 };
 
 static void gemv_e4m3(const Gemv& g) {
-    if (row_span(g.w.block, g.w.k, false) > longest_span_of_ordinary) return gemv_bf16<Float8E4M3FN>(g);
+    if (row_span(g.w.block, g.w.k, false) > longest_span_of_finite) return gemv_bf16<Float8E4M3FN>(g);
     if (g.vectors == 1 && g.w.special != nullptr) return gemv_one<AffineE4M3<true>>(g, code_tables<Float8E4M3FN>);
     gemv_any<AffineE4M3<false>>(g, code_tables<Float8E4M3FN>);
 }

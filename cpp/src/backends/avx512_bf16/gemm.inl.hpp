@@ -126,25 +126,25 @@ static void gemm_bf16_tiles(const GemmBF16& g) {
 
 /// Whether any number was neither zero nor in [2^-100, 2^100], for which no product or sum of a panel meets the ends of
 /// the exponent range.
-struct OrdinaryRange {
-    __mmask16 strange = 0;
+struct PanelRange {
+    __mmask16 outside = 0;
 };
 
 /// 16 floats, those from n on zero.
-BRECCIA_INLINE F load_checked(OrdinaryRange& range, const float* from, std::int64_t n) {
+BRECCIA_INLINE F load_checked(PanelRange& range, const float* from, std::int64_t n) {
     const F x = n >= 16 ? f_load(from) : n > 0 ? f_load_n(from, n) : f_set(0.0F);
     const I magnitude = i_and(as_bits(x), i_set(0x7FFF'FFFF));
     constexpr int smallest = (127 - 100) << 23, largest = (127 + 100) << 23;
     const I above = _mm512_sub_epi32(magnitude, i_set(smallest));
-    const __mmask16 outside = _mm512_cmpgt_epu32_mask(above, i_set(largest - smallest));
-    range.strange = static_cast<__mmask16>(range.strange | _mm512_mask_test_epi32_mask(outside, magnitude, magnitude));
+    const __mmask16 beyond = _mm512_cmpgt_epu32_mask(above, i_set(largest - smallest));
+    range.outside = static_cast<__mmask16>(range.outside | _mm512_mask_test_epi32_mask(beyond, magnitude, magnitude));
     return x;
 }
 
-/// Rounds pairs of float32 to nearest even and lays them side by side. Returns whether the range was ordinary; terms
+/// Rounds pairs of float32 to nearest even and lays them side by side. Returns whether all were in the range; terms
 /// but the first may be smaller: they are exact.
 static bool pack_bf16(const PackRows& p) {
-    OrdinaryRange range;
+    PanelRange range;
     alignas(64) float rest[16][32];
     for (std::int64_t k = 0; k < p.k; k += 32)
         for (std::int64_t term = 0; term < p.terms; ++term) {
@@ -165,7 +165,7 @@ static bool pack_bf16(const PackRows& p) {
 #pragma GCC unroll 16
             for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + i * 2 * p.width, row[i]);
         }
-    return range.strange == 0;
+    return range.outside == 0;
 }
 
 static bool pack_words(const PackWords& p) {

@@ -378,7 +378,7 @@ static bool pack_lanes(const PackLanes& p) {
     static_assert(static_cast<int>(PairOrder::bytes) == 0 && static_cast<int>(PairOrder::runs) == 3);
     const I order = _mm512_load_si512(orders[static_cast<int>(p.order)]);
     const __mmask16 lane = first_lanes(p.rows);
-    OrdinaryRange range;
+    PanelRange range;
     for (std::int64_t k = 0; k < p.k; k += 32) {
         I row[16];
 #pragma GCC unroll 16
@@ -398,5 +398,5 @@ static bool pack_lanes(const PackLanes& p) {
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i) _mm512_mask_storeu_epi32(out + i * 2 * p.vectors, lane, row[i]);
     }
-    return range.strange == 0;
+    return range.outside == 0;
 }

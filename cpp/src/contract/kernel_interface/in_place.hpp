@@ -44,14 +44,14 @@ struct CodeRows {
 /// Elements in a step of 64 bytes.
 constexpr std::int64_t row_step(bool packed) { return packed ? 128 : 64; }
 
-/// A kernel that decodes ordinary codes quickly and repeats a span that has others by tables looks once per span. Where
+/// A kernel that decodes finite codes quickly and repeats one that has special ones by tables looks once. Where
 /// a row has one scale, a span is as long as the usual block: one special code then delays few others.
 inline constexpr std::int64_t usual_span = 128;
 constexpr std::int64_t row_span(std::int64_t block, std::int64_t k, bool packed) {
     return block >= k ? usual_span : std::max(block, row_step(packed));
 }
 /// Longer spans are likely to hold a special code.
-inline constexpr std::int64_t longest_span_of_ordinary = 256;
+inline constexpr std::int64_t longest_span_of_finite = 256;
 
 /// out(n, v) = sum over k of w(n, k) x(v, k) for a few activations.
 ///     out(n, v) = out[n * vectors + v]

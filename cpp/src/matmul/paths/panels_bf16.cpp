@@ -27,19 +27,19 @@ bool in_chunks(std::int64_t block, std::int64_t k) {
 
 // Whether scales that are powers of two may go into the codes. What tells before their values are looked at is taken
 // for granted, or left aside.
-enum class Ordinary : std::uint8_t { assume, deny, look };
+enum class KeepNormal : std::uint8_t { assume, deny, look };
 
-bool may_scale_codes(const ScaledMatrix& m, Ordinary ordinary) {
-    if (m.scale_type == ScaleType::e4m3 || ordinary == Ordinary::assume) return true;
-    return ordinary == Ordinary::look && powers_of_two_are_ordinary(m);
+bool may_scale_codes(const ScaledMatrix& m, KeepNormal keep) {
+    if (m.scale_type == ScaleType::e4m3 || keep == KeepNormal::assume) return true;
+    return keep == KeepNormal::look && powers_of_two_keep_normal(m);
 }
 
-Plan plan_of(const ScaledMatrix& m, std::int64_t k, Ordinary ordinary) {
+Plan plan_of(const ScaledMatrix& m, std::int64_t k, KeepNormal keep) {
     const std::int64_t block = m.grid.block_cols;
     if (block >= k) return {.scaling = Scaling::onto_sums, .block = k};
     const bool e2m1 = m.element == format_of<Float4E2M1FN>;
     const bool exact = (m.scale_type == ScaleType::e4m3 && e2m1) || m.scale_type == ScaleType::e8m0;
-    if (exact && block % 16 == 0 && in_chunks(block, k) && m.zero_point == nullptr && may_scale_codes(m, ordinary))
+    if (exact && block % 16 == 0 && in_chunks(block, k) && m.zero_point == nullptr && may_scale_codes(m, keep))
         return {.scaling = Scaling::into_codes, .block = k};
     if (block % 32 == 0) return {.scaling = Scaling::onto_sums, .block = block};
     return {};
@@ -354,7 +354,7 @@ struct BF16Panels {
     }
 };
 
-std::optional<Setup> set_up(const Product& product, const ScaledMatrix& w, Ordinary of_w, Ordinary of_a) {
+std::optional<Setup> set_up(const Product& product, const ScaledMatrix& w, KeepNormal of_w, KeepNormal of_a) {
     const BF16Kernels* bf16 = product.table.matmul.bf16;
     if (bf16 == nullptr || bf16->decode[static_cast<std::size_t>(w.element)] == nullptr || product.k == 0 ||
         w.col_stride != 1 || w.packed != is_packed(w.element) || !zero_points_are_bytes(w))
@@ -387,8 +387,8 @@ std::optional<Setup> set_up(const Product& product, const ScaledMatrix& w, Ordin
 // Whatever scales turn out to be: the fewest terms that it may come to.
 std::optional<Entry> suits_panels_bf16(const Product& product, const ScaledMatrix& w) {
     std::optional<Entry> best;
-    for (const Ordinary of_w : {Ordinary::assume, Ordinary::deny})
-        for (const Ordinary of_a : {Ordinary::assume, Ordinary::deny}) {
+    for (const KeepNormal of_w : {KeepNormal::assume, KeepNormal::deny})
+        for (const KeepNormal of_a : {KeepNormal::assume, KeepNormal::deny}) {
             const std::optional<Setup> s = set_up(product, w, of_w, of_a);
             if (s && (!best || s->terms < best->terms)) best = Entry{.terms = s->terms, .coded = s->a != nullptr};
             if (best && best->terms == 1) return best;
@@ -398,7 +398,7 @@ std::optional<Entry> suits_panels_bf16(const Product& product, const ScaledMatri
 
 Refusal by_panels_bf16(const Product& product, const ScaledMatrix& w, const Limits& limits) {
     if (!zero_points_are_small(w)) return Refusal::zero_points;
-    const std::optional<Setup> set = set_up(product, w, Ordinary::look, Ordinary::look);
+    const std::optional<Setup> set = set_up(product, w, KeepNormal::look, KeepNormal::look);
     if (!set || set->terms > limits.terms) return Refusal::scales;
     const Setup& s = *set;
     const PanelShape& most = s.terms > 1 ? s.bf16.panel_of_terms : s.bf16.panel;

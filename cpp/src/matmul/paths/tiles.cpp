@@ -55,9 +55,9 @@ std::optional<RowScales> row_scales(const ScaledMatrix& w, std::int64_t k) {
 }
 
 // Whether scales that go into codes may.
-bool scales_are_ordinary(const ScaledMatrix& w, const RowScales& how) {
+bool scales_fit(const ScaledMatrix& w, const RowScales& how) {
     if (how.code_block_shift == 0) return true;
-    return w.scale_type == ScaleType::e8m0 ? powers_of_two_are_ordinary(w) : e4m3_scales_are_ordinary(w);
+    return w.scale_type == ScaleType::e8m0 ? powers_of_two_keep_normal(w) : e4m3_scales_are_positive(w);
 }
 
 // Whether zero points are what a step of a row has one of.
@@ -242,7 +242,7 @@ std::optional<Entry> suits_tiles(const Product& product, const ScaledMatrix& w) 
 Refusal by_tiles(const Product& product, const ScaledMatrix& w, const Limits& /*limits*/) {
     const TilePlan how = *tile_plan(product, w);  // NOLINT(bugprone-unchecked-optional-access): suits() had one
     if (!zero_points_are_small(w)) return Refusal::zero_points;
-    if (!scales_are_ordinary(w, how.scales)) return Refusal::scales;
+    if (!scales_fit(w, how.scales)) return Refusal::scales;
     const std::int64_t rows = product.total_rows(), terms = how.terms, at_once = tile_size / terms;
     std::vector<TileActivations> passes;
     for (std::int64_t first = 0; first < rows; first += at_once) {
