@@ -62,7 +62,7 @@ def test_rows_are_those_of_the_whole(source: Path, count: list[int]) -> None:
         shape, step = stored_shape(checkpoint, found), together(checkpoint, found)
         if not shape:
             continue
-        whole = values(checkpoint.load(found)) if "turned" not in found.options else None
+        whole = values(checkpoint.load(found)) if not found.origin.turned else None
         quantized += found.format != "plain"
         for start in range(0, shape[0], step):
             for stop in {start + step, shape[0]} if start in (0, step) else {start + step}:
@@ -98,7 +98,7 @@ def test_rows_in_the_order_of_gguf(tmp_path: Path) -> None:
     for include in ((), ["*up_proj*"]):  # the others stay plain
         convert(source, tmp_path / "model.gguf", "gguf:q8_0", include=include)
         checkpoint = Checkpoint(tmp_path / "model.gguf", mapped=False)
-        assert any("row_order" in found.options for found in checkpoint.found)
+        assert any(found.origin.row_order is not None for found in checkpoint.found)
         for found in checkpoint.found:
             whole = values(checkpoint.load(found))
             for start in range(0, found.shape[0] - 24, 8):

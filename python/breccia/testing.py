@@ -68,6 +68,11 @@ def _found(opened: Checkpoint, bridge: Bridge) -> Found:
     return opened.refined(found[0])
 
 
+def _is_record(details: object) -> bool:
+    parameters = vars(type(details)).get("__dataclass_params__")
+    return parameters is not None and bool(parameters.frozen)
+
+
 def _numbers(tensor: Any) -> np.ndarray[Any, Any]:
     if isinstance(tensor, ScaledTensor):
         return np.asarray(verbs.dequantize(tensor))
@@ -80,6 +85,9 @@ def what_is_written_is_read(bridge: Bridge, key: str, folder: Path) -> None:
     opened = Checkpoint(place)
     with contextlib.closing(opened):
         found = _found(opened, bridge)
+        assert found.details is None or _is_record(found.details), (
+            f"details must be of a frozen dataclass, got {found.details!r}"
+        )
         cast = cast_for(parse_target(f"{bridge.name}:{key}"), values_of(bridge), recipe)
         np.testing.assert_array_equal(_numbers(opened.load(found)), _numbers(cast))
         again = folder / f"again{place.suffix}"

@@ -82,7 +82,7 @@ def crates() -> Iterator[FileFormat]:
         container=Crates(),
         recipes={"int8": ROW},
         carries=lambda recipe: recipe == ROW,
-        read=lambda parts: breccia.ScaledTensor(parts["codes"].view(np.int8), parts["size"], ROW, ROW.layout),
+        read=lambda parts, found: breccia.ScaledTensor(parts["codes"].view(np.int8), parts["size"], ROW, ROW.layout),
         lay_out=lay_out,
     )
     bridges.register(bridge)

@@ -23,7 +23,7 @@ def find(name: str, entries: Any, context: Any) -> Found | None:
     return Found(prefix + "weight", "mine", "int8", parts, entries[name].shape, ROW, ROW.layout, "float32")
 
 
-def read(parts: Any) -> Any:
+def read(parts: Any, found: Found) -> Any:
     if parts.keys() != {"codes", "size"} or parts["codes"].dtype != np.int8:
         raise ValueError("mine: codes and size must be there")
     return breccia.ScaledTensor(parts["codes"], parts["size"], ROW, ROW.layout)
@@ -64,7 +64,7 @@ def test_a_format_of_ones_own(name: str, check: str, key: str, tmp_path: Path) -
     assert name not in bridges.registry()
 
 
-def others(parts: Any) -> Any:
+def others(parts: Any, found: Found) -> Any:
     return breccia.ScaledTensor(parts["codes"] ^ 1, parts["size"], ROW, ROW.layout)
 
 
@@ -83,10 +83,32 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a_recipe_without_a_place_is_refused": ({"lay_out": anything}, "it must be refused by a ValueError"),
     "config_json_names_it": ({"config": lambda written: {}}, "must name mine alone, it names"),
     "any_arrays_are_read_or_refused": (
-        {"read": lambda parts: parts["codes"] / parts["size"]["no"]},
+        {"read": lambda parts, found: parts["codes"] / parts["size"]["no"]},
         "IndexError must be a ValueError or TypeError",
     ),
 }
+
+
+@dataclasses.dataclass
+class Loose:
+    bits: int = 8
+
+
+@pytest.mark.parametrize("details", [{"bits": 8}, Loose()], ids=["a dict", "not frozen"])
+def test_details_are_a_frozen_record(details: Any, tmp_path: Path) -> None:
+    def found(*asked: Any) -> Found | None:
+        one = find(*asked)
+        return one and dataclasses.replace(one, details=details)
+
+    with pytest.raises(AssertionError, match="details must be of a frozen dataclass"):
+        testing.run(dataclasses.replace(MINE, find=found), "what_is_written_is_read", "int8", tmp_path)
+
+
+def test_a_record_of_another_class_is_refused() -> None:
+    found = Found("w", "mine", "int8", {}, (4, 8), details=Loose())
+    assert found.record(Loose).bits == 8
+    with pytest.raises(TypeError, match="details must be of Part, got Loose"):
+        found.record(Part)
 
 
 @pytest.mark.parametrize("check", testing.CHECKS)

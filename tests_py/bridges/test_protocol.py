@@ -159,7 +159,7 @@ from breccia.layouts import PerChannel
 ROW = breccia.INT8Scaling()
 
 
-def from_toy(parts):
+def from_toy(parts, found):
     return breccia.ScaledTensor(parts["toy"].view(np.int8), parts["size"], ROW, PerChannel())
 
 
@@ -305,7 +305,9 @@ def _fp8(path: Path, method: str) -> Path:
 @pytest.mark.parametrize("word", ["other", "theirs", "modelopt"])
 def test_what_config_json_names_is_asked_first(word: str, tmp_path: Path) -> None:
     methods = () if word == "other" else (word,)
-    bridge = FileFormat("other", methods=methods, anchors=("weight_scale",), find=_of_quark, read=lambda parts: 1 / 0)
+    bridge = FileFormat(
+        "other", methods=methods, anchors=("weight_scale",), find=_of_quark, read=lambda parts, found: 1 / 0
+    )
     bridges.register(bridge)
     try:
         source = _fp8(tmp_path / "named", word)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,13 @@ EXTRA = ""
 RECIPES: dict[str, ScalingRecipe] = {"int4": INT4Scaling(signed=False, symmetric=False)}
 
 __all__ = ["from_awq", "to_awq"]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What config.json and headers say of a tensor: see `from_awq`."""
+
+    symmetric: bool
 
 
 def from_awq(parts: Mapping[str, Any], symmetric: bool = False) -> ScaledTensor:
@@ -165,7 +173,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         recipe,
         row_blocks(size, columns),
         dtype,
-        options={"symmetric": said.get("zero_point") is False},
+        details=Details(said.get("zero_point") is False),
     )
 
 
@@ -188,7 +196,7 @@ def _check_said(name: str, said: Mapping[str, Any], size: int, columns: int) -> 
 
 def refine(found: Found, array: Any) -> Found:
     """Looks whether zero points are what config.json says of them."""
-    if found.options["symmetric"]:
+    if found.record(Details).symmetric:
         packed = _core.codes_from_awq(word_matrix(array(found.parts["qzeros"]), "qzeros"), 0)
         _check_symmetric(unpack_nibbles(packed, array(found.parts["scales"]).shape[0]), True)
     return found
@@ -219,7 +227,7 @@ BRIDGE = FileFormat(
     find=find,
     refine=refine,
     row_axis=-1,
-    read=from_awq,
+    read=lambda parts, found: from_awq(parts, found.record(Details).symmetric),
     carries=carries,
     lay_out=lambda scaled, place: lay_out(scaled),
     config=config,

@@ -143,5 +143,5 @@ BRIDGE = FileFormat(
     anchors=(".SCB", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"),
     find=find,
     refine=refine,
-    read=from_bitsandbytes,
+    read=lambda parts, found: from_bitsandbytes(parts),
 )

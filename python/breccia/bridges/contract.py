@@ -426,7 +426,7 @@ class FileFormat:
     Attributes:
         methods: the ``quant_method`` of config.json that names the format, or several; by default its name. `claims`
             follows from it where it is left out.
-        read: makes the logical tensor: called with ``parts`` and, by keyword, the options of the `Found`.
+        read: makes the logical tensor: called with ``parts`` and the `Found`.
         lay_out: role → `Part` of a tensor, called with the tensor and its `Place`; None where nothing is written.
         store: takes the place of ``lay_out`` where full names and metadata do not follow from roles alone: called with
             name, tensor and `Place`.
@@ -461,7 +461,7 @@ class FileFormat:
     find: Callable[[str, Mapping[str, Any], Mapping[str, Any]], Found | None] = lambda name, entries, context: None
     find_all: Callable[[Mapping[str, Any], Mapping[str, str]], list[Found]] = lambda entries, metadata: []
     refine: Callable[[Found, Callable[[str], Array]], Found] = lambda found, array: found
-    read: Callable[..., Made] | None = None
+    read: Callable[[Mapping[str, Array], Found], Made] | None = None
     keeps: Callable[[Found], bool] = lambda found: False
     carries: Callable[[ScalingRecipe], bool] = lambda recipe: False
     takes: Callable[[str, tuple[int, ...]], bool] = lambda name, shape: True
@@ -488,7 +488,7 @@ class FileFormat:
         """See `Bridge.open`."""
         if self.read is None:
             raise ValueError(f"{self.name}: the format must be one of files, this one is of live objects")
-        return self.read(parts, **found.options)
+        return self.read(parts, found)
 
     def stored(
         self, name: str, scaled: ScaledTensor | OutsideTensor, place: Place

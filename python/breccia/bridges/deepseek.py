@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,14 @@ def to_deepseek_v3(scaled: ScaledTensor) -> tuple[Any, Any]:
     return scaled.data, scaled.scale
 
 
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What config.json and headers say of a tensor: see `from_deepseek`."""
+
+    fp8_format: str | None = None
+    block_k: int = 128
+
+
 def from_deepseek(parts: Mapping[str, Any], fp8_format: str | None = None, block_k: int = 128) -> ScaledTensor:
     """The tensors of one module as a ScaledTensor.
 
@@ -236,7 +245,9 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         shape = (*stored.shape[:-1], stored.shape[-1] * 2)
         if entry.shape != (*shape[:-1], -(-shape[-1] // 32)):
             return None
-        return Found(weight, NAME, "FP4 experts", parts, shape, MXFP4BlockScaling(), PerBlockMN(1, 32))
+        return Found(
+            weight, NAME, "FP4 experts", parts, shape, MXFP4BlockScaling(), PerBlockMN(1, 32), details=Details()
+        )
     if stored.dtype not in FP8_DTYPES:
         return None
     dtypes = {"F32": "float32", "F16": "float32", "BF16": "bfloat16", "F8_E8M0": "uint8", "U8": "uint8"}
@@ -246,20 +257,19 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     fp8 = FP8_DTYPES[stored.dtype]
     if math.prod(entry.shape) == 1 and len(entry.shape) < 2:
         one = Float8CurrentScaling(fp8_format=fp8)
-        options: dict[str, Any] = {"fp8_format": fp8}
-        return Found(weight, NAME, "FP8", parts, stored.shape, one, PerTensor(), dtype, options=options)
+        return Found(weight, NAME, "FP8", parts, stored.shape, one, PerTensor(), dtype, details=Details(fp8))
     said = (context.get("quantization_config") or {}).get("weight_block_size")
     block = (128, 128) if said is None else numbers(said, f"{NAME}: weight_block_size", 2)
-    options = {"fp8_format": fp8, "block_k": block[-1]}
+    details = Details(fp8, block[-1])
     if _is_mxfp8(stored.shape, entry.shape, 1 if dtype == "uint8" else 4, block[-1]):
         mx = MXFP8BlockScaling(fp8_format=fp8)
-        return Found(weight, NAME, "MXFP8", parts, stored.shape, mx, PerBlockMN(1, 32), options=options)
+        return Found(weight, NAME, "MXFP8", parts, stored.shape, mx, PerBlockMN(1, 32), details=details)
     recipe, layout = _block(stored.shape, entry.shape, dtype, block[-1], fp8)
     findings: tuple[str, ...] = ()
     if isinstance(layout, PerBlockK) and said is not None:
         findings = (f"scale {entry.shape} is per row although config.json says weight_block_size {list(block)}",)
     kind = "FP8 tiles" if isinstance(layout, PerBlockMN) and layout.block_m > 1 else "FP8 row blocks"
-    return Found(weight, NAME, kind, parts, stored.shape, recipe, layout, dtype, options=options, findings=findings)
+    return Found(weight, NAME, kind, parts, stored.shape, recipe, layout, dtype, details=details, findings=findings)
 
 
 def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
@@ -300,6 +310,11 @@ def config(written: Written) -> dict[str, Any]:
     return {"quantization_config": result, **experts}
 
 
+def _read(parts: Mapping[str, Any], found: Found) -> ScaledTensor:
+    said = found.record(Details)
+    return from_deepseek(parts, said.fp8_format, said.block_k)
+
+
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers"),
@@ -314,7 +329,7 @@ BRIDGE = FileFormat(
     sample=Sample(model={"model_type": "deepseek_v4"}),
     find=find,
     row_axis=0,
-    read=from_deepseek,
+    read=_read,
     carries=carries,
     model_knows=model_knows,
     lay_out=lay_out_for_checkpoint,

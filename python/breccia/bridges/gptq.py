@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,14 @@ _BITS = (2, 3, 4, 8)
 _IN_ORDER = np.zeros(0, np.int64)  # columns of the core stay where they are
 
 __all__ = ["from_gptq", "to_gptq"]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What config.json and headers say of a tensor: see `from_gptq`."""
+
+    version: str
+    symmetric: bool | None
 
 
 def from_gptq(
@@ -289,7 +297,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         recipe,
         layout,
         dtype,
-        options={"version": version, "symmetric": symmetric},
+        details=Details(version, symmetric),
         findings=findings,
     )
 
@@ -298,19 +306,20 @@ def refine(found: Found, array: Any) -> Found:
     """Whether zero points are symmetric and columns in order, which headers do not say, and their version."""
     parts = {role: array(name) for role, name in found.parts.items() if role != "qweight"}
     columns, (groups, rows) = found.shape[1], parts["scales"].shape
-    bits, said = int(found.kind.split()[1]), found.options["version"]
+    bits, said = int(found.kind.split()[1]), found.record(Details)
     order, size = order_of_columns(parts.get("g_idx"), columns, groups, f"{NAME}: g_idx")
     zero = _stored_zeros(parts["qzeros"], bits, rows)
-    version = _decided(zero, bits, said, found.options["symmetric"])
+    version = _decided(zero, bits, said.version, said.symmetric)
     symmetric = bool((zero == (1 << (bits - 1)) - (1 if version == "gptq" else 0)).all())
     findings = found.findings
-    if version != said:
-        findings += (f"zero points are stored as {version} has them, though config.json says {said}: they are read so",)
+    if version != said.version:
+        told = f"zero points are stored as {version} has them, though config.json says {said.version}: they are read so"
+        findings += (told,)
     return replace(
         found,
-        kind=found.kind.replace(said, version),
+        kind=found.kind.replace(said.version, version),
         recipe=None if order is not None else _recipe(bits, size, symmetric, scale_name(found.scale_dtype)),
-        options={"version": version, "symmetric": symmetric},
+        details=Details(version, symmetric),
         findings=findings,
     )
 
@@ -325,7 +334,8 @@ def _recipe(bits: int, size: int, symmetric: bool, dtype: str) -> ScalingRecipe:
 
 def _keeps(found: Found) -> bool:
     """Columns in order of activation, where config.json says of them what they are."""
-    return found.recipe is None and found.kind.startswith(f"{found.options['version']} ") and not _mislabelled(found)
+    said = found.record(Details)
+    return found.recipe is None and found.kind.startswith(f"{said.version} ") and not _mislabelled(found)
 
 
 def _mislabelled(found: Found) -> bool:
@@ -388,6 +398,11 @@ def _fused(modules: list[str]) -> list[str]:
     return names
 
 
+def _read(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTensor:
+    said = found.record(Details)
+    return from_gptq(parts, version=said.version, symmetric=said.symmetric)
+
+
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("vLLM", "SGLang", "transformers with GPTQModel"),
@@ -399,7 +414,7 @@ BRIDGE = FileFormat(
     find=find,
     refine=refine,
     row_axis=-1,
-    read=from_gptq,
+    read=_read,
     keeps=_keeps,
     carries=carries,
     lay_out=lay_out_for_checkpoint,

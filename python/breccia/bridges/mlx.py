@@ -9,6 +9,7 @@ size: config.json says both, for single modules too.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,14 @@ _BITS = (2, 3, 4, 5, 6, 8)
 _SIZES = (32, 64, 128)
 
 __all__ = ["from_mlx", "to_mlx"]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What config.json and headers say of a tensor: see `from_mlx`."""
+
+    mode: str
+    bits: int = 4
 
 
 def from_mlx(parts: Mapping[str, Any], *, mode: str | None = None, bits: int = 4) -> ScaledTensor | OutsideTensor:
@@ -314,7 +323,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
             "nvfp4": NVFP4BlockScaling(two_level="global_scale" in parts),
         }
         layout = PerBlockMN(1, 16 if mode == "nvfp4" else 32)
-        return Found(prefix + "weight", NAME, mode, parts, shape, recipes[mode], layout, options={"mode": mode})
+        return Found(prefix + "weight", NAME, mode, parts, shape, recipes[mode], layout, details=Details(mode))
     parts["biases"] = biases.name
     said = _said(prefix[:-1], context)
     bits, size = _affine_bits(row, scales.shape[-1], said, prefix + "weight")
@@ -329,7 +338,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         None,
         row_blocks(size, shape[-1]),
         float_name(scales),
-        options={"mode": "affine", "bits": bits},
+        details=Details("affine", bits),
         findings=findings,
     )
 
@@ -396,6 +405,11 @@ def _numbers(recipe: ScalingRecipe) -> dict[str, Any]:
             return {"group_size": getattr(recipe, "group_size", 64), "bits": bits, "mode": "affine"}
 
 
+def _read(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTensor:
+    said = found.record(Details)
+    return from_mlx(parts, mode=said.mode, bits=said.bits)
+
+
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("mlx-lm",),
@@ -413,7 +427,7 @@ BRIDGE = FileFormat(
     ),
     find=find,
     row_axis=0,
-    read=from_mlx,
+    read=_read,
     carries=carries,
     why_not=why_not,
     keeps=lambda found: found.kind.startswith("affine"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,13 @@ RECIPES: dict[str, ScalingRecipe] = {
 }
 
 __all__ = ["from_modelopt", "to_modelopt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What config.json and headers say of a tensor: see `from_modelopt`."""
+
+    fp8_format: str | None
 
 
 def from_modelopt(parts: Mapping[str, Any], kind: str | None = None, fp8_format: str | None = None) -> ScaledTensor:
@@ -258,7 +266,6 @@ def _found(
     findings: list[str],
     fp8_format: str | None = None,
 ) -> Found:
-    said = {} if fp8_format is None else {"fp8_format": fp8_format}
     return Found(
         prefix + "weight",
         NAME,
@@ -268,7 +275,7 @@ def _found(
         recipe,
         layout,
         dtype,
-        options={"kind": kind, **said},
+        details=Details(fp8_format),
         findings=tuple(findings),
     )
 
@@ -378,7 +385,7 @@ BRIDGE = FileFormat(
     ),
     find=find,
     row_axis=0,
-    read=from_modelopt,
+    read=lambda parts, found: from_modelopt(parts, found.kind, found.record(Details).fp8_format),
     carries=carries,
     lay_out=lay_out_for_checkpoint,
     config=config,

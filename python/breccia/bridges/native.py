@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -246,6 +246,13 @@ def load_safetensors(path: str | os.PathLike[str], framework: str = "numpy") -> 
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class Details:
+    """The text that the header has of a tensor: recipe, layout, shape and dtype."""
+
+    config: str
+
+
 def load(parts: Mapping[str, Array], *, config: str, name: str = "") -> ScaledTensor:
     """The logical tensor of its stored ones, by role."""
     recipe, layout, shape, original = parse_config(config, name)
@@ -297,7 +304,7 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
                 layout,
                 dtype,
                 zero_dtype,
-                options={"config": text},
+                details=Details(text),
                 findings=findings,
             )
         )
@@ -306,10 +313,10 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
 
 def reshaped(found: Found, shape: tuple[int, ...]) -> Found:
     """The description of some of a tensor's rows: the header's, of another shape."""
-    config = loads(found.options["config"])
+    config = loads(found.record(Details).config)
     if config.get("shape") is not None:
         config["shape"] = list(shape)
-    return replace(found, shape=shape, options={**found.options, "config": json.dumps(config)})
+    return replace(found, shape=shape, details=Details(json.dumps(config)))
 
 
 def carries(recipe: ScalingRecipe) -> bool:
@@ -370,7 +377,7 @@ BRIDGE = FileFormat(
     find_all=find_all,
     row_axis=0,
     reshaped=reshaped,
-    read=load,
+    read=lambda parts, found: load(parts, config=found.record(Details).config),
     carries=carries,
     store=store_in_checkpoint,
     input_scales=True,

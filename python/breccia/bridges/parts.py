@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -80,6 +80,60 @@ def rows_or_outside(lay_out: LayOut) -> LayOut:
     return checked
 
 
+class Cut(Protocol):
+    """What a tensor is of another that a format keeps as two, see `breccia.gguf.cuts`."""
+
+    def of(self, whole: Any) -> Any:
+        """This half of a tensor."""
+
+    def together(self, halves: Sequence[Any]) -> Any:
+        """The whole of both halves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How a logical tensor is made of the stored ones, where it is not what they are.
+
+    Attributes:
+        turned: whether rows are stored as columns.
+        numbers: format of FP8 codes that are the numbers themselves, with no scale; "" of others.
+        row_order: which of the model's rows each stored row is, if in another order.
+        offset: what the file's values have more, 0 where nothing.
+        expert: which matrix of a stored batch; None where it is the whole.
+        experts: matrices in that batch.
+        factor: name of a stored scale of the layer's inputs, which multiplies the columns; "" where there is none.
+        members: tensors that are put together, along a new first axis or by ``cut``.
+        whole: the tensor that this is a half of.
+        cut: which half, or how halves are put together.
+    """
+
+    turned: bool = False
+    numbers: str = ""
+    row_order: Array | None = None
+    offset: float = 0.0
+    expert: int | None = None
+    experts: int = 1
+    factor: str = ""
+    members: tuple[Found, ...] = ()
+    whole: Found | None = None
+    cut: Cut | None = None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether no stored tensor has the bytes."""
+        return bool(self.members or self.expert is not None or self.offset or self.cut)
+
+    @property
+    def sources(self) -> tuple[Found, ...]:
+        """The tensors that it is made of, or a half of."""
+        return self.members if self.whole is None else (self.whole,)
+
+
+STORED = Origin()  # as it is stored
+
+Record = TypeVar("Record")
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """One logical tensor of a checkpoint, known from headers alone.
@@ -95,7 +149,8 @@ class Found:
         scale_dtype: NumPy name of the scales' dtype.
         zero_dtype: of the zero points', "" for the recipe's own.
         dtype: header's dtype of a plain tensor.
-        options: passed on to the bridge.
+        details: what else the bridge knows, a frozen record of a class that it declares; see `record`.
+        origin: how it is made of the stored tensors.
         findings: what looks wrong.
     """
 
@@ -109,8 +164,25 @@ class Found:
     scale_dtype: str = "uint8"
     zero_dtype: str = ""
     dtype: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
+    details: object = None
+    origin: Origin = STORED
     findings: tuple[str, ...] = ()
+
+    def record(self, kind: type[Record]) -> Record:
+        """What the bridge that found the tensor knows of it.
+
+        Args:
+            kind: the class that the bridge declares.
+
+        Returns:
+            `details`.
+
+        Raises:
+            TypeError: it is of another class.
+        """
+        if not isinstance(self.details, kind):
+            raise TypeError(f"details must be of {kind.__qualname__}, got {type(self.details).__qualname__}")
+        return self.details
 
     def ghost(self) -> ScaledTensor:
         """A ScaledTensor of this shape, recipe and layout whose memory was never touched."""

@@ -5,7 +5,7 @@ word holds eight neighbours along N."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -64,6 +64,15 @@ RECIPES: dict[str, ScalingRecipe] = {
 _ORDERS = {"reorder": (0, 2, 4, 6, 1, 3, 5, 7), "order": tuple(range(8))}  # of the neighbours in a word
 
 __all__ = ["from_quark", "to_quark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What config.json and headers say of a tensor: see `from_quark`."""
+
+    signed: bool | None = None
+    symmetric: bool | None = None
+    pack_method: str = "reorder"
 
 
 def from_quark(
@@ -251,11 +260,11 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
             f"{name}: group_size must divide the columns as config.json says, {said.group_size}: there are {groups} "
             f"groups of {columns}"
         )
-    options = {"signed": signed, "symmetric": said.symmetric, "pack_method": _pack_method(context)}
+    details = Details(signed, said.symmetric, _pack_method(context))
     recipe = replace(said, scale_dtype=scale_name(float_name(scale)))
     layout = row_blocks(columns // groups, columns)
     return Found(
-        prefix + "weight", NAME, "int4", parts, (rows, columns), recipe, layout, float_name(scale), options=options
+        prefix + "weight", NAME, "int4", parts, (rows, columns), recipe, layout, float_name(scale), details=details
     )
 
 
@@ -386,6 +395,11 @@ def _inputs(static: bool, dynamic: Activations | None) -> dict[str, Any] | None:
     return _of("fp8_e4m3", how, ch_axis=1 if dynamic.per == "token" else None, is_dynamic=True)
 
 
+def _read(parts: Mapping[str, Any], found: Found) -> ScaledTensor:
+    said = Details() if found.details is None else found.record(Details)  # of INT4 alone is there more to say
+    return from_quark(parts, signed=said.signed, symmetric=said.symmetric, pack_method=said.pack_method)
+
+
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("transformers with AMD Quark", "vLLM"),
@@ -400,7 +414,7 @@ BRIDGE = FileFormat(
     cache_scales={which: (f"{{}}.{which}_proj.output_scale", ()) for which in "kv"},
     claims=claims,
     find=find,
-    read=from_quark,
+    read=_read,
     carries=carries,
     lay_out=lambda scaled, place: lay_out(scaled),
     config=config,

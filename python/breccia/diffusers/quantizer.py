@@ -125,7 +125,8 @@ class BrecciaQuantizer(DiffusersQuantizer):  # type: ignore[misc]
             if len(parts) < len(found.parts):
                 continue
             arrays = {role: as_numpy(part, found.parts[role]) for role, part in self._parts.pop(name).items()}
-            self._put(model, name, native.load(arrays, **found.options, name=name).to("torch"), self._device(name))
+            scaled = native.load(arrays, config=found.record(native.Details).config, name=name)
+            self._put(model, name, scaled.to("torch"), self._device(name))
             self._parts[name] = {}
         return rest
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from breccia.bridges.parts import Found
+from breccia.bridges.parts import STORED, Found
 from breccia.checkpoint.files.dtypes import DTYPES, nbytes_of
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.safetensors_header import Entry
@@ -244,7 +244,7 @@ class _Live(Checkpoint):
 
     def _dealt(self, found: Found, recipe: ScalingRecipe) -> tuple[Plan, Any] | None:
         """How a parameter's rows are dealt out, and the ranks; None where a block is, or it is cut in another way."""
-        tensor = None if found.options else self._tensors[found.parts["weight"]]
+        tensor = None if found.origin is not STORED else self._tensors[found.parts["weight"]]
         if not isinstance(tensor, DTensor) or tensor.ndim != 2:
             return None
         cuts = [axis for axis, placement in enumerate(tensor.placements) if not placement.is_replicate()]

@@ -151,9 +151,7 @@ def _floats(checkpoint: Checkpoint, config: Any, dtype: torch.dtype | None) -> d
     for found in checkpoint.found:
         loaded = checkpoint.load(checkpoint.refined(found))
         array = np.asarray(values(loaded))
-        turned = found.options.get("turned") or (
-            found.format != "plain" and is_turned(found.name, tuple(array.shape), said)
-        )
+        turned = found.origin.turned or (found.format != "plain" and is_turned(found.name, tuple(array.shape), said))
         if array.dtype.isbuiltin != 1:  # bfloat16 and 8-bit floats of ml_dtypes
             array = array.astype(np.float32)
         tensor = torch.from_numpy(np.array(np.swapaxes(array, -1, -2) if turned else array))

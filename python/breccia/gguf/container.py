@@ -14,7 +14,7 @@ import numpy as np
 
 from breccia.bridges.contract import stored_name
 from breccia.bridges.gguf import NUMBERS, TYPES, found_of
-from breccia.bridges.parts import Found
+from breccia.bridges.parts import STORED, Found, Origin
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files.input_file import InputFile
 from breccia.checkpoint.files.planned_file import PlannedWriter
@@ -229,8 +229,8 @@ class GgufFile:
         for one in self.blocks():
             outside = one.name if self.model is None else self.model.outside(one.name)
             order = None if self.model is None else self.model.row_order(outside, one.shape[0] if one.shape else 0)
-            options = one.options if order is None else {**one.options, "row_order": order}
-            result.append(replace(one, name=outside, options=options))
+            origin = STORED if order is None else Origin(row_order=order)
+            result.append(replace(one, name=outside, origin=origin))
         return result
 
     def span(self, name: str, start: int, stop: int, mapped: bool = True) -> np.ndarray[Any, Any]:

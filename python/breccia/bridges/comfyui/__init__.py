@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,13 @@ _E5M2_INPUTS = 57344.0  # E5M2's largest number
 _FULL = "full_precision_matrix_mult"
 
 __all__ = ["from_comfyui", "to_comfyui"]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What config.json and headers say of a tensor: see `from_comfyui`."""
+
+    tiles: bool | None = True
 
 
 def from_comfyui(parts: Mapping[str, Any], kind: str | None = None, tiles: bool | None = True) -> ScaledTensor:
@@ -330,7 +337,7 @@ def _unmarked(prefix: str, entries: Mapping[str, Any], context: Mapping[str, Any
     tell."""
     tiles = may_be_tiles(prefix, entries) and in_tiles(prefix, entries, context)
     found = None if tiles is False else _of_layer(prefix, entries)
-    return found and replace(found, options={**found.options, "tiles": tiles})
+    return found and replace(found, details=Details(tiles))
 
 
 def _of_layer(prefix: str, entries: Mapping[str, Any], parts: dict[str, str] | None = None) -> Found | None:
@@ -356,7 +363,7 @@ def _of_layer(prefix: str, entries: Mapping[str, Any], parts: dict[str, str] | N
         return None
     if kind in _FP8 and math.prod(scale.shape) != 1:
         raise ValueError(f"{scale.name} must be one number, got shape {scale.shape}")
-    return Found(weight.name, NAME, kind, parts, shape, recipe, form, dtype, options={"kind": kind})
+    return Found(weight.name, NAME, kind, parts, shape, recipe, form, dtype, details=Details())
 
 
 def refine(found: Found, array: Callable[[str], Array]) -> Found:
@@ -365,15 +372,15 @@ def refine(found: Found, array: Callable[[str], Array]) -> Found:
     Raises:
         ValueError: another format than the tensors have.
     """
-    if found.options.get("tiles", True) is None:
+    if found.record(Details).tiles is None:
         tiles = _decided(array(found.parts["weight_scale"]), found.kind)
-        return replace(found, options={**found.options, "tiles": tiles})
+        return replace(found, details=Details(tiles))
     if "comfy_quant" not in found.parts:
         return found
     kind = _kind_said(array(found.parts["comfy_quant"]))
     if kind != found.kind:
         raise ValueError(f"{NAME}: comfy_quant must say {found.kind!r} of such tensors, it says {kind!r}")
-    return replace(found, options={"kind": kind})
+    return found
 
 
 BRIDGE = FileFormat(
@@ -390,7 +397,7 @@ BRIDGE = FileFormat(
     find=find,
     find_all=find_all,
     refine=refine,
-    read=from_comfyui,
+    read=lambda parts, found: from_comfyui(parts, found.kind, found.record(Details).tiles),
     carries=carries,
     lay_out=lay_out_for_checkpoint,
     header=header,

@@ -39,7 +39,7 @@ from breccia.bridges.compressed_tensors.integers import (
 from breccia.bridges.contract import FileFormat
 from breccia.bridges.fnuz import fnuz_values
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.parts import Part, materialize, part, rows_only
+from breccia.bridges.parts import Found, Part, materialize, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.layouts import PerBlockMN, PerChannel, PerTensor
 from breccia.recipes import (
@@ -209,10 +209,11 @@ def lay_out(scaled: ScaledTensor, *, packed: bool = True) -> dict[str, Part]:
     raise ValueError(f"scaled must have a recipe that {NAME} can store, got {recipe}")
 
 
-def _read(parts: Mapping[str, Any], kind: str, **options: Any) -> ScaledTensor | OutsideTensor | Array:
-    if kind == "fp8-fnuz":
-        return fnuz_values(get(parts, "weight", NAME, 1), get(parts, "weight_scale", NAME), **options)
-    return from_compressed_tensors(parts, kind, **options)
+def _read(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTensor | Array:
+    said = found.record(_headers.Details)
+    if found.kind == "fp8-fnuz":
+        return fnuz_values(get(parts, "weight", NAME, 1), get(parts, "weight_scale", NAME), said.fp8_format)
+    return from_compressed_tensors(parts, found.kind, said.fp8_format, said.symmetric)
 
 
 def carries(recipe: ScalingRecipe) -> bool:

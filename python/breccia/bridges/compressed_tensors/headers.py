@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -49,6 +49,14 @@ def nvfp4_recipe(two_level: bool) -> NVFP4BlockScaling:
     return NVFP4BlockScaling(two_level=two_level, global_scale_form="divisor" if two_level else "multiplier")
 
 
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What config.json and headers say of a tensor: see `from_compressed_tensors`."""
+
+    fp8_format: str | None = None
+    symmetric: bool = False
+
+
 def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> Found | None:
     """Recognise the weight that ``name`` belongs to, from the headers alone."""
     if not name.endswith("weight_scale"):
@@ -85,11 +93,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
     if "weight_g_idx" in parts:
         recipe = None  # the columns' order has no ScaledTensor form
         findings.append("columns are in order of activation (weight_g_idx)")
-    options: dict[str, Any] = {"kind": kind}
-    if symmetric is True and "weight_zero_point" in parts:
-        options["symmetric"] = True
-    if fp8_format := (FP8_DTYPES | FNUZ_DTYPES).get(weight.dtype):
-        options["fp8_format"] = fp8_format
+    fp8_format = (FP8_DTYPES | FNUZ_DTYPES).get(weight.dtype)
     if "weight_global_scale" in parts:
         parts["global_scale"] = parts["weight_global_scale"]
     return Found(
@@ -101,7 +105,7 @@ def find(name: str, entries: Mapping[str, Any], context: Mapping[str, Any]) -> F
         recipe,
         layout,
         dtype,
-        options=options,
+        details=Details(fp8_format, symmetric is True and "weight_zero_point" in parts),
         findings=tuple(findings),
     )
 
@@ -210,7 +214,7 @@ def refine(found: Found, array: Any) -> Found:
         return found
     roles = ("weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
     small = {role: array(found.parts[role]) for role in roles if role in found.parts}
-    said = bool(found.options.get("symmetric"))
+    said = found.record(Details).symmetric
     if found.kind == "int8" and said:
         checked_zero_point(small["weight_zero_point"], 0, symmetric=True)
         recipe, layout = int8_recipe(found.shape, small["weight_scale"].shape, found.scale_dtype, symmetric=True)
@@ -229,10 +233,7 @@ def refine(found: Found, array: Any) -> Found:
     groups = spread(small["weight_scale"], shape).shape[-1]
     order, _ = order_of_columns(given_order(small), shape[-1], groups, "weight_g_idx")
     kind = "int8-packed" if bits == 8 else f"int{bits}"
-    options = {**found.options, "kind": kind}
-    return replace(
-        found, kind=kind, shape=shape, recipe=recipe if order is None else None, layout=layout, options=options
-    )
+    return replace(found, kind=kind, shape=shape, recipe=recipe if order is None else None, layout=layout)
 
 
 def config(written: Written) -> dict[str, Any]:

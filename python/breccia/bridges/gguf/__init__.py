@@ -369,27 +369,25 @@ def found_of(name: str, kind: str, shape: tuple[int, ...], second: str | None) -
         parts |= {} if second is None else {"global_scale": second}
     layout = None if recipe is None else recipe.layout
     dtype = "uint8" if kind in ("MXFP4", "NVFP4") else "float16"
-    return Found(name, NAME, kind, parts, shape, recipe, layout, dtype, options={"kind": kind})
+    return Found(name, NAME, kind, parts, shape, recipe, layout, dtype)
 
 
-def read_blocks(
-    parts: Mapping[str, Any], *, kind: str, row_order: Array | None = None
-) -> ScaledTensor | OutsideTensor | Array:
+def read_blocks(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTensor | Array:
     """A tensor of a file: ``blocks`` and perhaps ``global_scale``.
 
     Args:
         parts: the stored tensors by role.
-        kind: a name of `TYPES`.
-        row_order: where the file keeps the rows of the model's tensor, if in another order.
+        found: the tensor; its kind is a name of `TYPES`.
 
     Raises:
         ValueError: the blocks do not fit.
     """
     blocks = get(parts, "blocks", NAME, 1)
-    blocks = blocks if row_order is None else blocks[np.argsort(row_order)]
-    if kind in _TENSORS:
-        return from_gguf(blocks, kind, parts.get("global_scale"))
-    return dequantize_gguf(blocks, kind)
+    order = found.origin.row_order
+    blocks = blocks if order is None else blocks[np.argsort(order)]
+    if found.kind in _TENSORS:
+        return from_gguf(blocks, found.kind, parts.get("global_scale"))
+    return dequantize_gguf(blocks, found.kind)
 
 
 def store(name: str, scaled: ScaledTensor | OutsideTensor, place: Place) -> tuple[dict[str, Part], dict[str, str]]:

@@ -18,7 +18,7 @@ from breccia.bridges.contract import FileFormat, Place
 from breccia.bridges.integers import integer_zero_point
 from breccia.bridges.onnx.model_file import NAME, ONNX
 from breccia.bridges.onnx.nodes import Node
-from breccia.bridges.parts import Part, part, rows_only
+from breccia.bridges.parts import Found, Part, part, rows_only
 from breccia.bridges.readers import Readers
 from breccia.layouts import PerChannel, PerTensor
 from breccia.recipes import (
@@ -52,14 +52,14 @@ _ROLES = {"codes": "quantized", "scale": "scale", "zero_point": "zero_point", "g
 __all__: list[str] = []
 
 
-def read(parts: Mapping[str, Any], *, node: Node) -> ScaledTensor | Array:
+def read(parts: Mapping[str, Any], found: Found) -> ScaledTensor | Array:
     """A tensor of a file: ``codes``, ``scale``, and perhaps ``zero_point`` and ``global_scale``.
 
     Raises:
         ValueError: they do not fit.
     """
     zero, second = parts.get("zero_point"), parts.get("global_scale")
-    return node.tensor(get(parts, "codes", NAME), get(parts, "scale", NAME), zero, second)
+    return found.record(Node).tensor(get(parts, "codes", NAME), get(parts, "scale", NAME), zero, second)
 
 
 @rows_only

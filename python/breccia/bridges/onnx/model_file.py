@@ -133,7 +133,7 @@ class OnnxFile:
             raise ValueError(f"{self.path}: tensor {name!r}: {error}") from None
         recipe, layout = one.form() or (None, None)
         dtype = FLOATS.get(one.scale, "uint8")
-        return Found(name, NAME, one.kind, parts, shape, recipe, layout, dtype, options={"node": one})
+        return Found(name, NAME, one.kind, parts, shape, recipe, layout, dtype, details=one)
 
     def output_of(self, name: str) -> str:
         """What the graph calls a tensor."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,9 +67,16 @@ def header(names: Sequence[str], recipes: Mapping[str, ScalingRecipe], inputs: f
     return {"tensor_names": json.dumps(list(names))}
 
 
-def load(parts: Mapping[str, Any], *, kind: str, attributes: Mapping[str, Any]) -> ScaledTensor | OutsideTensor:
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What the header's metadata says of a tensor: the attributes of its class."""
+
+    attributes: Mapping[str, Any]
+
+
+def load(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTensor:
     """The logical tensor of its stored ones, by role."""
-    return from_parts(kind, parts, attributes)
+    return from_parts(found.kind, parts, found.record(Details).attributes)
 
 
 def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Found]:
@@ -115,7 +122,6 @@ def _found(
     check_kind(kind)
     qdata, scale = entries[parts["qdata"]], entries[parts["scale"]]
     shape = tuple(qdata.shape)
-    options = {"kind": kind, "attributes": attributes}
     recipe: ScalingRecipe | None = None
     layout: Layout | None = None
     dtype = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(scale.dtype, "uint8")
@@ -135,24 +141,24 @@ def _found(
             recipe = MXFP8BlockScaling(fp8_format="E5M2" if "e5m2" in element else "E4M3")
     elif kind == "Float8Tensor":
         fp8 = FP8_DTYPES.get(qdata.dtype, "E4M3")
-        options["attributes"] = {**attributes, "fp8_format": fp8}
+        attributes = {**attributes, "fp8_format": fp8}
         recipe, layout = float8(fp8, shape, np.empty(scale.shape, np.float32), attributes.get("block_size"))
     elif kind == "Int4Tensor":
         shape = numbers(attributes.get("shape"), f"{NAME}: shape")
     swizzled = ("scales are tiled for cuBLAS (swizzled)",) if attributes.get("is_swizzled_scales") else ()
-    return Found(name, NAME, kind, parts, shape, recipe, layout, dtype, options=options, findings=swizzled)
+    return Found(name, NAME, kind, parts, shape, recipe, layout, dtype, details=Details(attributes), findings=swizzled)
 
 
 def refine(found: Found, array: Any) -> Found:
     """Whether a tensor of integers has zero points other than zero, which its header does not say."""
-    kind = found.options["kind"]
+    kind = found.kind
     if kind not in ("Int8Tensor", "IntxUnpackedToInt8Tensor"):
         return found
     zero = array(found.parts["zero_point"]) if "zero_point" in found.parts else None
     scale, shape = array(found.parts["scale"]), found.shape
     # One row is enough to know the recipe: everything but the zero points is in the attributes.
     ghost = {"qdata": np.empty(shape, np.int8), "scale": scale, **({} if zero is None else {"zero_point": zero})}
-    made = from_parts(kind, ghost, found.options["attributes"])
+    made = from_parts(kind, ghost, found.record(Details).attributes)
     assert isinstance(made, ScaledTensor)
     return replace(found, recipe=made.recipe, layout=made.layout, scale_dtype=scale.dtype.name)
 

@@ -22,7 +22,7 @@ from breccia.bridges.parts import Found
 from breccia.checkpoint.judging.architecture import Architecture, architecture
 from breccia.checkpoint.judging.plot import scales_of
 from breccia.checkpoint.judging.verify import values
-from breccia.checkpoint.reading.logical import AS_NUMBERS, NUMBERS
+from breccia.checkpoint.reading.logical import AS_NUMBERS
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.cli.terminal import wrapped
 from breccia.scaled_tensor import ScaledTensor
@@ -143,7 +143,7 @@ def _findings(found: Found) -> list[str]:
 
 
 def _of_floats(checkpoint: Checkpoint, found: Found) -> list[str]:
-    array = values(checkpoint.load(found)) if NUMBERS in found.options else checkpoint.array(found.parts["weight"])
+    array = values(checkpoint.load(found)) if found.origin.numbers else checkpoint.array(found.parts["weight"])
     flat = array.reshape(-1)
     return _of_values(flat) + (["every element is zero: never written?"] if _unwritten(found, flat) else [])
 

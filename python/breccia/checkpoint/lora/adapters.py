@@ -74,7 +74,7 @@ class Change:
 
     def of(self, found: Found) -> Change:
         """In the logical order of axes: what a float checkpoint keeps turned is turned back when it is read."""
-        return replace(self, turned=False) if found.options.get("turned") else self
+        return replace(self, turned=False) if found.origin.turned else self
 
     def rows(self, start: int, stop: int) -> Array:
         """What is added to some rows, float32."""

@@ -241,7 +241,7 @@ class _Merge(Job):
     def _write_floats(self, choice: Choice, writer: PlannedWriter) -> None:
         ((name, (dtype, _)),) = choice.outputs.items()
         values = self.values(choice.found)
-        if choice.found.options.get("turned"):
+        if choice.found.origin.turned:
             values = np.swapaxes(values, -1, -2)
         kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
         array = bfloat16_bits(values) if dtype == "BF16" else values.astype(kinds[dtype])

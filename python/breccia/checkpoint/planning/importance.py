@@ -115,7 +115,7 @@ class Importance(DataFile):
 
 
 def _names(found: Found) -> list[str]:
-    whole = found.options.get("whole")
+    whole = found.origin.whole
     if whole is None or whole.shape[-1:] != found.shape[-1:]:  # GGUF turns one of the two
         return [found.name]
     return [found.name, whole.name]

@@ -17,7 +17,6 @@ from breccia.checkpoint.arguments import patterns_of
 from breccia.checkpoint.planning.asked import Asked, fitted
 from breccia.checkpoint.planning.importance import Importance
 from breccia.checkpoint.planning.target_list import FLOATS, meant
-from breccia.checkpoint.reading.logical import NUMBERS
 from breccia.checkpoint.reading.models import is_embedding, is_one_expert, is_stored_turned, is_turned
 from breccia.checkpoint.reading.source import is_float
 from breccia.gguf.models import ModelMap
@@ -324,8 +323,7 @@ def largest_group(columns: int, most: int) -> int | None:
 
 def names_of(found: Found) -> list[str]:
     """What patterns may call a tensor: its name, those of what it is made of, and that of what it is a part of."""
-    others = [*found.options.get("members", ()), *([found.options["whole"]] if "whole" in found.options else [])]
-    return [found.name, *(other.name for other in others)]
+    return [found.name, *(other.name for other in found.origin.sources)]
 
 
 def wanted(found: Found, target: Target) -> bool:
@@ -510,7 +508,7 @@ def _as_bfloat16(found: Found, target: Target, why: str) -> Choice:
 
 def _turns(found: Found, target: Target) -> bool:
     """Whether the model's files have the tensor's rows as columns, and those that it was found in have not."""
-    return not found.options.get("turned") and is_stored_turned(found.name, found.shape, target.model)
+    return not found.origin.turned and is_stored_turned(found.name, found.shape, target.model)
 
 
 def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> Choice:
@@ -523,7 +521,7 @@ def _float(found: Found, target: Target, name: str, dtype: str, **more: Any) -> 
 
 
 def _copy(found: Found, target: Target) -> Choice:
-    if NUMBERS in found.options:  # bfloat16 holds all of FP8, and every program reads it
+    if found.origin.numbers:  # bfloat16 holds all of FP8, and every program reads it
         wide = target.names is not None and (len(found.shape) < 2 or target.names.wide(found.name))
         return _float(found, target, target.spell(found.name), "F32" if wide else "BF16")
     wide = target.names is not None and (len(found.shape) < 2 or target.names.wide(found.name))
@@ -532,9 +530,9 @@ def _copy(found: Found, target: Target) -> Choice:
         return Choice(found, "float", {target.spell(found.name): ("F32", found.shape)})
     name = target.spell(found.name)
     metadata = target.bridge.plain_metadata(name)
-    if found.options.get("turned") and target.bridge.container.whole:
+    if found.origin.turned and target.bridge.container.whole:
         return Choice(found, "float", {name: (found.dtype, found.shape)})
-    shape = (*found.shape[:-2], found.shape[-1], found.shape[-2]) if found.options.get("turned") else found.shape
+    shape = (*found.shape[:-2], found.shape[-1], found.shape[-2]) if found.origin.turned else found.shape
     return Choice(found, "copy", {name: (found.dtype, shape)}, metadata=metadata)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.parts import Found
+from breccia.bridges.parts import Found, Origin
 from breccia.checkpoint.reading.halves import ExpertsApart, halves
 from breccia.layouts import PerTensor
 from breccia.scaled_tensor import ScaledTensor
@@ -81,11 +81,11 @@ def _together(name: str, members: list[Found]) -> Found:
     if "global_scale" in first.parts:
         parts["global_scale"] = first.parts["global_scale"]
     findings = tuple(text for one in members for text in one.findings)
-    options = {"members": members}
     shape = (len(members), *first.shape)
     # Matrices with one scale each make no batch with one scale: their values are stacked.
     recipe = None if isinstance(first.layout, PerTensor) else first.recipe
-    return replace(first, name=name, parts=parts, shape=shape, recipe=recipe, options=options, findings=findings)
+    origin = Origin(members=tuple(members))
+    return replace(first, name=name, parts=parts, shape=shape, recipe=recipe, origin=origin, findings=findings)
 
 
 def stack(tensors: list[Any]) -> Any:
@@ -132,9 +132,6 @@ def apart(found: list[Found]) -> list[Found]:
         kind = _MIXTRAL[match["kind"]] if match["block"].endswith("block_sparse_moe") else match["kind"]
         for i in range(one.shape[0]):
             name = f"{match['block']}.experts.{i}.{kind}.weight"
-            result.append(
-                replace(
-                    one, name=name, shape=one.shape[1:], options={**one.options, "expert": i, "experts": one.shape[0]}
-                )
-            )
+            origin = replace(one.origin, expert=i, experts=one.shape[0])
+            result.append(replace(one, name=name, shape=one.shape[1:], origin=origin))
     return result

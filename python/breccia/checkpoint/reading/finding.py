@@ -11,7 +11,7 @@ from typing import Any
 from breccia import bridges
 from breccia.bridges.contract import NAMED, NO, Bridge, registered
 from breccia.bridges.file_kinds import WeightFile
-from breccia.bridges.parts import Found
+from breccia.bridges.parts import STORED, Found
 from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.reading.naming import NAMELESS, naming
 from breccia.layouts import PerTensor
@@ -21,10 +21,10 @@ __all__ = ["Finder", "check_shape", "stored_bytes"]
 
 def stored_bytes(found: Found, entries: Mapping[str, Entry]) -> int:
     """Stored bytes of a logical tensor, all parts together."""
-    if found.format == "plain" and not found.options:
+    if found.format == "plain" and found.origin is STORED:
         return entries[found.parts["weight"]].nbytes
     stored = sum(entries[name].nbytes for name in set(found.parts.values()))
-    return stored // int(found.options.get("experts", 1))
+    return stored // found.origin.experts
 
 
 def check_shape(found: Found, entries: Mapping[str, Entry]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from breccia.bridges.parts import Found
+from breccia.bridges.parts import Found, Origin
 from breccia.gguf.cuts import All, Alternate, Cut, keeps_codes
 
 __all__ = ["ExpertsApart", "Names", "halves", "wholes"]
@@ -60,8 +60,8 @@ def halves(found: Iterable[Found], names: Names) -> list[Found]:
     result: list[Found] = []
     for one in found:
         cuts = names.cuts(one.name)
-        if cuts and "members" in one.options:  # of a file that has them so
-            members = one.options["members"]
+        members = one.origin.members
+        if cuts and members:  # of a file that has them so
             result += [replace(member, name=name) for member, (name, _) in zip(members, cuts, strict=True)]
         else:
             result += [_half(one, name, cut) for name, cut in cuts] or [one]
@@ -80,7 +80,7 @@ def _half(whole: Found, name: str, cut: Cut) -> Found:
         shape=shape,
         recipe=whole.recipe if kept else None,
         layout=whole.layout if kept else None,
-        options={"whole": whole, "cut": cut},
+        origin=Origin(whole=whole, cut=cut),
     )
 
 
@@ -123,7 +123,7 @@ def _whole(name: str, cut: Cut, members: list[Found]) -> Found:
         dtype=first.dtype if len(dtypes) == 1 else "F32",
         recipe=first.recipe if kept else None,
         layout=first.layout if kept else None,
-        options={"members": members, "cut": cut},
+        origin=Origin(members=tuple(members), cut=cut),
         findings=tuple(text for one in members for text in one.findings),
     )
 

@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
-from breccia.bridges.common import FP8_DTYPES
+from breccia.bridges.common import FP8_DTYPES, Array
 from breccia.bridges.file_kinds import WeightFile
-from breccia.bridges.parts import Found
+from breccia.bridges.parts import STORED, Found, Origin
 from breccia.checkpoint.files.safetensors_header import Entry
 from breccia.checkpoint.reading.experts import MAX_EXPERTS, apart
 from breccia.checkpoint.reading.halves import ExpertsApart, Names, wholes
 from breccia.checkpoint.reading.models import is_stored_turned, models_name, turns
 
-__all__ = ["AS_NUMBERS", "NUMBERS", "Batch", "Logical", "Plain", "Said", "casts", "in_order", "spelled"]
+__all__ = ["AS_NUMBERS", "Batch", "Logical", "Plain", "Said", "casts", "in_order", "spelled"]
 
 
-NUMBERS = "numbers"  # the option of FP8 tensors that are numbers, with no scale: their format
 AS_NUMBERS = "FP8 without a scale: the numbers themselves"
 _ALIKE = 4096  # kinds of tensors that are looked at once
 _BATCH = 4096  # tensors
@@ -71,9 +70,9 @@ class Plain:
         self.names_stay = all(file.model is None for file in files)  # every tensor has the name it is stored under
 
     def __call__(self, entry: Entry) -> Found:
-        name, kind, shape, findings, options = self._of(entry)
-        dtype, parts = "F32" if "offset" in options else entry.dtype, {"weight": entry.name}
-        return Found(name, "plain", kind, parts, shape, dtype=dtype, options=options, findings=findings)
+        name, kind, shape, findings, origin = self._of(entry)
+        dtype, parts = "F32" if origin.offset else entry.dtype, {"weight": entry.name}
+        return Found(name, "plain", kind, parts, shape, dtype=dtype, origin=origin, findings=findings)
 
     def said(self, entries: list[Entry]) -> list[Said]:
         """What is said of each of some stored tensors: no `Found` is made, which takes most of the time."""
@@ -84,8 +83,8 @@ class Plain:
         alike = {form: Said(None, *self._of(entry)[1:4]) for form, entry in firsts.items()}
         return [alike[form] for form in forms]
 
-    def _of(self, entry: Entry) -> tuple[str, str, tuple[int, ...], tuple[str, ...], dict[str, Any]]:
-        """The model's own name of a stored tensor, its kind, shape, findings and options."""
+    def _of(self, entry: Entry) -> tuple[str, str, tuple[int, ...], tuple[str, ...], Origin]:
+        """The model's own name of a stored tensor, its kind, shape, findings and origin."""
         name, shape = entry.name, entry.shape
         home = self.home[name]
         told = self._alike.get((entry.dtype, shape))
@@ -97,18 +96,18 @@ class Plain:
         kind, findings = told
         if self.troubles and name in self.troubles:
             findings = (self.troubles[name],)
-        options: dict[str, Any] = {}
-        outside = name
+        origin, outside = STORED, name
         if name in self.cast:
-            options = {NUMBERS: FP8_DTYPES[entry.dtype]}
+            origin = Origin(numbers=FP8_DTYPES[entry.dtype])
             findings = (AS_NUMBERS,) if len(shape) > 1 else ()
         if home.model is not None:
-            outside, options = spelled(name, home, shape)
-            if outside != name and home.model.offset(outside):
-                options = {**options, "offset": home.model.offset(outside)}
+            outside, order = spelled(name, home, shape)
+            offset = home.model.offset(outside) if outside != name else 0.0
+            if order is not None or offset:
+                origin = Origin(row_order=order, offset=offset)
         if self._turns and is_stored_turned(name, shape, self.config):
-            shape, options = (*shape[:-2], shape[-1], shape[-2]), {**options, "turned": True}
-        return outside, kind, shape, findings, options
+            shape, origin = (*shape[:-2], shape[-1], shape[-2]), replace(origin, turned=True)
+        return outside, kind, shape, findings, origin
 
 
 class Logical(Sequence[Found]):
@@ -222,11 +221,10 @@ def _named(found: Found) -> Found:
     return found if name == found.name else replace(found, name=name)
 
 
-def spelled(name: str, home: WeightFile, shape: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
+def spelled(name: str, home: WeightFile, shape: tuple[int, ...]) -> tuple[str, Array | None]:
     """The model's own name of a stored tensor, and the order of its rows where the file has another."""
     outside = home.model.outside(name)
-    order = home.model.row_order(outside, shape[0] if shape else 0)
-    return outside, {} if order is None else {"row_order": order}
+    return outside, home.model.row_order(outside, shape[0] if shape else 0)
 
 
 def casts(entries: Mapping[str, Entry]) -> frozenset[str]:

@@ -20,7 +20,7 @@ from breccia.bridges.parts import Found
 from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.files.safetensors_file import Entry
 from breccia.checkpoint.reading.naming import naming
-from breccia.checkpoint.reading.source import FACTOR, Checkpoint, assemble
+from breccia.checkpoint.reading.source import Checkpoint, assemble
 from breccia.checkpoint.writing.repack import cut
 from breccia.layouts import PerBlockMN
 from breccia.scaled_tensor import ScaledTensor
@@ -49,7 +49,7 @@ def stored_shape(checkpoint: Checkpoint, found: Found) -> tuple[int, ...]:
     Returns:
         The shape.
     """
-    if found.format != "plain" or "cut" in found.options:
+    if found.format != "plain" or found.origin.cut is not None:
         return found.shape
     return _shape(checkpoint, found, found.parts["weight"])
 
@@ -92,7 +92,7 @@ def rows_of(checkpoint: Checkpoint, found: Found, start: int, stop: int) -> Tens
         return whole
     with naming(checkpoint.path, found.name), np.errstate(over="ignore", invalid="ignore"):
         shape = (stop - start, *found.shape[1:])
-        order, begin, end = found.options.get("row_order"), start, stop
+        order, begin, end = found.origin.row_order, start, stop
         if order is not None:
             order = np.argsort(order)[start:stop]
             begin, end = int(order.min()), int(order.max()) + 1
@@ -108,22 +108,22 @@ def rows_of(checkpoint: Checkpoint, found: Found, start: int, stop: int) -> Tens
                 some = _read(checkpoint, found, name, run.axis, begin // run.rows, -(-end // run.rows))
                 parts[role] = some if order is None else some[order]
         if found.format == "plain":
-            more = found.options.get("offset")
-            return parts["weight"] if more is None else float32(parts["weight"]) - np.float32(more)
-        options = {key: value for key, value in found.options.items() if key != "row_order"}
-        return assemble(bridges.bridge(found.format).reshaped(replace(found, options=options), shape), parts)
+            more = found.origin.offset
+            return float32(parts["weight"]) - np.float32(more) if more else parts["weight"]
+        ordered = replace(found, origin=replace(found.origin, row_order=None))
+        return assemble(bridges.bridge(found.format).reshaped(ordered, shape), parts)
 
 
 def _runs(checkpoint: Checkpoint, found: Found) -> dict[str, _Run | None] | None:
     """Each role's rows, None for parts that are of all rows; None where the format cannot be read by rows."""
-    if "cut" in found.options:
+    if found.origin.cut is not None:
         return None
     if found.format == "plain":
         whole = not stored_shape(checkpoint, found) or not _has_whole_rows(checkpoint, found.parts["weight"])
         return None if whole else {"weight": _Run(0, 1)}
     bridge, axes = bridges.bridge(found.format), len(found.shape)
     axis = bridge.row_axis
-    if axis is None or found.options.keys() & {"members", FACTOR}:
+    if axis is None or found.origin.members or found.origin.factor:
         return None
     if not (axes == 3 and axis == 0) and not (axes == 2 and found.shape[0] > _FEW):
         return None
@@ -134,7 +134,7 @@ def _runs(checkpoint: Checkpoint, found: Found) -> dict[str, _Run | None] | None
             runs[role] = None
             continue
         each = _rows_each(shape[axis], found)
-        if not each or not _has_whole_rows(checkpoint, name) or (each > 1 and "row_order" in found.options):
+        if not each or not _has_whole_rows(checkpoint, name) or (each > 1 and found.origin.row_order is not None):
             return None
         runs[role] = _Run(axis, each)
     return runs
@@ -164,7 +164,7 @@ def _shape(checkpoint: Checkpoint, found: Found, name: str) -> tuple[int, ...]:
 
 def _expert(entry: Entry, found: Found) -> int | None:
     """Which of all experts in a stored tensor; None where it is of one, or one number for all."""
-    expert: int | None = found.options.get("expert")
+    expert = found.origin.expert
     return expert if math.prod(entry.shape) > 1 else None
 
 

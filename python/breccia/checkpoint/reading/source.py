@@ -19,7 +19,7 @@ from breccia import bridges
 from breccia.bridges.common import float32, fp8_values
 from breccia.bridges.file_kinds import SAFETENSORS, Container, WeightFile
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.parts import Found
+from breccia.bridges.parts import Cut, Found
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.files import disk
 from breccia.checkpoint.files.bounded_json import loads
@@ -29,7 +29,7 @@ from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.reading.experts import stack
 from breccia.checkpoint.reading.finding import Finder, check_shape, stored_bytes
 from breccia.checkpoint.reading.folder import Folder
-from breccia.checkpoint.reading.logical import NUMBERS, Logical, Plain, casts, in_order
+from breccia.checkpoint.reading.logical import Logical, Plain, casts, in_order
 from breccia.checkpoint.reading.naming import NAMELESS, naming
 from breccia.scaled_tensor import ScaledTensor
 from breccia.schemes import ModelScheme, of_checkpoint
@@ -37,7 +37,6 @@ from breccia.schemes import ModelScheme, of_checkpoint
 __all__ = ["Checkpoint", "assemble"]
 
 UNMARKED = ("comfyui", "modelopt")  # whose block scales have one shape and two orders
-MADE = frozenset({"members", "expert", "offset", "cut"})  # options of tensors that have no stored one's bytes
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -216,34 +215,31 @@ class Checkpoint:
         Raises:
             ValueError: its bytes do not fit; the message names the tensor.
         """
-        if "cut" in found.options:
-            return self._of_two(found)
-        if "members" in found.options:
-            batch: ScaledTensor | np.ndarray[Any, Any] = stack([self.load(one) for one in found.options["members"]])
+        origin = found.origin
+        if origin.cut is not None:
+            return self._of_two(found, origin.cut)
+        if origin.members:
+            batch: ScaledTensor | np.ndarray[Any, Any] = stack([self.load(one) for one in origin.members])
             return batch
         with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
             if found.format == "plain":
                 array = self._in_order(found, self._one(found, found.parts["weight"]))
-                if NUMBERS in found.options:
-                    array = fp8_values(array, found.options[NUMBERS])
-                if "offset" in found.options:
-                    array = float32(array) - np.float32(found.options["offset"])
-                return np.swapaxes(array, -1, -2) if found.options.get("turned") else array
+                if origin.numbers:
+                    array = fp8_values(array, origin.numbers)
+                if origin.offset:
+                    array = float32(array) - np.float32(origin.offset)
+                return np.swapaxes(array, -1, -2) if origin.turned else array
             parts = {role: self._one(found, name) for role, name in found.parts.items()}
             tensor = assemble(found, parts)
-            factor = found.options.get(FACTOR)
-            return tensor if factor is None else self._by_columns(tensor, self.array(factor))
+            return self._by_columns(tensor, self.array(origin.factor)) if origin.factor else tensor
 
-    def _of_two(self, found: Found) -> ScaledTensor | np.ndarray[Any, Any]:
+    def _of_two(self, found: Found, cut: Cut) -> ScaledTensor | np.ndarray[Any, Any]:
         """A half of a tensor that GGUF keeps as two, or the whole of both halves."""
         with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
-            cut = found.options["cut"]
-            if "whole" in found.options:
-                half: ScaledTensor | np.ndarray[Any, Any] = cut.of(self.load(found.options["whole"]))
+            if found.origin.whole is not None:
+                half: ScaledTensor | np.ndarray[Any, Any] = cut.of(self.load(found.origin.whole))
                 return half
-            whole: ScaledTensor | np.ndarray[Any, Any] = cut.together(
-                [self.load(one) for one in found.options["members"]]
-            )
+            whole: ScaledTensor | np.ndarray[Any, Any] = cut.together([self.load(one) for one in found.origin.members])
             return whole
 
     def folded(self, found: Found) -> Found:
@@ -258,7 +254,7 @@ class Checkpoint:
         name = found.name.removesuffix("weight") + "pre_quant_scale"
         if found.format == "plain" or len(found.shape) != 2 or name not in self.entries:
             return found
-        return replace(found, recipe=None, layout=None, options={**found.options, FACTOR: name})
+        return replace(found, recipe=None, layout=None, origin=replace(found.origin, factor=name))
 
     def _by_columns(self, tensor: Any, factor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         values: np.ndarray[Any, Any] = tensor.dequantize() if hasattr(tensor, "dequantize") else float32(tensor)
@@ -275,10 +271,10 @@ class Checkpoint:
         Returns:
             uint8, flat.
         """
-        if found.options.keys() & MADE:
+        if found.origin.is_made:
             return np.ascontiguousarray(self.load(found)).reshape(-1).view(np.uint8)
         name = found.parts["weight"]
-        if "row_order" not in found.options:
+        if found.origin.row_order is None:
             return self.span(name, 0, self.entries[name].nbytes)
         return np.ascontiguousarray(self._in_order(found, self.array(name))).reshape(-1).view(np.uint8)
 
@@ -296,11 +292,11 @@ class Checkpoint:
 
     def _one(self, found: Found, name: str) -> np.ndarray[Any, Any]:
         """A stored tensor, or what is one expert's of it."""
-        array, expert = self.array(name), found.options.get("expert")
+        array, expert = self.array(name), found.origin.expert
         return array if expert is None or array.size == 1 else array[expert]  # one global scale is that of all
 
     def _in_order(self, found: Found, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        order = found.options.get("row_order")
+        order = found.origin.row_order
         return array if order is None else array[np.argsort(order)]
 
     @property
@@ -317,7 +313,7 @@ class Checkpoint:
         Returns:
             The tensor with all that is known.
         """
-        if found.format == "plain" or "members" in found.options or "expert" in found.options:
+        if found.format == "plain" or found.origin.members or found.origin.expert is not None:
             return found
         with naming(self.path, found.name), np.errstate(over="ignore", invalid="ignore"):
             one = bridges.bridge(found.format).refine(found, self.array)
@@ -350,11 +346,7 @@ def assemble(
     """
     if list(found.parts.values()).count(found.parts.get("global_scale", "")) > 1:
         del parts["global_scale"]  # a second name for a role of the format's own
-    options = {key: value for key, value in found.options.items() if key not in ("expert", "experts", FACTOR)}
-    return bridges.bridge(found.format).open(parts, replace(found, options=options))
-
-
-FACTOR = "input_factor"  # the option that names a stored scale of a layer's inputs
+    return bridges.bridge(found.format).open(parts, found)
 
 
 @contextlib.contextmanager
@@ -378,4 +370,4 @@ def _container(path: Path) -> Container:
 
 def is_float(found: Found) -> bool:
     """Whether a plain tensor holds numbers: of high precision, or FP8 that was cast without a scale."""
-    return found.format == "plain" and (found.dtype in _FLOATS or NUMBERS in found.options)
+    return found.format == "plain" and (found.dtype in _FLOATS or bool(found.origin.numbers))

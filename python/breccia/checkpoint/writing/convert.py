@@ -45,10 +45,10 @@ from breccia.checkpoint.planning.targets import (
 from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.experts import gathered
 from breccia.checkpoint.reading.folder import absent
-from breccia.checkpoint.reading.logical import AS_NUMBERS, NUMBERS
+from breccia.checkpoint.reading.logical import AS_NUMBERS
 from breccia.checkpoint.reading.models import is_one_expert
 from breccia.checkpoint.reading.naming import naming
-from breccia.checkpoint.reading.source import FACTOR, Checkpoint, is_float
+from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.checkpoint.reading.unread import check_all_is_read
 from breccia.checkpoint.workers import Workers, thread_count
 from breccia.checkpoint.writing import outputs
@@ -331,7 +331,7 @@ class Job:
             for text in after.findings if after is not before else ():
                 if text not in before.findings:
                     odd.setdefault(text, []).append(after.name)
-        as_numbers = [one.name for one in refined if NUMBERS in one.options]
+        as_numbers = [one.name for one in refined if one.origin.numbers]
         odd |= {AS_NUMBERS: as_numbers} if as_numbers else {}
         for text, names in odd.items():
             self.notes.append(f"{_some(names)}: {text}")
@@ -355,7 +355,7 @@ class Job:
         return Choice(found, "same", {entry.name: (entry.dtype, entry.shape) for entry in entries})
 
     def _note_folded(self, found: list[Found]) -> None:
-        count = sum(FACTOR in one.options for one in found)
+        count = sum(bool(one.origin.factor) for one in found)
         if count:
             text = f"scales of the inputs of {count} layers (pre_quant_scale) are multiplied into their weights"
             self.notes.append(Remark(text))
@@ -681,7 +681,7 @@ def sizes(choices: list[Choice]) -> dict[str, Any]:
 
 def _together(found: list[Found]) -> dict[str, str]:
     """The first of the modules that become one, by the name of this one."""
-    every = ((one.name, members[0].name) for one in found if (members := one.options.get("members")))
+    every = ((one.name, members[0].name) for one in found if (members := one.origin.members))
     return {name.removesuffix(".weight"): first.removesuffix(".weight") for name, first in every}
 
 

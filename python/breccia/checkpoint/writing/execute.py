@@ -15,12 +15,12 @@ from breccia import _core, verbs
 from breccia.bridges.common import bfloat16_bits, float32
 from breccia.bridges.contract import Kind
 from breccia.bridges.outside import OutsideTensor
-from breccia.bridges.parts import Found
+from breccia.bridges.parts import STORED, Found
 from breccia.checkpoint.files.dtypes import typed
 from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.planning.shared_scales import Cast, cast_shared
 from breccia.checkpoint.planning.targets import Choice, Target
-from breccia.checkpoint.reading.source import MADE, Checkpoint
+from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import PIECE, Workers
 from breccia.checkpoint.writing.feedback import rounded as feedback
 from breccia.checkpoint.writing.feedback import why_nearest
@@ -75,7 +75,7 @@ def execute(
                 _copy(read, checkpoint.entries[name].nbytes, name, writer, workers, done)
         case "float":
             ((name, (dtype, _)),) = choice.outputs.items()
-            if found.format == "plain" and not choice.turned and not found.options:
+            if found.format == "plain" and not choice.turned and found.origin is STORED:
                 read, nbytes = _bytes_of(checkpoint, found)
                 _convert(_counting(read, found.dtype, bad), nbytes, found.dtype, name, dtype, writer, workers, done)
             else:
@@ -226,7 +226,7 @@ def _of_block(made: ScaledTensor, recipe: Float8CurrentScaling, shape: tuple[int
 
 def _bytes_of(checkpoint: Checkpoint, found: Found) -> tuple[Read, int]:
     """How to read a plain tensor's bytes, and how many there are."""
-    if found.options.keys() & (MADE | {"row_order"}):
+    if found.origin.is_made or found.origin.row_order is not None:
         raw = checkpoint.raw(found)
         return lambda start, stop: raw[start:stop], raw.size
     name = found.parts["weight"]
