@@ -92,12 +92,15 @@ class ScalingRecipe:
     def __post_init__(self) -> None:
         if type(self) is ScalingRecipe:
             raise TypeError("ScalingRecipe is abstract: use one of breccia.recipes.all_recipes()")
-        for field, value in _fields(self).items():
+        fields = _fields(self)
+        for field, value in fields.items():
             if isinstance(value, np.integer):  # which JSON does not know
-                object.__setattr__(self, field, int(value))
+                fields[field] = int(value)
+                object.__setattr__(self, field, fields[field])
             elif isinstance(value, str) and _VALUES.get(value.lower(), value) != value:
-                object.__setattr__(self, field, _VALUES[value.lower()])
-        key, traits, twin = _describe(type(self), tuple(_fields(self).items()))
+                fields[field] = _VALUES[value.lower()]
+                object.__setattr__(self, field, fields[field])
+        key, traits, twin = _describe(type(self), tuple(fields.items()))
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "_traits", traits)
         object.__setattr__(self, "_twin", twin)

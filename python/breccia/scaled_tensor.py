@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from breccia import _core, frameworks, recipes
+from breccia.layouts import Layout
 from breccia.recipe_names import resolve
 from breccia.value import equality, foreign, pickling, slicing
 from breccia.value.checked import check_arrays, make_core
@@ -147,7 +148,8 @@ class ScaledTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """Logical shape: counts values, not bytes."""
-        return logical_shape(self.data.shape, self.layout, self._packing)
+        stored = tuple(self.data.shape)
+        return stored if self._packing == "one" else logical_shape(stored, self.layout, self._packing)
 
     @property
     def ndim(self) -> int:
@@ -380,7 +382,9 @@ def check_kernels(scaled: Any) -> None:
     Raises:
         TypeError: the message names the recipe or layout.
     """
-    if isinstance(scaled, ScaledTensor):
+    if not isinstance(scaled, ScaledTensor):
+        return
+    if not (isinstance(scaled.recipe, recipes.ScalingRecipe) and isinstance(scaled.layout, Layout)):
         scaled._form.check_kernels()
 
 

@@ -65,9 +65,9 @@ def modules() -> dict[str, ModuleType]:
 
 def registry() -> dict[str, Bridge]:
     """Every format, by name: those of this package and those that `register` added."""
-    from breccia.bridges.contract import all_of
-
-    return all_of(module.BRIDGE for module in modules().values())
+    found = dict(_by_name())
+    del found[""], found["plain"]
+    return found
 
 
 def bridge(name: str) -> Bridge:
@@ -88,9 +88,9 @@ def bridge(name: str) -> Bridge:
 @cache
 def _by_name() -> dict[str, Bridge]:
     """What `bridge` looks up, which checkpoints of many tensors ask for each: `register` makes it anew."""
-    from breccia.bridges.contract import PLAIN
+    from breccia.bridges.contract import PLAIN, all_of
 
-    return {"": PLAIN, "plain": PLAIN, **registry()}
+    return {"": PLAIN, "plain": PLAIN, **all_of([module.BRIDGE for module in modules().values()])}
 
 
 def containers() -> list[Container]:

@@ -83,8 +83,9 @@ class Framework(Protocol):
 
 def of(array: Any) -> Framework:
     """The framework of an array."""
-    name = _MODULES.get(type(array).__module__.partition(".")[0])
-    return _load(_inherited(type(array)) if name is None else name)
+    name = _MODULES.get(type(array).__module__.partition(".")[0]) or _inherited(type(array))
+    _ensure(name)
+    return _loaded[name]
 
 
 def _inherited(kind: type) -> str:
@@ -120,13 +121,15 @@ def common(*arrays: Any) -> Framework:
     Raises:
         TypeError: they are of different frameworks, or on different devices.
     """
-    found = [of(array) for array in arrays]
-    if any(framework is not found[0] for framework in found):
-        raise TypeError(f"operands must be of one framework, got {' and '.join(map(_kind, arrays))}")
-    places = [place for place in map(found[0].place, arrays) if place is not None]
-    if any(place != places[0] for place in places):
-        raise TypeError(f"operands must be on one device, got {' and '.join(map(str, places))}")
-    return found[0]
+    framework = of(arrays[0])
+    for array in arrays[1:]:
+        if of(array) is not framework:
+            raise TypeError(f"operands must be of one framework, got {' and '.join(map(_kind, arrays))}")
+    places = [place for place in map(framework.place, arrays) if place is not None]
+    for place in places[1:]:
+        if place != places[0]:
+            raise TypeError(f"operands must be on one device, got {' and '.join(map(str, places))}")
+    return framework
 
 
 def same_place(data: Any, **others: Any) -> None:
@@ -136,13 +139,13 @@ def same_place(data: Any, **others: Any) -> None:
         TypeError: they are not.
     """
     framework = of(data)
+    home = framework.place(data)
     for argument, array in others.items():
         if array is None:
             continue
         if of(array) is not framework:
             raise TypeError(f"{argument} must be of the framework of data, {_kind(data)}, got {_kind(array)}")
         place = framework.place(array)
-        home = framework.place(data)
         if None not in (place, home) and place != home:
             raise TypeError(f"{argument} must be on the device of data, {home}, got {place}")
 

@@ -27,7 +27,7 @@ def logical_shape(stored: Any, layout: Any, packing: str) -> tuple[int, ...]:
     """The shape of values whose data has the shape ``stored``; ``packing`` as in `Form`."""
     shape = list(stored)
     if packing != "one":
-        axis = axis_of(layout)
+        axis = getattr(layout, "axis", -1)
         shape[axis] = 2 * shape[axis] - (1 if packing == "odd" else 0)
     return tuple(shape)
 

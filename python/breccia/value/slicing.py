@@ -74,7 +74,14 @@ def transposed(scaled: ScaledTensor) -> ScaledTensor:
         data=swap(scaled.data),
         scale=turn(scaled.scale),
         zero_point=turn(scaled.zero_point),
+        core=_turned(scaled),
     )
+
+
+def _turned(scaled: ScaledTensor) -> Any:
+    """The core's view of the same arrays, where it knows them and they stay where they are; else None."""
+    core = scaled.__dict__["_made"] if isinstance(scaled.data, np.ndarray) else None
+    return None if core is None else core.T
 
 
 def check_upright(scaled: ScaledTensor, argument: str, verb: str) -> None:
@@ -103,12 +110,13 @@ def index(scaled: ScaledTensor, key: Any) -> ScaledTensor:
         IndexError: there are more indices than axes, or one is out of range.
         ValueError: it cuts a block, or leaves a block-scaled tensor fewer than two axes.
     """
-    scaled._form.check_kernels()
-    picks = _picks(key, scaled.shape)
-    if scaled._form.axis == -2:
+    form, shape = scaled._form, scaled.shape
+    form.check_kernels()
+    picks = _picks(key, shape)
+    if form.axis == -2:
         *batch, rows, columns = picks
         return index(scaled.mT, (*batch, columns, rows)).mT
-    blocks = blocks_of(scaled.layout)
+    blocks = blocks_of(form.layout)
     whole = blocks == (0, 0)
     if not whole:
         for axis in (-2, -1):
@@ -118,9 +126,9 @@ def index(scaled: ScaledTensor, key: Any) -> ScaledTensor:
                     f"an integer for axis {axis} must be a slice, got {at}: scales need rows and columns "
                     f"(q[{at}:{at + 1}] keeps the axis)"
                 )
-    columns, row_picks = scaled.shape[-1], picks[-2] if len(picks) > 1 else slice(None)
-    data_pick, block_pick, columns = _column_picks(picks[-1], columns, blocks.columns, scaled.is_packed)
-    row_blocks = _block_pick(row_picks, scaled.shape[-2], blocks.rows, -2) if len(picks) > 1 else slice(None)
+    row_picks = picks[-2] if len(picks) > 1 else slice(None)
+    data_pick, block_pick, columns = _column_picks(picks[-1], shape[-1], blocks.columns, form.packing != "one")
+    row_blocks = _block_pick(row_picks, shape[-2], blocks.rows, -2) if len(picks) > 1 else slice(None)
     batch = picks[:-2]
     data = _take(scaled.data, [*batch, *([row_picks] if len(picks) > 1 else []), data_pick])
 
@@ -134,7 +142,8 @@ def index(scaled: ScaledTensor, key: Any) -> ScaledTensor:
     if second is not None and len(second.shape) > 0:
         second = _take(second, batch) if math.prod(second.shape) != 1 else second.reshape(())
         second = second.reshape(()) if len(second.shape) <= 2 else second
-    return made(scaled, columns, (data, of_scales(scaled.scale), of_scales(scaled.zero_point), second))
+    scale, zero_point = of_scales(scaled.scale), of_scales(scaled.zero_point)
+    return type(scaled)._of(form.with_columns(columns), data, scale, zero_point, second)
 
 
 def _picks(key: Any, shape: tuple[int, ...]) -> list[Any]:

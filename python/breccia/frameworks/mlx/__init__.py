@@ -139,6 +139,19 @@ def matmul(a: Any, b: Any, out_dtype: Any, precision: str) -> Any:
     return made
 
 
+def direct_linear(x: Any, w: ScaledTensor, out_dtype: Any, precision: str) -> Any:
+    """``x @ w.T`` of an array of floats; None for what `matmul` has more to say of."""
+    if type(x) is not mx.array or x.ndim < 2 or w.data.ndim != 2 or _NAMES.get(x.dtype) not in _FLOATS:
+        return None
+    core = w._core.T
+    depth, count = core.shape
+    if x.shape[-1] != depth:
+        return None
+    made, memory = _empty((*x.shape[:-1], count), _dtype_name(out_dtype, "out_dtype"))
+    _core.matmul_into(_host(x), core, memory, precision)
+    return made
+
+
 def straight_through(x: Any, recipe: ScalingRecipe, clip: tuple[Any, Any] | None) -> Any:
     x = _floats(x, "x")
     return dequantize(cast(x, recipe), _NAMES[x.dtype], None)

@@ -20,6 +20,7 @@ from breccia.frameworks.torch.tensors import (
     NATIVE,
     cast_here,
     core_array,
+    core_of,
     dtype_name,
     parts_to_tensor,
     requantize_here,
@@ -318,7 +319,11 @@ def _data(operand: Any) -> Any:
 
 
 def _readable(operand: Any, argument: str) -> Any:
-    return operand._core if isinstance(operand, ScaledTensor) else core_array(operand, argument)
+    if not isinstance(operand, ScaledTensor):
+        return core_array(operand, argument)
+    if type(operand) is not ScaledTensor or operand.__dict__["_made"] is not None:
+        return operand._core
+    return core_of(*flatten(operand))  # a transposed view is a new tensor each time
 
 
 def _needs_grad(operand: Any) -> bool:

@@ -15,6 +15,7 @@ from breccia.frameworks.torch.tensors import (
     NAMESPACE,
     cast_here,
     core_array,
+    core_of,
     dtype_name,
     empty,
     output_parts,
@@ -173,7 +174,7 @@ def _requantize_fake(parts: list[Any], key: str, recipe: str) -> list[Any]:
 
 
 def _core_operand(tensors: list[Any], key: str, argument: str) -> Any:
-    return unflatten(tensors, key)._core if key else core_array(tensors[0], argument)
+    return core_of(tensors, key) if key else core_array(tensors[0], argument)
 
 
 def _shape_of(tensors: list[Any], key: str) -> Any:
@@ -181,9 +182,10 @@ def _shape_of(tensors: list[Any], key: str) -> Any:
 
 
 def _matmul_cpu(a: list[Any], a_key: str, b: list[Any], b_key: str, out_dtype: Any, precision: str) -> Any:
-    shape = _core.matmul_shape(list(_shape_of(a, a_key)), list(_shape_of(b, b_key)))
-    out = torch.empty(shape, dtype=out_dtype)
-    _core.matmul_into(_core_operand(a, a_key, "a"), _core_operand(b, b_key, "b"), core_array(out, "out"), precision)
+    left, right = _core_operand(a, a_key, "a"), _core_operand(b, b_key, "b")
+    shapes = [list(one.shape if key else parts[0].shape) for one, key, parts in ((left, a_key, a), (right, b_key, b))]
+    out = torch.empty(_core.matmul_shape(*shapes), dtype=out_dtype)
+    _core.matmul_into(left, right, core_array(out, "out"), precision)
     return out
 
 
@@ -248,7 +250,7 @@ def _grouped_cpu(x: list[Any], x_key: str, w: list[Any], w_key: str, offsets: An
     rows, columns = _shape_of(x, x_key)[0], _shape_of(w, w_key)[1]
     ends = checked_offsets(offsets, rows)
     out = torch.empty((rows, columns), dtype=dtype)
-    _core.grouped_matmul_into(_core_operand(x, x_key, "x"), unflatten(w, w_key)._core, ends, core_array(out, "out"))
+    _core.grouped_matmul_into(_core_operand(x, x_key, "x"), core_of(w, w_key), ends, core_array(out, "out"))
     return out
 
 

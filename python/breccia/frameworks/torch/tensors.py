@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from breccia import _core, recipes
-from breccia.frameworks.torch.meta import recipe_key, recipe_of
+from breccia.frameworks.torch.meta import recipe_key, recipe_of, unflatten
 from breccia.frameworks.torch.namespace import Torch
 from breccia.kernels import whole_array
 from breccia.recipes import ScalingRecipe, _spec
@@ -56,6 +56,22 @@ def _memory(x: Any, argument: str, null: bool = False) -> tuple[int, Any, Any, s
 def core_array(x: Any, argument: str, null: bool = False) -> _core.Array:
     """The tensor's memory for the core, as long as the tensor lives."""
     return _core.Array.of_elements(*_memory(x, argument, null))
+
+
+_MOST = 4096  # tensors that are remembered: more than the layers of a model
+_known: dict[Any, _core.ScaledTensor] = {}
+
+
+def core_of(tensors: list[Any], key: str) -> _core.ScaledTensor:
+    """The core's tensor, which describes memory and owns none: remembered by where the arrays lie and what they are."""
+    places = (key, *[(one.data_ptr(), one.shape, one.stride(), one.dtype, one.is_neg()) for one in tensors])
+    core = _known.get(places)
+    if core is None:
+        core = unflatten(tensors, key)._core
+        if len(_known) >= _MOST:
+            _known.clear()
+        _known[places] = core
+    return core
 
 
 def data_dtype(element: str) -> torch.dtype:
