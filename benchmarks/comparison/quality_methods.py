@@ -15,7 +15,7 @@ from breccia.recipes import choices
 
 # (weight, moments, recipe) → the weight that the codes stand for
 Method = Callable[[np.ndarray, Moments, Any], np.ndarray]
-DAMP = 0.05
+DAMP = 0.05  # of what most programs do
 
 
 def recipes(group: int) -> dict[str, Any]:
@@ -54,11 +54,11 @@ def importance(w: np.ndarray, moments: Moments, recipe: Any) -> np.ndarray:
 
 
 def gptq(w: np.ndarray, moments: Moments, recipe: Any) -> np.ndarray:
+    return breccia.gptq(w, moments, recipe).numpy()
+
+
+def more_damped(w: np.ndarray, moments: Moments, recipe: Any) -> np.ndarray:
     return breccia.gptq(w, moments, recipe, damp=DAMP).numpy()
-
-
-def less_damped(w: np.ndarray, moments: Moments, recipe: Any) -> np.ndarray:
-    return breccia.gptq(w, moments, recipe, damp=0.02).numpy()
 
 
 def _numbers(q: Any) -> torch.Tensor:
@@ -144,7 +144,7 @@ METHODS: dict[str, Method] = {
     "nearest, importance": importance,
     "GPTQ, natural order, amax": natural,
     "GPTQ": gptq,
-    "GPTQ, damping 0.02": less_damped,
+    f"GPTQ, damping {DAMP}": more_damped,
 }
 # What is said not to help: formats, and what is done to them.
 OTHERS: dict[str, tuple[Method, tuple[str, ...]]] = {

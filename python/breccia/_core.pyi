@@ -208,6 +208,9 @@ def cast_at(
     """From the memory ``Array.of_elements`` would take to C-contiguous memory of the plan's shapes and types at
     addresses; 0 for what the plan has not."""
 
+GPTQ_DAMP: float
+"""The damping of `gptq` unless another is given."""
+
 def gptq(w: Any, moments: Any, recipe: Recipe, act_order: bool, damp: float) -> tuple[_Cast, float, int, int]: ...
 def dequantize(scaled: ScaledTensor, dtype: str) -> NDArray[Any]: ...
 def dequantize_into(scaled: ScaledTensor, out: Any) -> None: ...

@@ -183,6 +183,7 @@ void register_ops(py::module_& m) {
         py::arg("addresses"), none("seed"), none("hadamard"), none("factor"), py::arg("square_blocks") = false,
         none("amax"), py::arg("offset") = Offset{}, none("importance"));
 
+    m.attr("GPTQ_DAMP") = GptqOptions{}.damp;
     m.def("gptq", [](py::handle w, py::handle moments, const Recipe& recipe, bool act_order, double damp) {
         const Array weights = to_array(w, "w"), given = to_array(moments, "moments");
         NumpyCast result(weights.shape, recipe);

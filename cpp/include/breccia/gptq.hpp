@@ -12,7 +12,7 @@ namespace breccia::inline v0_4 {
 /// How columns are gone through.
 struct GptqOptions {
     bool act_order = true;  ///< by falling diagonal of the moments; else as they stand
-    double damp = 0.05;     ///< what is added to the diagonal, in its mean; from 0 to 1
+    double damp = 0.02;     ///< what is added to the diagonal, in its mean; from 0 to 1
 };
 
 /// What became of it.
@@ -23,10 +23,10 @@ struct GptqReport {
 };
 
 /// Quantizes w (…, N, K) for products x @ transpose of w, given moments (K, K) or (…, K, K): sums or means of
-/// transpose(x) @ x, symmetric, of which the factor does not matter. Scales and zero points are those of
-/// cast(w, recipe, {importance = diagonal}), whose codes these are where the moments are diagonal. The bytes do not
-/// depend on the number of threads; as those of matmul they may depend on the backend. Throws Error as cast_into does,
-/// and where moments are not finite, not square, or negative on the diagonal.
+/// transpose(x) @ x, symmetric, of which the lower half is read and the factor does not matter. Scales and zero points
+/// are those of cast(w, recipe, {importance = diagonal}), whose codes these are where the moments are diagonal. The
+/// bytes do not depend on the number of threads; as those of matmul they may depend on the backend. Throws Error as
+/// cast_into does, and where moments are not finite, not square, or negative on the diagonal.
 BRECCIA_API GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe, const CastOutput& out,
                                  const GptqOptions& options = {});
 /// The same into memory of its own. `report`: where to, or null.

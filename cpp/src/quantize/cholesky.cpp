@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "breccia/ops.hpp"
@@ -43,39 +44,46 @@ void substitute(const Doubles& turned, std::int64_t n, float* a) {
 
 }  // namespace
 
-bool cholesky(std::span<float> a, std::int64_t n) {
+bool cholesky(LowerHalf& a) {
+    const std::int64_t n = a.size();
     std::vector<float> product(static_cast<std::size_t>(n * panel));
     Doubles diagonal(static_cast<std::size_t>(panel * panel));
-    const std::int64_t row_bytes = n * static_cast<std::int64_t>(sizeof(float));
+    const auto matrix = [](float* numbers, Shape shape, std::int64_t stride) {
+        Array array = Array::borrow(numbers, DType::float32, std::move(shape));
+        array.strides[0] = stride * static_cast<std::int64_t>(sizeof(float));
+        return array;
+    };
     for (std::int64_t begin = 0; begin < n; begin += panel) {
         const std::int64_t width = std::min(panel, n - begin), rest = n - begin;
-        float* corner = a.data() + begin * n;
-        if (begin > 0) {
-            // What the columns before add up to, for all rows from here on.
-            Array left = Array::borrow(corner, DType::float32, {rest, begin});
-            left.strides = {row_bytes, sizeof(float)};
-            Array right = Array::borrow(corner, DType::float32, {begin, width});
-            right.strides = {sizeof(float), row_bytes};
-            matmul_into(left, right, Array::borrow(product.data(), DType::float32, {rest, width}));
+        // What the columns before add up to, for all rows from here on, a band at a time.
+        Array right = matrix(a.row(begin), {width, begin}, a.stride(begin));
+        std::swap(right.shape[0], right.shape[1]);
+        std::swap(right.strides[0], right.strides[1]);
+        for (std::int64_t row = begin; begin > 0 && row < n;) {
+            const std::int64_t end = std::min(n, (row / LowerHalf::band + 1) * LowerHalf::band);
+            matmul_into(matrix(a.row(row), {end - row, begin}, a.stride(row)), right,
+                        Array::borrow(product.data() + (row - begin) * width, DType::float32, {end - row, width}));
+            row = end;
         }
         const auto subtract = [&](std::int64_t i) {
             if (begin == 0) return;
-            float* row = corner + i * n + begin;
-            for (std::int64_t j = 0; j < width; ++j) row[j] -= product[static_cast<std::size_t>(i * width + j)];
+            float* row = a.row(begin + i) + begin;
+            for (std::int64_t j = 0; j < std::min(width, i + 1); ++j)
+                row[j] -= product[static_cast<std::size_t>(i * width + j)];
         };
         for (std::int64_t i = 0; i < width; ++i) {
             subtract(i);
             for (std::int64_t j = 0; j <= i; ++j)
-                diagonal[static_cast<std::size_t>(j * panel + i)] = static_cast<double>(corner[i * n + begin + j]);
+                diagonal[static_cast<std::size_t>(j * panel + i)] = static_cast<double>(a.row(begin + i)[begin + j]);
         }
         if (!factor(diagonal, width)) return false;
         for (std::int64_t i = 0; i < width; ++i)
             for (std::int64_t j = 0; j <= i; ++j)
-                corner[i * n + begin + j] = static_cast<float>(diagonal[static_cast<std::size_t>(j * panel + i)]);
+                a.row(begin + i)[begin + j] = static_cast<float>(diagonal[static_cast<std::size_t>(j * panel + i)]);
         parallel_for(rest - width, 16, [&](std::int64_t first, std::int64_t last) {
             for (std::int64_t i = first + width; i < last + width; ++i) {
                 subtract(i);
-                substitute(diagonal, width, corner + i * n + begin);
+                substitute(diagonal, width, a.row(begin + i) + begin);
             }
         });
     }

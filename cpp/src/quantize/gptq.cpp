@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "breccia/error.hpp"
@@ -24,30 +26,78 @@
 namespace breccia::inline v0_4 {
 namespace {
 
+constexpr std::int64_t band_floats = std::int64_t{1} << 25;  // of the rows that are worked on together
 constexpr std::int64_t batch_cols = 128;  // columns whose remainders feed each other before a product feeds the rest
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
+// The moments as one matrix, or one for each of the batch; checked. They are read where they are, which may be a file.
+class Moments {
+public:
+    Moments(const Array& moments, const Shape& shape) : moments_(moments), columns_(shape.back()) {
+        check_numbers(moments, "moments");
+        Shape one{columns_, columns_}, each = batch_shape(shape);
+        each.insert(each.end(), one.begin(), one.end());
+        if (moments.shape != one && moments.shape != each)
+            throw_value("moments must be " + to_string(one) + (each.size() > 2 ? " or " + to_string(each) : "") +
+                        " for w of shape " + to_string(shape) + ", got shape " + to_string(moments.shape));
+        batch_ = batch_shape(moments.shape);
+        Shape diagonals = batch_;
+        diagonals.push_back(columns_);
+        diagonals_ = Array::allocate(DType::float32, diagonals);
+        for (std::int64_t index = 0; index < count(); ++index) check(index);
+    }
+
+    [[nodiscard]] std::int64_t count() const { return element_count(batch_); }
+    [[nodiscard]] NumberMatrix matrix(std::int64_t index) const { return number_matrix(moments_, -1, batch_, index); }
+    // The importance of columns.
+    [[nodiscard]] const Array& diagonals() const { return diagonals_; }
+    [[nodiscard]] std::span<const float> diagonal(std::int64_t index) const {
+        return {diagonals_.as<float>() + index * columns_, at(columns_)};
+    }
+
+private:
+    void check(std::int64_t index) {
+        std::vector<float> scratch;
+        const NumberMatrix m = matrix(index);
+        for (std::int64_t i = 0; i < columns_; ++i) {
+            const float* row = m.read(kernels(), i, 0, i + 1, scratch);
+            for (std::int64_t j = 0; j <= i; ++j)
+                if (!is_finite(row[j])) throw_value("moments must be finite, got " + std::to_string(row[j]));
+            if (row[i] < 0) throw_value("moments must not be negative on the diagonal, got " + std::to_string(row[i]));
+            diagonals_.as<float>()[index * columns_ + i] = row[i];
+        }
+    }
+
+    const Array& moments_;
+    std::int64_t columns_;
+    Shape batch_;
+    Array diagonals_;
+};
+
 // The moments of one matrix, damped and in order.
 class Feed {
 public:
-    Feed(std::vector<float> moments, std::int64_t n, const GptqOptions& options)
-        : moments_(std::move(moments)), n_(n), order_(at(n)) {
+    Feed(const Moments& moments, std::int64_t index, const GptqOptions& options)
+        : moments_(moments.matrix(index)),
+          diagonal_(moments.diagonal(index)),
+          n_(static_cast<std::int64_t>(diagonal_.size())),
+          order_(at(n_)),
+          factor_(n_) {
         std::iota(order_.begin(), order_.end(), std::int64_t{0});
         if (options.act_order)
             std::stable_sort(order_.begin(), order_.end(),
-                             [&](std::int64_t a, std::int64_t b) { return diagonal(a) > diagonal(b); });
+                             [&](std::int64_t a, std::int64_t b) { return diagonal_[at(a)] > diagonal_[at(b)]; });
         double sum = 0;
-        for (std::int64_t i = 0; i < n_; ++i) {
-            sum += static_cast<double>(diagonal(i));
-            dead_ += diagonal(i) == 0;
+        for (const float h : diagonal_) {
+            sum += static_cast<double>(h);
+            dead_ += h == 0;
         }
         const std::int64_t alive = n_ - dead_;
         mean_ = alive == 0 ? 1.0 : sum / static_cast<double>(alive);
         for (damp_ = options.damp;; damp_ = damp_ < 0.1 ? std::max(10 * damp_, 0.01) : 1.0) {
             if (factored_ = factor(); factored_ || damp_ >= 1) break;
         }
-        moments_ = {};
     }
 
     [[nodiscard]] bool factored() const { return factored_; }
@@ -57,51 +107,65 @@ public:
     [[nodiscard]] std::int64_t column(std::int64_t i) const { return order_[at(i)]; }
     /// V_ic / V_cc, what a remainder of the i-th column adds to the c-th.
     [[nodiscard]] float share(std::int64_t i, std::int64_t c) const {
-        return factor_[at((n_ - 1 - i) * n_ + n_ - 1 - c)] / factor_[at((n_ - 1 - c) * (n_ + 1))];
+        const std::int64_t col = n_ - 1 - c;
+        return factor_.row(n_ - 1 - i)[col] / factor_.row(col)[col];
     }
 
 private:
-    [[nodiscard]] float diagonal(std::int64_t i) const { return moments_[at(i * (n_ + 1))]; }
-
-    // In the opposite order, whose lower factor is V turned round both ways.
+    // In the opposite order, whose lower factor is V turned round both ways. Of the moments, too, the lower half alone
+    // is read: the two halves take no more memory than the moments would.
     bool factor() {
-        factor_.resize(at(n_ * n_));
+        std::vector<std::int64_t> place(at(n_));
+        for (std::int64_t i = 0; i < n_; ++i) place[at(order_[at(i)])] = n_ - 1 - i;
         const double added = damp_ * mean_;
         parallel_for(n_, 16, [&](std::int64_t first, std::int64_t last) {
-            for (std::int64_t i = first; i < last; ++i) {
-                const std::int64_t row = order_[at(n_ - 1 - i)];
-                for (std::int64_t j = 0; j <= i; ++j)
-                    factor_[at(i * n_ + j)] = moments_[at(row * n_ + order_[at(n_ - 1 - j)])];
-                const double own = diagonal(row) == 0 ? mean_ : static_cast<double>(diagonal(row));
-                factor_[at(i * (n_ + 1))] = static_cast<float>(own + added);
+            std::vector<float> scratch;
+            for (std::int64_t row = first; row < last; ++row) {
+                const float* given = moments_.read(kernels(), row, 0, row + 1, scratch);
+                const std::int64_t i = place[at(row)];
+                for (std::int64_t col = 0; col < row; ++col) {
+                    const std::int64_t j = place[at(col)];
+                    factor_.row(std::max(i, j))[std::min(i, j)] = given[col];
+                }
+                const float own = diagonal_[at(row)];
+                factor_.row(i)[i] = static_cast<float>((own == 0 ? mean_ : static_cast<double>(own)) + added);
             }
         });
-        return cholesky(factor_, n_);
+        return cholesky(factor_);
     }
 
-    std::vector<float> moments_;
+    NumberMatrix moments_;
+    std::span<const float> diagonal_;
     std::int64_t n_;
     std::vector<std::int64_t> order_;
-    std::vector<float> factor_;
+    LowerHalf factor_;
     double mean_ = 1, damp_ = 0;
     std::int64_t dead_ = 0;
     bool factored_ = false;
 };
 
-// One matrix of weights.
+// Rows of one matrix of weights.
 class Rounding {
 public:
-    Rounding(const Feed& feed, const OneCode& codec, std::int64_t matrix, std::vector<float>& x)
+    Rounding(const Feed& feed, const OneCode& codec, std::int64_t matrix, std::int64_t first, std::int64_t rows)
         : feed_(feed),
           codec_(codec),
           matrix_(matrix),
-          rows_(codec.grid().rows),
+          first_(first),
+          rows_(rows),
           cols_(codec.grid().cols),
-          x_(x),
+          x_(at(rows * cols_)),
           shares_(at(cols_ * batch_cols)),
           fed_(at(rows_ * batch_cols)) {}
 
-    void run() {
+    void run(const NumberMatrix& w) {
+        parallel_for(rows_, 16, [&](std::int64_t first, std::int64_t last) {
+            std::vector<float> scratch;
+            for (std::int64_t row = first; row < last; ++row) {
+                const float* values = w.read(kernels(), first_ + row, 0, cols_, scratch);
+                for (std::int64_t c = 0; c < cols_; ++c) x_[at(row * cols_ + c)] = values[feed_.column(c)];
+            }
+        });
         for (std::int64_t begin = 0; begin < cols_; begin += batch_cols) {
             const std::int64_t width = std::min(batch_cols, cols_ - begin);
             for (std::int64_t i = 0; i < begin + width; ++i)
@@ -122,12 +186,12 @@ public:
 
 private:
     // Columns [begin, begin + width) of a row: weights, in whose place remainders come.
-    void round_row(std::int64_t row, std::int64_t begin, std::int64_t width) const {
+    void round_row(std::int64_t row, std::int64_t begin, std::int64_t width) {
         float* x = x_.data() + row * cols_ + begin;
         float added[batch_cols] = {};
         if (begin > 0) std::copy_n(fed_.data() + row * width, width, added);
         for (std::int64_t c = 0; c < width; ++c) {
-            const float rest = codec_.put(matrix_, row, feed_.column(begin + c), x[c], added[c]);
+            const float rest = codec_.put(matrix_, first_ + row, feed_.column(begin + c), x[c], added[c]);
             x[c] = rest;
             const float* share = shares_.data() + (begin + c) * width;
             for (std::int64_t d = c + 1; d < width; ++d) added[d] += rest * share[d];
@@ -136,56 +200,8 @@ private:
 
     const Feed& feed_;
     const OneCode& codec_;
-    std::int64_t matrix_, rows_, cols_;
-    std::vector<float>& x_;
-    std::vector<float> shares_, fed_;
-};
-
-// The moments as one matrix, or one for each of the batch; checked.
-class Moments {
-public:
-    Moments(const Array& moments, const Shape& shape) : moments_(moments), columns_(shape.back()) {
-        check_numbers(moments, "moments");
-        Shape one{columns_, columns_}, each = batch_shape(shape);
-        each.insert(each.end(), one.begin(), one.end());
-        if (moments.shape != one && moments.shape != each)
-            throw_value("moments must be " + to_string(one) + (each.size() > 2 ? " or " + to_string(each) : "") +
-                        " for w of shape " + to_string(shape) + ", got shape " + to_string(moments.shape));
-        batch_ = batch_shape(moments.shape);
-    }
-
-    [[nodiscard]] std::int64_t count() const { return element_count(batch_); }
-
-    [[nodiscard]] std::vector<float> matrix(std::int64_t index) const {
-        std::vector<float> out(at(columns_ * columns_)), scratch;
-        const NumberMatrix m = number_matrix(moments_, -1, batch_, index);
-        for (std::int64_t i = 0; i < columns_; ++i) {
-            const float* row = m.read(kernels(), i, 0, columns_, scratch);
-            for (std::int64_t j = 0; j < columns_; ++j)
-                if (!is_finite(row[j])) throw_value("moments must be finite, got " + std::to_string(row[j]));
-            std::copy_n(row, columns_, out.data() + i * columns_);
-            if (row[i] < 0) throw_value("moments must not be negative on the diagonal, got " + std::to_string(row[i]));
-        }
-        return out;
-    }
-
-    // The diagonals, which are the importance of columns.
-    [[nodiscard]] Array diagonals() const {
-        Shape shape = batch_;
-        shape.push_back(columns_);
-        Array out = Array::allocate(DType::float32, shape);
-        for (std::int64_t index = 0; index < count(); ++index) {
-            const std::vector<float> m = matrix(index);
-            for (std::int64_t i = 0; i < columns_; ++i)
-                out.as<float>()[index * columns_ + i] = m[at(i * (columns_ + 1))];
-        }
-        return out;
-    }
-
-private:
-    const Array& moments_;
-    std::int64_t columns_;
-    Shape batch_;
+    std::int64_t matrix_, first_, rows_, cols_;
+    std::vector<float> x_, shares_, fed_;
 };
 
 float largest_magnitude(const Array& w) {
@@ -221,11 +237,11 @@ GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe,
     const Shape batch = batch_shape(w.shape);
     const std::int64_t matrices = element_count(batch);
     std::optional<Feed> feed;
-    std::vector<float> x(at(grid.rows * grid.cols));
+    const std::int64_t band = std::max<std::int64_t>(256, band_floats / grid.cols);
     for (std::int64_t matrix = 0; matrix < matrices; ++matrix) {
         if (!feed || given.count() > 1) {
             feed.reset();
-            feed.emplace(given.matrix(given.count() > 1 ? matrix : 0), grid.cols, options);
+            feed.emplace(given, given.count() > 1 ? matrix : 0, options);
             report.damp = std::max(report.damp, feed->damp());
             report.dead += feed->dead();
         }
@@ -234,14 +250,8 @@ GptqReport gptq_into(const Array& w, const Array& moments, const Recipe& recipe,
             continue;
         }
         const NumberMatrix m = number_matrix(w, -1, batch, matrix);
-        parallel_for(grid.rows, 16, [&](std::int64_t first, std::int64_t last) {
-            std::vector<float> scratch;
-            for (std::int64_t row = first; row < last; ++row) {
-                const float* values = m.read(kernels(), row, 0, grid.cols, scratch);
-                for (std::int64_t c = 0; c < grid.cols; ++c) x[at(row * grid.cols + c)] = values[feed->column(c)];
-            }
-        });
-        Rounding(*feed, codec, matrix, x).run();
+        for (std::int64_t first = 0; first < grid.rows; first += band)
+            Rounding(*feed, codec, matrix, first, std::min(band, grid.rows - first)).run(m);
     }
     return report;
 }

@@ -37,7 +37,9 @@ class GptqReport:
     nearest: int
 
 
-def gptq(w: Any, moments: Any, recipe: ScalingRecipe | str, *, order: str = "act", damp: float = 0.05) -> ScaledTensor:
+def gptq(
+    w: Any, moments: Any, recipe: ScalingRecipe | str, *, order: str = "act", damp: float = _core.GPTQ_DAMP
+) -> ScaledTensor:
     """Quantize a weight for the inputs that it meets: GPTQ, columns ordered by activity and scales chosen first.
 
     Args:
@@ -48,8 +50,8 @@ def gptq(w: Any, moments: Any, recipe: ScalingRecipe | str, *, order: str = "act
         recipe: what to quantize to, or its name. Scales, zero points and the global scale are those of
             ``cast(w, recipe, importance=diagonal)``; so are the codes where the moments are diagonal.
         order: "act", columns by falling diagonal of the moments, or "natural".
-        damp: what is added to the diagonal, in its mean; from 0 to 1. Where it does not make the moments positive
-            definite, ten times as much does, up to 1.
+        damp: what is added to the diagonal, in its mean; from 0 to 1, 0.02 by default. Where it does not make the
+            moments positive definite, ten times as much does, up to 1.
 
     Returns:
         ScaledTensor of the shape, framework and device of ``w``. It is computed on the CPU: the bytes do not depend on
@@ -67,7 +69,7 @@ def gptq(w: Any, moments: Any, recipe: ScalingRecipe | str, *, order: str = "act
 
 
 def gptq_reported(
-    w: Any, moments: Any, recipe: ScalingRecipe | str, *, order: str = "act", damp: float = 0.05
+    w: Any, moments: Any, recipe: ScalingRecipe | str, *, order: str = "act", damp: float = _core.GPTQ_DAMP
 ) -> tuple[ScaledTensor, GptqReport]:
     """`gptq`, and what it had to do.
 

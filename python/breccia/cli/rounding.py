@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from breccia import _core
+
 __all__ = ["add_rounding", "rounding_lines", "rounding_options"]
 
 _OPTIONS = ("imatrix", "moments", "method", "order", "damp")
@@ -24,7 +26,8 @@ def add_rounding(parser: argparse.ArgumentParser) -> None:
         help="gptq makes good in later columns what rounding one loses, by --moments (default: %(default)s)",
     )
     parser.add_argument("--order", choices=["act", "natural"], help="of gptq: columns by activity (default: act)")
-    parser.add_argument("--damp", type=float, metavar="SHARE", help="of gptq: added to the diagonal (default: 0.05)")
+    damping = f"of gptq: added to the diagonal (default: {_core.GPTQ_DAMP:g})"
+    parser.add_argument("--damp", type=float, metavar="SHARE", help=damping)
 
 
 def rounding_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -113,9 +113,9 @@ def convert(
             source has not.
         moments: a file that `breccia.calibrate` wrote: its diagonals are such an importance.
         method: "nearest", or "gptq", which rounds by ``moments`` what has some; see `breccia.gptq`. One layer's weight
-            is then in memory a few times in float32, and its moments of K columns three times at most.
+            is then in memory a few times in float32, and its moments of K columns little more than once.
         order: of "gptq": "act" (the default), columns by falling diagonal of the moments, or "natural".
-        damp: of "gptq": what is added to the diagonal, in its mean; 0.05 by default.
+        damp: of "gptq": what is added to the diagonal, in its mean; 0.02 by default.
         progress: draw a line on a terminal.
         threads: how many to use (default: one per core).
         force: replace a file or a checkpoint's directory at ``destination``, when the new one is complete and not

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from breccia import _core
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.planning.importance import Importance
 from breccia.checkpoint.planning.targets import Choice, Feedback, Target
@@ -30,7 +31,7 @@ class Rounding:
         moments: a file of moments; None: none.
         method: "nearest" or "gptq".
         order: of "gptq": the columns' order; None: "act".
-        damp: of "gptq": what is added to the diagonal, in its mean; None: 0.05.
+        damp: of "gptq": what is added to the diagonal, in its mean; None: that of `breccia.gptq`.
 
     Raises:
         TypeError: a path or the damping is of a wrong type.
@@ -87,7 +88,7 @@ class Rounding:
         importance = Importance(path, model_names(checkpoint)[0], argument)
         feedback = None
         if self.method != "nearest":
-            feedback = Feedback(self.order or "act", 0.05 if self.damp is None else float(self.damp))
+            feedback = Feedback(self.order or "act", _core.GPTQ_DAMP if self.damp is None else float(self.damp))
         return dataclasses.replace(target, importance=importance, feedback=feedback)
 
 
