@@ -28,7 +28,7 @@ from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import KINDS, Match
 from breccia.schemes.rules import UNSAID, Activations, KVCache, Rule, StoredScale, Unsaid
 
-__all__ = ["cache_of", "match_of", "parts_of_toml", "rule_of", "toml_of", "weights_of"]
+__all__ = ["cache_of", "match_of", "parts_of_toml", "rule_of", "table_of", "toml_of", "weights_of"]
 
 _WHEN = ("dynamic", "static", "local")
 _CACHES = {"fp8": KVCache("float8_e4m3fn"), "int8": KVCache("int8")}
@@ -269,8 +269,21 @@ def toml_of(rules: Iterable[Rule], cache: KVCache | Unsaid | None, scales: Itera
         lines["input_factor"] = "true" if rule.input_factor else ""
         lines["low_rank"] = "" if rule.low_rank is None else str(rule.low_rank)
         blocks.append(_table("rule", lines))
-    blocks += [_table("scale", {one.name: _text(getattr(s, one.name)) for one in fields(s)}) for s in scales]
+    blocks += [table_of("scale", {one.name: getattr(s, one.name) for one in fields(s)}) for s in scales]
     return "\n".join(blocks)
+
+
+def table_of(name: str, values: Mapping[str, Any]) -> str:
+    """A table of an array, as files of schemes have it.
+
+    Args:
+        name: of the array.
+        values: key → text, number, list or table.
+
+    Returns:
+        TOML.
+    """
+    return _table(name, {key: _text(value) for key, value in values.items()})
 
 
 def _table(name: str, lines: Mapping[str, str]) -> str:

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from breccia.checkpoint.progress import Progress
 from breccia.checkpoint.reading.source import Checkpoint, is_float
 from breccia.checkpoint.writing.repack import matrix_of
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.toml import table_of
 
 __all__ = ["Group", "Option", "plan_bits", "spread", "to_toml"]
 
@@ -337,11 +337,8 @@ def to_toml(report: Mapping[str, Any]) -> str:
     Returns:
         TOML.
     """
-    return "\n".join(_tables(report["rules"]))
-
-
-def _tables(rules: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    for name, patterns in rules.items():
-        weights = "none" if name in ("bf16", "fp16", "fp32") else name
-        listed = "".join(f"  {json.dumps(pattern, ensure_ascii=False)},\n" for pattern in patterns)
-        yield f"[[rule]]\nmatch = [\n{listed}]\nweights = {json.dumps(weights)}\n"
+    weights = {name: "none" if name in ("bf16", "fp16", "fp32") else name for name in report["rules"]}
+    return "\n".join(
+        table_of("rule", {"match": list(patterns), "weights": weights[name]})
+        for name, patterns in report["rules"].items()
+    )
