@@ -156,7 +156,7 @@ BRECCIA_INLINE void with_scaler(const BlockScale& s, Body body) {
 }
 
 // The first n of 16 codes. Of an odd number of packed ones the last byte's high nibble is 0.
-BRECCIA_OUT_OF_LINE void store_codes_n(std::uint8_t* codes, I code, std::int64_t n, bool packed) {
+[[maybe_unused]] BRECCIA_OUT_OF_LINE void store_codes_n(std::uint8_t* codes, I code, std::int64_t n, bool packed) {
     if (!packed) return i_store_bytes_n(codes, code, n);
     alignas(64) std::int32_t tail[lanes];
     i_store(tail, code);

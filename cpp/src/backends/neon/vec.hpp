@@ -163,7 +163,10 @@ BRECCIA_INLINE B b_and(B a, B b) { return each<B, vandq_u8>(a, b); }
 BRECCIA_INLINE B b_or(B a, B b) { return each<B, vorrq_u8>(a, b); }
 template <int Count>
 BRECCIA_INLINE uint8x16_t shift_bytes_right(uint8x16_t x) {
-    return vshrq_n_u8(x, Count);
+    if constexpr (Count == 0)  // which clang refuses in the intrinsic
+        return x;
+    else
+        return vshrq_n_u8(x, Count);
 }
 template <int Count>
 BRECCIA_INLINE B b_shr(B x) {
