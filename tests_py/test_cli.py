@@ -339,6 +339,7 @@ def test_doctor_says_what_to_install(capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.setattr(module, "_version", lambda name: None if name == "torchao" else known(name))
     _, out, _ = run("doctor", capsys=capsys)
     assert "pip install 'breccia[torchao]'" in out
+    assert "pip install . in its repository: as yet pip install breccia fetches 0.1.3" in " ".join(out.split())
     assert "memory " in out
     assert "GPUs " in out
 
@@ -388,18 +389,37 @@ def test_a_group_size_that_divides_nothing(
 
 
 def test_notes_leave_room_on_the_screen(
-    many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """24 tensors that do not fit, and one that does."""
-    arrays = {name: np.ascontiguousarray(value[:, :40]) for name, value in SafetensorsFile(many).items()}
-    arrays["fits.weight"] = np.ones((32, 64), np.float32)
-    save_arrays(arrays, tmp_path / "odd.safetensors")
+    """14 kinds of tensors that do not fit, in 3 layers each, one alone, and one that does."""
+    narrow = np.ones((32, 40), np.float32)
+    arrays = {f"layers.{i}.{kind}.weight": narrow for i in range(3) for kind in "abcdefghijklmn"}
+    save_arrays({"alone.weight": narrow, **arrays, "fits.weight": np.ones((32, 64), np.float32)}, tmp_path / "odd")
     monkeypatch.chdir(tmp_path)
-    code, out, _ = run("convert", "odd.safetensors", "q.safetensors", "--to", "int4:32", "--quiet", capsys=capsys)
+    (tmp_path / "odd").rename("odd.safetensors")
+    words = ("convert", "odd.safetensors", "q.safetensors", "--to", "int4:32")
+    code, out, _ = run(*words, "--quiet", capsys=capsys)
     assert code == 0
+    assert out.startswith("! alone.weight: left as it is: ")
+    assert out.count("! 3 × layers.*.") == 11
     assert out.count("left as it is") == 12
-    assert "! and 12 more, which --json has\n" in out
+    assert "! and 3 more, which --json has\n" in out
     assert max(map(len, out.splitlines())) <= 80
+    _, out, _ = run(*words, "--force", "--json", capsys=capsys)
+    assert len([note for note in json.loads(out)["notes"] if "left as it is" in note]) == 43
+
+
+def test_options_that_many_commands_have_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever works for long is told to be quiet, and what makes a file to replace one, in the same words."""
+    commands = ("convert", "merge-lora", "verify", "calibrate", "plan-bits", "evaluate", "plot")
+    texts = {}
+    for command in commands:
+        with pytest.raises(SystemExit):
+            run(command, "--help", capsys=capsys)
+        texts[command] = " ".join(capsys.readouterr().out.split())
+        assert "--quiet draw no progress bar" in texts[command], command
+    assert [c for c in commands if "--threads N threads to use (default: one per core)" in texts[c]] == [*commands[:2]]
+    assert [c for c in commands if "--force replace " in texts[c]] == [c for c in commands if "--force" in texts[c]]
 
 
 def test_the_command_alone_helps(capsys: pytest.CaptureFixture[str]) -> None:

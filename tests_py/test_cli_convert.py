@@ -2,6 +2,7 @@
 """What `breccia convert` says of what it did, would do, or could do."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ def next_step(said: str) -> str:
 def test_rounding_to_nearest_is_said(to: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, said, _ = run("convert", model, tmp_path / "a", "--to", to, "--quiet", capsys=capsys)
     assert "rounded to nearest: --moments FILE --method gptq" in said
+    _, said, _ = run("convert", model, tmp_path / "b", "--to", to, "--dry-run", capsys=capsys)
+    assert "rounded to nearest: --moments FILE --method gptq" in said
     _, said, _ = run("convert", tmp_path / "a", tmp_path / "b", "--to", to, "--quiet", capsys=capsys)
     assert "rounded to nearest" not in said  # the codes of another
 
@@ -121,7 +124,7 @@ def test_a_dry_run_says_what_a_run_does(
     assert sum(one["nbytes"] for one in planned["plan"]) == report["bytes_written"]
     code, said, _ = run("convert", model, "--to", to, "--dry-run", capsys=capsys)
     assert code == 0
-    assert "layers.*.up.weight" in said
+    assert re.search(r"^ +2  128×256  .*  model\.layers\.\*\.up\.weight$", said, re.MULTILINE)
     assert said.endswith("nothing was written\n")
     assert max(map(len, said.splitlines())) <= 80
     code, _, _ = run("convert", model, out, "--to", to, "--dry-run", capsys=capsys)  # it is there
@@ -164,6 +167,10 @@ def bridges_alone(name: str) -> bool:
 def test_the_list_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     _, said, _ = run("convert", "--to", "list", capsys=capsys)
     assert max(map(len, said.splitlines())) <= 80
+    assert "\nawq:                        vLLM, SGLang, transformers with GPTQModel\n  4.19  int4\n" in said
+    for row in targets():
+        some = re.findall(rf"^ *(\d+\.\d\d)  (?:.*, )?{row['key']}(?:,|$)", said, re.MULTILINE)
+        assert any(abs(float(bits) - row["bits"]) <= 0.02 for bits in some), row
 
 
 @pytest.mark.parametrize(

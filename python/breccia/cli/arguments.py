@@ -9,7 +9,7 @@ from typing import Any
 
 from breccia.recipe_names import suggestion
 
-__all__ = ["Parser", "count", "json_last", "part", "size"]
+__all__ = ["Parser", "add_common", "count", "json_last", "part", "progress_of", "size"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,6 +19,26 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
             raise argparse.ArgumentError(action, f"{value!r} is unknown, {suggestion(str(value), known)}")
+
+
+def add_common(parser: argparse.ArgumentParser, *, force: str = "", threads: bool = False) -> None:
+    """The options of every command that works for long: ``--quiet``, and where they apply ``--threads``, ``--force``.
+
+    Args:
+        parser: of the command.
+        force: what is replaced, and when; "" where the command makes no file.
+        threads: whether the command is told how many to use.
+    """
+    if threads:
+        parser.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
+    if force:
+        parser.add_argument("--force", action="store_true", help=force)
+    parser.add_argument("--quiet", action="store_true", help="draw no progress bar")
+
+
+def progress_of(args: argparse.Namespace) -> bool:
+    """Whether a command that has ``--quiet`` draws a progress bar."""
+    return not args.quiet and not args.json
 
 
 def count(text: str) -> int:

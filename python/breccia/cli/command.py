@@ -16,14 +16,13 @@ from typing import Any
 
 from breccia._version import __version__
 from breccia.cli import conversion, plan_bits, text_commands
-from breccia.cli.arguments import Parser, count, json_last, part
+from breccia.cli.arguments import Parser, add_common, count, json_last, part, progress_of
 from breccia.cli.errors import Terminated, said, terminable
 from breccia.cli.rounding import add_rounding, rounding_lines, rounding_options
 from breccia.cli.terminal import after, plain_characters, streams, wrapped
 
 __all__ = ["main"]
 
-_NOTES = 12  # that a screen shows
 _FORCE = "replace OUT when the new one is complete, and not before; never IN"
 
 
@@ -113,8 +112,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     )
     convert.add_argument("--amax", metavar="FILE", help="moments of calibrate, for static scales of inputs")
     add_rounding(convert)
-    convert.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
-    convert.add_argument("--force", action="store_true", help=_FORCE)
+    add_common(convert, force=_FORCE, threads=True)
     pieces = convert.add_mutually_exclusive_group()
     pieces.add_argument("--part", type=part, metavar="I/N", help="convert only the I-th of N parts, on any machine")
     pieces.add_argument("--finish", action="store_true", help="put the parts together when all are there")
@@ -128,7 +126,6 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         help="keep no checksums of what is read and written; with --finish, look at none",
     )
     _add_unmarked(convert)
-    convert.add_argument("--quiet", action="store_true", help="draw no progress bar")
 
     merge = _command(
         commands,
@@ -143,9 +140,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     )
     merge.add_argument("destination", metavar="OUT", help="file or directory to make")
     merge.add_argument("--stochastic", type=int, metavar="SEED", help="round quantized weights by chance")
-    merge.add_argument("--threads", type=count, metavar="N", help="threads to use (default: one per core)")
-    merge.add_argument("--force", action="store_true", help=_FORCE)
-    merge.add_argument("--quiet", action="store_true", help="draw no progress bar")
+    add_common(merge, force=_FORCE, threads=True)
 
     inspect = _command(
         commands,
@@ -183,6 +178,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     verify.add_argument("--moments", metavar="FILE", help="moments of A, of calibrate: how wrong layers' outputs are")
     _add_unmarked(verify)
     verify.add_argument("--all", action="store_true", help="list equal tensors too")
+    add_common(verify)
 
     calibrate = _command(
         commands,
@@ -225,7 +221,7 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     plot.add_argument(
         "--top", type=count, metavar="N", help="only the N tensors of the largest error (default: 200 at most)"
     )
-    plot.add_argument("--force", action="store_true", help="overwrite the picture that is there")
+    add_common(plot, force="replace the picture that is there")
 
     _command(commands, "doctor", _doctor, "what runs here, and what to install for the rest")
 
@@ -312,14 +308,6 @@ def _print_json(pairs: Iterable[tuple[str, Any]]) -> None:
     print("\n}" if between == "," else "{}")
 
 
-def _notes(report: dict[str, Any]) -> list[str]:
-    """What is to be said beside the result: a model has hundreds of tensors, a screen has a few lines."""
-    notes = report["notes"]
-    lines = [line for note in notes[:_NOTES] for line in wrapped(f"! {note}")]
-    more = len(notes) - _NOTES
-    return [*lines, f"! and {more} more, which --json has"] if more > 0 else lines
-
-
 def _convert(args: argparse.Namespace) -> int:
     from breccia.checkpoint import convert, finish
     from breccia.checkpoint.planning.target_list import targets
@@ -339,7 +327,7 @@ def _convert(args: argparse.Namespace) -> int:
         raise ValueError(f"--to must be one target, or --dry-run given, which compares several, got {args.to!r}")
     if args.source is None or args.destination is None:
         raise ValueError("IN and OUT must be given, except with --to list")
-    progress = not args.quiet and not args.json
+    progress = progress_of(args)
     if args.strict and args.part:
         raise ValueError("--strict must be left out with --part: --finish refuses what would be noted")
     if args.force and (args.part or args.finish):
@@ -352,11 +340,18 @@ def _convert(args: argparse.Namespace) -> int:
     else:
         options |= {"threads": args.threads, "force": args.force}
         report = convert(args.source, args.destination, args.to, progress=progress, **options)
-    lines = [*_notes(report), *conversion.cost(report), *_lost(report["requantized"]), *_kept(args, report)]
+    lines = [*conversion.notes(report), *conversion.cost(report), *_lost(report["requantized"]), *_kept(args, report)]
     lines += rounding_lines(report["output_errors"])
-    lines += conversion.following(report, parse_target(args.to).bridge, bool(args.imatrix or args.moments))
+    lines += _advice(args, report)
+    lines += conversion.following(report, parse_target(args.to).bridge)
     _print(args, report, "\n".join(lines))
     return 0
+
+
+def _advice(args: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+    from breccia.checkpoint.planning.targets import parse_target
+
+    return conversion.advice(report, parse_target(report["to"]).bridge, bool(args.imatrix or args.moments))
 
 
 def _kept(args: argparse.Namespace, report: dict[str, Any]) -> list[str]:
@@ -385,7 +380,14 @@ def _dry_run(args: argparse.Namespace, options: dict[str, Any]) -> int:
     names = [name.strip() for name in args.to.split(",") if name.strip()]
     if len(names) == 1:
         report = convert(args.source, destination, names[0], **options)
-        lines = [*conversion.plan_lines(report), "", *_notes(report), *conversion.cost(report), *_kept(args, report)]
+        lines = [
+            *conversion.plan_lines(report),
+            "",
+            *conversion.notes(report),
+            *conversion.cost(report),
+            *_kept(args, report),
+        ]
+        lines += _advice(args, report)
         _print(args, report, "\n".join([*lines, "nothing was written"]))
         return 0
 
@@ -432,12 +434,12 @@ def _merge_lora(args: argparse.Namespace) -> int:
         args.adapter,
         args.destination,
         seed=args.stochastic,
-        progress=not args.quiet and not args.json,
+        progress=progress_of(args),
         threads=args.threads,
         force=args.force,
     )
     tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
-    lines = _notes(report)
+    lines = conversion.notes(report)
     done = f"{report['bytes_written']:,} bytes in {report['seconds']} s ({tensors})"
     lines += after(f"{report['destination']}:", done)
     _print(args, report, "\n".join(lines))
@@ -482,14 +484,14 @@ def _verify(args: argparse.Namespace) -> int:
     if args.b is None:
         raise ValueError("B must be given: the checkpoint to compare with A")
     options = {"min_sqnr_db": args.min_sqnr, "adapter": args.adapter, "moments": args.moments}
-    report = verify(args.a, args.b, progress=not args.json, unmarked=args.unmarked, **options)
+    report = verify(args.a, args.b, progress=progress_of(args), unmarked=args.unmarked, **options)
     _print(args, report, "" if args.json else render(report, args.all))
     return 0 if report["ok"] else 1
 
 
 def _calibrate(args: argparse.Namespace) -> int:
     report, done = text_commands.calibrate(args)
-    _print(args, report, "\n".join([*_notes(report), *done]))
+    _print(args, report, "\n".join([*conversion.notes(report), *done]))
     return 0
 
 
@@ -518,7 +520,7 @@ def _complete(args: argparse.Namespace) -> int:
 def _plot(args: argparse.Namespace) -> int:
     from breccia.checkpoint.judging.plot import MOST_ROWS, in_words, plot
 
-    rows = plot(args.path, args.out, args.reference, top=args.top, force=args.force, progress=not args.json)
+    rows = plot(args.path, args.out, args.reference, top=args.top, force=args.force, progress=progress_of(args))
     drawn = min(len(rows), args.top or MOST_ROWS)
     of = "" if drawn == len(rows) else f" of {len(rows):,}"
     found = in_words(rows)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,9 +14,10 @@ from breccia.bridges.contract import Bridge
 from breccia.cli.errors import one_line
 from breccia.cli.terminal import COLUMNS, after, fitted, wrapped
 
-__all__ = ["compared", "cost", "following", "plan_lines", "table"]
+__all__ = ["advice", "compared", "cost", "following", "notes", "plan_lines", "table"]
 
 _HEADS = {"": "floats", bridges.OWN: "breccia's own"}
+_NOTES = 12  # that a screen shows
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 # What a program of `Bridge.opens_in` is started with.
 _STARTS = {
@@ -36,6 +38,18 @@ def amount(nbytes: int) -> str:
             break
         size /= 1000
     return f"{nbytes:,} bytes" if unit == "bytes" else f"{size:.3g} {unit}"
+
+
+def notes(report: Mapping[str, Any]) -> list[str]:
+    """What is to be said beside the result: of layers that differ by a number alone once, and of hundreds the first."""
+    groups: dict[str, list[str]] = {}
+    for note in report["notes"]:
+        name, colon, text = note.partition(": ")
+        groups.setdefault(f"{_NUMBERS.sub('*', name)}{colon}{text}", []).append(note)
+    shown = [f"{len(some)} × {label}" if len(some) > 1 else some[0] for label, some in groups.items()]
+    lines = [line for note in shown[:_NOTES] for line in wrapped(f"! {note}")]
+    more = len(shown) - _NOTES
+    return [*lines, f"! and {more} more, which --json has"] if more > 0 else lines
 
 
 def cost(report: Mapping[str, Any]) -> list[str]:
@@ -67,17 +81,26 @@ def _bits(report: Mapping[str, Any]) -> str:
     return f"{every:.2f} bits a weight" + ("" if codes is None else f" ({codes:.2f} quantized)")
 
 
-def following(report: Mapping[str, Any], target: Bridge, calibrated: bool) -> list[str]:
+def advice(report: Mapping[str, Any], target: Bridge, calibrated: bool) -> list[str]:
+    """That codes are rounded to nearest in a format that people know for better ones.
+
+    Args:
+        report: of the conversion, or of its plan.
+        target: what is written.
+        calibrated: whether the user gave what errors of columns count.
+    """
+    if not target.calibrated or calibrated or not report["tensors"].get("cast"):
+        return []
+    return wrapped("rounded to nearest: --moments FILE --method gptq, with FILE of breccia calibrate, loses less")
+
+
+def following(report: Mapping[str, Any], target: Bridge) -> list[str]:
     """What to do next, by the target.
 
     Args:
         report: of the conversion.
         target: what was written.
-        calibrated: whether the user gave what errors of columns count.
     """
-    lines = []
-    if target.calibrated and not calibrated and report["tensors"].get("cast"):
-        lines += wrapped("rounded to nearest: --moments FILE --method gptq, with FILE of breccia calibrate, loses less")
     out = Path(report["destination"])
     program = next(iter(target.opens_in), None)
     in_one = target.container.whole or program == "ComfyUI"  # else programs want a folder with config.json
@@ -85,7 +108,7 @@ def following(report: Mapping[str, Any], target: Bridge, calibrated: bool) -> li
     known = _STARTS.get((program or "").partition(" with ")[0]) if whole else None
     start = known or "breccia verify {source} {out}"
     text = f"next: {start.format(out=report['destination'], source=report['source'])}"
-    return [*lines, *([text] if len(text) <= COLUMNS else text.replace(" ", " \\\n  ").splitlines())]
+    return [text] if len(text) <= COLUMNS else text.replace(" ", " \\\n  ").splitlines()
 
 
 def plan_lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -94,15 +117,16 @@ def plan_lines(report: Mapping[str, Any]) -> Iterator[str]:
     for one in report["plan"]:
         key = (_NUMBERS.sub("*", one["name"]), tuple(one["shape"]), one["action"], one["from"])
         groups.setdefault(key, []).append(one)
-    yield f"{'count':>5}  {'shape':<14} {'from':<22} {'action':<10} {'bits':>6}  name"
+    rows = [("count", "shape", "from", "action", "bits", "name")]
     for (label, shape, action, kind), some in groups.items():
-        nbytes, count = some[0]["nbytes"], 1
-        for axis in shape:
-            count *= axis
-        bits = f"{8 * nbytes / count:.2f}" if count else "-"
-        axes = "×".join(map(str, shape)) or "scalar"
-        name = label if len(some) > 1 else some[0]["name"]
-        yield from fitted(f"{len(some):>5}  {axes:<14} {kind:<22} {action:<10} {bits:>6}", one_line(name))
+        count = math.prod(shape)
+        bits = f"{8 * some[0]['nbytes'] / count:.2f}" if count else "-"
+        name = one_line(label if len(some) > 1 else some[0]["name"])
+        rows.append((str(len(some)), "×".join(map(str, shape)) or "scalar", kind, action, bits, name))
+    n, axes, kinds, actions, sizes = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:5])
+    for count_of, shape_of, kind, action, bits, name in rows:
+        start = f"{count_of:>{n}}  {shape_of:<{axes}}  {kind:<{kinds}}  {action:<{actions}}  {bits:>{sizes}}"
+        yield from fitted(start, name)
 
 
 def compared(reports: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -129,12 +153,10 @@ def table(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         shown.setdefault(bits, f"{row['bits']:.2f}")
         folded.setdefault(row["format"], {}).setdefault(bits, []).append(row["key"])
         opens[row["format"]] = "; ".join(part for part in (", ".join(row["opens_in"]), row["needs"]) if part)
-    yield f"{'name':<20}   bits  opens in; needs"
+    yield f"{'bits':>6}  {'name':<19} opens in; needs"
     for name, recipes in folded.items():
-        yield f"{_HEADS.get(name, f'{name}:'):<20}         {opens[name]}".rstrip()
+        yield f"{_HEADS.get(name, f'{name}:'):<27} {opens[name]}".rstrip()
         for bits, keys in recipes.items():
-            text = "  " + ", ".join(keys)
-            long = len(text) > 20
-            yield f"{'' if long else text:<20} {shown[bits]:>6}{'  ' + text.strip() if long else ''}"
+            yield f"{shown[bits]:>6}  {', '.join(keys)}"
     yield ""
     yield from wrapped("FORMAT alone keeps what the source has, or takes the first of its recipes")

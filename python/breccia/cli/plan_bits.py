@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from breccia.cli.errors import one_line
+from breccia.cli.arguments import add_common, progress_of
+from breccia.cli.conversion import notes
 from breccia.cli.terminal import after, wrapped
 
 __all__ = ["add_plan_bits", "plan_bits"]
@@ -28,8 +29,7 @@ def add_plan_bits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--include", action="append", default=[], metavar="PATTERN", help="plan only these names")
     parser.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="leave these names alone")
     parser.add_argument("--out", metavar="FILE", help="scheme to write in TOML (default: it is printed)")
-    parser.add_argument("--force", action="store_true", help="replace FILE")
-    parser.add_argument("--quiet", action="store_true", help="draw no progress bar")
+    add_common(parser, force="replace FILE when the new one is complete")
 
 
 def plan_bits(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
@@ -44,7 +44,7 @@ def plan_bits(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     if out is not None and not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent} must be a folder: the scheme is to be written there")
     formats = [name.strip() for name in args.formats.split(",") if name.strip()]
-    options = {"include": args.include, "exclude": args.exclude, "progress": not args.quiet and not args.json}
+    options = {"include": args.include, "exclude": args.exclude, "progress": progress_of(args)}
     report = run(args.source, args.moments, args.bits, formats, **options)
     lines = list(_summary(report))
     if out is None:
@@ -55,7 +55,7 @@ def plan_bits(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
 def _summary(report: Mapping[str, Any]) -> list[str]:
     weights = sum(group["weights"] for group in report["groups"])
-    lines = [line for note in report["notes"] for line in wrapped(f"! {one_line(note)}")]
+    lines = notes(report)
     for name in report["rules"]:
         some = [group for group in report["groups"] if group["format"] == name]
         share = sum(group["weights"] for group in some) / weights

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from breccia.cli.arguments import count, size
+from breccia.cli.arguments import add_common, count, progress_of, size
 from breccia.cli.terminal import after
 from breccia.peers import require
 
@@ -24,8 +24,7 @@ def add_calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", type=size, metavar="BYTES", help="for all sums, as 8GiB (default: no bound)")
     parser.add_argument("--block", type=count, default=16, metavar="N", help="columns in a run (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="the model's type (default: that of its files)")
-    parser.add_argument("--force", action="store_true", help="replace FILE when the new one is complete")
-    parser.add_argument("--quiet", action="store_true", help="draw no progress bar")
+    add_common(parser, force="replace FILE when the new one is complete")
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +35,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=count, metavar="K", help="keep K logits of each prediction (default: all)")
     parser.add_argument("--dtype", default="float32", help="what both compute in (default: %(default)s)")
     parser.add_argument("--scratch", metavar="DIR", help="folder for the reference's logits while this runs")
-    parser.add_argument("--quiet", action="store_true", help="draw no progress bar")
+    add_common(parser)
 
 
 def _add_text(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +53,7 @@ def calibrate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
     names = ("tokens", "length", "level", "memory", "block", "dtype", "device", "force")
     options = {name: getattr(args, name) for name in names}
-    report = calibrate_folder(args.model, args.text, args.out, progress=not args.quiet and not args.json, **options)
+    report = calibrate_folder(args.model, args.text, args.out, progress=progress_of(args), **options)
     inputs = ", ".join(f"{number} {level}" for level, number in report["inputs"].items() if number)
     done = f"{report['layers']} layers, inputs {inputs}, {report['tokens']:,} tokens, {report['bytes']:,} bytes"
     return report, after(f"{report['out']}:", done)
@@ -66,6 +65,5 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from breccia.evaluation import render
 
     options = {name: getattr(args, name) for name in ("tokens", "length", "top_k", "dtype", "device")}
-    progress = not args.quiet and not args.json
-    report = run(args.reference, args.checkpoint, args.text, folder=args.scratch, progress=progress, **options)
+    report = run(args.reference, args.checkpoint, args.text, folder=args.scratch, progress=progress_of(args), **options)
     return report, render(report)

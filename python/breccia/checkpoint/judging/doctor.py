@@ -98,6 +98,9 @@ def render(report: dict[str, Any]) -> str:
         if version is None and extra:
             lines.append(f"{'':<20} {'':<12} pip install 'breccia[{extra}]'")
     lines += ["", f"{'bridges':<12} {', '.join(report['bridges'])}"]
+    lines.append(
+        "elsewhere    pip install . in its repository: as yet pip install breccia fetches 0.1.3, another program"
+    )
     return "\n".join(
         part
         for line in lines
