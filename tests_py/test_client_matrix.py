@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of who loads what, in docs/formats.md, says what is so: every row is run again."""
+"""The table of who loads what, in docs/who-loads-what.md, says what is so: every row is run again."""
 
 import json
 from pathlib import Path

@@ -234,7 +234,7 @@ def test_fused_experts_without_a_form_stay_and_are_said(to: str, models: Any, tm
 
 
 def test_what_transformers_does_wrong_with_experts_is_said(models: Any, tmp_path: Path) -> None:
-    """docs/formats.md has the row; a dense model, and experts in other recipes, are read right."""
+    """docs/who-loads-what.md has the row; a dense model, and experts in other recipes, are read right."""
 
     def notes(model: str, to: str) -> list[str]:
         return convert(models(model), tmp_path / f"{model}-{to.replace(':', '-')}", to)["notes"]
