@@ -179,6 +179,19 @@ STAGES = (
         whole="--whole",
     ),
     Stage(
+        "macOS and Windows",
+        ".ci/run_elsewhere",
+        "that clang compiles and links the core for macOS and Windows; the C++ tests and every operation's bytes on "
+        "Windows, in wine",
+        in_turn=False,
+    ),
+    Stage(
+        "wheels",
+        ".ci/wheels",
+        "that a wheel is built and works of every Python that is here, of those that pyproject.toml names",
+        in_turn=False,
+    ),
+    Stage(
         "figures",
         ".ci/run_figures",
         "that every figure of README and the documents is of this version and of these sources",

@@ -28,8 +28,9 @@ std::uint8_t nearest_code(const FormatInfo& f, float x) {
     double best_distance = 0;
     for (int code = 0; code < 1 << f.bits; ++code) {
         const float value = f.decode(static_cast<std::uint8_t>(code));
-        if (!std::isfinite(value) || (value == 0 && std::signbit(value) != std::signbit(x) && f.lowest < 0 &&
-                                      f.family == CodecFamily::minifloat && f.decode(1U << (f.bits - 1)) == 0))
+        if (!std::isfinite(value) ||
+            (value == 0 && std::signbit(value) != std::signbit(x) && f.lowest < 0 &&
+             f.family == CodecFamily::minifloat && f.decode(static_cast<std::uint8_t>(1U << (f.bits - 1))) == 0))
             continue;
         const double distance = std::abs(static_cast<double>(value) - static_cast<double>(x));
         if (best < 0 || distance < best_distance || (distance == best_distance && code % 2 == 0)) {

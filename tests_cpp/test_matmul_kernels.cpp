@@ -50,7 +50,7 @@ public:
     }
 
 private:
-    std::size_t size_ = 0;
+    [[maybe_unused]] std::size_t size_ = 0;  // of what is mapped
     std::byte *base_ = nullptr, *data_ = nullptr;
 };
 

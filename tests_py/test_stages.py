@@ -56,7 +56,11 @@ def test_each_of_the_others_has_its_turn() -> None:
 def test_everything_runs_where_the_change_is_not_known() -> None:
     every = {stage.name for stage in stages.STAGES if stage.in_turn}
     assert names(None).keys() == every == names([".ci/common.sh"]).keys()
-    assert [stage.name for stage in stages.STAGES if not stage.in_turn] == ["figures"]  # which are measured by hand
+    assert [stage.name for stage in stages.STAGES if not stage.in_turn] == [
+        "macOS and Windows",  # long, and of little that a change breaks
+        "wheels",
+        "figures",  # which are measured by hand
+    ]
 
 
 def commit(folder: Path, name: str, when: int) -> str:
