@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What torch's users try first: its own functions, dtypes that follow, methods of its tensors, layers by pattern."""
 
+import inspect
 from typing import Any
 
 import breccia
@@ -214,3 +215,9 @@ def test_products_of_experts_have_the_dtype_of_their_rows(dtype: str) -> None:
     stack = breccia.stack([breccia.cast(weight(), "mxfp8")] * 2)
     offsets = torch.tensor([0, 2, 5])
     assert breccia.grouped_matmul(weight(5, 128, dtype), stack, offsets).dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize("name", ["quantize", "quantize_"])
+def test_a_name_without_torch_takes_what_its_implementation_takes(name: str) -> None:
+    face, inner = (inspect.signature(getattr(module, name)).parameters.values() for module in (breccia, breccia.nn))
+    assert [(one.name, one.kind, one.default) for one in face] == [(one.name, one.kind, one.default) for one in inner]
