@@ -14,6 +14,7 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
+from breccia import bridges
 from breccia.checkpoint import SafetensorsFile, convert, doctor, save_arrays, target_names, verify
 from breccia.checkpoint.judging.doctor import render
 from breccia.cli import main
@@ -460,6 +461,25 @@ def test_what_is_kept_is_said(many: Path, tmp_path: Path, capsys: pytest.Capture
     _, out, _ = run("convert", many, tmp_path / "b.safetensors", "--to", "nvfp4", "--include", "*", capsys=capsys)
     assert "kept as they were" not in out
     assert (tmp_path / "b.safetensors").stat().st_size < (tmp_path / "a.safetensors").stat().st_size
+
+
+def test_embeddings_that_no_program_loads_are_not_advised(
+    many: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Formats whose readers take linear layers alone: asked for by name, they are written, and it is said."""
+    reason = "embeddings have no form in {} that a program loads"
+    for name, bridge in bridges.registry().items():
+        if not bridge.writes or "nvfp4" not in bridge.recipes:
+            continue
+        words = ("convert", many, "--to", "nvfp4" if name == bridges.OWN else f"{name}:nvfp4", "--dry-run")
+        _, out, _ = run(*words, capsys=capsys)
+        assert (f"  {reason.format(name)}\n" in out) != bridge.readers.embeddings, name
+        assert ("--include '*'" in out) == bridge.readers.embeddings, name
+        _, out, _ = run(*words, "--include", "*", "--json", capsys=capsys)
+        noted = [note for note in json.loads(out)["notes"] if reason.format(name) in note]
+        assert noted == [f"model.embed_tokens.weight: quantized as asked, but {reason.format(name)}"] * (
+            not bridge.readers.embeddings
+        ), name
 
 
 def test_not_into_its_own_source(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -359,12 +359,13 @@ def _kept(args: argparse.Namespace, report: dict[str, Any]) -> list[str]:
     kept = report["kept"]
     if not kept or args.include or kept["bytes"] <= 0.1 * report["bytes_written"]:
         return []
+    from breccia.checkpoint.planning.targets import parse_target, unread_embedding
+
     share = kept["bytes"] / report["bytes_written"]
-    return [
-        f"{share:.0%} of the bytes are weights kept as they were, the largest:",
-        f"  {kept['largest']}",
-        "  --include '*' takes those that are left out by name",
-    ]
+    lines = [f"{share:.0%} of the bytes are weights kept as they were, the largest:", f"  {kept['largest']}"]
+    if why := unread_embedding(kept["largest"], parse_target(report["to"])):
+        return [*lines, *wrapped(f"  {why}")]
+    return [*lines, "  --include '*' takes those that are left out by name"]
 
 
 def _dry_run(args: argparse.Namespace, options: dict[str, Any]) -> int:

@@ -38,6 +38,7 @@ __all__ = [
     "parse_target",
     "requantized",
     "target_names",
+    "unread_embedding",
 ]
 
 # Weights that quantized checkpoints leave alone; patterns of names, matched as in a shell.
@@ -409,7 +410,9 @@ def choose(found: Found, target: Target) -> Choice:
         recipe = _recipe(found, target)
         if not wanted(found, target) or recipe is None or not target.bridge.takes(found.name, found.shape):
             return _copy(found, target)
-        return _quantize(found, "cast", recipe, target)
+        choice = _quantize(found, "cast", recipe, target)
+        why = unread_embedding(found.name, target)  # which somebody asked for by name
+        return dataclasses.replace(choice, note=f"quantized as asked, but {why}") if why and not choice.note else choice
     if found.recipe is not None and _holds(found, target):
         return _outputs(found, "repack", found.ghost(), target)
     recipe = _recipe(found, target)
@@ -480,6 +483,13 @@ def _holds(found: Found, target: Target) -> bool:
     return True
 
 
+def unread_embedding(name: str, target: Target) -> str:
+    """Why a quantized tensor is of no use in the format, which has no form for embeddings; "" where it is."""
+    if is_embedding(name) and not target.bridge.readers.embeddings:
+        return f"embeddings have no form in {target.format} that a program loads"
+    return ""
+
+
 def _without_a_place(found: Found, target: Target) -> str:
     """Why no program loads a quantized tensor from the format though the bytes have a form in it; "" where one does."""
     bridge = target.bridge
@@ -492,8 +502,8 @@ def _without_a_place(found: Found, target: Target) -> str:
         return f"{target.format} has no place for it"
     if why := bridge.why_not(found.name):
         return why
-    if found.format != "plain" and is_embedding(found.name) and not bridge.readers.embeddings:
-        return f"embeddings have no form in {target.format} that a program loads"
+    if found.format != "plain" and (why := unread_embedding(found.name, target)):
+        return why
     if is_one_expert(found.name) and not bridge.readers.single_experts:
         return f"experts in tensors of their own have no form in {target.format} that a program loads"
     return ""
