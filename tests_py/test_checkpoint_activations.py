@@ -3,6 +3,7 @@
 is written: the same largest magnitude in the target's own number, or a note that they are left out."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_every_target_means_the_same_inputs_or_says_that_it_does_not(source: str
             assert "model_type" in str(error), to  # deepseek:mxfp4
             continue
         arrays, said = opened(out)
-        inputs = {name: array for name, array in arrays.items() if "input" in name or "activation_scale" in name}
+        inputs = {name: array for name, array in arrays.items() if re.search("input|activation_scale|_act_", name)}
         if not inputs:
             assert "scales of the activations of 1 layers" in notes, to
             assert said.get("quant_algo") not in ("FP8", "NVFP4")
@@ -116,6 +117,11 @@ def test_every_target_means_the_same_inputs_or_says_that_it_does_not(source: str
             assert breccia.scheme(out).rule(LAYER).inputs.when == ("local" if top == 2688 else "static")
             continue
         kept.add(to)
+        if to.startswith(("torchao", "gguf")):
+            of = "input_scale" if out.suffix else "_weight_act_per_tensor_scale"
+            assert (name, float(scale.reshape(()))) == (f"{LAYER}.{of}", pytest.approx(AMAX / 2688, rel=1e-6))
+            assert breccia.scheme(out).rule(LAYER).inputs.when == "local"
+            continue
         four = arrays.get(f"{LAYER}.weight_packed", arrays.get(f"{LAYER}.weight")).dtype == np.uint8
         multiplier = AMAX / (2688 if four else 448)
         if to.startswith("compressed-tensors"):
@@ -138,7 +144,8 @@ def test_every_target_means_the_same_inputs_or_says_that_it_does_not(source: str
     wanted = {"modelopt:nvfp4", "modelopt:fp8", "modelopt:fp8-tensor", "modelopt", "comfyui:nvfp4", "comfyui:fp8"}
     here = {"compressed-tensors", "compressed-tensors:nvfp4", "compressed-tensors:fp8"}
     here |= {"compressed-tensors:fp8-tensor", "quark:fp8", "quark:fp8-tensor"}
-    here |= set() if "nvfp4" in source else {"quark"}  # which has no NVFP4
+    here |= {"torchao:nvfp4", "gguf:nvfp4"}
+    here |= {"torchao", "gguf"} if "nvfp4" in source else {"quark"}  # which has no NVFP4
     assert own == {"nvfp4", "fp8", "fp8-row", "current", "delayed"}
     assert kept == wanted | {"comfyui", "comfyui:fp8"} | here
 

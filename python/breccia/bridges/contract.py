@@ -10,7 +10,7 @@ live tensors take the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -22,7 +22,7 @@ from breccia.bridges.readers import Readers
 from breccia.bridges.written import InputScale, Written
 from breccia.recipes import ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
-from breccia.schemes.value import Activations
+from breccia.schemes.value import UNSAID, Activations, Unsaid
 
 __all__ = ["LIKELY", "NAMED", "NO", "PLAIN", "Bridge", "FileFormat", "Kind", "Place", "Sample", "stored_name"]
 
@@ -156,6 +156,28 @@ class Bridge(Protocol):
 
         Returns:
             None where there is none, or nothing says what it means.
+        """
+
+    def inputs_beside(self, found: Found, names: Collection[str]) -> Activations | Unsaid | None:
+        """How the inputs of a layer are quantized, where not config.json but what is stored beside the weight says it.
+
+        Args:
+            found: the layer's weight, as `find` or `find_all` gave it.
+            names: of all stored tensors.
+
+        Returns:
+            None where they stay in high precision; `UNSAID` where config.json says it, or nothing does.
+        """
+
+    def inputs_written(self, recipe: ScalingRecipe, inputs: Activations | None) -> Activations | Unsaid | None:
+        """What `inputs_beside` finds in what is written.
+
+        Args:
+            recipe: of the weight.
+            inputs: how those of its layer are to be quantized, with a static scale that is written, if it takes one.
+
+        Returns:
+            ``inputs`` where the format can say it.
         """
 
     @property
@@ -449,6 +471,10 @@ class FileFormat:
     input_scales: bool = False
     output_scales: bool = False
     input_scale: Callable[[ScalingRecipe, Mapping[str, Any]], InputScale | None] = lambda recipe, said: None
+    inputs_beside: Callable[[Found, Collection[str]], Activations | Unsaid | None] = lambda found, names: UNSAID
+    inputs_written: Callable[[ScalingRecipe, Activations | None], Activations | Unsaid | None] = lambda recipe, one: (
+        UNSAID
+    )
     cache_scales: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     readers: Readers = field(default_factory=Readers)
     row_axis: int | None = None

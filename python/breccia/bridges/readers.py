@@ -26,6 +26,8 @@ class Readers:
         bfloat16_scales: whether they round float scales to bfloat16.
         shared_global_scale: whether they keep one global scale for all parts of a layer that they fuse.
         pre_scales: factors of a layer's inputs (``pre_quant_scale``); other formats get them in the weights.
+        static_inputs: what the programs of most users do with static scales of inputs, in words; "" where they
+            quantize by them.
         one_level: why NVFP4 is written in one level, for a note; "" where they know the second scale.
         misread_experts: what a program of many users does wrong with experts in tensors of their own, by the recipe's
             name.
@@ -42,6 +44,7 @@ class Readers:
     bfloat16_scales: bool = False
     shared_global_scale: bool = False
     pre_scales: bool = False
+    static_inputs: str = ""
     one_level: str = ""
     misread_experts: Mapping[str, str] = field(default_factory=dict)
     misread: Callable[[tuple[int, ...], ScalingRecipe], str] = lambda shape, recipe: ""

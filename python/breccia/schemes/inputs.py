@@ -83,7 +83,7 @@ def recipe_of_inputs(said: Activations) -> ScalingRecipe:
         case "float8_e4m3fn", "group" if said.when == "dynamic" and said.size:
             return Float8BlockScaling(block_k=said.size, scale_format="e8m0" if powers else "fp32")
         case "float4_e2m1fn", "group" if said.scale == "float8_e4m3fn" and said.size == 16:
-            return NVFP4BlockScaling(two_level=said.when == "local")
+            return NVFP4BlockScaling(two_level=said.when == "local" or said.two_level)
         case "float4_e2m1fn", "group" if powers and said.size == 32:
             return MXFP4BlockScaling()
         case "int8", ("token" | "tensor") if said.symmetric and (said.per == "token" or said.when == "static"):

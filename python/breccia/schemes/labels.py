@@ -70,7 +70,7 @@ def activations_label(said: Any) -> str:
     scale = getattr(said, "scale", "float32")
     name = _ELEMENTS.get(said.element, said.element)
     if said.element == "float4_e2m1fn" and scale == "float8_e4m3fn":
-        return f"NVFP4 {said.when}"
+        return f"NVFP4 {said.when}" + (" in two levels" if getattr(said, "two_level", False) else "")
     if scale == "float8_e8m0fnu" and said.size == 32:
         return f"MX{name.split()[0]} {said.when}"
     per = {"tensor": "", "group": f" g{said.size}"}.get(said.per, f" per {said.per}")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from breccia import bridges
 from breccia.recipes import ScalingRecipe
 from breccia.schemes.dialects import Said, scheme_of
 from breccia.schemes.labels import role_of
@@ -30,6 +31,9 @@ class Opened(Protocol):
     def array(self, name: str) -> Any:
         """A stored tensor."""
 
+    def refined(self, found: Any) -> Any:
+        """What only small tensors tell."""
+
 
 def of_checkpoint(checkpoint: Opened) -> ModelScheme:
     """What a quantized model is stored and computed in.
@@ -44,14 +48,27 @@ def of_checkpoint(checkpoint: Opened) -> ModelScheme:
         ValueError: its configuration is not of its method's form.
     """
     said = checkpoint.quantization or checkpoint.config.get("quantization") or {}
-    return scheme_of(Said(said, checkpoint.config, modules_of(checkpoint), checkpoint.entries, checkpoint.array))
+    plain = {
+        one.parts["weight"]: one.name for one in checkpoint.found if one.format == "plain" and "weight" in one.parts
+    }
+    entries = {plain.get(name, name): entry for name, entry in checkpoint.entries.items()}
+    stored = {own: name for name, own in plain.items() if own != name}
+    parts = (said, checkpoint.config, modules_of(checkpoint), entries, checkpoint.array)
+    return scheme_of(Said(*parts, _beside(checkpoint), stored))
+
+
+def _beside(checkpoint: Opened) -> dict[str, Activations | None]:
+    """See `Bridge.inputs_beside`."""
+    quantized = (one for one in checkpoint.found if one.format != "plain")
+    said = {one.name: bridges.bridge(one.format).inputs_beside(one, checkpoint.entries) for one in quantized}
+    return {name.removesuffix(".weight"): one for name, one in said.items() if not isinstance(one, Unsaid)}
 
 
 def modules_of(checkpoint: Opened) -> dict[str, ScalingRecipe | str]:
     """Quantized modules by name: a recipe, or the name of a format that no recipe makes."""
     return {
         one.name.removesuffix(".weight"): one.kind if one.recipe is None else one.recipe
-        for one in checkpoint.found
+        for one in (one if one.recipe is not None else checkpoint.refined(one) for one in checkpoint.found)
         if one.format != "plain"
     }
 

@@ -45,6 +45,7 @@ class Activations:
         scale: dtype of the scales by its ml_dtypes name: "float32", "float8_e8m0fnu" (powers of two, rounded up),
             "float8_e4m3fn" (NVFP4's blocks).
         bound: the largest magnitude that counts for a dynamic scale; None where there is none.
+        two_level: of NVFP4 that is dynamic: whether a scale of the whole tensor is made of the data, too.
     """
 
     element: str
@@ -54,6 +55,7 @@ class Activations:
     symmetric: bool = True
     scale: str = "float32"
     bound: float | None = None
+    two_level: bool = False
 
     def __post_init__(self) -> None:
         if self.when not in _WHEN:
@@ -62,6 +64,8 @@ class Activations:
             raise ValueError(f"per must be one of {', '.join(_PER)}, got {self.per!r}")
         if (self.per == "group") != (self.size is not None):
             raise ValueError(f"size must be given for groups and for nothing else, got per {self.per!r}, {self.size}")
+        if self.two_level and (self.when != "dynamic" or self.scale != "float8_e4m3fn"):
+            raise ValueError(f"two_level must be left out but for dynamic blocks with scales in FP8, got {self.when!r}")
 
     def __str__(self) -> str:
         return activations_label(self)

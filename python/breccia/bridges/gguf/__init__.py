@@ -8,7 +8,7 @@ first half of a block's elements is in the low ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -26,15 +26,19 @@ from breccia.bridges.integers import offset_codes
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part, materialize, rows_or_outside
 from breccia.bridges.readers import Readers
+from breccia.bridges.written import NVFP4_INPUTS, InputScale
 from breccia.layouts import PerBlockK, PerBlockMN
 from breccia.peers import require
 from breccia.recipes import INT4Scaling, INT8Scaling, MXFP4BlockScaling, NVFP4BlockScaling, ScalingRecipe
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.inputs import inputs_for
+from breccia.schemes.value import UNSAID, Activations, Unsaid
 from breccia.verbs.cast_options import column_weights
 
 NAME = "gguf"
 PEER = "gguf"
 EXTRA = "gguf"
+_INPUTS = "input_scale"  # the last part of its name
 RECIPES: dict[str, ScalingRecipe] = {
     "q8_0": INT8Scaling(group_size=32, scale_dtype="fp16"),
     "q4_0": INT4Scaling(group_size=32, scale_dtype="fp16"),
@@ -399,6 +403,23 @@ def store(name: str, scaled: ScaledTensor | OutsideTensor, place: Place) -> tupl
     return {name: Part(kind, scaled.shape, roles[kind].make), **second}, {}
 
 
+def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
+    """The scale of a layer's inputs that llama.cpp reads beside NVFP4, in ModelOpt's number."""
+    return InputScale(_INPUTS, NVFP4_INPUTS, shape=(1,)) if isinstance(recipe, NVFP4BlockScaling) else None
+
+
+def inputs_beside(found: Found, names: Collection[str]) -> Activations | Unsaid:
+    """NVFP4's inputs are by their scale where it is there; others are the program's choice."""
+    there = isinstance(found.recipe, NVFP4BlockScaling) and stored_name(found.parts["blocks"], _INPUTS) in names
+    return inputs_for(NVFP4BlockScaling(), "local") if there else UNSAID
+
+
+def inputs_written(recipe: ScalingRecipe, inputs: Activations | None) -> Activations | Unsaid:
+    """See `Bridge.inputs_written`."""
+    local = isinstance(recipe, NVFP4BlockScaling) and inputs == inputs_for(recipe, "local")
+    return inputs if local and inputs is not None else UNSAID
+
+
 BRIDGE = FileFormat(
     name=NAME,
     opens_in=("llama.cpp",),
@@ -411,8 +432,13 @@ BRIDGE = FileFormat(
     readers=Readers(
         embeddings=True,
         fused_experts=True,
+        static_inputs="llama.cpp loads them and rounds inputs as its backend does, not by them",
     ),
     read=read_blocks,
     carries=carries,
     store=store,
+    input_scales=True,
+    input_scale=input_scale,
+    inputs_beside=inputs_beside,
+    inputs_written=inputs_written,
 )

@@ -15,6 +15,7 @@ from breccia.bridges.file_kinds import Container
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.readers import Readers
 from breccia.bridges.torchao import files, reading
+from breccia.bridges.torchao.inputs import inputs_written
 from breccia.bridges.torchao.parts import describe
 from breccia.bridges.torchao.reading import from_parts
 from breccia.peers import require
@@ -182,4 +183,8 @@ BRIDGE = FileFormat(
     plain_metadata=files.plain_metadata,
     header=files.header,
     config=files.config,
+    input_scales=True,
+    input_scale=files.input_scale,
+    inputs_beside=files.beside,
+    inputs_written=inputs_written,
 )

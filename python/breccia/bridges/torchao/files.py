@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +15,10 @@ from breccia.bridges.common import FP8_DTYPES
 from breccia.bridges.contract import Place
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found, Part
-from breccia.bridges.torchao.inputs import quantizer_of_inputs, said_of_inputs
+from breccia.bridges.torchao.inputs import STATIC, inputs_beside, quantizer_of_inputs, said_of_inputs
 from breccia.bridges.torchao.parts import describe
 from breccia.bridges.torchao.reading import NAME, check_kind, dtype_name, float8, from_parts
-from breccia.bridges.written import Written
+from breccia.bridges.written import INT8_INPUTS, NVFP4_INPUTS, InputScale, Written
 from breccia.checkpoint.files.bounded_json import loads
 from breccia.layouts import Layout, PerBlockMN
 from breccia.recipes import (
@@ -31,8 +31,10 @@ from breccia.recipes import (
     ScalingRecipe,
 )
 from breccia.scaled_tensor import ScaledTensor
+from breccia.schemes.inputs import inputs_for
 from breccia.schemes.value import Activations
 
+_STATIC = tuple(f"._weight_{role}" for role in STATIC.values())
 _OPTIONAL = ("zero_point", "per_tensor_scale", "act_pre_scale")  # parts that change the values
 
 
@@ -42,10 +44,12 @@ def store(
     """Stored tensors of a logical one, by full name, and its entry in the header's metadata, which says how its layer's
     inputs are quantized, too."""
     kind, parts, attributes = describe(scaled, high)
+    names = list(parts)
     if inputs is not None and not isinstance(scaled, OutsideTensor):
-        attributes |= said_of_inputs(kind, scaled.recipe, inputs)
+        attributes |= (said := said_of_inputs(kind, scaled.recipe, inputs))
+        names += [STATIC[kind]] if said and inputs.when != "dynamic" else []
     module, _, last = name.rpartition(".")
-    entry = {"_type": kind, "_data": attributes, "_tensor_data_names": list(parts)}
+    entry = {"_type": kind, "_data": attributes, "_tensor_data_names": names}
     return {f"{module}._{last}_{role}": value for role, value in parts.items()}, json.dumps(entry)
 
 
@@ -53,7 +57,10 @@ def store_in_checkpoint(
     name: str, scaled: ScaledTensor | OutsideTensor, place: Place
 ) -> tuple[dict[str, Part], dict[str, str]]:
     """As `store`, with the entry's name."""
-    parts, text = store(name, scaled, inputs=place.activations)
+    inputs = place.activations
+    if place.inputs and isinstance(scaled, ScaledTensor):
+        inputs = inputs_for(scaled.recipe, "static")
+    parts, text = store(name, scaled, inputs=inputs)
     return parts, {name: text}
 
 
@@ -63,15 +70,16 @@ def plain_metadata(name: str) -> dict[str, str]:
 
 
 def header(names: Sequence[str], recipes: Mapping[str, ScalingRecipe], inputs: frozenset[str]) -> dict[str, str]:
-    """The entry that lists all tensors."""
-    return {"tensor_names": json.dumps(list(names))}
+    """The entry that lists all tensors; a static scale of inputs is one of its weight's."""
+    return {"tensor_names": json.dumps([name for name in names if not name.endswith(_STATIC)])}
 
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What the header's metadata says of a tensor: the attributes of its class."""
+    """What the header's metadata says of a tensor: the attributes of its class, and how its layer's inputs are."""
 
     attributes: Mapping[str, Any]
+    inputs: Activations | None = None
 
 
 def load(parts: Mapping[str, Any], found: Found) -> ScaledTensor | OutsideTensor:
@@ -112,8 +120,25 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
             )
         attributes = mapping(entry.get("_data"), f"tensor {name!r}: _data")
         check_axes(1, entries[parts["qdata"]])
-        found.append(_found(name, kind, parts, dict(attributes), entries))
+        inputs = inputs_beside(kind, attributes, STATIC.get(kind) in parts)
+        # A scale of the inputs is no part of the weight; with a zero point, it is of no other format.
+        parts.pop("act_quant_zero_point" if "act_quant_zero_point" in parts else STATIC.get(kind, ""), None)
+        one = _found(name, kind, parts, dict(attributes), entries)
+        found.append(replace(one, details=replace(one.record(Details), inputs=inputs)))
     return found
+
+
+def beside(found: Found, names: Collection[str]) -> Activations | None:
+    """See `breccia.bridges.contract.Bridge.inputs_beside`."""
+    return found.record(Details).inputs
+
+
+def input_scale(recipe: ScalingRecipe, said: Mapping[str, Any]) -> InputScale | None:
+    """The static scale of a layer's inputs, a tensor of its weight's."""
+    if isinstance(recipe, NVFP4BlockScaling):
+        return InputScale(f"_weight_{STATIC['NVFP4Tensor']}", NVFP4_INPUTS)
+    one = isinstance(recipe, INT8Scaling) and recipe.group_size is None
+    return InputScale(f"_weight_{STATIC['Int8Tensor']}", INT8_INPUTS, shape=(1, 1)) if one else None
 
 
 def _found(
@@ -167,7 +192,7 @@ def config(written: Written) -> dict[str, Any]:
     """What config.json says of a checkpoint written here: the method and how most modules could have been made, which
     transformers asks for; each tensor's class is in the files' headers."""
     recipe, modules = written.groups()[0]
-    inputs = written.dynamic(modules[0])
+    inputs = written.activations.get(modules[0])
     quantizer = None if inputs is None else quantizer_of_inputs(recipe, inputs)
     said: dict[str, Any] = {"quant_method": NAME, "quant_type": {"default": quantizer or _quantizer(recipe)}}
     return {"quantization_config": {**said, "modules_to_not_convert": written.ignored}}

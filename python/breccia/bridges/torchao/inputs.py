@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How torchao says that a layer's inputs are quantized by scales made of them: in the attributes of its weight's tensor
-(``act_quant_kwargs``) and in its configurations, as torchao 0.18 writes them."""
+"""How torchao says that a layer's inputs are quantized: in the attributes of its weight's tensor
+(``act_quant_kwargs``), in static scales beside it, and in its configurations, as torchao 0.18 writes them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from breccia.recipes import (
@@ -18,13 +20,21 @@ from breccia.recipes import (
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.value import Activations
 
-__all__ = ["quantizer_of_inputs", "said_of_inputs"]
+__all__ = ["STATIC", "inputs_beside", "inputs_written", "quantizer_of_inputs", "said_of_inputs"]
+
+# Roles of stored tensors that are static scales of inputs, by the class of the weight's tensor.
+STATIC = {"NVFP4Tensor": "act_per_tensor_scale", "Int8Tensor": "act_quant_scale"}
 
 _ROWS = {"_type": "PerRow", "_data": {"dim": -1}}
 _TENSOR = {"_type": "PerTensor", "_data": {}}
 _AUTO = {"_type": "KernelPreference", "_data": "AUTO"}
 _CONFIG = {"PerRow": {"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}}
 _CONFIG["PerTensor"] = {"_type": "PerTensor", "_version": 1, "_data": {}}
+_TOKENS = Activations("int8", "token", "dynamic"), Activations("int8", "token", "dynamic", symmetric=False)
+_INT8_STATIC = Activations("int8", "tensor", "static")
+_NVFP4 = inputs_for(NVFP4BlockScaling(), "dynamic")
+_NVFP4_LOCAL = inputs_for(NVFP4BlockScaling(), "local")
+_NVFP4_OF_TWO = replace(_NVFP4, two_level=True)
 
 
 def said_of_inputs(kind: str, recipe: ScalingRecipe, inputs: Activations) -> dict[str, Any]:
@@ -38,10 +48,10 @@ def said_of_inputs(kind: str, recipe: ScalingRecipe, inputs: Activations) -> dic
     Returns:
         Nothing where torchao has no such inputs beside such weights.
     """
-    if inputs.when != "dynamic" or inputs.bound is not None:
+    if inputs.bound is not None:
         return {}
     if kind == "IntxUnpackedToInt8Tensor":
-        asymmetric = inputs == Activations("int8", "token", "dynamic", symmetric=False)
+        asymmetric = inputs == _TOKENS[1]
         return {"activation_quantization": "int8_asym_per_token"} if asymmetric else {}
     made = _kwargs(recipe, inputs)
     return {} if made is None else {"act_quant_kwargs": {"_type": made[0], "_data": made[1]}}
@@ -49,14 +59,14 @@ def said_of_inputs(kind: str, recipe: ScalingRecipe, inputs: Activations) -> dic
 
 def _kwargs(recipe: ScalingRecipe, inputs: Activations) -> tuple[str, dict[str, Any]] | None:
     match recipe:
-        case Float8CurrentScaling() if inputs.element == "float8_e4m3fn" and _granularity(recipe, inputs):
+        case Float8CurrentScaling() if _fp8(inputs) and _granularity(recipe, inputs):
             said = {"float8_dtype": _dtype(inputs.element), "granularity": _granularity(recipe, inputs)}
             bounds = {"mm_config": None, "hp_value_lb": None, "hp_value_ub": None}
             return "QuantizeTensorToFloat8Kwargs", said | bounds | {"kernel_preference": _AUTO}
-        case INT8Scaling() if inputs.element == "int8" and inputs.per == "token":
+        case INT8Scaling() if inputs in (*_TOKENS, _INT8_STATIC):
             mapping = {"_type": "MappingType", "_data": "SYMMETRIC" if inputs.symmetric else "ASYMMETRIC"}
             return "QuantizeTensorToInt8Kwargs", {
-                "granularity": _ROWS,
+                "granularity": _ROWS if inputs.per == "token" else _TENSOR,
                 "mapping_type": mapping,
                 "reduce_range": False,
             }
@@ -69,14 +79,61 @@ def _kwargs(recipe: ScalingRecipe, inputs: Activations) -> tuple[str, dict[str, 
                 "kernel_preference": _AUTO,
                 "is_swizzled_scales": False,
             }
-        case NVFP4BlockScaling() if inputs == inputs_for(recipe, "dynamic"):
+        case NVFP4BlockScaling() if inputs in (_NVFP4, _NVFP4_OF_TWO, _NVFP4_LOCAL):
             return "QuantizeTensorToNVFP4Kwargs", {
                 "block_size": 16,
                 "is_swizzled_scales": False,
                 "use_triton_kernel": False,
-                "use_dynamic_per_tensor_scale": recipe.two_level,
+                "use_dynamic_per_tensor_scale": inputs.two_level,
             }
     return None
+
+
+def _fp8(inputs: Activations) -> bool:
+    return (inputs.element, inputs.when, inputs.scale) == ("float8_e4m3fn", "dynamic", "float32")
+
+
+def inputs_written(recipe: ScalingRecipe, inputs: Activations | None) -> Activations | None:
+    """See `breccia.bridges.contract.Bridge.inputs_written`."""
+    kind = "IntxUnpackedToInt8Tensor" if isinstance(recipe, INT4Scaling) else ""
+    return inputs if inputs is not None and said_of_inputs(kind, recipe, inputs) else None
+
+
+def inputs_beside(kind: str, attributes: Mapping[str, Any], static: bool) -> Activations | None:
+    """What `said_of_inputs` wrote.
+
+    Args:
+        kind: torchao's class of the weight.
+        attributes: of its tensor, as the header has them.
+        static: whether a static scale of the inputs is beside it.
+
+    Returns:
+        None where inputs stay in high precision, or what is said is not known here.
+    """
+    if attributes.get("activation_quantization") == "int8_asym_per_token":
+        return _TOKENS[1]
+    said = attributes.get("act_quant_kwargs")
+    values = said.get("_data") if isinstance(said, Mapping) else None
+    if not isinstance(values, Mapping):
+        return None
+    each = "token" if _name(values.get("granularity")) == "PerRow" else "tensor"
+    match kind:
+        case "Float8Tensor":
+            return Activations("float8_e4m3fn", each, "dynamic")
+        case "Int8Tensor":
+            symmetric = _name(values.get("mapping_type"), "_data") != "ASYMMETRIC"
+            how = ("tensor", "static") if static else (each, "dynamic")
+            return Activations("int8", *how, symmetric=symmetric)
+        case "MXTensor":
+            four = "float4" in _name(values.get("elem_dtype"), "_data")
+            return inputs_for(MXFP4BlockScaling() if four else MXFP8BlockScaling(), "dynamic")
+        case "NVFP4Tensor":
+            return _NVFP4_LOCAL if static else _NVFP4_OF_TWO if values.get("use_dynamic_per_tensor_scale") else _NVFP4
+    return None
+
+
+def _name(value: Any, key: str = "_type") -> str:
+    return str(value.get(key)) if isinstance(value, Mapping) else ""
 
 
 def _granularity(recipe: Float8CurrentScaling, inputs: Activations) -> dict[str, Any] | None:
@@ -97,7 +154,7 @@ def quantizer_of_inputs(recipe: ScalingRecipe, inputs: Activations) -> dict[str,
         None where there is none.
     """
     if isinstance(recipe, INT4Scaling):
-        if inputs != Activations("int8", "token", "dynamic", symmetric=False):
+        if inputs != _TOKENS[1]:
             return None
         group = {"_type": "PerGroup", "_version": 1, "_data": {"group_size": recipe.group_size}}
         said = {"weight_dtype": _dtype("int4"), "weight_granularity": group}
@@ -109,11 +166,14 @@ def quantizer_of_inputs(recipe: ScalingRecipe, inputs: Activations) -> dict[str,
         case "QuantizeTensorToFloat8Kwargs", said:
             each = _CONFIG[said["granularity"]["_type"]]
             return _object("Float8DynamicActivationFloat8WeightConfig", 2, {"granularity": [each, each]})
+        case "QuantizeTensorToInt8Kwargs", _ if inputs.when == "static":
+            return None  # the configuration has the scale as a tensor, of which there is no JSON
         case "QuantizeTensorToInt8Kwargs", said:
             fields = {"act_mapping_type": said["mapping_type"], "granularity": _CONFIG["PerRow"]}
             return _object("Int8DynamicActivationInt8WeightConfig", 2, fields)
-        case "QuantizeTensorToNVFP4Kwargs", _:
-            return _object("NVFP4DynamicActivationNVFP4WeightConfig", 1, {})
+        case "QuantizeTensorToNVFP4Kwargs", said:
+            levels: dict[str, Any] = {} if inputs.two_level else {"use_dynamic_per_tensor_scale": False}
+            return _object("NVFP4DynamicActivationNVFP4WeightConfig", 1, levels)
         case _, said:
             dtype = said["elem_dtype"]
             return _object("MXDynamicActivationMXWeightConfig", 1, {"activation_dtype": dtype, "weight_dtype": dtype})

@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from breccia import bridges
 from breccia.bridges.common import float32
+from breccia.bridges.contract import stored_name
 from breccia.bridges.parts import Found
 from breccia.bridges.written import INT8_INPUTS, InputScale
 from breccia.checkpoint.planning.remarks import Remark
@@ -23,7 +24,10 @@ from breccia.schemes.value import Activations as Of
 __all__ = ["Activations"]
 
 # Last parts of the names of tensors that say how a quantized layer's inputs or outputs are quantized.
-_OF_LAYERS = re.compile(r"(.+)\.((input|output)_(scale|scale_2|global_scale|zero_point)|activation_scale|scale_input)")
+_OF_LAYERS = re.compile(
+    r"(.+)\.((input|output)_(scale|scale_2|global_scale|zero_point)|activation_scale|scale_input"
+    r"|_weight_act_(per_tensor_scale|quant_(scale|zero_point)))"
+)
 # The names that vLLM reads, and those that ModelOpt, compressed-tensors and Quark write.
 _OF_CACHE = re.compile(
     r".+\.([kvq]_(scale|zero_point)|([kv])_proj\.\3_bias|kv_scale|[kv]_cache\.scale|prob_(output_)?scale)"
@@ -52,6 +56,7 @@ class Activations:
     def __init__(self, checkpoint: Checkpoint, found: Sequence[Found], target: Target) -> None:
         self.checkpoint, self.target = checkpoint, target
         self.cache, self.notes = False, list[str]()
+        self._spell: Callable[[str], str] = str
         self.outputs: dict[str, Choice] = {}
         weights = {one.name: one for one in found if one.format != "plain"}
         self._scales = {one.name: one for one in found if one.format == "plain"} if weights else {}
@@ -62,7 +67,8 @@ class Activations:
             of_cache = name.endswith("_proj.output_scale") and isinstance(self._cache_said, KVCache)
             if not of_cache and (match := _OF_LAYERS.fullmatch(name)):
                 weight = weights.get(f"{match[1]}.weight") or weights.get(match[1])
-                self._layers |= {} if weight is None else {name: weight}
+                if weight is not None:
+                    self._layers[name] = weight if weight.recipe is not None else checkpoint.refined(weight)
         self._caches = [name for name in self._scales if _OF_CACHE.fullmatch(name) and name not in self._layers]
         self.names = frozenset((*self._layers, *self._caches))
         self.inputs = frozenset(self._with_scales(found))
@@ -96,16 +102,17 @@ class Activations:
         said = bridges.bridge(weight.format).input_scale(weight.recipe, self.checkpoint.quantization)
         return said if said is not None and role in (said.role, *said.other_roles) else None
 
-    def choices(self, weights: Iterable[Choice]) -> dict[str, list[Choice]]:
+    def choices(self, weights: Iterable[Choice], spell: Callable[[str], str]) -> dict[str, list[Choice]]:
         """The tensors to write by the name of the weight that each goes with; of the KV cache by "".
 
         Args:
             weights: what becomes of the weights.
+            spell: turns the model's own name of a weight into the target's.
 
         Returns:
             Choices with the action "copy", "multiply" or "divide".
         """
-        weights = list(weights)
+        weights, self._spell = list(weights), spell
         quantized = {choice.found.name: choice for choice in weights if choice.recipe is not None}
         written: dict[str, list[Choice]] = {}
         lost: Counter[str] = Counter()
@@ -130,6 +137,8 @@ class Activations:
             f"in {self.target.spelled}, so that programs do not quantize by them"
             for role, count in lost.items()
         ]
+        if written and (said := self.target.bridge.readers.static_inputs):
+            self.notes.append(Remark(f"static scales of the inputs of {len(written)} layers are written: {said}"))
         if rescaled:
             self.notes.append(
                 f"scales of the inputs of {rescaled} layers are rescaled: {self.target.spelled} quantizes inputs to "
@@ -156,7 +165,7 @@ class Activations:
             if amax is None:
                 missing.append(module)
             elif new is not None and self.target.bridge.input_scales:
-                stored = f"{module}.{new.role}"
+                stored = self._stored(module, new)
                 number = new.amax / amax if new.divides else amax / new.amax
                 found = Found(stored, "plain", "f32", weight.found.parts, new.shape, dtype="F32")
                 values = (number,) * math.prod(new.shape)
@@ -238,13 +247,17 @@ class Activations:
         if INT8_INPUTS in (new.amax, old.amax) and new.amax != old.amax and not self._asked(module):
             return None  # few values of integers, or none, where the source had those of floats
         if (new.amax, new.divides, new.role) == (old.amax, old.divides, role) and weight.found.format == bridge.name:
-            return Choice(found, "copy", {name: (found.dtype, found.shape)})
+            return Choice(found, "copy", {self._stored(module, new): (found.dtype, found.shape)})
         shape = new.shape if math.prod(found.shape) == 1 else found.shape
         factor = new.amax / old.amax if new.divides else old.amax / new.amax
         action = "multiply" if new.divides == old.divides else "divide"
         if (action, factor, found.dtype, found.shape) == ("multiply", 1.0, "F32", shape):
             action = "copy"
-        return Choice(found, action, {f"{module}.{new.role}": ("F32", shape)}, values=(factor,))
+        return Choice(found, action, {self._stored(module, new): ("F32", shape)}, values=(factor,))
+
+    def _stored(self, module: str, scale: InputScale) -> str:
+        """The name of a scale in the target's files."""
+        return stored_name(self._spell(f"{module}.weight"), scale.role)
 
     def _of_cache(self, quantized: bool) -> list[Choice]:
         """The scales of the KV cache as the target has them."""

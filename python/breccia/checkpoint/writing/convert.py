@@ -307,11 +307,19 @@ class Job:
 
     def _add_activations(self) -> None:
         """What becomes of scales of activations, each behind its weight; the target is told which are written."""
-        written = self.activations.choices(self.choices)
+        written = self.activations.choices(self.choices, self.target.spell)
         cache = written.pop("", [])
         inputs = frozenset(name.removesuffix(".weight") for name in written)
         outputs = frozenset(self.activations.outputs)
+        without = self.target.inputs - inputs
         self.target = dataclasses.replace(self.target, inputs=inputs, outputs=outputs, cache=self.activations.cache)
+        if without:  # what was planned with a scale of inputs that is not written
+            self.choices = [
+                self._choose(c.found, self.target)
+                if c.recipe is not None and c.found.name.removesuffix(".weight") in without
+                else c
+                for c in self.choices
+            ]
         self.choices = [one for c in self.choices for one in (c, *written.get(c.found.name, ()))] + cache
         self.notes += self.activations.notes
 

@@ -24,7 +24,9 @@ from breccia.checkpoint.reading.source import Checkpoint
 from breccia.recipes import ScalingRecipe
 from breccia.schemes import UNSAID, Activations, ModelScheme, differences
 from breccia.schemes.dialects import Said, scheme_of
+from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import Match
+from breccia.schemes.value import Unsaid
 
 __all__ = ["made_anew", "modules_of", "stored_bytes", "write_companions"]
 
@@ -153,10 +155,23 @@ def changed_meaning(checkpoint: Checkpoint, target: Target, choices: list[Choice
     recipes = modules_of(choices)
     config: dict[str, Any] = {} if target.bridge.container.whole else _config(checkpoint, target, choices)[0]
     said = config.get("quantization_config") or config.get("quantization") or {}
-    after = scheme_of(Said(said, config, dict(recipes), {}, checkpoint.array))
+    after = scheme_of(Said(said, config, dict(recipes), {}, checkpoint.array, _beside(target, recipes)))
     opaque = [key for key in _opaque(source) if recipes and key not in said]
     lost = [f"{key} of the source is left out: programs do not transform inputs by it" for key in opaque]
     return [*lost, *differences(_wanted(target, source, recipes), after, recipes)]
+
+
+def _beside(target: Target, recipes: dict[str, ScalingRecipe]) -> dict[str, Activations | None]:
+    """What is written beside weights of the inputs of their layers."""
+    made: dict[str, Activations | None] = {}
+    for module, recipe in recipes.items():
+        asked = target.inputs_of(module, recipe)
+        inputs = asked if asked is not None and asked.when == "dynamic" else None
+        if module in target.inputs:  # a static scale is written, whatever the source's was of
+            inputs = inputs_for(recipe, "static")
+        said = target.bridge.inputs_written(recipe, inputs)
+        made |= {} if isinstance(said, Unsaid) else {module: said}
+    return made
 
 
 def _opaque(source: ModelScheme) -> dict[str, Any]:

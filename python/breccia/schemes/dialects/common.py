@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ class Said:
         weights: quantized modules by name: a recipe, or the name of a format that no recipe makes.
         entries: stored tensors by name, with ``dtype`` and ``shape``.
         array: reads a stored tensor.
+        beside: modules of whose inputs not ``quantization`` but what is stored beside the weight says something.
+        stored: names as the file spells them, of entries that it spells otherwise.
     """
 
     quantization: Mapping[str, Any]
@@ -37,6 +39,8 @@ class Said:
     weights: Mapping[str, ScalingRecipe | str]
     entries: Mapping[str, Any]
     array: Callable[[str], Any]
+    beside: Mapping[str, Activations | None] = field(default_factory=dict)
+    stored: Mapping[str, str] = field(default_factory=dict)
 
 
 def names(value: Any, what: str) -> list[str]:
@@ -72,11 +76,11 @@ def weights_as_stored(
     said: Said, inputs: Activations | Unsaid | None, only: Callable[[str], bool] = lambda module: True
 ) -> list[Rule]:
     """A rule for each kind of stored weights, by the modules' full names."""
-    kinds: dict[ScalingRecipe | str, list[str]] = {}
+    kinds: dict[tuple[ScalingRecipe | str, Activations | Unsaid | None], list[str]] = {}
     for module, recipe in said.weights.items():
         if only(module):
-            kinds.setdefault(recipe, []).append(module)
-    return [Rule(tuple(Match("name", m) for m in modules), recipe, inputs) for recipe, modules in kinds.items()]
+            kinds.setdefault((recipe, said.beside.get(module, inputs)), []).append(module)
+    return [Rule(tuple(Match("name", m) for m in modules), *meaning) for meaning, modules in kinds.items()]
 
 
 def scales_of(said: Said, endings: Mapping[str, tuple[str, str]]) -> tuple[StoredScale, ...]:
@@ -95,11 +99,12 @@ def scales_of(said: Said, endings: Mapping[str, tuple[str, str]]) -> tuple[Store
             continue
         ending = max((one for one in every if name.endswith(one)), key=len)
         of, form = endings[ending]
-        values = np.asarray(said.array(name), np.float32).reshape(-1)
+        stored = said.stored.get(name, name)
+        values = np.asarray(said.array(stored), np.float32).reshape(-1)
         if values.size > _MOST_SCALES:
             continue
         with np.errstate(divide="ignore"):
             numbers = values if form == "multiplier" else np.float32(1) / values
         module = name.removesuffix(ending)
-        found.append(StoredScale(module, of, tuple(numbers.tolist()), form, name, entry.dtype, tuple(entry.shape)))
+        found.append(StoredScale(module, of, tuple(numbers.tolist()), form, stored, entry.dtype, tuple(entry.shape)))
     return tuple(found)

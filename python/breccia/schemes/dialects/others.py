@@ -19,6 +19,7 @@ from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule
 METHODS = ("torchao", "breccia", "comfyui", "mlx", "")
 
 ENDINGS = {".input_scale": ("input", "multiplier")}
+_TORCHAO = dict.fromkeys(("._weight_act_per_tensor_scale", "._weight_act_quant_scale"), ("input", "multiplier"))
 
 
 def scheme(said: Said) -> ModelScheme:
@@ -35,7 +36,8 @@ def scheme(said: Said) -> ModelScheme:
         return ModelScheme(tuple(_comfyui(told, said)), UNSAID, scales_of(said, ENDINGS), "comfyui")
     if method == "torchao":
         rules = [*skipped(Match("name", n) for n in names(told.get("modules_to_not_convert"), "torchao: modules"))]
-        return ModelScheme((*rules, *weights_as_stored(said, _torchao(told))), None, (), method, json.dumps(told))
+        stored = weights_as_stored(said, _torchao(told))
+        return ModelScheme((*rules, *stored), None, scales_of(said, _TORCHAO), method, json.dumps(told))
     if method == "mlx":
         return ModelScheme(tuple(weights_as_stored(said, _mlx(told))), UNSAID, (), method, json.dumps(dict(told)))
     return ModelScheme(tuple(weights_as_stored(said, UNSAID)), UNSAID, scales_of(said, ENDINGS), method)
@@ -116,7 +118,7 @@ def _mlx(told: Mapping[str, Any]) -> Activations | None:
 
 
 def _torchao(told: Mapping[str, Any]) -> Activations | None:
-    """By the name of the configuration's class."""
+    """By the name of the configuration's class, of weights whose own tensors say nothing."""
     text = json.dumps(told.get("quant_type") or {})
     if "DynamicActivation" not in text:
         return None
