@@ -94,3 +94,15 @@ def load(module: str) -> types.ModuleType:
             )  # first, as TE's own __init__ does: its modules import in a circle
             _loaded[module] = importlib.import_module(f"transformer_engine.pytorch.{module}")
     return _loaded[module]
+
+
+@contextlib.contextmanager
+def importable() -> Iterator[None]:
+    """While TransformerEngine's modules of plain Python can be imported; skips the test where it is absent."""
+    spec = importlib.util.find_spec("transformer_engine")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("transformer_engine is not installed")
+    root = Path(spec.submodule_search_locations[0])
+    with _stubbed(root):
+        sys.modules["transformer_engine.common"] = _bare_package("transformer_engine.common", root / "common")
+        yield

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from breccia import bridges
 from breccia.bridges.common import float32
 from breccia.bridges.contract import stored_name
+from breccia.bridges.extra_state import ENDING
 from breccia.bridges.parts import Found
-from breccia.bridges.written import INT8_INPUTS, InputScale
+from breccia.bridges.written import FP8_INPUTS, INT8_INPUTS, InputScale
 from breccia.checkpoint.planning.remarks import Remark
 from breccia.checkpoint.planning.shared_scales import fused
 from breccia.checkpoint.planning.targets import Choice, Target
@@ -70,7 +71,14 @@ class Activations:
                 if weight is not None:
                     self._layers[name] = weight if weight.recipe is not None else checkpoint.refined(weight)
         self._caches = [name for name in self._scales if _OF_CACHE.fullmatch(name) and name not in self._layers]
-        self.names = frozenset((*self._layers, *self._caches))
+        self._states, self._seen = [], dict[str, float]()  # of TransformerEngine, and multipliers of inputs in them
+        if not target.float_dtype:
+            self._states = [one.name for one in found if one.name.endswith(ENDING) and one.dtype == "U8"]
+        if self._states:
+            said = checkpoint.scheme_or_none
+            scales = said.scales if said is not None else ()
+            self._seen = {one.module: one.multiplier[0] for one in scales if one.name.endswith(ENDING)}
+        self.names = frozenset((*self._layers, *self._caches, *self._states))
         self.inputs = frozenset(self._with_scales(found))
 
     def _with_scales(self, found: Sequence[Found]) -> Iterable[str]:
@@ -79,18 +87,20 @@ class Activations:
             module = weight.name.removesuffix(".weight")
             if self._asked(module) != "other" and self._meaning(name):
                 yield module
-        if self.target.asked is not None and self.target.asked.amax is not None:
+        if self._seen or (self.target.asked is not None and self.target.asked.amax is not None):
             modules = (one.name.removesuffix(".weight") for one in found)
             yield from (one for one in modules if self._asked(one) == "static" and self._amax(one))
 
     def _asked(self, module: str) -> str:
-        """See `Asked.when`."""
-        return "" if self.target.asked is None else self.target.asked.when(module)
+        """See `Asked.when`. What TransformerEngine keeps of a layer is asked for where nothing else is."""
+        said = "" if self.target.asked is None else self.target.asked.when(module)
+        return said or ("static" if module in self._seen else "")
 
     def _amax(self, module: str) -> float | None:
-        """The largest magnitude of a layer's inputs, of moments."""
+        """The largest magnitude of a layer's inputs, of moments, else of a state of TransformerEngine."""
         asked = self.target.asked
-        return None if asked is None or asked.amax is None else asked.amax.of(module)
+        amax = None if asked is None or asked.amax is None else asked.amax.of(module)
+        return FP8_INPUTS * self._seen[module] if amax is None and module in self._seen else amax
 
     def _meaning(self, name: str) -> InputScale | None:
         """What the source says by a scale of inputs; None where that is not known."""
@@ -131,6 +141,7 @@ class Activations:
             written.setdefault(weight.name, []).append(choice)
             rescaled += choice.action != "copy" and choice.values != (1.0,)
         written |= self._of_moments(written, quantized)
+        self._note_states(written)
         written |= self._equal_in_fused(written, weights)
         self.notes += [
             f"scales of the activations of {count} layers ({role}) are left out: there is no place for what they say "
@@ -161,6 +172,8 @@ class Activations:
             module = name.removesuffix(".weight")
             if self._asked(module) != "static" or name in written or weight.recipe is None:
                 continue
+            if module in self._seen and not self._explicit(module) and weight.recipe.name not in ("current", "delayed"):
+                continue  # these inputs are FP8 of one scale, which other weights have none of
             new, amax = self.target.bridge.input_scale(weight.recipe, {}), self._amax(module)
             if amax is None:
                 missing.append(module)
@@ -181,6 +194,16 @@ class Activations:
                 "moments have their largest magnitude"
             )
         return made
+
+    def _note_states(self, written: Mapping[str, list[Choice]]) -> None:
+        """What becomes of states of TransformerEngine, which no other program reads."""
+        if not self._states:
+            return
+        kept = [module for module in self._seen if f"{module}.weight" in written]
+        text = f"states of TransformerEngine ({len(self._states)}, such as {self._states[0]}) are left out"
+        if kept:
+            text += f"; {len(kept)} static scales of inputs in them are written in the form of {self.target.spelled}"
+        self.notes.append(Remark(text) if len(kept) == len(self._seen) else text)
 
     def _equal_in_fused(self, written: Mapping[str, list[Choice]], weights: list[Choice]) -> dict[str, list[Choice]]:
         """The inputs' scales of layers that servers fuse, made one number. A server takes the largest of what is
@@ -207,6 +230,10 @@ class Activations:
                 "a layer, that of the largest inputs"
             )
         return made
+
+    def _explicit(self, module: str) -> bool:
+        """Whether a scheme says how the inputs of a layer are."""
+        return self.target.asked is not None and bool(self.target.asked.when(module))
 
     def _divides(self, weight: Choice) -> bool:
         """Whether the target's scale of inputs divides."""

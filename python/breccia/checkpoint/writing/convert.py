@@ -302,7 +302,7 @@ class Job:
         target = dataclasses.replace(target, names=names)
         self.notes += notes
         alone, inputs = bool(self._quantized), self.activations.inputs
-        source = checkpoint.scheme_or_none if alone else None
+        source = checkpoint.scheme_or_none if alone or inputs else None
         return dataclasses.replace(target, left_alone=alone, model=checkpoint.config, inputs=inputs, source=source)
 
     def _add_activations(self) -> None:

@@ -146,7 +146,7 @@ def _patterns_left(source: ModelScheme | None, quantized: Iterable[str]) -> tupl
 def changed_meaning(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> list[str]:
     """Notes of what programs do with activations and KV caches of the output and should not, as a scheme asks or the
     source has it, or the other way round."""
-    if target.asked is None and all(one.format == "plain" for one in checkpoint.found):
+    if target.asked is None and target.source is None and all(one.format == "plain" for one in checkpoint.found):
         return []
     try:
         source = checkpoint.scheme

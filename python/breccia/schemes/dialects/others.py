@@ -10,11 +10,12 @@ from typing import Any
 
 from breccia import recipes
 from breccia.bridges.checks import mapping
+from breccia.bridges.extra_state import ENDING, from_extra_state
 from breccia.schemes.dialects.common import LINEAR, Said, fp8, names, scales_of, skipped, weights_as_stored
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import Match
 from breccia.schemes.rules import inputs_said
-from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule
+from breccia.schemes.value import UNSAID, Activations, ModelScheme, Rule, StoredScale
 
 METHODS = ("torchao", "breccia", "comfyui", "mlx", "")
 
@@ -40,7 +41,26 @@ def scheme(said: Said) -> ModelScheme:
         return ModelScheme((*rules, *stored), None, scales_of(said, _TORCHAO), method, json.dumps(told))
     if method == "mlx":
         return ModelScheme(tuple(weights_as_stored(said, _mlx(told))), UNSAID, (), method, json.dumps(dict(told)))
-    return ModelScheme(tuple(weights_as_stored(said, UNSAID)), UNSAID, scales_of(said, ENDINGS), method)
+    states = _states(said) if not method else {}
+    rules = weights_as_stored(said, UNSAID, lambda module: module not in states)
+    rules += [Rule((Match("name", m),), said.weights.get(m), fp8("tensor", "static")) for m in states]
+    return ModelScheme(tuple(rules), UNSAID, (*scales_of(said, ENDINGS), *states.values()), method)
+
+
+def _states(said: Said) -> dict[str, StoredScale]:
+    """Static scales of inputs in what TransformerEngine keeps beside weights, of layers with one product."""
+    found = {}
+    for name, entry in said.entries.items():
+        module = name.removesuffix(ENDING)
+        if module == name or entry.dtype != "U8" or f"{module}.weight" not in said.entries:
+            continue
+        try:
+            scales = from_extra_state(said.array(said.stored.get(name, name)))
+        except ValueError:
+            continue  # a conversion says that it leaves the state out
+        if len(scales) == 1:
+            found[module] = StoredScale(module, "input", scales, "divisor", name, entry.dtype, tuple(entry.shape))
+    return found
 
 
 def _own(told: Mapping[str, Any], said: Said) -> list[Rule]:
