@@ -119,6 +119,7 @@ def differences(before: ModelScheme, after: ModelScheme, names: Iterable[str]) -
     Returns:
         Lines such as "inputs of 32 layers: NVFP4 local → high precision".
     """
+    names = list(names)
     counts: Counter[tuple[str, str, str]] = Counter()
     first: dict[tuple[str, str, str], str] = {}
     for name in names:
@@ -133,10 +134,30 @@ def differences(before: ModelScheme, after: ModelScheme, names: Iterable[str]) -
         f"{part} of {_layers(count, first[part, was, now])}: {was} → {now}"
         for (part, was, now), count in counts.items()
     ]
+    lines += _of_no_weights(before, after, names)
     was, now = before.kv_cache, after.kv_cache
     if was != now and (isinstance(was, KVCache) or isinstance(now, KVCache)):
         lines.append(f"KV cache: {_said(was)} → {_said(now)}")
     return lines
+
+
+def _of_no_weights(before: ModelScheme, after: ModelScheme, names: list[str]) -> list[str]:
+    """What is said of activations of modules without quantized weights, such as attention by its class."""
+    said: list[dict[tuple[str, str], str]] = []
+    for scheme in (before, after):
+        rules = [
+            one for one in scheme.rules if one.weights is None and not any(one.matches(n, ("Linear",)) for n in names)
+        ]
+        parts = [
+            (one, part)
+            for one in rules
+            for part in ("inputs", "outputs")
+            if isinstance(getattr(one, part), Activations)
+        ]
+        said.append({(part, ", ".join(map(str, one.match))): _said(getattr(one, part)) for one, part in parts})
+    old, new = said
+    every = (key for key in {**old, **new} if old.get(key) != new.get(key))
+    return [f"{key[0]} of {key[1]}: {old.get(key, _said(None))} → {new.get(key, _said(None))}" for key in every]
 
 
 def _layers(count: int, name: str) -> str:

@@ -127,6 +127,8 @@ def _of_compressed_tensors(said: dict[str, Any]) -> Iterator[str]:
 
 def _of_group(group: dict[str, Any], form: str) -> Iterator[str]:
     weights, inputs = group.get("weights"), group.get("input_activations")
+    if weights is None and (targets := group.get("targets")):
+        yield f"vLLM skips a group without weights ({', '.join(map(str, targets))}): attention is not quantized by it"
     if not isinstance(weights, dict) or not isinstance(inputs, dict):
         return
     if form == "nvfp4-pack-quantized" and inputs.get("dynamic") != "local":

@@ -4,6 +4,7 @@ target's files say the same by it, in the target's own number, or it is left out
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -35,6 +36,7 @@ _OF_CACHE = re.compile(
     r"|.+\.[kvq]_proj\.output_scale"
 )
 _FP8 = KVCache("float8_e4m3fn")
+_OF_QUERIES = re.compile(r".+\.(q_scale|q_zero_point)")
 _KEYS_AND_VALUES = re.compile(r"(.+?)\.(?:([kv])_proj\.output_scale|(?:[kv]_proj\.)?([kv])_scale)")
 
 
@@ -290,9 +292,13 @@ class Activations:
         """The scales of the KV cache as the target has them."""
         said, names = self._cache_said, self.target.bridge.cache_scales
         asked = UNSAID if self.target.asked is None else self.target.asked.scheme.kv_cache
+        if quantized and asked is UNSAID and self._same_format():
+            self.cache = isinstance(said, KVCache)
+            return [self._as_it_is(name) for name in self._caches]
         if (not self._caches and not isinstance(said, KVCache) and asked is UNSAID) or asked is None:
             return []
-        matches = {name: _KEYS_AND_VALUES.fullmatch(name) for name in self._caches}
+        queries = [name for name in self._caches if _OF_QUERIES.fullmatch(name)]
+        matches = {name: _KEYS_AND_VALUES.fullmatch(name) for name in self._caches if name not in queries}
         fit = all(match and _is_number(self._scales[name]) for name, match in matches.items())
         if asked == _FP8 and quantized and names and not (fit and said == _FP8 and self._caches):
             self.cache = True
@@ -308,12 +314,30 @@ class Activations:
             )
         if not self.cache:
             return []
+        if queries:
+            self.notes.append(
+                f"scales of queries of {len(queries)} layers are left out: there is no place for them in "
+                f"{self.target.spelled}, so that programs do not quantize attention by them"
+            )
         made = []
         for name, match in matches.items():
             assert match is not None
             to, shape = names[match[2] or match[3]]
             made.append(Choice(self._scales[name], "multiply", {to.format(match[1]): ("F32", shape)}, values=(1.0,)))
         return made
+
+    def _same_format(self) -> bool:
+        """Whether all that the source says of its attention stays in its own words."""
+        formats = {one.format for one in self.checkpoint.found} - {"plain"}
+        scheme = self.checkpoint.scheme_or_none
+        own = scheme is not None and any(
+            json.loads(scheme.raw).get(key) for key in ("config_groups", "kv_cache_scheme")
+        )
+        return own and formats == {self.target.format}
+
+    def _as_it_is(self, name: str) -> Choice:
+        found = self._scales[name]
+        return Choice(found, "copy", {name: (found.dtype, found.shape)})
 
 
 def _is_number(found: Found) -> bool:

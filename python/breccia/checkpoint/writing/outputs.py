@@ -22,7 +22,7 @@ from breccia.checkpoint.reading.folder import MAX_JSON, config_files
 from breccia.checkpoint.reading.models import other_names, tied_heads
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.recipes import ScalingRecipe
-from breccia.schemes import UNSAID, Activations, ModelScheme, differences
+from breccia.schemes import UNSAID, Activations, ModelScheme, Rule, differences
 from breccia.schemes.dialects import Said, scheme_of
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import Match
@@ -128,7 +128,7 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
         Written(recipes, ignored, inputs, checkpoint.config, target.cache, activations, kept, patterns, given)
     )
     if target.source is not None and target.source.source == target.format and "quantization_config" in said:
-        said["quantization_config"] |= _opaque(target.source)
+        _add(said["quantization_config"], _opaque(target.source, target.cache))
     beside = target.bridge.beside
     others = {beside: said.pop(beside)} if beside in said else {}
     return {**config, **said}, others
@@ -137,7 +137,7 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
 def _patterns_left(source: ModelScheme | None, quantized: Iterable[str]) -> tuple[Match, ...]:
     """The patterns by which a source names modules that it left alone, those of other files of the model included;
     without such as match what is quantized here."""
-    left = (rule for rule in source.rules if rule.weights is None) if source else ()
+    left = (rule for rule in source.rules if rule.weights is None and not _quantizes(rule)) if source else ()
     patterns = [one for rule in left for one in rule.match if one.kind != "name"]
     modules = list(quantized)
     return tuple(one for one in patterns if not any(one.matches(module, ("Linear",)) for module in modules))
@@ -156,8 +156,9 @@ def changed_meaning(checkpoint: Checkpoint, target: Target, choices: list[Choice
     config: dict[str, Any] = {} if target.bridge.container.whole else _config(checkpoint, target, choices)[0]
     said = config.get("quantization_config") or config.get("quantization") or {}
     after = scheme_of(Said(said, config, dict(recipes), {}, checkpoint.array, _beside(target, recipes)))
-    opaque = [key for key in _opaque(source) if recipes and key not in said]
-    lost = [f"{key} of the source is left out: programs do not transform inputs by it" for key in opaque]
+    transforms = "transform_config"
+    lost = [f"{transforms} of the source is left out: programs do not transform inputs by it"]
+    lost = lost if transforms in _opaque(source) and recipes and transforms not in said else []
     return [*lost, *differences(_wanted(target, source, recipes), after, recipes)]
 
 
@@ -174,10 +175,20 @@ def _beside(target: Target, recipes: dict[str, ScalingRecipe]) -> dict[str, Acti
     return made
 
 
-def _opaque(source: ModelScheme) -> dict[str, Any]:
-    """What a source says of its values that no scheme does, and programs must do: transforms of inputs."""
+def _opaque(source: ModelScheme, cache: bool = False) -> dict[str, Any]:
+    """What a source says that the same format's own words keep: transforms of inputs, groups of what has no weights,
+    and a cache of another kind than FP8's where its scales are kept."""
     said = json.loads(source.raw)
-    return {key: said[key] for key in ("transform_config",) if said.get(key)}
+    keys = ("transform_config", "config_groups", *(["kv_cache_scheme"] if cache else []))
+    return {key: said[key] for key in keys if said.get(key)}
+
+
+def _add(said: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add to an object of JSON; groups beside those that are there."""
+    groups = more.pop("config_groups", {})
+    said.update(more)
+    there = said.get("config_groups", {})
+    there.update({name if name not in there else f"{name}_of_no_weights": group for name, group in groups.items()})
 
 
 def _wanted(target: Target, source: ModelScheme, recipes: dict[str, ScalingRecipe]) -> ModelScheme:
@@ -188,7 +199,13 @@ def _wanted(target: Target, source: ModelScheme, recipes: dict[str, ScalingRecip
         meanings[module] = None, target.inputs_of(module, recipe), rule and rule.outputs
     asked = None if target.asked is None else target.asked.scheme
     cache = source.kv_cache if asked is None or asked.kv_cache is UNSAID else asked.kv_cache
-    return ModelScheme(grouped(meanings), cache)
+    apart = [rule for rule in source.rules if rule.weights is None and _quantizes(rule)]
+    return ModelScheme((*apart, *grouped(meanings)), cache)
+
+
+def _quantizes(rule: Rule) -> bool:
+    """Whether inputs or outputs are quantized by a rule."""
+    return isinstance(rule.inputs, Activations) or isinstance(rule.outputs, Activations)
 
 
 def modules_of(choices: list[Choice]) -> dict[str, ScalingRecipe]:
@@ -223,7 +240,13 @@ def _named_high(checkpoint: Checkpoint) -> set[str]:
         rules = checkpoint.scheme.rules
     except ValueError:  # what it says is of no known form
         return set()
-    return {one.pattern for rule in rules if rule.weights is None for one in rule.match if one.kind == "name"}
+    return {
+        one.pattern
+        for rule in rules
+        if rule.weights is None and not _quantizes(rule)
+        for one in rule.match
+        if one.kind == "name"
+    }
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

@@ -58,9 +58,14 @@ def scheme(said: Said) -> ModelScheme:
     rules += _joined([rule for _, _, rule in sorted(ranked, key=lambda one: one[:2])])
     kv = told.get("kv_cache_scheme")
     raw = {key: value for key, value in told.items() if key not in _READ}
+    # What is of no weights, such as the classes of attention, and other caches than FP8's stay as they are said.
+    apart = {name: group for name, group in (told.get("config_groups") or {}).items() if group.get("weights") is None}
+    raw |= {"config_groups": apart} if apart else {}
+    kept = None if kv is None else cache(mapping(kv, "compressed-tensors: kv_cache_scheme"))
+    raw |= {} if kept in (None, KVCache("float8_e4m3fn")) else {"kv_cache_scheme": kv}
     return ModelScheme(
         tuple(rules),
-        None if kv is None else cache(mapping(kv, "compressed-tensors: kv_cache_scheme")),
+        kept,
         scales_of(said, ENDINGS),
         "compressed-tensors",
         json.dumps(raw),
