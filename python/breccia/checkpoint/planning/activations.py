@@ -52,13 +52,14 @@ class Activations:
         names: of the tensors that are taken care of here; others are no scales of activations.
         inputs: modules with a scale of their inputs whose meaning is known.
         outputs: module → its static scale of outputs, which is kept, once `choices` knows.
+        made_of_amax: whether a scale of inputs is made of a file of moments, once `choices` knows.
         cache: whether scales of the KV cache are written, or the target says without them that it is of FP8.
         notes: what is left out, and what is another number, once `choices` knows.
     """
 
     def __init__(self, checkpoint: Checkpoint, found: Sequence[Found], target: Target) -> None:
         self.checkpoint, self.target = checkpoint, target
-        self.cache, self.notes = False, list[str]()
+        self.cache, self.made_of_amax, self.notes = False, False, list[str]()
         self._spell: Callable[[str], str] = str
         self.outputs: dict[str, Choice] = {}
         weights = {one.name: one for one in found if one.format != "plain"}
@@ -100,9 +101,12 @@ class Activations:
 
     def _amax(self, module: str) -> float | None:
         """The largest magnitude of a layer's inputs, of moments, else of a state of TransformerEngine."""
-        asked = self.target.asked
-        amax = None if asked is None or asked.amax is None else asked.amax.of(module)
+        amax = self._of_file(module)
         return FP8_INPUTS * self._seen[module] if amax is None and module in self._seen else amax
+
+    def _of_file(self, module: str) -> float | None:
+        asked = self.target.asked
+        return None if asked is None or asked.amax is None else asked.amax.of(module)
 
     def _meaning(self, name: str) -> InputScale | None:
         """What the source says by a scale of inputs; None where that is not known."""
@@ -185,6 +189,9 @@ class Activations:
                 found = Found(stored, "plain", "f32", weight.found.parts, new.shape, dtype="F32")
                 values = (number,) * math.prod(new.shape)
                 made[name] = [Choice(found, "make", {stored: ("F32", new.shape)}, values=values)]
+                self.made_of_amax = self.made_of_amax or self._of_file(module) is not None
+        if not self.target.bridge.input_scales:
+            missing = []
         if missing and not made and not written:
             raise ValueError(
                 f"static scales of inputs need their largest magnitudes, of the source or of moments that calibrate "

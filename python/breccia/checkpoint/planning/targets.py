@@ -256,10 +256,12 @@ def parse_target(
         "exclude": patterns_of(exclude, "exclude"),
     }
     spelled = spelled.strip().lower()
+    options = {"scale_search": scale_search, "group_size": group_size}
     if spelled in FLOATS:
+        for name in (name for name, value in options.items() if value is not None):
+            raise ValueError(f"--{name.replace('_', '-')} must be left out: {spelled} has no {name}")
         return Target(spelled, float_dtype=FLOATS[spelled], **patterns)
     name, *keys = spelled.split(":")
-    options = {"scale_search": scale_search, "group_size": group_size}
     size = next((int(key) for key in reversed(keys) if key.isdecimal()), None)
     patterns["group_size"] = size if group_size is None else group_size
     if name in recipe_names.names():

@@ -27,6 +27,7 @@ from breccia.checkpoint.files.planned_file import PlannedWriter
 from breccia.checkpoint.files.sums import Sums
 from breccia.checkpoint.planning.activations import Activations
 from breccia.checkpoint.planning.asked import Asked, asked_of
+from breccia.checkpoint.planning.effects import without_effect
 from breccia.checkpoint.planning.identity import beside, identity_of
 from breccia.checkpoint.planning.name_patterns import check_effects, check_names
 from breccia.checkpoint.planning.remarks import Remark
@@ -283,6 +284,7 @@ class Job:
         self.notes += self._note_levels()
         self.notes += self._note_experts()
         self.notes += rounding_notes(self.target, self.choices)
+        self.notes += without_effect(self.target, self.choices, self.activations, checkpoint)
         if checkpoint.container is not target.bridge.container and not target.bridge.container.whole:
             lost = checkpoint.container.left_behind(destination, self.into_directory)
             self.notes += [Remark(lost)] if lost else []
