@@ -15,54 +15,15 @@ from breccia.bridges.written import same_grid
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert
 from breccia.checkpoint.planning.asked import _of_line
 from breccia.schemes import UNSAID, KVCache, ModelScheme, differences
-from checkpoints import deepseek_v3, gpt_oss_20b
-from scheme_models import MODULES, write_model, write_moments
+from scheme_models import MADE, MODULES, SOURCES, write_model, write_moments, write_source
 
-ATTENTION, EXPERTS, ALL = "*.self_attn.*", "*.experts.*", "*"
-DENSE = tuple(f"model.layers.0.self_attn.{name}_proj" for name in "qkvo")
-# Name → the format it is of, its rules, and what else it is made with.
-MADE = {
-    "NVFP4 × NVFP4 local": ("compressed-tensors", [f"{ALL}=nvfp4,inputs=local"], {}),
-    "FP8 per row × FP8 per token dynamic": ("compressed-tensors", [f"{ALL}=fp8-row,inputs=dynamic"], {}),
-    "FP8 × FP8 static": ("modelopt", [f"{ALL}=fp8,inputs=static"], {}),
-    "INT4 g128, KV FP8": ("compressed-tensors", [f"{ALL}=int4:128,inputs=none"], {"kv": "fp8"}),
-    "attention FP8 static, experts NVFP4 local, KV FP8": (
-        "modelopt",
-        [f"{ATTENTION}=fp8,inputs=static", f"{EXPERTS}=nvfp4,inputs=local"],
-        {"kv": "fp8"},
-    ),
-    "INT8 × INT8 per token dynamic": ("compressed-tensors", [f"{ALL}=int8,inputs=dynamic"], {}),
-    "MLX of 4 and 8 bits": ("mlx", ["*.o_proj=int8:64", f"{ALL}=int4:64"], {}),
-    "GGUF Q4_K with Q6_K": ("gguf", ["*.v_proj=q6_k", f"{ALL}=q4_k"], {}),
-}
-OTHERS = {"MXFP4 experts (gpt-oss)": gpt_oss_20b, "FP8 128 × 128, powers of two (DeepSeek)": deepseek_v3}
-SOURCES = [*MADE, *OTHERS]
 TARGETS = [name for name, bridge in registry().items() if bridge.writes and name not in ("breccia", "onnx")]
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sources")
-    moments = write_moments(folder / "m.safetensors")
-
-    @cache
-    def made(name):
-        place = folder / str(SOURCES.index(name))
-        if name in OTHERS:
-            OTHERS[name](place)
-            if name.startswith("FP8"):
-                config = json.loads((place / "config.json").read_text())
-                config["quantization_config"]["scale_fmt"] = "ue8m0"
-                (place / "config.json").write_text(json.dumps(config))
-            return place
-        to, rules, options = MADE[name]
-        dense = to in ("mlx", "gguf")
-        model = write_model(folder / f"{place.name}-bf16", DENSE if dense else None)
-        out = place.with_suffix(".gguf") if to == "gguf" else place
-        convert(model, out, to, rules=rules, amax=moments, **options)
-        return out
-
-    return made
+    return cache(lambda name: write_source(name, folder))
 
 
 def quantized(path):
@@ -169,7 +130,7 @@ WORDS = ["dynamic", "static", "local", "none", "left out"]
 def asked(chance):
     """A scheme of any two recipes that takes any inputs beside them, and its rules in words."""
     rules = []
-    for pattern in (ATTENTION, EXPERTS):
+    for pattern in ("*.self_attn.*", "*.experts.*"):
         words = chance.sample(WORDS, len(WORDS))
         recipe = chance.choice(RECIPES)
         for word in words:
