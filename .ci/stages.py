@@ -127,6 +127,7 @@ STAGES = (
         "layers of vLLM and SGLang in these programs' own files",
         (
             *(f"python/breccia/{name}" for name in ("nn/", "_serving/", "vllm/", "sglang/", "checkpoint/planning/")),
+            *(f"python/breccia/{name}" for name in ("schemes/", "bridges/compressed_tensors/")),
             "tests_py/serving/",
             ".ci/requirements-serving.txt",
             ".ci/requirements-serving-needed.txt",

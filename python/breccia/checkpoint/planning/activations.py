@@ -330,17 +330,27 @@ class Activations:
         for name, match in matches.items():
             assert match is not None
             to, shape = names[match[2] or match[3]]
+            if (
+                to.format(match[1]) == name
+                and self._scales[name].shape == shape
+                and self._formats() == {self.target.format}
+            ):
+                made.append(self._as_it_is(name))
+                continue
             made.append(Choice(self._scales[name], "multiply", {to.format(match[1]): ("F32", shape)}, values=(1.0,)))
         return made
 
     def _same_format(self) -> bool:
         """Whether all that the source says of its attention stays in its own words."""
-        formats = {one.format for one in self.checkpoint.found} - {"plain"}
         scheme = self.checkpoint.scheme_or_none
         own = scheme is not None and any(
             json.loads(scheme.raw).get(key) for key in ("config_groups", "kv_cache_scheme")
         )
-        return own and formats == {self.target.format}
+        return own and self._formats() == {self.target.format}
+
+    def _formats(self) -> set[str]:
+        """Those of the source's quantized tensors."""
+        return {one.format for one in self.checkpoint.found} - {"plain"}
 
     def _as_it_is(self, name: str) -> Choice:
         found = self._scales[name]
