@@ -10,6 +10,7 @@ import functools
 import io
 import math
 import pickle
+import struct
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,11 @@ ENDING = "._extra_state"
 _MOST = 16 << 20  # bytes; a history of 1024 numbers of three tensors takes 12 KiB
 _PARTS = 3  # inputs, weight and outputs of each product, in this order
 _STORAGES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2"}
+# What an unpickler raises of bytes that are no pickle.
+_TROUBLE: tuple[type[Exception], ...] = (
+    *(pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError, ArithmeticError, struct.error),
+    *(AssertionError, NotImplementedError),
+)
 
 
 class _Opaque:
@@ -55,7 +61,7 @@ class _Unpickler(pickle._Unpickler):
 def _loads(raw: bytes, file: io.BytesIO | None = None) -> Any:
     try:
         return _Unpickler(file or io.BytesIO(raw)).load()
-    except (pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except _TROUBLE as error:
         raise ValueError(f"a state must be a pickle of TransformerEngine: {error}") from None
     except (RecursionError, MemoryError):
         raise ValueError("a state must be a pickle of TransformerEngine, it is nested too deep") from None
@@ -80,7 +86,7 @@ def _storage(raw: Any) -> Array:
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Array:
-    counts = (offset, *shape) if isinstance(shape, tuple) else (None,)
+    counts = (offset, *shape) if isinstance(shape, tuple) and len(shape) < 9 else (None,)
     if not isinstance(storage, np.ndarray) or not all(type(one) is int and one >= 0 for one in counts):
         raise ValueError("a state's tensors must have a storage, an offset and a shape")
     steps = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -120,6 +120,7 @@ def find_all(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> list[Fo
             )
         attributes = mapping(entry.get("_data"), f"tensor {name!r}: _data")
         check_axes(1, entries[parts["qdata"]])
+        check_kind(kind)
         inputs = inputs_beside(kind, attributes, STATIC.get(kind) in parts)
         # A scale of the inputs is no part of the weight; with a zero point, it is of no other format.
         parts.pop("act_quant_zero_point" if "act_quant_zero_point" in parts else STATIC.get(kind, ""), None)
