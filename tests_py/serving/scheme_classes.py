@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of a serving program's classes a layer is to get, by the scheme of the checkpoint alone."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,7 @@ def said_of(name: str, to: str, folder: Path) -> tuple[dict[str, Any], dict[str,
         whole = next((whole for whole, parts in FUSED.items() if last == parts[0] and "experts" not in at), None)
         if whole is not None and all(f"{at}.{part}" in rules for part in FUSED[whole]):
             rules[f"{at}.{whole}"] = rule
-    config = json.loads((folder / "out" / "config.json").read_text())
-    return config.get("quantization_config", {}), rules
+    return checkpoint.quantization, rules
 
 
 def when_of(rule: Any) -> str:
@@ -75,5 +73,4 @@ def linear() -> Any:
     return torch.nn.Linear(64, 64, device="meta")
 
 
-# Those with a config.json and with matrices: the experts of a layer of gpt-oss are one parameter.
-LINEAR = [name for name in SOURCES if not name.startswith(("MXFP4", "GGUF"))]
+LINEAR = [name for name in SOURCES if not name.startswith("MXFP4")]  # whose experts are one parameter of each layer
