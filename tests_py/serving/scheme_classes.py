@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of a serving program's classes a layer is to get, by the scheme of the checkpoint alone."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import breccia
+import numpy as np
 import pytest
 import torch
-from breccia.checkpoint import Checkpoint, convert
+from breccia.bridges import to_compressed_tensors
+from breccia.checkpoint import Checkpoint, convert, save_arrays
 from breccia.schemes import Activations
-from scheme_models import SOURCES, write_source
+from checkpoints import weight
+from scheme_models import ATTENTION, SOURCES, K, N, write_source
 
 FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 
@@ -74,3 +78,26 @@ def linear() -> Any:
 
 
 LINEAR = [name for name in SOURCES if not name.startswith("MXFP4")]  # whose experts are one parameter of each layer
+
+
+def names_of_caches(to: str, folder: Path) -> list[str]:
+    """The stored names of the scales of keys and values of a model with an FP8 cache."""
+    convert(quark_with_a_cache(folder / "quark"), folder / "cache", to)
+    return [one.name for one in breccia.scheme(folder / "cache").scales if one.of in ("k", "v")]
+
+
+def quark_with_a_cache(folder: Path) -> Path:
+    """A model of one attention in FP8 whose keys and values have scales, as AMD Quark writes it."""
+    folder.mkdir()
+    one = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
+    stored: dict[str, Any] = {}
+    for module in ATTENTION:
+        parts = to_compressed_tensors(breccia.cast(weight(N, K), "fp8"))
+        stored |= {f"{module}.{role}": array for role, array in parts.items()}
+        stored[f"{module}.input_scale"] = np.full((), 0.5, np.float32)
+    stored |= {f"{module}.output_scale": np.full((), 0.25, np.float32) for module in ATTENTION[1:3]}
+    save_arrays(stored, folder / "model.safetensors", {"format": "pt"})
+    said = {"quant_method": "quark", "global_quant_config": {"weight": one, "input_tensors": one}}
+    said["kv_cache_quant_config"] = {f"*{name}_proj": {"output_tensors": one} for name in "kv"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": said}))
+    return folder

@@ -27,3 +27,15 @@ def test_compressed_tensors(name: str, sglang: Any, tmp_path: Path, monkeypatch:
         scheme_classes.same(config.get_linear_scheme(layer, prefix), rule)
     for prefix in [one for one in said["ignore"] if ":" not in one]:
         assert config.get_linear_scheme(layer, prefix) is None
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors", "modelopt"])
+def test_scales_of_caches_reach_attention(to: str, sglang: Any, tmp_path: Path) -> None:
+    """By the names that its loader turns into those of its layer of attention."""
+    from sglang.srt.model_loader.weight_utils import maybe_remap_kv_scale_name
+
+    layer = "model.layers.0.self_attn.attn"
+    known = dict.fromkeys((f"{layer}.k_scale", f"{layer}.v_scale"))
+    names = scheme_classes.names_of_caches(to, tmp_path)
+    assert len(names) == 2
+    assert {maybe_remap_kv_scale_name(name, known) for name in names} == set(known)

@@ -78,3 +78,15 @@ def _key(module: Any, rule: Any) -> Any:
         "MXFP8 dynamic": "kMxfp8Dynamic",
     }
     return getattr(module, keys[str(rule.inputs)]) if scheme_classes.when_of(rule) else None
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors", "modelopt"])
+def test_scales_of_caches_reach_attention(to: str, vllm: Any, tmp_path: Path) -> None:
+    """By the names that its loader turns into those of its layer of attention."""
+    from vllm.model_executor.model_loader.weight_utils import maybe_remap_kv_scale_name
+
+    layer = "model.layers.0.self_attn.attn"
+    known = dict.fromkeys((f"{layer}.k_scale", f"{layer}.v_scale"))
+    names = scheme_classes.names_of_caches(to, tmp_path)
+    assert len(names) == 2
+    assert {maybe_remap_kv_scale_name(name, known) for name in names} == set(known)
