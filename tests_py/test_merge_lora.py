@@ -2,6 +2,7 @@
 """`breccia merge-lora`: against a dense merge made here in float32, and PEFT's own where it is installed."""
 
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,7 @@ from breccia.bridges.common import bfloat16_bits, float32
 from breccia.checkpoint import Checkpoint, SafetensorsFile, convert, merge_lora, save_arrays, verify
 from breccia.checkpoint.judging.verify import values
 from breccia.checkpoint.judging.verify_lines import render
+from breccia.moments import Moments, save_moments
 from checkpoints import write_shards
 
 RANK = 4
@@ -197,6 +199,70 @@ def test_rounding_by_chance_keeps_small_changes_on_average(tmp_path: Path) -> No
 
     assert abs(kept(np.mean(drawn, axis=0)) - 1) < 0.2
     assert abs(kept(nearest) - 1) > abs(kept(np.mean(drawn, axis=0)) - 1)
+
+
+def test_feedback_keeps_small_changes(tmp_path: Path) -> None:
+    """Of each format: more than rounding to nearest, which strict refuses, without moments and with."""
+    source = base(tmp_path / "base")
+    adapter(tmp_path / "adapter", factor=0.012)
+    rng = np.random.default_rng(0)
+    moments = {}
+    for i in range(2):
+        for module, columns in zip(MODULES[:1], (128,), strict=True):
+            inputs = rng.normal(size=(256, columns)).astype(np.float32)
+            full = inputs.T @ inputs
+            said = Moments(full.diagonal().copy(), np.asarray(256, np.int64), full=full)
+            moments[f"model.layers.{i}.{module}"] = said
+    save_moments(moments, tmp_path / "moments.safetensors")
+    for to in ("nvfp4", "int4:asym:32", "modelopt:nvfp4", "compressed-tensors:mxfp4", "mxfp8"):
+        convert(source, tmp_path / "q", to, force=True)
+        reports = {}
+        for name, options in {
+            "nearest": {},
+            "feedback": {"rounding": "feedback"},
+            "moments": {"rounding": "feedback", "moments": tmp_path / "moments.safetensors"},
+        }.items():
+            reports[name] = merge_lora(tmp_path / "q", tmp_path / "adapter", tmp_path / name, force=True, **options)
+            said = verify(tmp_path / "q", tmp_path / name, adapter=tmp_path / "adapter", min_sqnr_db=1)
+            assert said["kept"] == pytest.approx(reports[name]["change"]["kept"], abs=1e-3)
+        kept = {name: report["change"]["kept"] for name, report in reports.items()}
+        assert abs(1 - kept["feedback"]) < 0.25, (to, kept)
+        assert abs(1 - kept["moments"]) < 0.25, (to, kept)
+        note = [one for one in reports["moments"]["notes"] if "has no moments of them" in one]
+        assert len(note) == 1
+        assert note[0].startswith("model.layers.0.mlp.down_proj.weight and 1 more: ")
+        if to != "mxfp8":
+            assert kept["nearest"] < 0.7
+            assert "4 of 4 tensors keep less than 90% of the adapter's change" in reports["nearest"]["notes"][-1]
+            with pytest.raises(ValueError, match=r"strict: .* 4 of 4 tensors keep less than 90%.*--rounding feedback"):
+                merge_lora(tmp_path / "q", tmp_path / "adapter", tmp_path / "strict", strict=True)
+            assert not (tmp_path / "strict").exists()
+
+
+def test_the_command_says_what_is_kept(tmp_path: Path) -> None:
+    convert(base(tmp_path / "base"), tmp_path / "q", "nvfp4")
+    adapter(tmp_path / "adapter", factor=0.012)
+    command = [sys.executable, "-m", "breccia", "merge-lora", tmp_path / "q", tmp_path / "adapter", tmp_path / "out"]
+    asked = [*map(str, command), "--rounding", "feedback"]
+    run = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert re.search(r"\d+\.\d% of the adapter's change kept, rounding: feedback\n", run.stdout)
+    asked[-3] = str(tmp_path / "other")
+    with_seed = subprocess.run([*asked, "--seed", "1"], capture_output=True, text=True, check=False)
+    assert with_seed.returncode == 2
+    assert "seed must be left out except with rounding stochastic, got 1 with feedback" in with_seed.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounding": "up"}, "rounding must be one of nearest, stochastic, feedback, or None, got 'up'"),
+        ({"rounding": "nearest", "moments": "m"}, "moments must be left out except with rounding feedback"),
+    ],
+)
+def test_options_that_cannot_be(options: Any, message: str, tmp_path: Path) -> None:
+    adapter(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=message):
+        merge_lora(base(tmp_path / "base"), tmp_path / "adapter", tmp_path / "out", **options)
 
 
 @pytest.mark.parametrize(

@@ -134,12 +134,22 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
         "merge a LoRA adapter into a checkpoint, which keeps its format",
         "breccia merge-lora model-nvfp4/ adapter/ merged/",
     )
-    merge.add_argument("base", metavar="BASE", help="safetensors file or directory of shards, quantized or not")
+    merge.add_argument(
+        "base", metavar="BASE", help="safetensors file, directory of shards, quantized or not, or GGUF file"
+    )
     merge.add_argument(
         "adapter", metavar="ADAPTER", help="PEFT's folder: adapter_config.json, adapter_model.safetensors"
     )
     merge.add_argument("destination", metavar="OUT", help="file or directory to make")
-    merge.add_argument("--stochastic", type=int, metavar="SEED", help="round quantized weights by chance")
+    merge.add_argument(
+        "--rounding",
+        choices=["nearest", "stochastic", "feedback"],
+        help="of quantized weights: by chance, or what is lost is made good in later columns (default: nearest)",
+    )
+    merge.add_argument("--seed", type=int, metavar="N", help="of --rounding stochastic (default: 0)")
+    merge.add_argument("--stochastic", type=int, metavar="SEED", help="the same as --rounding stochastic --seed SEED")
+    merge.add_argument("--moments", metavar="FILE", help="of --rounding feedback: moments, of calibrate")
+    merge.add_argument("--strict", action="store_true", help="refuse what would be noted as lost")
     add_common(merge, force=_FORCE, threads=True)
 
     inspect = _command(
@@ -434,15 +444,20 @@ def _merge_lora(args: argparse.Namespace) -> int:
         args.base,
         args.adapter,
         args.destination,
-        seed=args.stochastic,
+        rounding=args.rounding,
+        seed=args.seed if args.stochastic is None else args.stochastic,
+        moments=args.moments,
         progress=progress_of(args),
         threads=args.threads,
         force=args.force,
+        strict=args.strict,
     )
     tensors = ", ".join(f"{count} {action}" for action, count in report["tensors"].items())
     lines = conversion.notes(report)
     done = f"{report['bytes_written']:,} bytes in {report['seconds']} s ({tensors})"
     lines += after(f"{report['destination']}:", done)
+    if (kept := report["change"]["kept"]) is not None:
+        lines.append(f"{kept:.1%} of the adapter's change kept, rounding: {report['change']['rounding']}")
     _print(args, report, "\n".join(lines))
     return 0
 

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounding that keeps a small change of codes: what rounding a column loses is made good in the columns after it.
+
+A change of less than half a step of the grid vanishes where each weight is rounded by itself. Here the remainder
+e = w - q of a column is fed to those still to be rounded, so that what the layer computes keeps the change, by the
+squares Σ (e @ x)² that second moments H of the inputs x give, as GPTQ does. Without moments, H = λ I + Aᵀ A with A an
+orthonormal basis of the rows of the change: of a LoRA adapter B @ A, the inputs that it looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from breccia import formats, verbs
+from breccia.bridges.common import pack_nibbles
+from breccia.calibration.error_feedback import _matrix
+from breccia.scaled_tensor import ScaledTensor
+from breccia.value.slicing import blocks_of
+
+__all__ = ["OfMoments", "OfRows", "rest_for", "round_change"]
+
+Array = Any
+_ROWS = 1024  # at a time
+_BATCH = 64  # columns whose remainders feed each other before a product feeds the rest
+_DAMP = 0.05  # of moments: added to the diagonal, in its mean
+# λ, what a remainder counts by itself beside 1 in the directions of the change, for a change as large as what rounding
+# loses. It falls with the change, whose share of a step is to be fed on until it is one.
+_REST = 0.12
+
+
+class Feed(Protocol):
+    """How much of the remainder of a column is added to each column after it: S (K, K), of i to c, i < c."""
+
+    def earlier(self, remainders: Array, start: int, stop: int) -> Array:
+        """What columns before ``start`` add to those from ``start`` to ``stop``, (N, stop - start)."""
+
+    def inside(self, start: int, stop: int) -> Array:
+        """S of these columns, (stop - start, stop - start)."""
+
+
+class OfMoments:
+    """By second moments of the inputs, in their mean, and by the rows of a change.
+
+    Args:
+        moments: as `breccia.gptq` takes them, of one matrix.
+        rows: (r, K), of which the change is a combination; None: by the moments alone.
+        rest: what a remainder counts by itself, beside 1 in the directions of the rows.
+
+    Raises:
+        ValueError: they are not finite, or not positive definite with any damping.
+    """
+
+    def __init__(self, moments: Any, rows: Array | None = None, rest: float = 1.0) -> None:
+        full = _matrix(moments)[1].astype(np.float64)
+        mean = float(np.diag(full).mean()) or 1.0
+        if rows is not None:
+            basis = _basis(rows)
+            full = full + mean / rest * (basis @ basis.T)
+        for damp in (_DAMP, 0.1, 1.0):
+            try:
+                # H = V Vᵀ with V upper triangular: Cholesky's of the opposite order.
+                turned = np.linalg.cholesky((full + damp * mean * np.eye(len(full)))[::-1, ::-1])
+            except np.linalg.LinAlgError:
+                continue
+            break
+        else:
+            raise ValueError("moments must be finite and not negative on any direction, they are")
+        upper = turned[::-1, ::-1]
+        self._share = (upper / np.diag(upper)).astype(np.float32)
+
+    def earlier(self, remainders: Array, start: int, stop: int) -> Array:
+        """See `Feed`."""
+        return remainders[:, :start] @ self._share[:start, start:stop]
+
+    def inside(self, start: int, stop: int) -> Array:
+        """See `Feed`."""
+        return self._share[start:stop, start:stop]
+
+
+class OfRows:
+    """By the rows of a change.
+
+    Args:
+        rows: (r, K), of which the change is a combination.
+        rest: λ, what a remainder counts by itself, beside 1 in the directions of the rows; see `rest_for`.
+    """
+
+    def __init__(self, rows: Array, rest: float) -> None:
+        basis = _basis(rows)
+        # S_ic = a_i · y_c with (λ I + Σ_{j ≥ c} a_j a_jᵀ) y_c = a_c
+        left = np.cumsum((basis[:, :, None] * basis[:, None, :])[::-1], axis=0)[::-1]
+        left = left + rest * np.eye(basis.shape[1])
+        solved = np.linalg.solve(left, basis[:, :, None])[..., 0]
+        self._basis, self._solved = basis.astype(np.float32), solved.astype(np.float32)
+
+    def earlier(self, remainders: Array, start: int, stop: int) -> Array:
+        """See `Feed`."""
+        return (remainders[:, :start] @ self._basis[:start]) @ self._solved[start:stop].T
+
+    def inside(self, start: int, stop: int) -> Array:
+        """See `Feed`."""
+        return self._basis[start:stop] @ self._solved[start:stop].T
+
+
+def rest_for(old: ScaledTensor, change: Array) -> float:
+    """λ for a change, by its size in steps of the grid.
+
+    Args:
+        old: the codes before, (N, K).
+        change: what is added, of the first rows at least, (n, K).
+
+    Returns:
+        A number above 0.
+    """
+    rows = next(_pieces(old))
+    rows = slice(0, min(rows.stop, len(change)))
+    step, zero = _grid(old[rows])
+    numbers = _codes(old)[0]
+    ratio = np.divide(verbs.dequantize(old[rows]) - zero, step, out=np.zeros_like(step), where=step != 0)
+    gaps = step * np.diff(numbers)[np.clip(np.searchsorted(numbers, ratio), 0, len(numbers) - 2)]
+    lost = float(np.sqrt(np.square(gaps).mean() / 12))
+    size = float(np.sqrt(np.square(change[rows]).mean()))
+    return _REST * min(max(size / lost, 1e-3), 1.0) if lost > 0 else _REST
+
+
+def _basis(rows: Array) -> Array:
+    """An orthonormal basis of rows (r, K), (K, r)."""
+    return np.linalg.qr(np.asarray(rows, np.float64).T)[0]
+
+
+def round_change(old: ScaledTensor, values: Array, nearest: ScaledTensor, feed: Feed) -> ScaledTensor:
+    """Codes of values that are others' with a small change.
+
+    Args:
+        old: the codes before, (N, K).
+        values: what is to be rounded, float32 (N, K).
+        nearest: ``values`` rounded to nearest, in the form of the result. A block has the scale (and zero point) of
+            ``old`` where that reaches its values, so that what does not change stays on its grid, else that of
+            ``nearest``.
+        feed: how remainders are fed to later columns.
+
+    Returns:
+        A tensor of the form of ``nearest``.
+    """
+    form = _kept_scales(old, values, nearest)
+    chosen = np.empty(values.shape, np.uint8)
+    for rows in _pieces(form):
+        chosen[rows] = _rounded(form[rows], values[rows], feed)
+    return _with_codes(form, chosen)
+
+
+def _rounded(form: ScaledTensor, values: Array, feed: Feed) -> Array:
+    """Codes (n, K) of some rows, on the grid of ``form``."""
+    step, zero = _grid(form)
+    numbers, codes = _codes(form)
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    remainders = np.zeros(values.shape, np.float32)
+    chosen = np.empty(values.shape, np.uint8)
+    for start in range(0, values.shape[1], _BATCH):
+        stop = min(start + _BATCH, values.shape[1])
+        wanted = values[:, start:stop] + feed.earlier(remainders, start, stop)
+        inside = feed.inside(start, stop)
+        for c in range(start, stop):
+            goal = wanted[:, c - start] + remainders[:, start:c] @ inside[: c - start, c - start]
+            ratio = np.divide(goal - zero[:, c], step[:, c], out=np.zeros_like(goal), where=step[:, c] != 0)
+            index = np.searchsorted(middles, ratio)
+            chosen[:, c] = codes[index]
+            remainders[:, c] = values[:, c] - (zero[:, c] + step[:, c] * numbers[index])
+    return chosen
+
+
+def _pieces(form: ScaledTensor) -> Iterator[slice]:
+    """Runs of rows, whole blocks each."""
+    tall = max(blocks_of(form.layout).rows, 1)
+    step = max(_ROWS // tall, 1) * tall
+    for start in range(0, form.shape[0], step):
+        yield slice(start, min(start + step, form.shape[0]))
+
+
+def _kept_scales(old: ScaledTensor, values: Array, nearest: ScaledTensor) -> ScaledTensor:
+    """``nearest`` with the scales and zero points of ``old`` in blocks whose values these reach."""
+    if old.recipe.element != nearest.recipe.element or old.layout != nearest.layout:
+        return nearest
+    if not _same(old.global_scale, nearest.global_scale) or (old.zero_point is None) != (nearest.zero_point is None):
+        return nearest
+    numbers = _codes(old)[0]
+    # What is past an end by less than half of its last step is nearest to that end on a longer grid, too.
+    low, high = (1.5 * numbers[end] - 0.5 * numbers[inner] for end, inner in ((0, 1), (-1, -2)))
+    fits = np.empty(values.shape, bool)
+    for rows in _pieces(old):
+        step, zero = _grid(old[rows])
+        fits[rows] = (values[rows] >= zero + step * low) & (values[rows] <= zero + step * high)
+    reached = _of_blocks(fits, old.layout)
+
+    def chosen(kept: Any, anew: Any) -> Any:
+        return None if kept is None else np.where(reached.reshape(np.shape(kept)), kept, anew).astype(kept.dtype)
+
+    scale, zeros = chosen(old.scale, nearest.scale), chosen(old.zero_point, nearest.zero_point)
+    return nearest._with(scale=scale, zero_point=zeros)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return (one is None) == (other is None) and (one is None or np.array_equal(one, other))
+
+
+def _of_blocks(holds: Array, layout: Any) -> Array:
+    """Whether something holds of all elements of each block, a row of blocks after another."""
+    rows, columns = holds.shape
+    blocks = blocks_of(layout)
+    tall, wide = blocks.rows or rows, blocks.columns or columns
+    padded = np.pad(holds, ((0, -rows % tall), (0, -columns % wide)), constant_values=True)
+    down, across = padded.shape[0] // tall, padded.shape[1] // wide
+    every: Array = padded.reshape(down, tall, across, wide).all(axis=(1, 3))
+    return every
+
+
+def _codes(scaled: ScaledTensor) -> tuple[Array, Array]:
+    """The finite numbers of an element format, rising, and their codes; of two zeros the one without a sign."""
+    element = scaled.recipe.element
+    codes = np.arange(2 ** formats.finfo(element).bits, dtype=np.uint8)
+    numbers = formats.decode(codes, element)
+    numbers, codes = numbers[np.isfinite(numbers)], codes[np.isfinite(numbers)]
+    rising, first = np.unique(numbers, return_index=True)
+    return rising, codes[first]
+
+
+def _grid(form: ScaledTensor) -> tuple[Array, Array]:
+    """Step and offset of each element, float32 (N, K): its value is offset + step · number of its code."""
+    element = form.recipe.element
+    zero, one = (
+        verbs.dequantize(_with_codes(form, np.full(form.shape, code, np.uint8)))
+        for code in formats.encode(np.array([0.0, 1.0]), element)
+    )
+    return one - zero, zero
+
+
+def _with_codes(form: ScaledTensor, codes: Array) -> ScaledTensor:
+    data = pack_nibbles(codes & 15) if form.is_packed else codes
+    return form._with(data=np.ascontiguousarray(data).view(form.data.dtype).reshape(form.data.shape))

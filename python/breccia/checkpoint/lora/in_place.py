@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The merge of a LoRA adapter into a GGUF file: metadata, tensors that do not change and all places stay byte for byte,
+and a tensor that changes keeps its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from breccia.bridges.common import bfloat16_bits, float32
+from breccia.bridges.gguf import KINDS, RECIPE_OF, to_gguf
+from breccia.bridges.parts import Found
+from breccia.checkpoint.files.planned_file import PlannedWriter
+from breccia.checkpoint.lora.job import FLOATS, Merge
+from breccia.checkpoint.planning.targets import Choice, Target
+from breccia.checkpoint.reading.source import Checkpoint
+from breccia.checkpoint.workers import Workers
+from breccia.checkpoint.writing.losses import Loss
+from breccia.gguf.container import GgufFile
+
+__all__ = ["MergeInPlace"]
+
+_ENCODED = {kind.name: kind for kind in KINDS.values() if kind.encode is not None}
+_WRITTEN = (*FLOATS, *RECIPE_OF, *_ENCODED)
+
+
+class MergeInPlace(Merge):
+    """See `Merge`; the base is a GGUF file."""
+
+    @property
+    def _file(self) -> GgufFile:
+        file = self.checkpoint.files[0]
+        assert isinstance(file, GgufFile)
+        return file
+
+    def _target_of(self, checkpoint: Checkpoint) -> Target:
+        if len(checkpoint.files) > 1:
+            raise ValueError(f"base must be one GGUF file, {checkpoint.path} has {len(checkpoint.files)}")
+        return Target("merge-lora", format="gguf", exclude=("*",))
+
+    def _settled(self, target: Target) -> Target:
+        return target  # names are the file's
+
+    def _to_convert(self, found: list[Found]) -> list[Found]:
+        """Stored tensors once each: of several logical ones in one tensor, the first; of a half and its whole, too."""
+        listed, seen = [], set[str]()
+        for one in found:
+            parts = dict.fromkeys(one.parts.values())
+            if one.name in self.adapter.changes or not seen.issuperset(parts):
+                listed.append(one)
+                seen.update(parts)
+        return listed
+
+    def _choose(self, found: Found, target: Target) -> Choice:
+        names = dict.fromkeys(found.parts.values())
+        stored = {name: self.checkpoint.entries[name] for name in names}
+        outputs = {name: (entry.dtype, entry.shape) for name, entry in stored.items()}
+        if found.name not in self.adapter.changes:
+            return Choice(found, "same", outputs, found.recipe)
+        origin = found.origin
+        if origin.expert is not None or origin.members or origin.cut is not None:
+            raise ValueError(f"tensor {found.name!r} must be one in the file, which keeps it with others or in parts")
+        kind = self._file.kinds[next(iter(names))]
+        if kind not in _WRITTEN:
+            raise ValueError(f"tensor {found.name!r} must be of {', '.join(_WRITTEN)} to be merged into, it is {kind}")
+        note = ""
+        if kind in _ENCODED and self.rounding.rounding != "nearest":
+            note = f"{kind} is rounded to nearest: {self.rounding.rounding} has no form in it"
+        return Choice(found, "merge", outputs, found.recipe, note=note)
+
+    def _share(self) -> tuple[list[Choice], list[str]]:
+        return self.choices, []
+
+    def _note_levels(self) -> list[str]:
+        return []
+
+    def _execute(self, choice: Choice, writer: PlannedWriter, workers: Workers, losses: dict[str, Loss]) -> int:
+        if choice.action != "merge":
+            return super()._execute(choice, writer, workers, losses)
+        found = choice.found
+        for name, array in self._stored(choice).items():
+            writer.write(name, array)
+            self.progress.add(array.nbytes)
+        self.checkpoint.release(found)
+        return self.bad.get(found.name, 0)
+
+    def _stored(self, choice: Choice) -> dict[str, Any]:
+        """What the file stores of a tensor with its change, by name."""
+        found = choice.found
+        (first, *others), order = dict.fromkeys(found.parts.values()), found.origin.row_order
+        kind = self._file.kinds[first]
+        second: dict[str, Any] = {}
+        if kind in RECIPE_OF:
+            parts = to_gguf(self._made(choice))
+            rows = parts[kind]
+            second = {others[0]: parts["scale"]} if others else {}
+        else:
+            values = self.values(found)
+            rows, decoded = _encoded(kind, values, found.origin.offset)
+            self.note_kept(found, values, decoded)
+        return {first: rows if order is None else rows[order], **second}
+
+    def _writer(self, path: Path, choices: list[Choice]) -> PlannedWriter:
+        spans = {name: (entry.start, entry.stop) for name, entry in self._file.entries.items()}
+        start = min((begin for begin, _ in spans.values()), default=self._file.file.size)
+        header = bytes(self._file.file.read(0, start))
+        return PlannedWriter(path, header, spans, self._file.file.size, resume=True)
+
+
+def _encoded(kind: str, values: Any, offset: float) -> tuple[Any, Callable[[int, int], Any]]:
+    """Values as a type of the file has them, and the values of rows of that."""
+    if kind in _ENCODED:
+        encode, decode = _ENCODED[kind].encode, _ENCODED[kind].decode
+        assert encode is not None
+        assert decode is not None
+        blocks = encode(values)
+        return blocks, lambda start, stop: decode(blocks[start:stop])
+    moved = values + np.float32(offset) if offset else values
+    kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+    array = bfloat16_bits(moved) if kind == "BF16" else moved.astype(kinds[kind])
+    return array, lambda start, stop: float32(array[start:stop]) - np.float32(offset)

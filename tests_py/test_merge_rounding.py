@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounding that keeps a small change of codes, of every recipe of weights, against the same in float64 by inverses."""
+
+from typing import Any
+
+import breccia
+import breccia.bridges.common
+import breccia.comparison
+import numpy as np
+import pytest
+from breccia import recipes
+from breccia.checkpoint.lora.feedback import OfMoments, OfRows, _codes, _grid, round_change
+
+RECIPES: dict[str, Any] = {
+    **{kind.__name__: kind() for kind in recipes.all_recipes()},
+    "int4 without a sign, with zero points": breccia.INT4Scaling(group_size=32, symmetric=False, signed=False),
+    "int8 in groups": breccia.INT8Scaling(group_size=32, scale_dtype="fp16"),
+    "fp8 in squares": breccia.Float8BlockScaling(block_m=128),
+    "nvfp4 of one level": breccia.NVFP4BlockScaling(two_level=False),
+}
+N, K, RANK, REST = 130, 256, 4, 0.05
+COARSE = ("float4", "int4", "uint4", "float6")
+
+
+def weight(seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(0, 0.02, (N, K)).astype(np.float32)
+
+
+def change_of(scaled: Any, size: float, seed: int = 1) -> tuple[Any, Any]:
+    """A change B @ A whose mean square is that of ``size`` of what rounding to the recipe loses, and A."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(RANK, K)), rng.normal(size=(N, RANK))
+    product = b @ a
+    lost = np.sqrt(np.square(weight() - breccia.dequantize(scaled)).mean())
+    return (product * size * lost / np.sqrt(np.square(product).mean())).astype(np.float32), a.astype(np.float32)
+
+
+def nearest(values: Any, old: Any) -> Any:
+    if old.global_scale is None:
+        return breccia.cast(values, old.recipe)
+    amax = breccia.bridges.common.global_scale(old, "multiplier").reshape(-1)[0] * np.float32(448 * 6)
+    return breccia.cast(values, old.recipe, amax=amax)._with(global_scale=old.global_scale)
+
+
+def kept(old: Any, new: Any, change: Any) -> float:
+    dot, norm = breccia.comparison.kept(breccia.dequantize(old), breccia.dequantize(new), change)
+    return dot / norm
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("moments", [False, True])
+def test_as_gptq_by_the_inverse(name: str, moments: bool) -> None:
+    """Codes are those of the update by the inverse's factor, in float64, and scales those there were."""
+    old = breccia.cast(weight(), RECIPES[name])
+    change, a = change_of(old, 0.3)
+    inputs = np.random.default_rng(5).normal(size=(512, K)) @ np.random.default_rng(6).normal(size=(K, K))
+    basis = np.linalg.svd(a.astype(np.float64), full_matrices=False)[2]
+    metric = np.eye(K) * REST + basis.T @ basis
+    feed: Any = OfRows(a, REST)
+    if moments:
+        full = (inputs.T @ inputs).astype(np.float32)
+        mean = full.diagonal().mean(dtype=np.float64)
+        metric = full + mean / REST * basis.T @ basis + 0.05 * mean * np.eye(K)
+        feed = OfMoments(full, a, REST)
+    values = breccia.dequantize(old) + change
+    made = round_change(old, values, nearest(values, old), feed)
+    step, zero = _grid(made)
+    numbers = _codes(made)[0]
+    factor = np.linalg.cholesky(np.linalg.inv(metric)).T
+    left, wanted = values.astype(np.float64), np.empty((N, K))
+    for c in range(K):
+        scale = np.where(step[:, c] == 0, 1, step[:, c])
+        at = np.abs(((left[:, c] - zero[:, c]) / scale)[:, None] - numbers).argmin(axis=1)
+        wanted[:, c] = zero[:, c] + step[:, c] * numbers[at]
+        left[:, c + 1 :] -= np.outer((left[:, c] - wanted[:, c]) / factor[c, c], factor[c, c + 1 :])
+    # A tie that float32 decides otherwise changes the rest of its row.
+    equal = np.isclose(breccia.dequantize(made), wanted, rtol=1e-5, atol=1e-7).all(axis=1)
+    assert equal.mean() > 0.7
+    energy = [np.einsum("ni,ij,nj->", e, metric, e) for e in (breccia.dequantize(made) - values, wanted - values)]
+    assert energy[0] == pytest.approx(energy[1], rel=0.02)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_small_change_is_kept(name: str) -> None:
+    """Nearest keeps less than two thirds of a change of a fifth of the error of rounding, feedback nearly all."""
+    old = breccia.cast(weight(), RECIPES[name])
+    change, a = change_of(old, 0.2)
+    values = breccia.dequantize(old) + change
+    to_nearest = nearest(values, old)
+    fed = round_change(old, values, to_nearest, OfRows(a, REST / 10))
+    assert kept(old, fed, change) > 0.85
+    if old.recipe.element.startswith(COARSE):
+        assert kept(old, to_nearest, change) < 0.67
+    lost = [np.linalg.norm((breccia.dequantize(x) - values) @ a.T) for x in (to_nearest, fed)]
+    assert lost[1] < 0.5 * lost[0]
+    assert (np.asarray(fed.scale) == np.asarray(old.scale)).mean() > 0.99
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_change_of_nothing_leaves_the_codes(name: str) -> None:
+    old = breccia.cast(weight(), RECIPES[name])
+    values = breccia.dequantize(old)
+    other = nearest(values * np.float32(1.07), old)  # its scales are not those to be kept
+    made = round_change(old, values, other, OfRows(np.eye(RANK, K, dtype=np.float32), REST))
+    if other.global_scale is None or np.array_equal(other.global_scale, old.global_scale):
+        np.testing.assert_array_equal(breccia.dequantize(made), values)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_large_change_takes_new_scales(name: str) -> None:
+    """Where the old scales do not reach, those of rounding to nearest do: the error stays that of the recipe."""
+    old = breccia.cast(weight(), RECIPES[name])
+    change, a = change_of(old, 1)
+    change *= np.float32(0.1 / np.abs(change).max())
+    values = breccia.dequantize(old) + change
+    to_nearest = breccia.cast(values, old.recipe)
+    fed = round_change(old, values, to_nearest, OfRows(a, REST))
+    lost = [np.linalg.norm(breccia.dequantize(x) - values) for x in (to_nearest, fed)]
+    assert lost[1] < 1.6 * lost[0]
+    assert abs(kept(old, fed, change) - 1) < 0.01
