@@ -72,8 +72,7 @@ for step in range(arguments.steps):
         print(f"step {step}: loss {loss.item():.3f}")
 print(f"trained: loss {loss_of(tuned):.3f}")
 
-for seed in (None, 0):
-    with breccia.peft.merging(seed) as report:
+for rounding in ("nearest", "stochastic", "feedback"):
+    with breccia.peft.merging(rounding=rounding) as report:
         merged = copy.deepcopy(tuned).merge_and_unload()
-    how = "to nearest" if seed is None else "by chance"
-    print(f"merged, rounded {how}: loss {loss_of(merged):.3f}, {report.kept:.0%} of the change kept")
+    print(f"merged, rounding {rounding}: loss {loss_of(merged):.3f}, {report.kept:.0%} of the change kept")

