@@ -246,10 +246,10 @@ def test_the_command_says_what_is_kept(tmp_path: Path) -> None:
     asked = [*map(str, command), "--rounding", "feedback"]
     run = subprocess.run(asked, capture_output=True, text=True, check=True)
     assert re.search(r"\d+\.\d% of the adapter's change kept, rounding: feedback\n", run.stdout)
-    asked[-3] = str(tmp_path / "other")
+    asked[-3:] = [str(tmp_path / "other"), "--rounding", "nearest"]
     with_seed = subprocess.run([*asked, "--seed", "1"], capture_output=True, text=True, check=False)
     assert with_seed.returncode == 2
-    assert "seed must be left out except with rounding stochastic, got 1 with feedback" in with_seed.stderr
+    assert "seed must be left out with rounding nearest, which draws nothing, got 1" in with_seed.stderr
 
 
 @pytest.mark.parametrize(

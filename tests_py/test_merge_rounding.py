@@ -65,12 +65,16 @@ def test_as_gptq_by_the_inverse(name: str, moments: bool) -> None:
     values = breccia.dequantize(old) + change
     made = round_change(old, values, nearest(values, old), feed)
     step, zero = _grid(made)
-    numbers = _codes(made)[0]
+    numbers = _codes(made)[0].astype(np.float64)
+    drawn = np.random.default_rng([0, 0]).random((K, N), np.float32)
     factor = np.linalg.cholesky(np.linalg.inv(metric)).T
     left, wanted = values.astype(np.float64), np.empty((N, K))
     for c in range(K):
         scale = np.where(step[:, c] == 0, 1, step[:, c])
-        at = np.abs(((left[:, c] - zero[:, c]) / scale)[:, None] - numbers).argmin(axis=1)
+        ratio = np.clip((left[:, c] - zero[:, c]) / scale, numbers[0], numbers[-1])
+        above = np.clip((numbers <= ratio[:, None]).sum(axis=1), 1, len(numbers) - 1)
+        share = (ratio - numbers[above - 1]) / (numbers[above] - numbers[above - 1])
+        at = np.where(drawn[c] < share, above, above - 1)
         wanted[:, c] = zero[:, c] + step[:, c] * numbers[at]
         left[:, c + 1 :] -= np.outer((left[:, c] - wanted[:, c]) / factor[c, c], factor[c, c + 1 :])
     # A tie that float32 decides otherwise changes the rest of its row.

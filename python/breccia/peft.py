@@ -36,7 +36,7 @@ from peft.tuners.lora.variants import DoraLinearVariant  # noqa: E402
 from peft.tuners.tuners_utils import check_adapters_to_merge  # noqa: E402
 
 from breccia import comparison, verbs  # noqa: E402
-from breccia.checkpoint.lora.feedback import OfRows, rest_for, round_change  # noqa: E402
+from breccia.checkpoint.lora.feedback import OfRows, round_change  # noqa: E402
 from breccia.checkpoint.lora.rounding import MergeRounding  # noqa: E402
 from breccia.nn import QuantizedLinear  # noqa: E402
 from breccia.recipes import choices, global_divides  # noqa: E402
@@ -74,7 +74,7 @@ class Merging:
     """How layers are merged, and what came of it: see `merging`.
 
     Attributes:
-        seed: of stochastic rounding; None where rounding is another one.
+        seed: of what is drawn; None to nearest.
         rounding: "nearest", "stochastic" or "feedback".
         layers: what was done, in order.
     """
@@ -102,10 +102,10 @@ def merging(seed: int | None = None, *, rounding: str | None = None) -> Iterator
     """How layers of codes are merged in a ``with``, as in ``with merging(seed=0) as report: model.merge_and_unload()``.
 
     Args:
-        seed: round up or down by chance, drawn with this seed, so that small changes are kept on average.
-        rounding: "nearest", which keeps nothing of a change of less than half a step; "stochastic", as a seed alone
-            asks for; or "feedback", where what rounding a column loses of the change is made good in later columns, as
-            `breccia.checkpoint.merge_lora` does.
+        seed: of what is drawn; 0 where rounding draws and none is given.
+        rounding: "nearest", which keeps nothing of a change of less than half a step; "stochastic", up or down by
+            chance, so that small changes are kept on average, as a seed alone asks for; or "feedback", where later
+            columns also make good what chance loses in one, as `breccia.checkpoint.merge_lora` does.
 
     Yields:
         The report, which grows by a `Merged` for each layer.
@@ -266,11 +266,12 @@ class QuantizedLora(Linear):  # type: ignore[misc]
         if safe and not (torch.isfinite(values).all() and (bias is None or torch.isfinite(bias).all())):
             raise ValueError(f"merged values must be finite, those with adapters {', '.join(names)} are not")
         report = _merging.get()
-        seed, number = (None, 0) if report is None else (report.seed, len(report.layers))
-        made = _quantized_again(values, codes, seed, number)
-        if report is not None and report.rounding == "feedback" and bool(torch.isfinite(values).all()):
+        how = Merging() if report is None else report
+        rounding, seed, number = how.rounding, how.seed, len(how.layers)
+        made = _quantized_again(values, codes, rounding, seed, number)
+        if rounding == "feedback" and bool(torch.isfinite(values).all()):
             rows = torch.cat([self.lora_A[name].weight.detach() for name in names])
-            made = _fed_back(values, codes, made, values - old, rows)
+            made = _fed_back(values, codes, made, rows, (seed or 0) + number)
         _say(report, names, old, verbs.dequantize(made), values - old)
         self._base_codes = codes
         base.put_weight_(made)
@@ -291,11 +292,12 @@ class QuantizedLora(Linear):  # type: ignore[misc]
         return False
 
 
-def _quantized_again(values: Any, like: ScaledTensor, seed: int | None, number: int) -> ScaledTensor:
+def _quantized_again(values: Any, like: ScaledTensor, rounding: str, seed: int | None, number: int) -> ScaledTensor:
     """Values as codes of another's recipe; a global scale that is large enough stays, which fused layers share."""
     options: dict[str, Any] = {}
     second = None
-    if seed is not None:
+    if rounding == "stochastic":
+        assert seed is not None
         options = {"rounding": "stochastic", "seed": (seed + zlib.crc32(str(number).encode())) & 0x7FFFFFFF}
     if choices(like.recipe).two_level and like.global_scale is not None:
         there = float(like.global_scale.reshape(-1)[0])
@@ -310,11 +312,11 @@ def _quantized_again(values: Any, like: ScaledTensor, seed: int | None, number: 
     )
 
 
-def _fed_back(values: Any, codes: ScaledTensor, nearest: ScaledTensor, change: Any, rows: Any) -> ScaledTensor:
+def _fed_back(values: Any, codes: ScaledTensor, nearest: ScaledTensor, rows: Any, seed: int) -> ScaledTensor:
     """What "feedback" makes of codes; ``rows`` are those of all matrices A."""
-    host, by, looked_at = (x.to("cpu", torch.float32).numpy() for x in (values, change, rows))
+    host, looked_at = (x.to("cpu", torch.float32).numpy() for x in (values, rows))
     old, made = codes.to("numpy"), nearest.to("numpy")
-    fed = as_array_is(round_change(old, host, made, OfRows(looked_at, rest_for(old, by))), values)
+    fed = as_array_is(round_change(old, host, made, OfRows(looked_at), seed & 0x7FFFFFFF), values)
     return nearest._with(data=fed.data, scale=fed.scale, zero_point=fed.zero_point)
 
 

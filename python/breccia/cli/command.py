@@ -144,9 +144,9 @@ def _parser(with_demo: bool) -> argparse.ArgumentParser:
     merge.add_argument(
         "--rounding",
         choices=["nearest", "stochastic", "feedback"],
-        help="of quantized weights: by chance, or what is lost is made good in later columns (default: nearest)",
+        help="of quantized weights: by chance, or with later columns making good what one loses (default: nearest)",
     )
-    merge.add_argument("--seed", type=int, metavar="N", help="of --rounding stochastic (default: 0)")
+    merge.add_argument("--seed", type=int, metavar="N", help="of --rounding stochastic or feedback (default: 0)")
     merge.add_argument("--stochastic", type=int, metavar="SEED", help="the same as --rounding stochastic --seed SEED")
     merge.add_argument("--moments", metavar="FILE", help="of --rounding feedback: moments, of calibrate")
     merge.add_argument("--strict", action="store_true", help="refuse what would be noted as lost")

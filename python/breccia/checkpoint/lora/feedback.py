@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounding that keeps a small change of codes: what rounding a column loses is made good in the columns after it.
+"""Rounding that keeps a small change of codes: by chance, and what a column loses is made good in those after it.
 
-A change of less than half a step of the grid vanishes where each weight is rounded by itself. Here the remainder
-e = w - q of a column is fed to those still to be rounded, so that what the layer computes keeps the change, by the
-squares Σ (e @ x)² that second moments H of the inputs x give, as GPTQ does. Without moments, H = λ I + Aᵀ A with A an
-orthonormal basis of the rows of the change: of a LoRA adapter B @ A, the inputs that it looks at.
+A change of less than half a step of the grid vanishes where each weight is rounded to nearest. By chance it is kept on
+average, in every column, and the price is noise. Here the remainder e = w - q of a column is also fed to those still to
+be rounded, so that what the layer computes has less of the noise, by the squares Σ (e @ x)² that second moments H of
+the inputs x give, as GPTQ does. Without moments, H = λ I + Aᵀ A with A an orthonormal basis of the rows of the change:
+of a LoRA adapter B @ A, the inputs that it looks at.
 """
 
 from __future__ import annotations
@@ -20,15 +21,13 @@ from breccia.calibration.error_feedback import _matrix
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.slicing import blocks_of
 
-__all__ = ["OfMoments", "OfRows", "rest_for", "round_change"]
+__all__ = ["OfMoments", "OfRows", "round_change"]
 
 Array = Any
 _ROWS = 1024  # at a time
 _BATCH = 64  # columns whose remainders feed each other before a product feeds the rest
 _DAMP = 0.05  # of moments: added to the diagonal, in its mean
-# λ, what a remainder counts by itself beside 1 in the directions of the change, for a change as large as what rounding
-# loses. It falls with the change, whose share of a step is to be fed on until it is one.
-_REST = 0.12
+_REST = 0.03  # λ: what a remainder counts by itself, beside 1 in the directions of the change
 
 
 class Feed(Protocol):
@@ -53,7 +52,7 @@ class OfMoments:
         ValueError: they are not finite, or not positive definite with any damping.
     """
 
-    def __init__(self, moments: Any, rows: Array | None = None, rest: float = 1.0) -> None:
+    def __init__(self, moments: Any, rows: Array | None = None, rest: float = _REST) -> None:
         full = _matrix(moments)[1].astype(np.float64)
         mean = float(np.diag(full).mean()) or 1.0
         if rows is not None:
@@ -85,10 +84,10 @@ class OfRows:
 
     Args:
         rows: (r, K), of which the change is a combination.
-        rest: λ, what a remainder counts by itself, beside 1 in the directions of the rows; see `rest_for`.
+        rest: λ, what a remainder counts by itself, beside 1 in the directions of the rows.
     """
 
-    def __init__(self, rows: Array, rest: float) -> None:
+    def __init__(self, rows: Array, rest: float = _REST) -> None:
         basis = _basis(rows)
         # S_ic = a_i · y_c with (λ I + Σ_{j ≥ c} a_j a_jᵀ) y_c = a_c
         left = np.cumsum((basis[:, :, None] * basis[:, None, :])[::-1], axis=0)[::-1]
@@ -105,33 +104,12 @@ class OfRows:
         return self._basis[start:stop] @ self._solved[start:stop].T
 
 
-def rest_for(old: ScaledTensor, change: Array) -> float:
-    """λ for a change, by its size in steps of the grid.
-
-    Args:
-        old: the codes before, (N, K).
-        change: what is added, of the first rows at least, (n, K).
-
-    Returns:
-        A number above 0.
-    """
-    rows = next(_pieces(old))
-    rows = slice(0, min(rows.stop, len(change)))
-    step, zero = _grid(old[rows])
-    numbers = _codes(old)[0]
-    ratio = np.divide(verbs.dequantize(old[rows]) - zero, step, out=np.zeros_like(step), where=step != 0)
-    gaps = step * np.diff(numbers)[np.clip(np.searchsorted(numbers, ratio), 0, len(numbers) - 2)]
-    lost = float(np.sqrt(np.square(gaps).mean() / 12))
-    size = float(np.sqrt(np.square(change[rows]).mean()))
-    return _REST * min(max(size / lost, 1e-3), 1.0) if lost > 0 else _REST
-
-
 def _basis(rows: Array) -> Array:
     """An orthonormal basis of rows (r, K), (K, r)."""
     return np.linalg.qr(np.asarray(rows, np.float64).T)[0]
 
 
-def round_change(old: ScaledTensor, values: Array, nearest: ScaledTensor, feed: Feed) -> ScaledTensor:
+def round_change(old: ScaledTensor, values: Array, nearest: ScaledTensor, feed: Feed, seed: int = 0) -> ScaledTensor:
     """Codes of values that are others' with a small change.
 
     Args:
@@ -141,6 +119,7 @@ def round_change(old: ScaledTensor, values: Array, nearest: ScaledTensor, feed: 
             ``old`` where that reaches its values, so that what does not change stays on its grid, else that of
             ``nearest``.
         feed: how remainders are fed to later columns.
+        seed: of what is drawn.
 
     Returns:
         A tensor of the form of ``nearest``.
@@ -148,15 +127,15 @@ def round_change(old: ScaledTensor, values: Array, nearest: ScaledTensor, feed: 
     form = _kept_scales(old, values, nearest)
     chosen = np.empty(values.shape, np.uint8)
     for rows in _pieces(form):
-        chosen[rows] = _rounded(form[rows], values[rows], feed)
+        drawn = np.random.default_rng([seed, rows.start]).random((values.shape[1], rows.stop - rows.start), np.float32)
+        chosen[rows] = _rounded(form[rows], values[rows], feed, drawn)
     return _with_codes(form, chosen)
 
 
-def _rounded(form: ScaledTensor, values: Array, feed: Feed) -> Array:
+def _rounded(form: ScaledTensor, values: Array, feed: Feed, drawn: Array) -> Array:
     """Codes (n, K) of some rows, on the grid of ``form``."""
     step, zero = _grid(form)
     numbers, codes = _codes(form)
-    middles = (numbers[1:] + numbers[:-1]) / 2
     remainders = np.zeros(values.shape, np.float32)
     chosen = np.empty(values.shape, np.uint8)
     for start in range(0, values.shape[1], _BATCH):
@@ -166,7 +145,9 @@ def _rounded(form: ScaledTensor, values: Array, feed: Feed) -> Array:
         for c in range(start, stop):
             goal = wanted[:, c - start] + remainders[:, start:c] @ inside[: c - start, c - start]
             ratio = np.divide(goal - zero[:, c], step[:, c], out=np.zeros_like(goal), where=step[:, c] != 0)
-            index = np.searchsorted(middles, ratio)
+            below = np.clip(np.searchsorted(numbers, ratio, side="right") - 1, 0, len(numbers) - 2)
+            share = (ratio - numbers[below]) / (numbers[below + 1] - numbers[below])
+            index = below + (drawn[c] < share)
             chosen[:, c] = codes[index]
             remainders[:, c] = values[:, c] - (zero[:, c] + step[:, c] * numbers[index])
     return chosen

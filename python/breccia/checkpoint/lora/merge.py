@@ -39,9 +39,9 @@ def merge_lora(
         adapter: a folder with adapter_config.json and adapter_model.safetensors.
         destination: a file, or a directory where the base is one; must not be there without ``force``.
         rounding: of quantized weights: "nearest"; "stochastic", up or down by chance, so that small changes are kept on
-            average; or "feedback", where what rounding a column loses of the change is made good in later columns, and
-            blocks whose scales reach the new values keep them. None: "stochastic" if a seed is given, else "nearest".
-        seed: of "stochastic"; None is 0.
+            average; or "feedback", by chance, where later columns make good what one loses, and blocks whose scales
+            reach the new values keep them. None: "stochastic" if a seed is given, else "nearest".
+        seed: of what is drawn; None is 0.
         moments: of "feedback", a file that `breccia.calibrate` wrote: remainders are fed by the inputs that layers
             meet. None, and layers that it has not: by the inputs that the adapter's own matrices look at.
         progress: draw a line on a terminal.

@@ -13,13 +13,12 @@ import numpy as np
 from breccia.bridges.common import float32
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.lora.adapters import Change
-from breccia.checkpoint.lora.feedback import Feed, OfMoments, OfRows, rest_for, round_change
+from breccia.checkpoint.lora.feedback import Feed, OfMoments, OfRows, round_change
 from breccia.moments import MomentsFile
 from breccia.scaled_tensor import ScaledTensor
 
 __all__ = ["MergeRounding"]
 
-_ROWS = 1024  # by which a change is measured
 _HOWS = ("nearest", "stochastic", "feedback")
 
 
@@ -28,8 +27,8 @@ class MergeRounding:
     """What `merge_lora` was asked for.
 
     Attributes:
-        rounding: "nearest"; "stochastic", by chance; or "feedback", remainders are made good in later columns.
-        seed: of "stochastic".
+        rounding: "nearest"; "stochastic", by chance; or "feedback", later columns make good, too, what one loses.
+        seed: of what is drawn; None for "nearest".
         moments: of "feedback", a file of `breccia.calibrate`; None: by the rows of the adapter's matrix A.
 
     Raises:
@@ -49,12 +48,12 @@ class MergeRounding:
             raise ValueError(f"rounding must be one of {', '.join(_HOWS)}, or None, got {rounding!r}")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise TypeError(f"seed must be an integer or None, got {seed!r}")
-        if seed is not None and how != "stochastic":
-            raise ValueError(f"seed must be left out except with rounding stochastic, got {seed!r} with {how}")
+        if seed is not None and how == "nearest":
+            raise ValueError(f"seed must be left out with rounding nearest, which draws nothing, got {seed!r}")
         if moments is not None and how != "feedback":
             raise ValueError(f"moments must be left out except with rounding feedback, got them with {how}")
         file = None if moments is None else MomentsFile(path_of(moments, "moments"))
-        return cls(how, (seed or 0) if how == "stochastic" else None, file)
+        return cls(how, None if how == "nearest" else seed or 0, file)
 
     @property
     def said(self) -> list[Any]:
@@ -62,13 +61,14 @@ class MergeRounding:
         if self.moments is None:
             return [self.rounding, self.seed]
         stat = self.moments.path.stat()
-        return [self.rounding, str(self.moments.path.resolve()), stat.st_size, stat.st_mtime_ns]
+        return [self.rounding, self.seed, str(self.moments.path.resolve()), stat.st_size, stat.st_mtime_ns]
 
     def options(self, name: str) -> dict[str, Any]:
         """Those of `breccia.cast` for one tensor."""
-        if self.seed is None:
-            return {}
-        return {"rounding": "stochastic", "seed": (self.seed + zlib.crc32(name.encode())) & 0x7FFFFFFF}
+        return {"rounding": "stochastic", "seed": self._seed_of(name)} if self.rounding == "stochastic" else {}
+
+    def _seed_of(self, name: str) -> int:
+        return ((self.seed or 0) + zlib.crc32(name.encode())) & 0x7FFFFFFF
 
     def has_moments(self, name: str) -> bool:
         """Whether the file has moments of what a weight multiplies."""
@@ -96,18 +96,17 @@ class MergeRounding:
             return nearest
         if not np.isfinite(values).all():
             return nearest
-        rest = rest_for(old, change.rows(0, min(len(values), _ROWS)))
-        return round_change(old, values, nearest, self._feed(name, change, values.shape[1], rest))
+        return round_change(old, values, nearest, self._feed(name, change, values.shape[1]), self._seed_of(name))
 
-    def _feed(self, name: str, change: Change, columns: int, rest: float) -> Feed:
+    def _feed(self, name: str, change: Change, columns: int) -> Feed:
         rows = float32(change.b).T if change.turned else float32(change.a)
         if not self.has_moments(name):
-            return OfRows(rows, rest)
+            return OfRows(rows)
         assert self.moments is not None
         found = self.moments[name.removesuffix(".weight")]
         if found.experts is not None or found.columns != columns:
             raise ValueError(f"moments of {name!r} must be of {columns} columns, they are of {found.diag.shape}")
-        return OfMoments(found, rows, rest)
+        return OfMoments(found, rows)
 
     def close(self) -> None:
         """Let go of the file."""
