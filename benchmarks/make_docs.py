@@ -58,6 +58,7 @@ TABLES = {
     "short": speed.short,
     "training, draw": training.draw,
     "training, classify": training.classify,
+    "lora step": training.lora_step,
     "stages": stages.stages,
     "kernels": kernels.rules,
     "quality": quality.ways,

@@ -92,6 +92,7 @@ RESULTS = {
     "convert": _cpu("compare_convert", *CHECKPOINTS, *CASTS, options="--gib 0.25 "),
     "gguf_speed": _cpu("gguf_speed", "python/breccia/bridges/gguf/quantize.py"),
     "decode_step": _cpu("decode_step", *PRODUCTS, *TORCH, options="--size 1b --rounds 24 "),
+    "lora_step": _cpu("lora_step", *PRODUCTS, "python/breccia/peft.py", "python/breccia/autograd.py"),
     "optimizer": _cpu("optimizer", "python/breccia/optim/", "examples/13_coat_optimizer.py", *CASTS),
     "frameworks": _cpu("frameworks", *CASTS, "python/breccia/frameworks/"),
     "import_time": _cpu("import_time", "python/breccia/__init__.py"),

@@ -49,3 +49,25 @@ def difference(values: list[float], reference: list[float]) -> str:
     share = [100 * (a - b) / statistics.mean(reference) for a, b in zip(values, reference, strict=True)]
     error = f" ± {statistics.stdev(share) / math.sqrt(len(share)):.2f}" if len(share) > 1 else ""
     return f"{statistics.mean(share):+.2f}{error} %".replace("-", "−")
+
+
+def lora_step() -> str:
+    return lora_table(load("lora_step"))
+
+
+def lora_table(results: dict[str, Any]) -> str:
+    """Times beside bitsandbytes' of the same dtype."""
+    theirs = {row["dtype"]: row["ms"] for row in results["rows"] if row["name"].startswith("bitsandbytes")}
+    rows = [
+        [
+            row["name"],
+            row["dtype"],
+            f"{row['bits']:.2f}",
+            f"{row['ms']:.0f} ms",
+            f"{theirs[row['dtype']] / row['ms']:.2f}",
+            f"{row['peak'] / 2**20:.0f} MiB",
+        ]
+        for row in results["rows"]
+    ]
+    head = ["base", "computed in", "bits of a weight", "a step", "times bitsandbytes' speed", "memory above the rest"]
+    return table(head, rows, "llrrrr")
