@@ -59,6 +59,7 @@ TABLES = {
     "training, draw": training.draw,
     "training, classify": training.classify,
     "lora step": training.lora_step,
+    "lora merge": training.lora_merge,
     "stages": stages.stages,
     "kernels": kernels.rules,
     "quality": quality.ways,

@@ -110,6 +110,11 @@ RESULTS = {
         (*CASTS, *(f"{BENCHMARKS}comparison/quality_{name}.py" for name in ("methods", "models", "peers"))),
     ),
     "training": Result("values", "python training.py --json {out}", (*CASTS, "examples/02_recipe_portable_train.py")),
+    "lora_merge": Result(
+        "values",
+        "python lora_merge.py --json {out}",
+        (*CASTS, "python/breccia/peft.py", "python/breccia/checkpoint/lora/"),
+    ),
     "exhaustive_encode": Result(
         "values", "python exhaustive_encode.py --json {out}", (*KERNELS, "cpp/include/breccia/codecs/")
     ),

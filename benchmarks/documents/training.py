@@ -71,3 +71,20 @@ def lora_table(results: dict[str, Any]) -> str:
     ]
     head = ["base", "computed in", "bits of a weight", "a step", "times bitsandbytes' speed", "memory above the rest"]
     return table(head, rows, "llrrrr")
+
+
+def lora_merge() -> str:
+    return merge_table(load("lora_merge"))
+
+
+def merge_table(results: dict[str, Any]) -> str:
+    """The share of the adapter's effect that is left."""
+    base, tuned = (row["loss"] for row in results["rows"][:2])
+    rows = []
+    for row in results["rows"]:
+        merged = "kept" in row
+        effect = f"{(base - row['loss']) / (base - tuned):.1%}" if merged else ""
+        name = f"merged, rounding {row['name']}" if merged else row["name"]
+        rows.append([name, f"{row['loss']:.3f}", effect, f"{row['kept']:.1%}" if merged else ""])
+    head = ["", "loss held out", "of the adapter's effect", "of its change kept"]
+    return table(head, rows, "lrrr")
