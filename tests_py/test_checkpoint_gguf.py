@@ -172,6 +172,21 @@ def test_names_and_rows_survive_the_way_back(name: str, models: dict[str, tuple[
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
 
 
+def test_the_importance_that_a_file_names_is_not_dropped_in_silence(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "none")
+    writer.add_string("quantize.imatrix.file", "calibration.gguf")
+    writer.add_tensor("a.weight", weight(64, 256))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    for out in ("b.safetensors", "folder"):
+        notes = convert(tmp_path / "a.gguf", tmp_path / out, "mxfp8")["notes"]
+        assert any("importance 'calibration.gguf'" in note for note in notes), notes
+    convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "gguf:q8_0")
+    assert b"calibration.gguf" in (tmp_path / "b.gguf").read_bytes()
+
+
 def test_llama_rows_are_in_ggufs_order(models: dict[str, tuple[Any, Path]], tmp_path: Path) -> None:
     """Neighbouring rows of a file's head are the same row of the two halves of the model's head."""
     reader = pytest.importorskip("gguf.gguf_reader")

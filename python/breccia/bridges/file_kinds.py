@@ -209,10 +209,11 @@ class Container:
         """
         return {}
 
-    def left_behind(self, destination: Path, folder: bool) -> str:
-        """What of a file of this kind has no place in safetensors files.
+    def left_behind(self, files: Sequence[Any], destination: Path, folder: bool) -> str:
+        """What of files of this kind has no place in safetensors files.
 
         Args:
+            files: of the source, as `open` returns them.
             destination: what is written.
             folder: whether that is a directory, for which `config_of` and `write_companions` are asked.
 

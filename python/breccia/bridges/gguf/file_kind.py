@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from breccia.checkpoint.files.planned_file import PlannedWriter
 
 __all__ = ["GGUF"]
+
+_IMATRIX = "quantize.imatrix.file"  # metadata: what llama-quantize weighed errors by
 
 
 def _files() -> Any:
@@ -57,8 +59,12 @@ class _Gguf(Container):
         config: dict[str, Any] = _files().config_of(file)
         return config
 
-    def left_behind(self, destination: Path, folder: bool) -> str:
-        return "" if folder else f"there is no config.json: {destination}/ instead makes a directory that has one"
+    def left_behind(self, files: Sequence[Any], destination: Path, folder: bool) -> str:
+        lost = [] if folder else [f"there is no config.json: {destination}/ instead makes a directory that has one"]
+        by = next((file.fields[_IMATRIX][1] for file in files if _IMATRIX in file.fields), None)
+        if by is not None:
+            lost.append(f"that importance {str(by)[:100]!r} chose the values has no place in the output")
+        return "; ".join(lost)
 
     def write_companions(self, path: Path, folder: Path) -> str:
         trouble: str = _files().write_tokenizer(path, folder)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,7 +192,7 @@ class _Onnx(Container):
     def open(self, path: Path) -> WeightFile:
         return OnnxFile(path)
 
-    def left_behind(self, destination: Path, folder: bool) -> str:
+    def left_behind(self, files: Sequence[Any], destination: Path, folder: bool) -> str:
         return "the graph of the ONNX model is left out: its tensors alone are converted"
 
     def writer(self, path: Path, output: Output) -> tuple[PlannedWriter, list[str]]:

@@ -286,7 +286,7 @@ class Job:
         self.notes += rounding_notes(self.target, self.choices)
         self.notes += without_effect(self.target, self.choices, self.activations, checkpoint)
         if checkpoint.container is not target.bridge.container and not target.bridge.container.whole:
-            lost = checkpoint.container.left_behind(destination, self.into_directory)
+            lost = checkpoint.container.left_behind(checkpoint.files, destination, self.into_directory)
             self.notes += [Remark(lost)] if lost else []
         self._check_names()
         self.files = self._files()
