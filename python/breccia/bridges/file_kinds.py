@@ -209,6 +209,12 @@ class Container:
         """
         return {}
 
+    @property
+    def merging(self) -> Any:
+        """The class of what merges an adapter into a file of this kind, which stays as it is but for the tensors that
+        change; None: the merge is a conversion."""
+        return None
+
     def left_behind(self, files: Sequence[Any], destination: Path, folder: bool) -> str:
         """What of files of this kind has no place in safetensors files.
 

@@ -59,6 +59,10 @@ class _Gguf(Container):
         config: dict[str, Any] = _files().config_of(file)
         return config
 
+    @property
+    def merging(self) -> Any:
+        return importlib.import_module("breccia.gguf.merging").MergeInPlace
+
     def left_behind(self, files: Sequence[Any], destination: Path, folder: bool) -> str:
         lost = [] if folder else [f"there is no config.json: {destination}/ instead makes a directory that has one"]
         by = next((file.fields[_IMATRIX][1] for file in files if _IMATRIX in file.fields), None)

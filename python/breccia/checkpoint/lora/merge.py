@@ -9,12 +9,10 @@ from typing import Any
 
 from breccia.checkpoint.arguments import path_of
 from breccia.checkpoint.lora.adapters import Adapter
-from breccia.checkpoint.lora.in_place import MergeInPlace
 from breccia.checkpoint.lora.job import Merge
 from breccia.checkpoint.lora.rounding import MergeRounding
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.writing.convert import check_destination
-from breccia.gguf.container import GgufFile
 
 __all__ = ["merge_lora"]
 
@@ -66,5 +64,5 @@ def merge_lora(
         contextlib.closing(Adapter.open(adapter)) as opened,
         contextlib.closing(Checkpoint(base, mapped=False)) as read,
     ):
-        kind = MergeInPlace if isinstance(read.files[0], GgufFile) else Merge
+        kind: type[Merge] = read.container.merging or Merge
         return kind(read, destination, opened, how, progress, threads, force, strict).run()
