@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from breccia import bridges, recipe_names, recipes
@@ -79,6 +81,7 @@ EXCLUDED = (
     "*multi_modal_projector*",
     "*mm_projector*",
 )
+_EXCLUDED = re.compile("|".join(map(translate, EXCLUDED)))
 
 QUANTIZED = ("repack", "requantize", "cast", "encode", "keep", "same")  # actions that write codes
 AUTO = "auto"  # the size of groups that is looked for
@@ -197,7 +200,7 @@ class Target:
         kind = self.bridge.kinds.get(self.kind)
         return bool(self.float_dtype) or (kind is not None and kind.encode is None)
 
-    @property
+    @cached_property
     def bridge(self) -> Bridge:
         """What the format is; that of plain tensors where a float dtype is written."""
         return bridges.bridge(self.format)
@@ -340,7 +343,7 @@ def wanted(found: Found, target: Target) -> bool:
         return False
     if any(fnmatchcase(name, p) for name in names for p in target.exclude):
         return False
-    if not (target.include or target.named) and any(fnmatchcase(found.name.lower(), p) for p in EXCLUDED):
+    if not (target.include or target.named) and _EXCLUDED.match(found.name.lower()):
         return False
     weight = found.name.endswith("weight") or len(found.shape) > 2
     return weight and len(found.shape) >= 2 and min(found.shape[-2:]) >= 16
