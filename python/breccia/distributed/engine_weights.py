@@ -195,7 +195,7 @@ class _Live(Checkpoint):
     """A model's state dict as a checkpoint whose tensors are gathered when they are read."""
 
     def __init__(self, model: torch.nn.Module, config: Mapping[str, Any], dtype: torch.dtype | None) -> None:
-        self.path, self.mapped, self.sums = Path("model"), False, None
+        self.path, self.mapped, self.unmarked, self.sums = Path("model"), False, None, None
         self.files = [_NoFile()]  # type: ignore[list-item]
         self.config, self.index, self.stamps = dict(config), None, {}
         self.config.pop("quantization_config", None)
