@@ -415,7 +415,7 @@ def test_options_that_many_commands_have_are_one(capsys: pytest.CaptureFixture[s
     commands = ("convert", "merge-lora", "verify", "calibrate", "plan-bits", "evaluate", "plot")
     texts = {}
     for command in commands:
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit, match=r"^0$"):
             run(command, "--help", capsys=capsys)
         texts[command] = " ".join(capsys.readouterr().out.split())
         assert "--quiet draw no progress bar" in texts[command], command

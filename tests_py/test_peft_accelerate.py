@@ -16,6 +16,16 @@ def _only_whole_peers(monkeypatch):
     lora_peer.hide(monkeypatch)
 
 
+@pytest.fixture(autouse=True)
+def _a_state_of_its_own():
+    """accelerate keeps one for a process, which another test may have set."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 @pytest.fixture(scope="module")
 def quantized():
     """The model, which is to be copied, and tokens (4, 32)."""
