@@ -50,8 +50,9 @@ inline std::vector<Recipe> all_recipes() {
     return recipes;
 }
 
-/// Which of a test's many cases run: all, or about one of N where the environment has BRECCIA_TESTS_ONE_OF=N, as scripts
-/// set it that run the tests in emulation. Drawn, the same ones each time, so that no loop's length is in step with N.
+/// Which of a test's many cases run: all, or about one of N where the environment has BRECCIA_TESTS_ONE_OF=N, as
+/// scripts set it that run the tests in emulation. Drawn, the same ones each time, so that no loop's length is in step
+/// with N.
 class Sample {
 public:
     [[nodiscard]] bool takes() { return random_() % one_of() == 0; }
