@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <sstream>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -50,7 +51,7 @@ struct Choice {
 
     consteval Choice(std::string_view name, std::string_view words, const T (&of_words)[N])
         : spec{name, Kind::choice, words}, values(std::to_array(of_words)) {
-        if (std::ranges::count(words, '|') + 1 != N) throw "a value for each word";
+        if (std::ranges::count(words, '|') + 1 != N) throw std::logic_error("a value for each word");
     }
     T operator()(const FieldNumbers& f) const { return values[static_cast<std::size_t>(f[spec.name])]; }
 };
@@ -120,7 +121,7 @@ constexpr FieldSpec mxfp6_fields[] = {fp6_format.spec, mx_block, mx_rounding.spe
 constexpr FieldSpec mxfp4_fields[] = {mxfp4_format.spec, mx_block, mx_rounding.spec, scale_search.spec};
 template <const auto& Element>
 Recipe build_mx(const FieldNumbers& f) {
-    return {.element = Element(f),
+    return {.element = Element(f),  // NOLINT(readability-redundant-parentheses): of an argument of the template
             .scale = ScaleType::e8m0,
             .layout = Layout::per_block_mn(1, 32),
             .rule = mx_rounding(f),
