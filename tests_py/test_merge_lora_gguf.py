@@ -16,6 +16,9 @@ from breccia.checkpoint import convert, merge_lora, save_arrays, verify
 from breccia.gguf.container import GgufFile, GgufWriter, block_bytes
 from tiny_models import made_once
 
+pytest.importorskip("transformers")
+pytest.importorskip("torch")
+
 RANK, HEADS, KEY_HEADS = 4, 4, 2  # of the tiny models
 # A module of the model → GGUF's name, and in how many heads its rows are put in another order.
 CHANGED = {

@@ -8,12 +8,13 @@ from typing import Any
 import breccia
 import numpy as np
 import pytest
-import torch
 from breccia.bridges import to_compressed_tensors
 from breccia.checkpoint import Checkpoint, convert, save_arrays
 from breccia.schemes import Activations
 from checkpoints import weight
 from scheme_models import ATTENTION, SOURCES, K, N, write_source
+
+torch = pytest.importorskip("torch")
 
 FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 

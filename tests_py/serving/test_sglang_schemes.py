@@ -9,7 +9,6 @@ from serving import scheme_classes
 from serving.programs import needs_files
 
 pytestmark = [needs_files, pytest.mark.filterwarnings("ignore")]
-pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("name", scheme_classes.LINEAR)
