@@ -19,7 +19,6 @@ import contextvars
 import dataclasses
 import functools
 import warnings
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +36,7 @@ from peft.tuners.tuners_utils import check_adapters_to_merge  # noqa: E402
 
 from breccia import comparison, verbs  # noqa: E402
 from breccia.checkpoint.lora.feedback import OfRows, round_change  # noqa: E402
-from breccia.checkpoint.lora.rounding import MergeRounding  # noqa: E402
+from breccia.checkpoint.lora.rounding import MergeRounding, seed_of  # noqa: E402
 from breccia.nn import QuantizedLinear  # noqa: E402
 from breccia.recipes import choices, global_divides  # noqa: E402
 from breccia.scaled_tensor import ScaledTensor, as_array_is  # noqa: E402
@@ -298,7 +297,7 @@ def _quantized_again(values: Any, like: ScaledTensor, rounding: str, seed: int |
     second = None
     if rounding == "stochastic":
         assert seed is not None
-        options = {"rounding": "stochastic", "seed": (seed + zlib.crc32(str(number).encode())) & 0x7FFFFFFF}
+        options = {"rounding": "stochastic", "seed": seed_of(seed, str(number))}
     if choices(like.recipe).two_level and like.global_scale is not None:
         there = float(like.global_scale.reshape(-1)[0])
         there = 1 / there if global_divides(like.recipe) else there

@@ -15,7 +15,7 @@ from breccia.recipe_names import resolve
 from breccia.recipes import ScalingRecipe, _spec
 from breccia.scaled_tensor import ScaledTensor, as_array_is
 
-__all__ = ["GptqReport", "gptq", "gptq_reported"]
+__all__ = ["GptqReport", "gptq", "gptq_reported", "matrix_of_moments"]
 
 _ORDERS = ("act", "natural")
 
@@ -91,7 +91,7 @@ def gptq_reported(
         raise ValueError(f"order must be 'act' or 'natural', got {order!r}")
     if isinstance(w, ScaledTensor):
         raise TypeError("w must be an array of floats, got a ScaledTensor: dequantize it first")
-    level, matrix = _matrix(moments)
+    level, matrix = matrix_of_moments(moments)
     made, damped, dead, nearest = _core.gptq(_host(w, "w"), matrix, _spec(recipe), order == "act", float(damp))
     scaled = numpy.tensor_of(made, recipe, _dtype_name(w))
     return as_array_is(scaled, w), GptqReport(level, damped, dead, nearest)
@@ -119,7 +119,7 @@ def _host(array: Any, name: str) -> np.ndarray[Any, Any]:
     return host.astype(np.float32) if dtype.endswith("16") else host
 
 
-def _matrix(moments: Any) -> tuple[str, np.ndarray[Any, Any]]:
+def matrix_of_moments(moments: Any) -> tuple[str, np.ndarray[Any, Any]]:
     """The level of moments, and the (…, K, K) of them."""
     if isinstance(moments, Moments):
         if moments.full is not None:

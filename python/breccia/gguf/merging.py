@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from breccia.bridges.common import bfloat16_bits, float32
+from breccia.bridges.common import float32
 from breccia.bridges.gguf import KINDS, RECIPE_OF, to_gguf
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.planned_file import PlannedWriter
@@ -19,6 +19,7 @@ from breccia.checkpoint.lora.job import FLOATS, Merge
 from breccia.checkpoint.planning.targets import Choice, Target
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import Workers
+from breccia.checkpoint.writing.execute import as_dtype
 from breccia.checkpoint.writing.losses import Loss
 from breccia.gguf.container import GgufFile
 
@@ -120,6 +121,5 @@ def _encoded(kind: str, values: Any, offset: float) -> tuple[Any, Callable[[int,
         blocks = encode(values)
         return blocks, lambda start, stop: decode(blocks[start:stop])
     moved = values + np.float32(offset) if offset else values
-    kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
-    array = bfloat16_bits(moved) if kind == "BF16" else moved.astype(kinds[kind])
+    array = as_dtype(moved, kind)
     return array, lambda start, stop: float32(array[start:stop]) - np.float32(offset)

@@ -17,7 +17,7 @@ import numpy as np
 
 from breccia import formats, verbs
 from breccia.bridges.common import pack_nibbles
-from breccia.calibration.error_feedback import _matrix
+from breccia.calibration.error_feedback import matrix_of_moments
 from breccia.scaled_tensor import ScaledTensor
 from breccia.value.slicing import blocks_of
 
@@ -53,7 +53,7 @@ class OfMoments:
     """
 
     def __init__(self, moments: Any, rows: Array | None = None, rest: float = _REST) -> None:
-        full = _matrix(moments)[1].astype(np.float64)
+        full = matrix_of_moments(moments)[1].astype(np.float64)
         mean = float(np.diag(full).mean()) or 1.0
         if rows is not None:
             basis = _basis(rows)

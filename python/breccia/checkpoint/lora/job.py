@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from breccia import bridges, verbs
-from breccia.bridges.common import bfloat16_bits, float32, global_scale
+from breccia.bridges.common import float32, global_scale
 from breccia.bridges.outside import OutsideTensor
 from breccia.bridges.parts import Found
 from breccia.checkpoint.files.planned_file import PlannedWriter
@@ -29,8 +29,8 @@ from breccia.checkpoint.reading.models import is_stored_turned
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.checkpoint.workers import Workers
 from breccia.checkpoint.writing import outputs
-from breccia.checkpoint.writing.convert import Job
-from breccia.checkpoint.writing.execute import cast_for
+from breccia.checkpoint.writing.convert import Job, some
+from breccia.checkpoint.writing.execute import as_dtype, cast_for
 from breccia.checkpoint.writing.finite import counted
 from breccia.checkpoint.writing.losses import Loss
 from breccia.checkpoint.writing.repack import cut, repack
@@ -114,7 +114,7 @@ class Merge(Job):
         codes = [c.found.name for c in self.choices if c.action == "merge" and c.recipe is not None]
         without = [name for name in codes if name in self.adapter.changes and not self.rounding.has_moments(name)]
         path = self.rounding.moments.path
-        return [f"{_some(without)}: {path} has no moments of them: the adapter's own matrices serve"] if without else []
+        return [f"{some(without)}: {path} has no moments of them: the adapter's own matrices serve"] if without else []
 
     def _choose(self, found: Found, target: Target) -> Choice:
         choice = super()._choose(found, target)
@@ -269,8 +269,7 @@ class Merge(Job):
         values = self.values(choice.found)
         if choice.found.origin.turned:
             values = np.swapaxes(values, -1, -2)
-        kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
-        array = bfloat16_bits(values) if dtype == "BF16" else values.astype(kinds[dtype])
+        array = as_dtype(values, dtype)
         if not choice.found.origin.turned:
             self.note_kept(choice.found, values, lambda start, stop: float32(array[start:stop]))
         array = np.ascontiguousarray(array)
@@ -293,7 +292,3 @@ def _check(name: str, change: Change, known: dict[str, Found], checkpoint: Check
     shape = change.of(found).shape
     if (shape[::-1] if whole else shape) != found.shape:
         raise ValueError(f"adapter's change of {name!r} must have shape {found.shape}, it has {shape}")
-
-
-def _some(names: list[str]) -> str:
-    return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]

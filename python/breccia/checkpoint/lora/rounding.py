@@ -17,9 +17,14 @@ from breccia.checkpoint.lora.feedback import Feed, OfMoments, OfRows, round_chan
 from breccia.moments import MomentsFile
 from breccia.scaled_tensor import ScaledTensor
 
-__all__ = ["MergeRounding"]
+__all__ = ["MergeRounding", "seed_of"]
 
 _HOWS = ("nearest", "stochastic", "feedback")
+
+
+def seed_of(seed: int, name: str) -> int:
+    """The seed of what is drawn for one tensor, by its name, of that of all."""
+    return (seed + zlib.crc32(name.encode())) & 0x7FFFFFFF
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class MergeRounding:
         return {"rounding": "stochastic", "seed": self._seed_of(name)} if self.rounding == "stochastic" else {}
 
     def _seed_of(self, name: str) -> int:
-        return ((self.seed or 0) + zlib.crc32(name.encode())) & 0x7FFFFFFF
+        return seed_of(self.seed or 0, name)
 
     def has_moments(self, name: str) -> bool:
         """Whether the file has moments of what a weight multiplies."""

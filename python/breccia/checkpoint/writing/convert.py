@@ -59,7 +59,7 @@ from breccia.checkpoint.writing.rounding import Rounding, rounding_notes
 from breccia.checkpoint.writing.work import Done, Work, check_replaceable, partial_of
 from breccia.schemes.value import ModelScheme, Rule
 
-__all__ = ["Job", "check_destination", "convert", "nbytes_of_choice", "target_of"]
+__all__ = ["Job", "check_destination", "convert", "nbytes_of_choice", "some", "target_of"]
 
 _SYNC_EVERY = 256 << 20  # bytes between two entries of the journal
 
@@ -344,7 +344,7 @@ class Job:
         as_numbers = [one.name for one in refined if one.origin.numbers]
         odd |= {AS_NUMBERS: as_numbers} if as_numbers else {}
         for text, names in odd.items():
-            self.notes.append(f"{_some(names)}: {text}")
+            self.notes.append(f"{some(names)}: {text}")
         return refined
 
     def _choose(self, found: Found, target: Target) -> Choice:
@@ -397,12 +397,12 @@ class Job:
         unmatched = [str(one) for one in self.target.asked.unmatched(one.name for one in found)]
         for module, recipe in outputs.modules_of(self.choices).items():
             self.target.asked.inputs(module, recipe)  # may refuse
-        notes = [f"patterns of the scheme match no layer: {_some(unmatched)}"] if unmatched else []
+        notes = [f"patterns of the scheme match no layer: {some(unmatched)}"] if unmatched else []
         notes += self.target.asked.not_written()
         apart = unlike(self.choices, self.target)
         if apart:
             said = "parts of a layer that servers fuse have different recipes, which vLLM and SGLang refuse"
-            notes.append(f"{_some(apart)}: {said}")
+            notes.append(f"{some(apart)}: {said}")
         return notes
 
     def _note_group_size(self) -> list[str]:
@@ -413,7 +413,7 @@ class Job:
         best = largest_group(math.gcd(*(found.shape[-1] for found in left)), size) if left else None
         if not best:
             return []
-        names = _some([found.name for found in left])
+        names = some([found.name for found in left])
         return [
             f"{names}: groups of {size} do not divide their columns: --group-size {best} divides them all, "
             f"--group-size {AUTO} takes the largest that divides, for each"
@@ -451,7 +451,7 @@ class Job:
         for choice in self.choices:
             if choice.recipe and (text := self.target.bridge.readers.misread(choice.found.shape, choice.recipe)):
                 wrong.setdefault(text, []).append(choice.found.name)
-        return notes + [f"{_some(names)}: {text}" for text, names in wrong.items()]
+        return notes + [f"{some(names)}: {text}" for text, names in wrong.items()]
 
     def _kept(self) -> dict[str, Any] | None:
         """The weights that stay as they were beside quantized ones: their bytes, and the largest of them."""
@@ -699,7 +699,7 @@ def _taken(sums: Sums | None) -> Sums:
     return Sums() if sums is None else sums.take()
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
     """The first of some names, and how many more there are."""
     return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
 

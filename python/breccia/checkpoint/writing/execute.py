@@ -33,7 +33,7 @@ from breccia.recipes import Float8BlockScaling, Float8CurrentScaling, ScalingRec
 from breccia.scaled_tensor import ScaledTensor
 from breccia.verbs.cast_options import column_weights
 
-__all__ = ["cast_for", "execute"]
+__all__ = ["as_dtype", "cast_for", "execute"]
 
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
@@ -251,7 +251,7 @@ def _convert(
 
     def convert(at: int, _: Array) -> None:
         stop = min(at + step, nbytes)
-        piece = _as_dtype(typed(read(at, stop), source, ((stop - at) // width,)), dtype)
+        piece = as_dtype(typed(read(at, stop), source, ((stop - at) // width,)), dtype)
         writer.write(name, piece, at // width * size)
         done(piece.nbytes)
 
@@ -340,7 +340,7 @@ def _turned_floats(values: Any, name: str, dtype: str, writer: PlannedWriter, wo
     def turn(index: int, _: Array) -> None:
         one = values if alone else matrix_of(values, (index,))
         one = verbs.dequantize(one) if isinstance(one, ScaledTensor) else one
-        piece = np.ascontiguousarray(_as_dtype(np.swapaxes(one, -1, -2), dtype))
+        piece = np.ascontiguousarray(as_dtype(np.swapaxes(one, -1, -2), dtype))
         writer.write(name, piece, index * piece.nbytes)
         done(piece.nbytes)
 
@@ -354,7 +354,8 @@ def _strides(shape: tuple[int, ...], size: int) -> list[int]:
     return strides
 
 
-def _as_dtype(values: Array, dtype: str) -> Array:
+def as_dtype(values: Array, dtype: str) -> Array:
+    """Numbers as a header's dtype of floats; of bfloat16, the bits."""
     if values.dtype == np.uint16:  # bfloat16 without ml_dtypes
         values = (values.astype(np.uint32) << 16).view(np.float32)
     if dtype != "BF16":
