@@ -145,12 +145,11 @@ def _of_no_weights(before: ModelScheme, after: ModelScheme, names: list[str]) ->
     """What is said of activations of modules without quantized weights, such as attention by its class."""
     said: list[dict[tuple[str, str], str]] = []
     for scheme in (before, after):
-        rules = [
-            one for one in scheme.rules if one.weights is None and not any(one.matches(n, ("Linear",)) for n in names)
-        ]
+        rules = (one for one in scheme.rules if one.weights is None and one.has_activations)
         parts = [
             (one, part)
             for one in rules
+            if not any(one.matches(name, ("Linear",)) for name in names)
             for part in ("inputs", "outputs")
             if isinstance(getattr(one, part), Activations)
         ]

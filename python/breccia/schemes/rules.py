@@ -129,6 +129,11 @@ class Rule:
         kinds = tuple(kinds)
         return name in self._names or any(one.matches(name, kinds) for one in self._patterns)
 
+    @property
+    def has_activations(self) -> bool:
+        """Whether inputs or outputs are quantized by it."""
+        return isinstance(self.inputs, Activations) or isinstance(self.outputs, Activations)
+
     @functools.cached_property
     def _names(self) -> frozenset[str]:
         """Full names, of which mixed models have one for each layer."""

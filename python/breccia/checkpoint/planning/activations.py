@@ -4,6 +4,7 @@ target's files say the same by it, in the target's own number, or it is left out
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -333,7 +334,7 @@ class Activations:
             if (
                 to.format(match[1]) == name
                 and self._scales[name].shape == shape
-                and self._formats() == {self.target.format}
+                and self._formats == {self.target.format}
             ):
                 made.append(self._as_it_is(name))
                 continue
@@ -346,8 +347,9 @@ class Activations:
         own = scheme is not None and any(
             json.loads(scheme.raw).get(key) for key in ("config_groups", "kv_cache_scheme")
         )
-        return own and self._formats() == {self.target.format}
+        return own and self._formats == {self.target.format}
 
+    @functools.cached_property
     def _formats(self) -> set[str]:
         """Those of the source's quantized tensors."""
         return {one.format for one in self.checkpoint.found} - {"plain"}

@@ -22,7 +22,7 @@ from breccia.checkpoint.reading.folder import MAX_JSON, config_files
 from breccia.checkpoint.reading.models import other_names, tied_heads
 from breccia.checkpoint.reading.source import Checkpoint
 from breccia.recipes import ScalingRecipe
-from breccia.schemes import UNSAID, Activations, ModelScheme, Rule, differences
+from breccia.schemes import UNSAID, Activations, ModelScheme, differences
 from breccia.schemes.dialects import Said, scheme_of
 from breccia.schemes.inputs import inputs_for
 from breccia.schemes.matching import Match
@@ -137,7 +137,7 @@ def _config(checkpoint: Checkpoint, target: Target, choices: list[Choice]) -> tu
 def _patterns_left(source: ModelScheme | None, quantized: Iterable[str]) -> tuple[Match, ...]:
     """The patterns by which a source names modules that it left alone, those of other files of the model included;
     without such as match what is quantized here."""
-    left = (rule for rule in source.rules if rule.weights is None and not _quantizes(rule)) if source else ()
+    left = (rule for rule in source.rules if rule.weights is None and not rule.has_activations) if source else ()
     patterns = [one for rule in left for one in rule.match if one.kind != "name"]
     modules = list(quantized)
     return tuple(one for one in patterns if not any(one.matches(module, ("Linear",)) for module in modules))
@@ -199,13 +199,8 @@ def _wanted(target: Target, source: ModelScheme, recipes: dict[str, ScalingRecip
         meanings[module] = None, target.inputs_of(module, recipe), rule and rule.outputs
     asked = None if target.asked is None else target.asked.scheme
     cache = source.kv_cache if asked is None or asked.kv_cache is UNSAID else asked.kv_cache
-    apart = [rule for rule in source.rules if rule.weights is None and _quantizes(rule)]
+    apart = [rule for rule in source.rules if rule.weights is None and rule.has_activations]
     return ModelScheme((*apart, *grouped(meanings)), cache)
-
-
-def _quantizes(rule: Rule) -> bool:
-    """Whether inputs or outputs are quantized by a rule."""
-    return isinstance(rule.inputs, Activations) or isinstance(rule.outputs, Activations)
 
 
 def modules_of(choices: list[Choice]) -> dict[str, ScalingRecipe]:
@@ -243,7 +238,7 @@ def _named_high(checkpoint: Checkpoint) -> set[str]:
     return {
         one.pattern
         for rule in rules
-        if rule.weights is None and not _quantizes(rule)
+        if rule.weights is None and not rule.has_activations
         for one in rule.match
         if one.kind == "name"
     }
