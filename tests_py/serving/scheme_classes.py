@@ -2,6 +2,7 @@
 """Which of a serving program's classes a layer is to get, by the scheme of the checkpoint alone."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,14 @@ def linear() -> Any:
 LINEAR = [name for name in SOURCES if not name.startswith("MXFP4")]  # whose experts are one parameter of each layer
 
 
-def names_of_caches(to: str, folder: Path) -> list[str]:
-    """The stored names of the scales of keys and values of a model with an FP8 cache."""
+def check_names_of_caches(remap: Callable[[str, dict[str, Any]], Any], to: str, folder: Path) -> None:
+    """A program's loader turns the names of scales of keys and values into those of its layer of attention."""
     convert(quark_with_a_cache(folder / "quark"), folder / "cache", to)
-    return [one.name for one in breccia.scheme(folder / "cache").scales if one.of in ("k", "v")]
+    names = [one.name for one in breccia.scheme(folder / "cache").scales if one.of in ("k", "v")]
+    layer = "model.layers.0.self_attn.attn"
+    known = dict.fromkeys((f"{layer}.k_scale", f"{layer}.v_scale"))
+    assert len(names) == 2
+    assert {remap(name, known) for name in names} == set(known)
 
 
 def quark_with_a_cache(folder: Path) -> Path:
