@@ -201,9 +201,12 @@ def test_frameworks(framework):
 def test_what_is_refused():
     w, x = layer()
     h = (x.T @ x).astype(np.float32)
+    above = h.copy()
+    above[0, -1] = np.inf  # in the half that is not worked with
     for error, arguments, options, message in (
         (ValueError, (w, h[:-1, :-1], "int4"), {}, r"moments must be \(256, 256\) for w of shape \(24, 256\)"),
         (ValueError, (w, h * np.float32(np.nan), "int4"), {}, "moments must be finite"),
+        (ValueError, (w, above, "int4"), {}, "moments must be finite"),
         (ValueError, (w, -h, "int4"), {}, "moments must not be negative on the diagonal"),
         (ValueError, (w, h, "int4"), {"damp": 2}, "damp must be from 0 to 1"),
         (ValueError, (w, h, "int4"), {"order": "random"}, "order must be 'act' or 'natural', got 'random'"),

@@ -61,8 +61,8 @@ private:
         std::vector<float> scratch;
         const NumberMatrix m = matrix(index);
         for (std::int64_t i = 0; i < columns_; ++i) {
-            const float* row = m.read(kernels(), i, 0, i + 1, scratch);
-            for (std::int64_t j = 0; j <= i; ++j)
+            const float* row = m.read(kernels(), i, 0, columns_, scratch);
+            for (std::int64_t j = 0; j < columns_; ++j)
                 if (!is_finite(row[j])) throw_value("moments must be finite, got " + std::to_string(row[j]));
             if (row[i] < 0) throw_value("moments must not be negative on the diagonal, got " + std::to_string(row[i]));
             diagonals_.as<float>()[index * columns_ + i] = row[i];
